@@ -41,7 +41,7 @@ MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
 NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
 AGAIN = "run mask_candidates.py again"
 """For messages."""
-SUBJECTS: Mapping[str, str] = {
+SUBJECTS = {
     "format": "another version of asyncsgd",
     "tokenizer_sha256": "another tokenizer",
     "finder_key": "another finder",
@@ -69,15 +69,8 @@ class Found(NamedTuple):
     candidates: Sequence[np.ndarray]
 
 
-class _Process(NamedTuple):
-    """What a process needs to make chunks."""
-
-    find: Find
-    tokenizer: Tokenizer
-    device: str
-
-
-_process: _Process | None = None
+_process: tuple[Find, Tokenizer, str] | None = None
+"""What this process makes chunks with: a finder, a tokenizer and a device."""
 
 
 def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> None:
@@ -95,7 +88,7 @@ def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> No
         import torch
 
         torch.set_num_threads(1)  # bits depend on it, and processes share the cores
-    _process = _Process(find, Tokenizer.from_str(tokenizer), devices[number] if devices else "cpu")
+    _process = find, Tokenizer.from_str(tokenizer), devices[number] if devices else "cpu"
 
 
 def make_chunk(chunk: Chunk) -> None:
@@ -272,24 +265,22 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _statistics(corpus: Corpus, found: Found) -> dict[str, Any]:
     """How many candidates there are, and which."""
-    pieces = np.array([len(flags) for flags in found.candidates])
-    candidates = np.array([flags.sum() for flags in found.candidates])
-    train = len(corpus.train.texts)
-    sides = {}
-    for name, side in (("train", slice(train)), ("eval", slice(train, None))):
+    counts = np.array([(len(flags), flags.sum()) for flags in found.candidates])
+    train, sides = len(corpus.train.texts), {}
+    for name, (pieces, candidates) in (("train", counts[:train].T), ("eval", counts[train:].T)):
         sides[name] = {
-            "texts": len(pieces[side]),
-            "texts_without_candidates": int((candidates[side] == 0).sum()),
-            "pieces": int(pieces[side].sum()),
-            "candidate_pieces": int(candidates[side].sum()),
-            "candidate_share": float(candidates[side].sum() / max(pieces[side].sum(), 1)),
+            "texts": len(pieces),
+            "texts_without_candidates": int((candidates == 0).sum()),
+            "pieces": int(pieces.sum()),
+            "candidate_pieces": int(candidates.sum()),
+            "candidate_share": float(candidates.sum() / max(pieces.sum(), 1)),
         }
     terms = Counter(
         " ".join(text[start:end].lower().split())
         for text, spans in zip(corpus.train.texts, found.spans, strict=False)
         for start, end in zip(spans[::2], spans[1::2], strict=True)
     )
-    shares = candidates[:train] / np.maximum(pieces[:train], 1)
+    shares = counts[:train, 1] / np.maximum(counts[:train, 0], 1)
     return {
         **sides,
         "distinct_terms": len(terms),

@@ -44,39 +44,39 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 from asyncsgd.data.tables import check_columns, text_of
 from asyncsgd.errors import UsageError, reason
 
 BLOCK_CHARACTERS = 1_000_000
-LONGEST_LINE = 50_000_000
-"""Characters. A longer line is a file of another kind."""
-
 INPUT_KINDS = (".txt", ".txt.gz", ".parquet")
 OUTPUT_KINDS = (".txt", ".txt.gz")
 
-Map = Callable[[Callable[[list[str]], "Normalized"], Iterable[list[str]]], Iterator["Normalized"]]
-"""As `map`, in any number of processes."""
-
 _KEPT_FORMS = ("<super>", "<sub>", "<fraction>")
 _JOINERS = "\u200c\u200d"
-_SHORT_DASHES = "\u2010\u2011\u2012\u2013\u2212\ufe58\ufe63\uff0d"
-_LONG_DASHES = "\u2014\u2015"
-_SINGLE_QUOTES = "\u2018\u2019\u201a\u201b\u2039\u203a"
-_DOUBLE_QUOTES = "\u201c\u201d\u201e\u201f\u00ab\u00bb"
+_SEPARATORS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
+_SPACES = re.compile(r"\s{2,}|[^\S ]")
+_SIGNS = (
+    ("dashes", re.compile("[\u2010\u2011\u2012\u2013\u2212\ufe58\ufe63\uff0d]"), "-"),
+    ("dashes", re.compile("[\u2014\u2015]"), " - "),
+    ("quotes", re.compile("[\u2018\u2019\u201a\u201b\u2039\u203a]"), "'"),
+    ("quotes", re.compile("[\u201c\u201d\u201e\u201f\u00ab\u00bb]"), '"'),
+)
 _HYPHENATED = re.compile(r"(.*[^\W\d_])[-\u2010\u00ad]\s*", re.DOTALL)
 _REST_OF_WORD = re.compile(r"\s*(?!(?:and|or|to)\b)[^\W\d_]")
 
 
-@dataclass(frozen=True)
-class Normalized:
+class Normalized(NamedTuple):
     """Some lines, and what was changed in them, by kind."""
 
     lines: list[str]
     changes: Counter[str]
+
+
+Map = Callable[[Callable[[list[str]], Normalized], Iterable[list[str]]], Iterator[Normalized]]
+"""As `map`, in any number of processes."""
 
 
 def normalize(lines: list[str], *, lower: bool) -> Normalized:
@@ -86,8 +86,16 @@ def normalize(lines: list[str], *, lower: bool) -> Normalized:
     ['The electrolyte was 10 μm thick, 5-7 % H₂O']
     """
     changes: Counter[str] = Counter(lines_read=len(lines))
+    joined: list[str] = []
+    for line in lines:
+        hyphenated, rest = _HYPHENATED.fullmatch(joined[-1]) if joined else None, _REST_OF_WORD.match(line)
+        if hyphenated and rest and rest[0][-1].islower():
+            joined[-1] = hyphenated[1] + line.lstrip()
+            changes["hyphenations_joined"] += 1
+        else:
+            joined.append(line)
     normalized = []
-    for line in _joined(lines, changes):
+    for line in joined:
         changed = _normalized(line, lower, changes)
         changes["lines_changed"] += changed != line
         if changed or not line.strip():
@@ -98,50 +106,26 @@ def normalize(lines: list[str], *, lower: bool) -> Normalized:
     return Normalized(normalized, +changes)
 
 
-def _joined(lines: list[str], changes: Counter[str]) -> Iterator[str]:
-    kept: str | None = None
-    for line in lines:
-        if kept is None:
-            kept = line
-            continue
-        hyphenated = _HYPHENATED.fullmatch(kept)
-        rest = _REST_OF_WORD.match(line)
-        if hyphenated and rest and rest[0][-1].islower():
-            kept = hyphenated[1] + line.lstrip()
-            changes["hyphenations_joined"] += 1
-        else:
-            yield kept
-            kept = line
-    if kept is not None:
-        yield kept
-
-
 def _normalized(line: str, lower: bool, changes: Counter[str]) -> str:
-    line = _count(changes, "controls_removed", *_controls().subn("", _SEPARATORS.sub(" ", line)))
+    def replace(kind: str, pattern: re.Pattern[str], by: str | Callable[[re.Match[str]], str]) -> None:
+        nonlocal line
+        line, number = pattern.subn(by, line)
+        changes[kind] += number
+
+    line = _SEPARATORS.sub(" ", line)
+    replace("controls_removed", _controls(), "")
     if not line.isascii():
-        line = _count(changes, "characters_decomposed", *_decomposable().subn(lambda found: _expanded(found[0]), line))
-        line = _count(changes, "dashes", *_SHORT.subn("-", line))
-        line = _count(changes, "dashes", *_LONG.subn(" - ", line))
-        line = _count(changes, "quotes", *_SINGLE.subn("'", line))
-        line = _count(changes, "quotes", *_DOUBLE.subn('"', line))
+        replace("characters_decomposed", _decomposable(), lambda found: _expanded(found[0]))
+        for kind, pattern, by in _SIGNS:
+            replace(kind, pattern, by)
     if lower and (lowered := line.lower()) != line:
         changes["lines_lowered"] += 1
         line = lowered
     if not unicodedata.is_normalized("NFC", line):
         changes["lines_composed"] += 1
         line = unicodedata.normalize("NFC", line)
-    return _count(changes, "spaces", *_SPACES.subn(" ", line)).strip()
-
-
-def _count(changes: Counter[str], kind: str, text: str, number: int) -> str:
-    changes[kind] += number
-    return text
-
-
-_SEPARATORS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
-_SPACES = re.compile(r"\s{2,}|[^\S ]")
-_SHORT, _LONG = re.compile(f"[{_SHORT_DASHES}]"), re.compile(f"[{_LONG_DASHES}]")
-_SINGLE, _DOUBLE = re.compile(f"[{_SINGLE_QUOTES}]"), re.compile(f"[{_DOUBLE_QUOTES}]")
+    replace("spaces", _SPACES, " ")
+    return line.strip()
 
 
 @functools.cache
@@ -206,13 +190,15 @@ def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str,
         raise UsageError(f"{target} is the input itself; name another file to write")
     changes: Counter[str] = Counter()
     partial = target.with_name(target.name + ".partial")
-    work = functools.partial(normalize, lower=lower)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as raw, _compressed(raw, target) as out:
-            for block in mapped(work, _blocks(_lines(source, text_column))):
+        with open(partial, "wb") as raw:
+            # Without a name and a time in it, so that equal texts are equal files.
+            out = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if target.name.endswith(".gz") else raw
+            for block in mapped(functools.partial(normalize, lower=lower), _blocks(_lines(source, text_column))):
                 changes += block.changes
                 out.write("".join(line + "\n" for line in block.lines).encode())
+            out.close()
         os.replace(partial, target)
         report = dict(sorted(changes.items()))
         target.with_name(target.name + ".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -222,11 +208,6 @@ def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str,
         with contextlib.suppress(OSError):  # it has its own name now, or was never there
             partial.unlink()
     return report
-
-
-def _compressed(raw: BinaryIO, target: Path) -> BinaryIO | gzip.GzipFile:
-    # Without a name and a time in it, so that equal texts are equal files.
-    return gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if target.name.endswith(".gz") else raw
 
 
 def _blocks(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -255,9 +236,7 @@ def _lines(source: Path, text_column: str) -> Iterator[str]:
         elif source.name.endswith(INPUT_KINDS):
             opened = gzip.open if source.name.endswith(".gz") else open
             with opened(source, "rt", encoding="utf-8-sig", newline="\n") as text:
-                while line := text.readline(LONGEST_LINE):
-                    if len(line) == LONGEST_LINE:
-                        raise UsageError(f"{source} has a line of {LONGEST_LINE} characters or more; cut it into lines")
+                for line in text:
                     yield line.removesuffix("\n").removesuffix("\r")
         else:
             raise UsageError(f"{source} is of another kind; known are {', '.join(INPUT_KINDS)}")

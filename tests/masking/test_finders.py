@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
 from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.errors import UsageError
-from asyncsgd.masking.finders import ALL, Lexicon, describe_finders, log_likelihood_ratio, parse_finder
+from asyncsgd.masking.finders import Lexicon, log_likelihood_ratio, parse_finder
 from asyncsgd.masking.tagger import LONGEST_WINDOW, load, windows
 
 WORDS = ["the", "film", "of", "zirconia", "grows", "on", "nickel", "oxide", "at", "once"]
@@ -171,8 +171,6 @@ def test_models_that_tag_nothing_are_refused(tmp_path):
     ("finder", "message"),
     [
         ("nre:x", "unknown finder 'nre'; did you mean 'ner'"),
-        ("terms", "finder 'terms' needs file"),
-        ("terms:absent.txt", "there is no file or folder 'absent.txt'"),
         ("terms:empty.txt", "holds no term"),
         ("terms:latin.txt", "is not UTF-8"),
         ("keyness:pydocs,ratio=0", "ratio more than 0"),
@@ -184,13 +182,3 @@ def test_finders_that_cannot_be_meant_say_what_to_type(tmp_path, monkeypatch, fi
     Path("latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match=message):
         found(finder, [], tmp_path)
-
-
-def test_only_what_may_need_the_hub_asks_it(tmp_path):
-    names = ["ner:dslim/bert-base-NER", "keyness:hub:imdb", f"ner:{tmp_path}", "keyness", "terms:x"]
-    assert [parse_finder(name).asks_hub for name in names] == [True, True, False, False, False]
-
-
-def test_every_finder_is_explained():
-    text = describe_finders()
-    assert all(f"  {name} " in text for name in ALL)
