@@ -37,8 +37,6 @@ class Corpus:
     Args:
         name: ``"pydocs"``, the file's or folder's own name without its directory, or ``"hub:NAME[:CONFIG]"``; the
             names of joined sources with plus signs between them.
-        train: the documents to train on.
-        eval: the documents to evaluate on.
         fingerprint: 16 hexadecimal digits that change whenever a text, its label, its order, its side of the split or,
             for ``pydocs``, a package version changes.
         split: what `eval` is, where documents have labels: ``"test"`` or ``"validation"``.
@@ -79,9 +77,7 @@ def load_corpus(
             training texts, and the evaluation texts that each sets aside for itself.
         eval_data: a file or folder with the evaluation texts, or None. Of a folder that has ``train.*``, the
             ``validation.*`` files are read.
-        text_column: of tables and Hub data sets.
-        cache_dir: folder in which ``pydocs`` is kept between runs; made when needed.
-        eval_fraction: share of the documents to set aside.
+        cache_dir: folder in which ``pydocs`` is kept between runs.
 
     Raises:
         UsageError: the source is missing, empty, damaged or not text, has no column `text_column`, or leaves one side

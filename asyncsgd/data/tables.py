@@ -50,12 +50,8 @@ def joined_parts(data: str) -> list[str]:
 def existing_path(name: str, flag: str, *, pydocs: bool = True, kinds: Sequence[str] = KINDS) -> Path:
     """Return the absolute path of a file or folder that the user named with `flag`.
 
-    Args:
-        pydocs: whether ``pydocs`` could have been meant, for the message.
-        kinds: what files there may be, for the message.
-
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is none; `pydocs` and `kinds` are what else could have been meant.
     """
     path = Path(name).expanduser()
     if not name.strip() or not os.path.exists(path):
@@ -96,10 +92,8 @@ def sides_of(path: Path, kinds: Sequence[str] = KINDS) -> dict[str, list[Path]]:
 def read_texts(path: Path, text_column: str) -> list[str]:
     """Return the non-empty documents of one file, stripped, in the file's order.
 
-    A text file holds one document a line, or one a paragraph as soon as it has a blank line.
-
-    Args:
-        text_column: of a table.
+    A text file holds one document a line, or one a paragraph as soon as it has a blank line; a table has them in
+    `text_column`.
 
     Raises:
         UsageError: the file is unreadable, empty or damaged, or lacks the column.

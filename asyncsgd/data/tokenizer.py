@@ -43,11 +43,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     """Train a lower-casing BERT tokenizer; the same texts give the same vocabulary in every process.
 
     Args:
-        texts: the documents; read once.
-        vocab_size: the largest number of entries, special tokens included, at least 64. A small corpus gives fewer.
-
-    Returns:
-        A `transformers.BertTokenizer`, whose `save_pretrained` folder `AutoTokenizer.from_pretrained` reads.
+        vocab_size: the largest number of entries, special tokens included. A small corpus gives fewer.
 
     Raises:
         UsageError: `vocab_size` is below 64, or the texts hold nothing but spaces.
@@ -112,15 +108,10 @@ def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
 def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE tokenizer as GPT-2 has one; the same texts give the same vocabulary in every process.
 
-    Args:
-        texts: the documents; read once.
-        vocab_size: the largest number of entries, the 256 bytes and the end-of-text token included.
-
-    Returns:
-        A fast tokenizer that adds no special tokens; its ``eos_token`` is ``<|endoftext|>``.
+    It adds no special tokens; its ``eos_token`` is ``<|endoftext|>``.
 
     Raises:
-        UsageError: `vocab_size` is below 257.
+        UsageError: `vocab_size` is below 257, which the bytes and the end-of-text token take.
     """
     if vocab_size <= _NUM_BYTES:
         raise UsageError(f"a vocabulary of {vocab_size} entries is too small; use at least {_NUM_BYTES + 1}")
@@ -145,16 +136,8 @@ def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizer
 def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `model`: its own, or one trained on `corpus` for the models without one.
 
-    Args:
-        model: ``"tiny"`` or ``"small"`` (a WordPiece tokenizer trained on ``corpus.train`` and kept in `cache_dir`), a
-            local folder, or a Hub id.
-        corpus: the texts to train on; not read for the other models.
-        vocab_size: the size of a trained vocabulary; not used for the other models, which bring their own.
-        cache_dir: folder of the trained tokenizers; made when needed.
-
     Raises:
-        UsageError: there is no such tokenizer or the Hub is unreachable, or the tokenizer has no vocabulary, no mask
-            token or no fast implementation.
+        UsageError: as `pretrained_tokenizer` does, or the tokenizer has no mask token.
     """
     if model in TRAINED_HERE:
         return trained_tokenizer(corpus, vocab_size, cache_dir)
@@ -167,10 +150,7 @@ def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Pa
 def trained_tokenizer(
     corpus: Corpus, vocab_size: int, cache_dir: Path, train: TrainTokenizer = train_wordpiece
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that `train` makes of ``corpus.train``, kept in a folder of `cache_dir`.
-
-    The folder is the tokenizer's ``name_or_path``.
-    """
+    """Return the tokenizer that `train` makes of ``corpus.train``, kept in a folder, which is its ``name_or_path``."""
     import tokenizers
     from transformers import AutoTokenizer
 

@@ -84,7 +84,7 @@ class Span(NamedTuple):
 
 
 def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longest: int) -> list[Span]:
-    """The spans with the largest scores over all windows of a context, best first; each once.
+    """At most `number` spans with the largest scores over all windows of a context, best first; each once.
 
         score(i, j) = start_i + end_j,    i <= j < i + longest
 
@@ -93,8 +93,6 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
 
     Args:
         windows: of each window its first piece, and floats `(2, n)`: the logits of start and end at its pieces.
-        number: of spans, at most.
-        longest: the pieces of a span, at most.
 
     >>> start, end = [0.0, 3.0, 0.0], [0.0, 0.0, 2.0]
     >>> best_spans([(4, np.array([start, end]))], number=2, longest=2)
@@ -125,14 +123,10 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
 
 
 def at_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray, threshold: float) -> np.ndarray:
-    """The score of each question if the answer is given where its difference is at most `threshold`.
+    """The score of each question, `(Q,)`, if the answer is given where its difference is at most `threshold`.
 
     Args:
-        differences: float64 `(Q,)`, see the module.
-        answered, abstained: `(Q,)`, the score if the answer is given, and if none is.
-
-    Returns:
-        `(Q,)`, new.
+        answered, abstained: the score if the answer is given, and if none is.
 
     >>> at_threshold(np.array([-1.0, 2.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0]), 0.0).tolist()
     [1.0, 1.0]
@@ -144,21 +138,12 @@ def best_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.
     """The largest mean score of all thresholds, and the smallest threshold that has it.
 
     Thresholds between two neighbouring differences have one score, so the differences are tried, and one number below
-    them all, with which no answer is given. Questions with one difference go to one side. The arguments are those of
-    `at_threshold`.
-
-    Returns:
-        The mean score, and the threshold.
-
-    Raises:
-        ValueError: if there are no questions.
+    them all, with which no answer is given. Questions with one difference go to one side.
 
     >>> differences = np.array([-3.0, -2.0, 4.0, 9.0])
     >>> best_threshold(differences, np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0, 1.0]))
     (0.75, -3.0)
     """
-    if not len(differences):
-        raise ValueError("no threshold is the best of no questions")
     order = np.argsort(differences, kind="stable")
     ordered = differences[order]
     gains = np.cumsum((answered - abstained)[order])

@@ -151,18 +151,18 @@ class CausalLM(LanguageModel):
         return by_length(held_out, max(1, _EVALUATION_TOKENS // self.seq_len), self.eval_samples)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-        ids, positions = (samples.rows(name, numbers) for name in ("ids", "position_ids"))
-        longest = max(map(len, ids))
-        labels = []
-        for row, places in zip(ids, positions, strict=True):
-            following = np.append(row[1:], IGNORED)
-            following[:-1][places[1:] == 0] = IGNORED
-            labels.append(following)
-        batch = {"input_ids": pad(ids, self.known["end_id"]), "labels": pad(labels, IGNORED)}
+        import torch
+
+        input_ids = pad(samples.rows("ids", numbers), self.known["end_id"])
+        positions = pad(samples.rows("position_ids", numbers), 0)
+        labels = torch.full_like(input_ids, IGNORED)
+        # The first token of a document follows nothing, and neither does padding.
+        labels[:, :-1] = input_ids[:, 1:].where(positions[:, 1:] > 0, IGNORED)
+        batch = {"input_ids": input_ids, "labels": labels}
         if self.known["packed"]:
             # The padding is a document of its own.
-            whole = [np.append(places, np.arange(longest - len(places))) for places in positions]
-            batch["position_ids"] = pad(whole, 0)
+            behind = torch.arange(input_ids.shape[1]) - torch.from_numpy(samples.lengths[numbers])[:, None]
+            batch["position_ids"] = positions.where(behind < 0, behind)
         return batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -63,24 +63,6 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
 
     Raises:
         UsageError: for the first mistake. It names the parameter, module or method, and says what to change.
-
-    >>> from asyncsgd import TensorData, seeded
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Mean(Task):
-    ...     name = "mean"
-    ...     batch_size: int = 3
-    ...     def model(self, seed):
-    ...         with seeded(seed):
-    ...             return nn.Linear(1, 1)
-    ...     def data(self, seed):
-    ...         return TensorData(torch.arange(3.0), torch.arange(3.0), self.batch_size, seed)
-    ...     def outputs(self, model, batch):
-    ...         return model(torch.zeros(len(batch), 1))
-    ...     def loss(self, outputs, batch):
-    ...         return (outputs[:, 0] - batch).square().mean()
-    >>> checked = check(Mean(), processes=False)
-    >>> checked.num_parameters, checked.weight, dict(checked.num_evaluation_batches)
-    (2, 3.0, {'main': 1})
     """
     where = torch.device(device)
     sent = f"the task {type(task).__name__}", "keep the name of a file there, and load it in data() or model()"
@@ -295,7 +277,6 @@ class _Trial:
 
 @contextlib.contextmanager
 def _generators_restored(device: torch.device) -> Iterator[None]:
-    """Put the states of all global generators back afterwards."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

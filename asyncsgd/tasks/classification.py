@@ -25,9 +25,8 @@ from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.training import OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
-from asyncsgd.tasks import scores
+from asyncsgd.tasks import hatecheck, scores
 from asyncsgd.tasks.base import Sums, found
-from asyncsgd.tasks.hatecheck import hatecheck_files, hateful_labels, load_hatecheck
 from asyncsgd.tasks.text_task import START, Batch, Draw, EvaluationBatches, TextTask, by_length
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
@@ -124,20 +123,21 @@ class Classification(TextTask):
     def check_names(self) -> None:
         check_labelled(self.data_name, self.columns)
         if self.hatecheck is not None:
-            hatecheck_files(self.hatecheck)
+            hatecheck.hatecheck_files(self.hatecheck)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:
         limits = self.train_samples, self.eval_samples
         corpus = load_labelled(self.data_name, self.columns, cache_dir=cache, split=self.eval_split, limits=limits)
         if self.hatecheck is not None:
-            hateful_labels(self.hatecheck_positive, corpus)
-            load_hatecheck(self.hatecheck)
+            hatecheck.hateful_labels(self.hatecheck_positive, corpus)
+            hatecheck.load_hatecheck(self.hatecheck)
         return corpus
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         counts = np.bincount(_classes(corpus, "train"), minlength=len(corpus.labels))
-        hateful = hateful_labels(self.hatecheck_positive, corpus) if self.hatecheck is not None else ()
+        wanted = self.hatecheck is not None
+        hateful = hatecheck.hateful_labels(self.hatecheck_positive, corpus) if wanted else ()
         return {"labels": corpus.labels, "counts": counts.tolist(), "hateful": hateful}
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
@@ -215,16 +215,16 @@ class Classification(TextTask):
 
         from asyncsgd.tasks.base import to_device
 
-        cases = load_hatecheck(self.hatecheck)
+        cases = hatecheck.load_hatecheck(self.hatecheck)
         tokenizer = AutoTokenizer.from_pretrained(self.known["tokenizer"], trust_remote_code=False)
-        ids = _beginnings(cases.texts, tokenizer, self.seq_len)
+        ids = _beginnings([case.text for case in cases], tokenizer, self.seq_len)
         samples = Samples.of(ids=ids, labels=np.zeros(len(ids), dtype=np.int64))
         batches = EvaluationBatches(self.collate, samples, by_length(samples, self.eval_batch_size))
         device = next(model.parameters()).device
         outputs = [self.outputs(model, to_device(batches[index], device)) for index in range(len(batches))]
         predicted = np.empty(len(ids), dtype=np.int64)
         predicted[np.concatenate(batches.rows)] = np.concatenate([each.argmax(-1).cpu().numpy() for each in outputs])
-        return {"hatecheck": cases.scores(np.isin(predicted, self.known["hateful"]))}
+        return {"hatecheck": hatecheck.scores(cases, np.isin(predicted, self.known["hateful"]))}
 
 
 def _classes(corpus: Corpus, side: str) -> np.ndarray:

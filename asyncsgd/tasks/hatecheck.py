@@ -1,10 +1,14 @@
-"""HateCheck: functional tests of a hate-speech classifier, taken once at the end of its training."""
+"""HateCheck: functional tests of a hate-speech classifier, taken once at the end of its training and never learned.
+
+Röttger, Vidgen, Nguyen, Waseem, Margetts, Pierrehumbert: HateCheck: Functional Tests for Hate Speech Detection Models.
+ACL 2021.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,44 +16,36 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.tables import TABLES, existing_path, files_of, read_table, sides_of, text_of
 from asyncsgd.errors import UsageError, nearest
 
+_HATEFUL = {"0": False, "1": True, "non-hateful": False, "hateful": True}
 
-@dataclass(frozen=True)
-class HateCheck:
-    """Functional tests of a hate-speech classifier: short texts, each made to test one thing it should get right.
 
-    Röttger, Vidgen, Nguyen, Waseem, Margetts, Pierrehumbert: HateCheck: Functional Tests for Hate Speech Detection
-    Models. ACL 2021. Never to be trained on.
+class Case(NamedTuple):
+    """A short text, made to test one thing that a classifier should get right."""
+
+    functionality: str
+    """``slur_h``; those that end in ``_nh`` hold texts that are not hateful."""
+    text: str
+    hateful: bool
+
+
+def scores(cases: Sequence[Case], said_hateful: np.ndarray) -> dict[str, object]:
+    """Accuracy over all cases and per functionality, with their numbers of cases.
 
     Args:
-        texts: the cases.
-        functionalities: what each tests, ``slur_h``; those that end in ``_nh`` hold texts that are not hateful.
-        hateful: bool, whether each is hateful.
+        said_hateful: bool, what the classifier said of each case.
     """
+    right = said_hateful == np.array([case.hateful for case in cases])
+    of = np.array([case.functionality for case in cases])
 
-    texts: tuple[str, ...]
-    functionalities: tuple[str, ...]
-    hateful: np.ndarray
+    def of_cases(chosen: np.ndarray) -> dict[str, object]:
+        return {"accuracy": float(right[chosen].mean()), "num_cases": int(chosen.sum())}
 
-    def scores(self, said_hateful: np.ndarray) -> dict[str, object]:
-        """Accuracy over all cases and per functionality, with their numbers of cases.
-
-        Args:
-            said_hateful: bool, what the classifier said of each case.
-        """
-        right = said_hateful == self.hateful
-        of = np.array(self.functionalities)
-        return {
-            "accuracy": float(right.mean()),
-            "num_cases": len(right),
-            "functionalities": {
-                name: {"accuracy": float(right[of == name].mean()), "num_cases": int((of == name).sum())}
-                for name in sorted(set(self.functionalities))
-            },
-        }
+    names = sorted(set(of.tolist()))
+    return {**of_cases(np.ones_like(right)), "functionalities": {name: of_cases(of == name) for name in names}}
 
 
 def hatecheck_files(path: str) -> list[Path]:
-    """The files that hold the cases.
+    """The files that hold the cases: a file, or ``test.*`` in a folder.
 
     Raises:
         UsageError: if there are none.
@@ -61,28 +57,23 @@ def hatecheck_files(path: str) -> list[Path]:
     return files
 
 
-def load_hatecheck(path: str) -> HateCheck:
-    """Read the cases from a file, or from ``test.*`` in a folder: columns functionality, text and label.
+def load_hatecheck(path: str) -> list[Case]:
+    """Read the cases: columns functionality, text and label.
 
     Raises:
         UsageError: if there are none, or a label is neither 0 (non-hateful) nor 1 (hateful).
     """
-    rows = [
-        row
-        for file in hatecheck_files(path)
-        for row in read_table(file, dict.fromkeys(("functionality", "text", "label"), "a table with the column"))
-    ]
-    hateful = {"0": False, "1": True, "non-hateful": False, "hateful": True}
-    texts, functionalities, labels = [], [], []
-    for where, (functionality, text, label) in rows:
-        if str(label) not in hateful:
+    columns = dict.fromkeys(("functionality", "text", "label"), "a table with the column")
+    cases = []
+    for where, (functionality, text, label) in (
+        row for file in hatecheck_files(path) for row in read_table(file, columns)
+    ):
+        if str(label) not in _HATEFUL:
             raise UsageError(f"{where} label {label!r} is neither 0 (non-hateful) nor 1 (hateful)")
-        texts.append(text_of(where, "text", text))
-        functionalities.append(str(functionality))
-        labels.append(hateful[str(label)])
-    if not texts:
+        cases.append(Case(str(functionality), text_of(where, "text", text), _HATEFUL[str(label)]))
+    if not cases:
         raise UsageError(f"{path} holds no cases")
-    return HateCheck(tuple(texts), tuple(functionalities), np.array(labels))
+    return cases
 
 
 def hateful_labels(positive: str | None, corpus: Corpus) -> Sequence[int]:

@@ -188,7 +188,7 @@ class MaskedLM(LanguageModel):
     def masking(self, strategy: Strategy, share: float) -> Masking:
         """How rows are masked."""
         known = self.known
-        return Masking(strategy, share, known["mask_id"], known["vocabulary_size"], tuple(known["special_ids"]))
+        return _masking(strategy, share, known["mask_id"], known["vocabulary_size"], tuple(known["special_ids"]))
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         return self.masked(samples, numbers, draw, self.masking(self.strategy, self.mask_prob))
@@ -253,6 +253,9 @@ class MaskedLM(LanguageModel):
             "accuracy": sums["correct"] / sums["weight"],
             "perplexity": perplexity(sums["loss"] / sums["weight"]),
         }
+
+
+_masking = functools.lru_cache(maxsize=8)(Masking)  # it sorts a vocabulary when it is made
 
 
 def _masked_ids(batch: Batch) -> Tensor:

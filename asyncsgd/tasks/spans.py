@@ -78,17 +78,7 @@ class Tagging:
         return np.stack([first, last, kind[first]], axis=1)
 
     def counts(self, true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-        """Count spans by type.
-
-        Args:
-            true, predicted: int64 `(B, W)`, as `spans` takes them.
-
-        Returns:
-            int64 `(T, 3)`, new: true spans, predicted spans, and those that are in both.
-
-        Raises:
-            ValueError: if the two have different shapes.
-        """
+        """Count spans by type, int64 `(T, 3)`: true spans, predicted spans, and those that are in both."""
         if np.shape(true) != np.shape(predicted):
             raise ValueError(f"true tags {np.shape(true)} and predicted tags {np.shape(predicted)} must have one shape")
         true_spans, predicted_spans = self.spans(true), self.spans(predicted)

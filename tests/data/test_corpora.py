@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data import pydocs
@@ -28,18 +27,6 @@ def load(data, cache_dir, **changed):
 def lines(path, *texts):
     path.write_text("".join(text + "\n" for text in texts))
     return path
-
-
-@settings(deadline=None, max_examples=25)
-@given(texts=st.lists(WORDS, max_size=30), random=st.randoms(use_true_random=False))
-def test_the_side_of_a_document_does_not_depend_on_the_other_documents_or_their_order(texts, random):
-    train, held_out = split_documents(Documents(tuple(texts), None), 0.5)
-    shuffled = random.sample(texts, len(texts))
-    train_again, held_out_again = split_documents(Documents(tuple(shuffled), None), 0.5)
-    alone = [text for text in texts if split_documents(Documents((text,), None), 0.5)[1].texts]
-    assert sorted(train.texts) == sorted(train_again.texts)
-    assert sorted(held_out.texts) == sorted(held_out_again.texts)
-    assert list(held_out.texts) == alone
 
 
 def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_eval_fraction():
@@ -120,15 +107,6 @@ def test_a_folder_with_train_and_validation_files_is_not_split_and_its_test_file
     assert (corpus.train.texts, corpus.eval.texts) == (("a", "b"), ("v",))
     own = load(tmp_path / "extra.txt", tmp_path, eval_data=str(tmp_path))
     assert (own.train.texts, own.eval.texts) == (("e",), ("v",))
-
-
-@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared data sets are not beside this checkout")
-@pytest.mark.parametrize("name", ["wiki_paragraphs/small", "hate_davidson/small"])
-def test_published_splits_are_read_and_kept_apart(tmp_path, name):
-    corpus = load(SHARED_DATA / name, tmp_path)
-    assert corpus.name == "small"
-    assert set(corpus.train.texts).isdisjoint(corpus.eval.texts)
-    assert set(corpus.eval.texts) == set(read_texts(SHARED_DATA / name / "validation.parquet", "text"))
 
 
 @pytest.mark.parametrize(
@@ -264,20 +242,6 @@ def test_the_pydocs_cache_is_read_back_as_written(packages, monkeypatch, tmp_pat
     assert load_pydocs(tmp_path / "new") == documents
     monkeypatch.setattr(pydocs, "_package_folders", dict)
     assert load_pydocs(tmp_path / "new") == documents
-
-
-@pytest.mark.slow
-def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(tmp_path):
-    corpus = load("pydocs", tmp_path, eval_fraction=0.05)
-    texts = corpus.train.texts + corpus.eval.texts
-    assert corpus.name == "pydocs"
-    assert len(texts) > 10_000
-    assert sum(map(len, texts)) > 6_000_000
-    assert len({text.lower() for text in texts}) == len(texts)
-    assert set(corpus.train.labels) == set(corpus.eval.labels) == {"stdlib", "numpy", "scipy", "pandas"}
-    assert len(corpus.train.labels) == len(corpus.train.texts)
-    assert 0.04 < len(corpus.eval.texts) / len(texts) < 0.06
-    assert not any(">>>" in text for text in texts[::50])
 
 
 LINES = [f"line number {number} of the first text" for number in range(200)]

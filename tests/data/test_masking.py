@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample
 from asyncsgd.data.order import RUN, Order
-from asyncsgd.data.random import Purpose, dropout_seed, generator
+from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples
 from asyncsgd.tasks.masked_lm import MaskedLM
 
@@ -76,13 +76,6 @@ def positions(batch):
     return (batch["labels"].flatten() != -100).nonzero().flatten().numpy()
 
 
-def test_dropout_seeds_differ_between_all_batches_streams_and_seeds_and_fit_torch():
-    seeds = [dropout_seed(seed, stream, index) for seed in range(5) for stream in range(5) for index in range(40)]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert dropout_seed(3, 1, 7) == int(generator(3, Purpose.DROPOUT, 1, 7).integers(2**63))
-
-
 def test_every_purpose_stream_and_position_has_random_numbers_of_its_own():
     firsts = [
         generator(seed, purpose, stream, position).random()
@@ -133,18 +126,6 @@ def test_the_lengths_of_two_runs_of_an_epoch_do_not_interleave(num_samples, batc
         spans.append((drawn.min(), drawn.max()))
     spans.sort()
     assert all(shorter[1] <= longer[0] for shorter, longer in itertools.pairwise(spans))
-
-
-def test_an_order_at_random_does_not_look_at_lengths():
-    lengths = np.arange(640)
-    mixed, blind = (Order(each, 8, 0, 0, by_length=False) for each in (lengths, lengths[::-1]))
-    means = []
-    for index in range(mixed.batches_per_epoch):
-        assert np.array_equal(mixed.samples(index), blind.samples(index))
-        means.append(lengths[mixed.samples(index)].mean())
-    # 8 of 640 at random: their means lie about 319.5 with SD 65; in runs of one length they would have SD 185.
-    assert np.std(means) < 100
-    assert np.std([lengths[Order(lengths, 8, 0, 0).samples(index)].mean() for index in range(80)]) > 150
 
 
 def test_another_epoch_has_another_order_and_leaves_out_other_samples():
@@ -223,13 +204,6 @@ def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(leng
     assert all(chosen[word].all() or not chosen[word].any() for word in words)
     if (draws[[word[0] for word in words]] < probability).any():
         assert [bool(chosen[word[0]]) for word in words] == [bool(draws[word[0]] < probability) for word in words]
-
-
-def test_where_no_token_is_drawn_the_one_with_the_smallest_draw_is_masked():
-    sample = Sample(np.arange(20), np.ones(20, dtype=bool))
-    for strategy in (ByToken(), ByWord()):
-        chosen = strategy.choose(sample, 1e-9, np.random.default_rng(0))
-        assert np.flatnonzero(chosen).tolist() == [np.random.default_rng(0).random(20).argmin()]
 
 
 @pytest.mark.parametrize(("mask", "sha256"), [("token", "287d337576463501"), ("word", "bba2709eba44fb40")])

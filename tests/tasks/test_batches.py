@@ -6,8 +6,6 @@ import collections
 import dataclasses
 import pickle
 import types
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -22,22 +20,6 @@ from asyncsgd.tasks.base import row_counts, split_rows, tensors_in, to_device
 from asyncsgd.tasks.tensors import TensorData
 
 
-class ReadOnly(Mapping[str, Any]):
-    """A mapping of somebody's own."""
-
-    def __init__(self, values):
-        self._values = dict(values)
-
-    def __getitem__(self, key):
-        return self._values[key]
-
-    def __iter__(self):
-        return iter(self._values)
-
-    def __len__(self):
-        return len(self._values)
-
-
 def default(values):
     return collections.defaultdict(list, values)
 
@@ -49,7 +31,6 @@ MAPPINGS = {
     "UserDict": collections.UserDict,
     "BatchEncoding": BatchEncoding,
     "MappingProxyType": types.MappingProxyType,
-    "ReadOnly": ReadOnly,
 }
 every_mapping = pytest.mark.parametrize("kind", MAPPINGS.values(), ids=MAPPINGS)
 

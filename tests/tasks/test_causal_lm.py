@@ -30,7 +30,6 @@ from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard, evaluating, measured
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.causal_lm import CausalLM, pack
-from asyncsgd.tasks.text_task import IGNORED
 
 SEQ_LEN, BATCH_SIZE, VOCABULARY = 24, 4, 304
 CPU = torch.device("cpu")
@@ -134,14 +133,6 @@ def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task):
         batch, lengths = whole_side(any_task, side), any_task.samples(side).lengths
         found = Counter(tuple(batch["input_ids"][row, a:b].tolist()) for row, a, b in documents_in(batch, lengths))
         assert found == Counter(tuple(ids.tolist()) for ids in documents_of(any_task, side))
-
-
-def test_every_token_but_the_first_of_its_document_is_predicted_once(any_task):
-    batch = whole_side(any_task, "train")
-    documents = documents_of(any_task, "train")
-    expected = Counter(token for ids in documents for token in ids[1:].tolist())
-    assert Counter(batch["labels"][batch["labels"] != IGNORED].tolist()) == expected
-    assert any_task.weight(batch) == sum(len(ids) - 1 for ids in documents)
 
 
 @given(st.lists(st.integers(1, 20), max_size=40))
@@ -263,23 +254,6 @@ def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_docum
     batch = begins.data(0).batch(0, 0)
     assert set(batch["input_ids"][batch["position_ids"] == 0].tolist()) == {task.known["end_id"]}
     assert batch["input_ids"].shape[1] <= SEQ_LEN
-
-
-def without(folder, name):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[name]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def test_a_checkpoint_that_lacks_weights_is_refused_by_their_name(task, root, tmp_path):
-    folder = saved(task, gpt2(), tmp_path / "model")
-    without(tmp_path / "model", "transformer.h.1.mlp.c_fc.weight")
-    with pytest.raises(
-        UsageError, match=r"1 of \d+ tensors is missing, e.g. transformer.h.1.mlp.c_fc.weight.*tiny-gpt"
-    ):
-        prepared(root, model_name=folder)
 
 
 def test_an_encoder_which_sees_what_it_is_to_predict_is_refused(task, root, tmp_path):

@@ -104,15 +104,6 @@ def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus
 
 
 @every_architecture
-def test_only_the_masked_positions_get_logits(architecture):
-    batch = batch_of()
-    logits = TASK.outputs(model_of(architecture), batch)
-    assert logits.shape == (int(masked(batch).sum()), VOCABULARY)
-    plain = model_of(architecture)(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    torch.testing.assert_close(logits, plain.flatten(0, 1)[masked(batch)], rtol=1e-5, atol=1e-5)
-
-
-@every_architecture
 def test_the_model_itself_still_gives_logits_everywhere_to_others(architecture):
     model, batch = model_of(architecture), batch_of()
     loss_of(model, batch)
@@ -130,18 +121,6 @@ def test_sums_are_those_of_float64_without_dropout(architecture):
     assert sums["loss"] == pytest.approx(float(functional.cross_entropy(logits, labels, reduction="sum")), rel=1e-6)
     assert sums["correct"] == int((logits.argmax(-1) == labels).sum())
     assert sums["weight"] == len(labels)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluating_leaves_the_modes_the_gradients_and_the_generator_of_the_model_as_they_were(training):
-    model = model_of(bert, dropout=0.5).train(training)
-    model.base_model.embeddings.eval()  # frozen by somebody
-    modes, state = [module.training for module in model.modules()], torch.random.get_rng_state()
-    first = sums_of(model, batch_of())
-    assert [module.training for module in model.modules()] == modes
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert sums_of(model, batch_of()) == first
 
 
 @pytest.mark.parametrize(
