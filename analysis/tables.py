@@ -255,12 +255,12 @@ def latex(table: pd.DataFrame, name: str, title: str = "") -> str:
     """A LaTeX table with booktabs' rules, small, so that `paper` fits a column of one; no cell can be a command."""
     style = text(table).style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
     caption = _escaped(title or name)
-    columns = r"@{}p{0.3\columnwidth}rrrp{0.2\columnwidth}@{}" if list(table) == PAPER else None
+    columns = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}" if list(table) == PAPER else None
     written = style.to_latex(
         hrules=True, column_format=columns, label=f"tab:{name}", caption=caption, position_float="centering"
     )
     written = written.replace(r"\_", r"\_\allowbreak ")
-    return written.replace("\\centering", "\\centering\\footnotesize\\sloppy\\setlength{\\tabcolsep}{2pt}", 1)
+    return written.replace("\\centering", "\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}", 1)
 
 
 def _escaped(words: str) -> str:
