@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.statistics.intervals import Interval, Refused, check_level, finite_table, without_nan
+from analysis.statistics.intervals import Interval, Refused
 
 MINIMUM_TASKS = 3
 MINIMUM_RUNS = 15
@@ -48,7 +48,7 @@ def score_distribution(scores: ArrayLike, thresholds: ArrayLike) -> NDArray[nump
     >>> score_distribution([[0.2, 0.4], [0.6, 0.8]], [0.0, 0.4, 0.9]).tolist()
     [1.0, 0.5, 0.0]
     """
-    values = finite_table(scores, "scores", "runs", "tasks").ravel()
+    values = numpy.ravel(scores)
     return (values[:, None] > numpy.asarray(thresholds, dtype=numpy.float64)).mean(axis=0)
 
 
@@ -65,14 +65,10 @@ def performance_profile(
         generator: draws the seeds.
     Returns:
         Pairs of threshold and share, `n` being the number of runs; without ends below 3 tasks or 15 runs.
-    Raises:
-        ValueError: for scores that are not finite.
-
     >>> [(score, f"{share:.2f}") for score, share in performance_profile([[2, 1], [2, 4]], numpy.random.default_rng(0))]
     [(1.0, '0.75'), (2.0, '0.25'), (4.0, '0.00')]
     """
-    check_level(level, "level")
-    table = finite_table(scores, "scores", "seeds", "tasks")
+    table = numpy.asarray(scores, float)
     thresholds = numpy.unique(table)
     shares = score_distribution(table, thresholds).tolist()
     lows: Sequence[float | None] = [None] * len(shares)
@@ -95,9 +91,7 @@ def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
     >>> round(mean_improvement([[1, 2], [2, 2], [1, 1], [2, 1]], [[1, 1], [2, 2], [3, 3]]), 6)
     0.333333
     """
-    ours, theirs = finite_table(x, "x", "runs", "tasks"), finite_table(y, "y", "runs", "tasks")
-    if ours.shape[1] != theirs.shape[1]:
-        raise ValueError(f"x has {ours.shape[1]} tasks and y {theirs.shape[1]}; give the same tasks in the same order")
+    ours, theirs = numpy.asarray(x, float), numpy.asarray(y, float)
     shares = [probability_of_improvement(a, b) for a, b in zip(ours.T, theirs.T, strict=True)]
     return math.fsum(shares) / len(shares)
 
@@ -120,17 +114,11 @@ def stratified_bootstrap(
         generator: draws the seeds.
     Returns:
         The interval, `n` being the number of runs of one method; `Refused` below 3 tasks or 15 runs of each method.
-    Raises:
-        ValueError: for tables of different shapes, or scores that are not finite.
-
     >>> scores = numpy.arange(15.0).reshape(5, 3)
     >>> stratified_bootstrap([scores], iqm, numpy.random.default_rng(0)).estimate
     7.0
     """
-    check_level(level, "level")
-    if not tables:
-        raise ValueError("give one table of scores per method")
-    scores = numpy.stack([finite_table(table, "scores", "seeds", "tasks") for table in _same_shape(tables)])
+    scores = numpy.stack([numpy.asarray(table, float) for table in tables])
     refused = _too_few(scores[0])
     if refused is not None:
         return refused
@@ -160,13 +148,6 @@ def _resampled(
     columns = numpy.arange(num_tasks)
     for chosen in generator.integers(0, num_seeds, size=(resamples, num_seeds, num_tasks)):
         yield ordered[:, chosen, columns]
-
-
-def _same_shape(tables: Sequence[ArrayLike]) -> list[NDArray[numpy.float64]]:
-    arrays = [numpy.asarray(table, dtype=numpy.float64) for table in tables]
-    if len({array.shape for array in arrays}) > 1:
-        raise ValueError(f"tables of one shape are needed, seeds x tasks; got {[array.shape for array in arrays]}")
-    return arrays
 
 
 def performance_score(times: ArrayLike) -> tuple[float, ...] | Refused:
@@ -211,6 +192,6 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
     References:
         Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021.
     """
-    one, other = without_nan(x, "x"), without_nan(y, "y")
+    one, other = numpy.asarray(x, float), numpy.asarray(y, float)
     halves = 2 * int((one[:, None] > other).sum()) + int((one[:, None] == other).sum())
     return halves / (2 * len(one) * len(other))

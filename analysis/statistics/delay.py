@@ -6,17 +6,16 @@ A delay is the count of updates between the read and the application of a gradie
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import optimize, stats
 
-from analysis.statistics.intervals import check_level, finite_table, finite_values
-
-ON_THE_EDGE = 1e-12
-"""Of the squares that are compared: a mean exactly at the end of its interval belongs to it, whatever the rounding."""
+STEPS = 400
+"""Points between two measured delays at which the interval is looked at; its ends are then found exactly."""
+ON_THE_EDGE = 1e-24
+"""Of the largest square: a mean exactly at the end of its interval belongs to it, whatever the rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +39,17 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
 
     Between measured delays every seed's value is linear in log2(delay + 1). `at` is where their mean first goes from
     below 0 to 0 or above. The interval inverts the t test: delay x belongs to it when the t interval of the seeds'
-    values at x contains 0, that is mean(x)^2 <= t^2 var(x) / S, a quadratic inequality between neighbouring delays,
-    solved exactly. It needs no approximation of a ratio and it may be unbounded, as Fieller's may. Its `level` holds at
-    every delay taken by itself, and for the crossing point where the mean crosses once and is linear between delays.
+    values at x contains 0. It needs no approximation of a ratio and it may be unbounded, as Fieller's may. Its `level`
+    holds at every delay taken by itself, and for the crossing point where the mean crosses once and is linear between
+    delays.
 
     Args:
         positions: two or more delays (K), all different, 0 or more, in any order.
         table: log(treatment time / reference time) of every seed (S x K); below 0 the treatment is faster.
+
     Returns:
         The crossing point; without ends for one seed.
+
     Raises:
         ValueError: for values that are not finite (restrict times to the budget first), negative or repeated delays.
 
@@ -56,136 +57,67 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     >>> round(found.at, 6), found.low == found.at
     (1.828427, True)
     """
-    delays = finite_values(positions, "positions")
-    values = finite_table(table, "table", "seeds", "delays")
-    check_level(level, "level")
-    if values.shape[1] != len(delays):
-        raise ValueError(f"the table has {values.shape[1]} columns for {len(delays)} delays")
+    delays, values = numpy.asarray(positions, float), numpy.asarray(table, float)
+    if values.ndim != 2 or values.shape[1] != len(delays) or not numpy.isfinite(values).all():
+        raise ValueError(f"the table must be seeds x {len(delays)} delays, all finite; got {values.tolist()}")
     if len(delays) < 2 or (delays < 0).any() or len(numpy.unique(delays)) < len(delays):
         raise ValueError(f"a crossing needs two or more delays, all different and 0 or more, got {delays.tolist()}")
     order = numpy.argsort(delays)
     delays, values = delays[order], values[:, order]
     means = numpy.array([math.fsum(column) / len(column) for column in values.T])
-    ups, downs = _changes(means)
-    at = _zero(delays, means, ups[0]) if ups else None
-    crossings = tuple(_zero(delays, means, k) for k in sorted(ups + downs))
-    notes = [_about_the_mean(delays, means, ups, downs, at)]
-    low = high = None
-    if len(values) < 2:
-        notes.append("one seed gives no interval")
-    else:
-        pieces = _not_excluded(values, level)
-        low, high, note = _ends(delays, pieces, level)
-        notes.append(note)
-    return CrossingPoint(at, low, high, "; ".join(note for note in notes if note), crossings)
-
-
-def _changes(means: NDArray[numpy.float64]) -> tuple[list[int], list[int]]:
-    """Indices k such that the mean goes from below 0 to at least 0 between k and k + 1; and the other way round."""
     below = means < 0
-    ups = [int(k) for k in numpy.flatnonzero(below[:-1] & ~below[1:])]
-    downs = [int(k) for k in numpy.flatnonzero(~below[:-1] & below[1:])]
-    return ups, downs
-
-
-def _zero(delays: NDArray[numpy.float64], means: NDArray[numpy.float64], k: int) -> float:
-    if means[k + 1] == 0:
-        return float(delays[k + 1])
-    return _delay(delays, k, float(means[k] / (means[k] - means[k + 1])))
-
-
-def _delay(delays: NDArray[numpy.float64], k: int, share: float) -> float:
-    """The delay at `share` of the way from the k-th to the next, in log2(delay + 1)."""
-    if share <= 0 or share >= 1:
-        return float(delays[k] if share <= 0 else delays[k + 1])
-    begin, end = math.log2(delays[k] + 1), math.log2(delays[k + 1] + 1)
-    return 2.0 ** (begin + share * (end - begin)) - 1
-
-
-def _about_the_mean(
-    delays: NDArray[numpy.float64], means: NDArray[numpy.float64], ups: list[int], downs: list[int], at: float | None
-) -> str:
+    changes = numpy.flatnonzero(below[:-1] != below[1:])
+    x = numpy.log2(delays + 1)
+    zeros = [float(x[k] + means[k] / (means[k] - means[k + 1]) * (x[k + 1] - x[k])) for k in changes]
+    crossings = tuple(float(2.0**zero - 1) for zero in zeros)
+    rises = [crossing for k, crossing in zip(changes, crossings, strict=True) if below[k]]
     first, last = f"{delays[0]:g}", f"{delays[-1]:g}"
-    if at is None:
-        if (means < 0).all():
-            return f"the mean shows an advantage at every measured delay, up to {last}"
-        if (means >= 0).all():
-            return f"the mean shows no advantage at any measured delay, from {first} on"
-        return f"the mean shows no advantage at delay {first} and gains one by {last}, which it does not lose again"
-    if len(ups) + len(downs) > 1:
-        times = len(ups) + len(downs)
-        return f"the mean crosses 0 {times} times, {len(ups)} of them from below; this is the first of those"
-    return ""
+    if below.all():
+        told = f"the mean shows an advantage at every measured delay, up to {last}"
+    elif not below.any():
+        told = f"the mean shows no advantage at any measured delay, from {first} on"
+    elif not rises:
+        told = f"the mean shows no advantage at delay {first} and gains one by {last}, which it does not lose again"
+    else:
+        counts = f"the mean crosses 0 {len(crossings)} times, {len(rises)} of them from below"
+        told = f"{counts}; this is the first of those" * (len(crossings) > 1)
+    low = high = None
+    note = "one seed gives no interval"
+    if len(values) > 1:
+        low, high, note = _not_excluded(x, values, zeros, level)
+    return CrossingPoint(rises[0] if rises else None, low, high, "; ".join(filter(None, (told, note))), crossings)
 
 
-def _not_excluded(values: NDArray[numpy.float64], level: float) -> list[tuple[int, float, float]]:
-    """Where the t interval of the interpolated values contains 0: (k, from, to) in shares of the way from k to k + 1.
-
-    Pieces of neighbouring segments touch and are not joined.
-    """
-    num_seeds, num_delays = values.shape
-    factor = float(stats.t.ppf((1 + level) / 2, num_seeds - 1)) ** 2 / num_seeds
-    pieces = []
-    for k in range(num_delays - 1):
-        begin, change = values[:, k], values[:, k + 1] - values[:, k]
-        m, dm = math.fsum(begin) / num_seeds, math.fsum(change) / num_seeds
-        freedom = num_seeds - 1
-        variance = math.fsum((begin - m) ** 2) / freedom
-        covariance = math.fsum((begin - m) * (change - dm)) / freedom
-        change_variance = math.fsum((change - dm) ** 2) / freedom
-        # mean(u)^2 - factor var(u) = a u^2 + 2 b u + c, u in [0, 1]
-        a, b, c = dm * dm - factor * change_variance, m * dm - factor * covariance, m * m - factor * variance
-        size = m * m + dm * dm + factor * (variance + change_variance)
-        pieces += [(k, low, high) for low, high in _at_most_zero(a, b, c, ON_THE_EDGE * size)]
-    return pieces
-
-
-def _at_most_zero(a: float, b: float, c: float, tolerance: float) -> list[tuple[float, float]]:
-    """The parts of [0, 1] where a u^2 + 2 b u + c is at most 0, up to `tolerance`."""
-
-    def inside(u: float) -> bool:
-        return a * u * u + 2 * b * u + c <= tolerance
-
-    roots: list[float] = []
-    if abs(a) > tolerance:
-        discriminant = b * b - a * c
-        if abs(discriminant) <= tolerance * (abs(a) + abs(b) + abs(c)):
-            roots = [-b / a]
-        elif discriminant > 0:
-            # the sum that does not cancel, and the product of the roots for the other
-            q = -(b + math.copysign(math.sqrt(discriminant), b))
-            roots = [q / a, c / q]
-    elif abs(b) > tolerance:
-        roots = [-c / (2 * b)]
-    marks = [0.0, *sorted(root for root in roots if 0 < root < 1), 1.0]
-    found = [(u, v) for u, v in itertools.pairwise(marks) if inside((u + v) / 2)]
-    # points that touch without a stretch beside them: a double root, or an end
-    found += [(u, u) for u in marks if inside(u) and not any(v <= u <= w for v, w in found)]
-    return sorted(found)
-
-
-def _ends(
-    delays: NDArray[numpy.float64], pieces: list[tuple[int, float, float]], level: float
+def _not_excluded(
+    x: NDArray[numpy.float64], values: NDArray[numpy.float64], zeros: list[float], level: float
 ) -> tuple[float | None, float | None, str]:
+    """The smallest and the largest delay whose t interval contains 0, and what limits them in words."""
+    freedom = len(values) - 1
+    factor = float(stats.t.ppf((1 + level) / 2, freedom)) ** 2 / len(values)
+    edge = ON_THE_EDGE * float((values**2).max())
+
+    def excess(at: float | NDArray[numpy.float64]) -> NDArray[numpy.float64]:
+        """Above 0 where the interval leaves 0 out: mean^2 - t^2 var / S."""
+        there = numpy.array([numpy.interp(at, x, row) for row in values])
+        return there.mean(axis=0) ** 2 - factor * there.var(axis=0, ddof=1) - edge
+
+    grid = numpy.unique([*x, *zeros, *numpy.interp(numpy.linspace(0, len(x) - 1, STEPS * len(x)), range(len(x)), x)])
+    inside = excess(grid) <= 0
+    kept = numpy.flatnonzero(inside)
     percent = f"{100 * level:g} %"
-    if not pieces:
+    if not len(kept):
         return None, None, f"no measured or interpolated delay has a {percent} interval that contains 0"
-    begins = [_delay(delays, k, low) for k, low, _ in pieces]
-    finishes = [_delay(delays, k, high) for k, _, high in pieces]
-    low, high = min(begins), max(finishes)
-    notes = []
-    joined = sum(
-        begin > finish * (1 + 1e-9) + 1e-9
-        for finish, begin in zip(numpy.maximum.accumulate(finishes), begins[1:], strict=False)
-    )
-    if joined:
-        notes.append(f"the {percent} set has {joined + 1} parts; the interval spans them")
-    lowest: float | None = low
-    highest: float | None = high
-    if low <= delays[0]:
-        lowest = None
-        notes.append(f"the {percent} interval begins at or before delay {delays[0]:g}, the first measured")
-    if high >= delays[-1]:
-        highest = None
-        notes.append(f"the {percent} interval ends at or beyond delay {delays[-1]:g}, the last measured")
-    return lowest, highest, "; ".join(notes)
+    parts = 1 + int((numpy.diff(kept) > 1).sum())
+    notes = [f"the {percent} set has {parts} parts; the interval spans them"] * (parts > 1)
+    ends: list[float | None] = []
+    beside = [False, *inside, False]
+    for end, outwards, where in ((kept[0], -1, "begins at or before"), (kept[-1], 1, "ends at or beyond")):
+        if not 0 <= (beyond := end + outwards) < len(grid):
+            ends.append(None)
+            which = "first" if outwards < 0 else "last"
+            notes.append(f"the {percent} interval {where} delay {2.0 ** grid[end] - 1:g}, the {which} measured")
+            continue
+        alone = not beside[end + 1 - outwards]
+        edge_at = grid[end] if alone else optimize.brentq(excess, grid[end], grid[beyond], xtol=1e-14)
+        ends.append(float(2.0**edge_at - 1))
+    return ends[0], ends[1], "; ".join(notes)

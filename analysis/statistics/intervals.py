@@ -109,41 +109,6 @@ def finite_values(values: ArrayLike, name: str = "values") -> NDArray[numpy.floa
     return vector
 
 
-def finite_table(table: ArrayLike, name: str, rows: str, columns: str) -> NDArray[numpy.float64]:
-    """Return `table` as a float64 matrix of finite numbers; `rows` and `columns` say in the message what they are."""
-    matrix = numpy.asarray(table, dtype=numpy.float64)
-    if matrix.ndim != 2 or matrix.size == 0:
-        raise ValueError(f"{name} must be a table of {rows} x {columns}; got an array of shape {matrix.shape}")
-    bad = numpy.argwhere(~numpy.isfinite(matrix))
-    if len(bad):
-        row, column = (int(index) for index in bad[0])
-        raise ValueError(f"{name}[{row}, {column}] is {matrix[row, column]}; only finite numbers can be used")
-    return matrix
-
-
-def without_nan(values: ArrayLike, name: str) -> NDArray[numpy.float64]:
-    """Return `values` as a vector of float64 that may hold infinities; nan, which compares with nothing, is refused."""
-    vector = numpy.asarray(values, dtype=numpy.float64)
-    if vector.ndim != 1 or vector.size == 0:
-        raise ValueError(f"{name} must be a list of numbers; got an array of shape {vector.shape}")
-    bad = numpy.flatnonzero(numpy.isnan(vector))
-    if bad.size:
-        raise ValueError(f"{name}[{bad[0]}] is nan; give inf for a run that never got there, or leave its pair out")
-    return vector
-
-
-def check_paired(num_treatment: int, num_reference: int) -> None:
-    if num_treatment != num_reference:
-        raise ValueError(
-            f"{num_treatment} treatment and {num_reference} reference values are no pairs; give the seeds both have"
-        )
-
-
-def check_level(alpha: float, name: str = "alpha") -> None:
-    if not 0 < alpha < 1:
-        raise ValueError(f"{name} must lie between 0 and 1, got {alpha}")
-
-
 def mean_and_sd(values: NDArray[numpy.float64]) -> tuple[float, float]:
     """Mean and standard deviation (n - 1; nan for one value), the same bits in any order of `values`."""
     mean = math.fsum(values) / len(values)
@@ -169,7 +134,6 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     '2.00 [-0.484, 4.48]'
     """
     sample = finite_values(values)
-    check_level(level, "level")
     n = len(sample)
     mean, sd = mean_and_sd(sample)
     if n < 2:

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from analysis.statistics.intervals import Interval, check_paired, finite_values, t_interval
+from analysis.statistics.intervals import Interval, finite_values, t_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,9 @@ def speed_up(before: Sequence[float], after: Sequence[float]) -> SpeedUp:
     (2.0, 2.0, 4.0, '2.52 [0.93, 6.81]')
     """
     slow, fast = finite_values(before, "before"), finite_values(after, "after")
-    check_paired(len(fast), len(slow))
     if min(slow.min(), fast.min()) <= 0:
         raise ValueError(f"rates must lie above 0, got {min(slow.min(), fast.min())}")
-    ratios = [float(ratio) for ratio in fast / slow]
+    ratios = [float(one / other) for one, other in zip(fast, slow, strict=True)]
     interval = t_interval([math.log(ratio) for ratio in ratios]).mapped(math.exp)
     return SpeedUp(statistics.median(ratios), min(ratios), max(ratios), interval)
 
