@@ -103,59 +103,15 @@ def shown_metrics(metrics: Mapping[str, float]) -> str:
     return "   ".join(f"{name} {shown[name] if math.isfinite(value) else '-'}" for name, value in metrics.items())
 
 
-class Console:
-    """Tells the user what happens; call it with each record, after `totals`.
+class Recorder:
+    """The one object through which every record of a run goes, in order: to its folder, its totals, the user and other
+    receivers.
 
     On a terminal a bar runs on stderr; the line per evaluation goes to stdout either way.
 
     Args:
-        totals: of the same records.
+        folder: keeps records and lines; None: nothing is written.
         samples: the budget; None: there is no bar.
-        folder: keeps the lines too; None: they are only shown.
-    """
-
-    def __init__(self, totals: Totals, samples: int | None, folder: RunFolder | None) -> None:
-        self._totals = totals
-        self._bar: Any = None
-        show, stderr = say, BestEffort(sys.stderr)
-        if samples and stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=samples, file=stderr, unit="sample", leave=False, dynamic_ncols=True)
-            show = lambda line: self._bar.write(line, file=BestEffort(sys.stdout))  # noqa: E731
-        self._say = teller(folder, show)
-        self._say(HEADINGS)
-
-    def __call__(self, record: Record) -> None:
-        if isinstance(record, Event):
-            if self._bar is not None:
-                self._bar.update(record.num_samples)
-        elif isinstance(record, Evaluation):
-            seconds, delays = record.train_seconds, self._totals.delays
-            rate = f"{record.total_samples / seconds:.0f}" if seconds > 0 else "-"
-            quantiles = (str(delays.quantile(share)) for share in (0.5, 0.95, 1.0))
-            loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"
-            counts = f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f}"
-            self._say(f"{counts} {loss} {rate:>10}   {' / '.join(quantiles) if delays else '-'}")
-        elif isinstance(record, Membership) and record.reason:
-            self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
-        elif isinstance(record, Parts):
-            self._say(f"memory a batch is computed in {record.micro_batches} parts, {record.before} before")
-        elif isinstance(record, Fault):
-            self._say(f"fault: {record.message}")
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-class Recorder:
-    """The one object through which every record of a run goes, in order: to its folder, its totals, the console and
-    other receivers.
-
-    Args:
-        folder: None: nothing is written.
-        samples: the budget, for the console.
         quiet: whether the user is told nothing.
         receivers: called with each record after the others.
         micro_batches: the parts of a batch that the run begins with.
@@ -174,14 +130,42 @@ class Recorder:
         self.totals.micro_batches = micro_batches
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
-        self._console = None if quiet else Console(self.totals, samples, folder)
-        sinks = [None if folder is None else folder.append, self.totals, self._console, *receivers]
+        sinks = [None if folder is None else folder.append, self.totals, None if quiet else self._show, *receivers]
         self._sinks = [sink for sink in sinks if sink is not None]
+        self._bar: Any = None
+        if quiet:
+            return
+        show, stderr = say, BestEffort(sys.stderr)
+        if samples and stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=samples, file=stderr, unit="sample", leave=False, dynamic_ncols=True)
+            show = lambda line: self._bar.write(line, file=BestEffort(sys.stdout))  # noqa: E731
+        self._tell = teller(folder, show)
+        self._tell(HEADINGS)
 
     def __call__(self, record: Record) -> None:
         for sink in self._sinks:
             sink(record)
 
+    def _show(self, record: Record) -> None:
+        if isinstance(record, Event):
+            if self._bar is not None:
+                self._bar.update(record.num_samples)
+        elif isinstance(record, Evaluation):
+            seconds, delays = record.train_seconds, self.totals.delays
+            rate = f"{record.total_samples / seconds:.0f}" if seconds > 0 else "-"
+            quantiles = (str(delays.quantile(share)) for share in (0.5, 0.95, 1.0))
+            loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"
+            counts = f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f}"
+            self._tell(f"{counts} {loss} {rate:>10}   {' / '.join(quantiles) if delays else '-'}")
+        elif isinstance(record, Membership) and record.reason:
+            self._tell(f"worker {record.worker} is lost: {record.reason}; the others go on")
+        elif isinstance(record, Parts):
+            self._tell(f"memory a batch is computed in {record.micro_batches} parts, {record.before} before")
+        elif isinstance(record, Fault):
+            self._tell(f"fault: {record.message}")
+
     def close(self) -> None:
-        if self._console is not None:
-            self._console.close()
+        if self._bar is not None:
+            self._bar.close()

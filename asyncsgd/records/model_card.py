@@ -106,7 +106,7 @@ def _worded(
     return {
         "counts": ", ".join(f"{count} {kind} samples" for kind, count in counts.items() if count is not None),
         "start": "random weights" if began is None else began and f"`{_plain(began)}`",
-        "parent": parent.get("run"),
+        "parent": _plain(parent.get("run") or ""),
         "parent_mode": parent.get("mode"),
         "workers": None if workers is None else f"{workers} worker{'s' * (workers != 1)}",
         "virtual": "virtual" if summary.get("clock") == "virtual" else None,
