@@ -182,6 +182,11 @@ def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path)
         with pytest.raises(UsageError, match=f"was made from other {what} texts: .* of test, and this run has"):
             marked(tmp_path, corpus=other)
     manifest = json.loads((folder / MANIFEST).read_text())
+    chunk = folder / manifest["chunks"][1]
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:40] + b"damage" + whole[46:])
+    with pytest.raises(UsageError, match=f"{chunk.name} cannot be read .* remove it, and run mask_candidates.py again"):
+        marked(tmp_path)
     (folder / MANIFEST).write_text(json.dumps(manifest | {"complete": False}))
     with pytest.raises(UsageError, match="is not complete"):
         marked(tmp_path)
