@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Changes when the same texts get other rows: old caches are then left alone and new ones are made.
-TOKENS_FORMAT = 2
+TOKENS_FORMAT = 3
 
 # A shorter sample would hardly have context around a masked token.
 MIN_SAMPLE_IDS = 4
@@ -103,15 +103,15 @@ class Samples:
         return cls(arrays, starts)
 
 
-def pad(rows: Sequence[np.ndarray], fill: int | bool) -> Tensor:
-    """The rows with `fill` behind the shorter ones, `(B, L)`; int64, or bool where `fill` is.
+def pad(rows: Sequence[np.ndarray], fill: int) -> Tensor:
+    """The rows with `fill` behind the shorter ones, int64 `(B, L)`.
 
     >>> pad([np.arange(3), np.arange(1)], 9).tolist()
     [[0, 1, 2], [0, 9, 9]]
     """
     import torch
 
-    padded = np.full((len(rows), max(map(len, rows))), fill, dtype=bool if isinstance(fill, bool) else np.int64)
+    padded = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     return torch.from_numpy(padded)

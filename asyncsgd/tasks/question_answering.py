@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tokens import Samples, encodings_of, pad, special_around
+from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
@@ -113,7 +113,12 @@ class QuestionAnswering(TextTask):
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         assert isinstance(corpus, QuestionCorpus)
-        return windows_of(corpus.questions[side], tokenizer, seq_len=self.seq_len, stride=self.stride)
+        windows = windows_of(corpus.questions[side], tokenizer, seq_len=self.seq_len, stride=self.stride)
+        if side == "eval":
+            return windows
+        # The text of an answer is not asked for in training.
+        values = {name: column for name, column in windows.values.items() if name != "offsets"}
+        return Samples(values, {"ids": windows.starts["ids"]})
 
     def write(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
         assert isinstance(corpus, QuestionCorpus)
@@ -145,10 +150,16 @@ class QuestionAnswering(TextTask):
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
 
-        return self.padded(samples, numbers) | {
-            "token_type_ids": pad(samples.rows("token_type_ids", numbers), 0),
-            "allowed": pad(samples.rows("allowed", numbers), False),
-            "targets": torch.from_numpy(samples.values["targets"][numbers]),
+        batch = self.padded(samples, numbers)
+        first, end, begin, targets = (
+            torch.from_numpy(samples.values[name][numbers]) for name in ("first", "end", "begin", "targets")
+        )
+        place = torch.arange(batch["input_ids"].shape[1])
+        behind_question = place >= begin[:, None]
+        return batch | {
+            "token_type_ids": behind_question * batch["attention_mask"],
+            "allowed": (place == 0) | (behind_question & (place < (begin + end - first)[:, None])),
+            "targets": targets,
         }
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -312,9 +323,9 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
     question and the special tokens. The last window is the first that reaches the end.
 
     Returns:
-        Rows with ``token_type_ids``, ``allowed`` and ``targets`` as batches have them; ``question``, its number; where
-        the window ``begin``s in the row; its pieces, from ``first`` to ``end`` of the context; and int32 ``offsets``,
-        the characters of the context at which each of these begins and has ended.
+        Rows with ``targets`` as batches have them; ``question``, its number; where the window ``begin``s in the row;
+        its pieces, from ``first`` to ``end`` of the context; and int32 ``offsets``, the characters of the context at
+        which each of these begins and has ended.
 
     Raises:
         UsageError: if a question leaves no room for its context, `stride` would skip pieces or leave no overlap, or
@@ -331,7 +342,7 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
         text: (np.array(each.ids, dtype=np.int32), np.array(each.offsets, dtype=np.int32).reshape(-1, 2))
         for text, each in zip(texts, encodings_of(texts, tokenizer), strict=True)
     }
-    arrays: dict[str, list[Any]] = {name: [] for name in ("ids", "token_type_ids", "allowed", "offsets")}
+    arrays: dict[str, list[Any]] = {name: [] for name in ("ids", "offsets")}
     values: dict[str, list[Any]] = {name: [] for name in ("targets", "question", "begin", "first", "end")}
     asked = encodings_of([question.question for question in questions], tokenizer)
     for number, (question, encoding) in enumerate(zip(questions, asked, strict=True)):
@@ -354,10 +365,7 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
             start, last = _pieces_of(offsets, question.start, question.start + len(question.answers[0]))
         for first in range(0, max(total - room, 0) + stride, stride):
             end = min(first + room, total)
-            place = np.arange(begin + end - first + len(suffix))
             arrays["ids"].append(np.array([*front, *ids[first:end], *suffix], dtype=np.int32))
-            arrays["token_type_ids"].append((place >= begin).astype(np.int8))
-            arrays["allowed"].append((place == 0) | ((place >= begin) & (place < begin + end - first)))
             arrays["offsets"].append(offsets[first:end])
             inside = first <= start <= last < end
             places = (begin - first + start, begin - first + last) if inside else (0, 0)
