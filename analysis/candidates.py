@@ -1,4 +1,4 @@
-"""``python -m analysis.candidates DIR``: what a finder found in a corpus, and what masking would make of it.
+"""``python -m analysis candidates DIR``: what a finder found in a corpus, and what masking would make of it.
 
 It reads the folder that ``experiments/mask_candidates.py`` filled: some texts with their candidates and with the words
 that one drawing masks, the share of candidates, and the commonest ones."""
@@ -115,7 +115,7 @@ def show(folder: Path, number: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = argparse.ArgumentParser(
-        prog="python -m analysis.candidates", description="What a finder found, and what masking makes of it."
+        prog="python -m analysis candidates", description="What a finder found, and what masking makes of it."
     )
     flags.add_argument("folder", type=Path, metavar="DIR", help="a folder that mask_candidates.py has filled")
     flags.add_argument(

@@ -1,4 +1,4 @@
-"""``python -m analysis.compare RUNS_DIR [RUNS_DIR ...]``: a table by mode, rule and workers, and pictures of loss.
+"""``python -m analysis compare RUNS_DIR [RUNS_DIR ...]``: a table by mode, rule and workers, and pictures of loss.
 
 Runs share a row where they are alike but for their seed. Every number of a row is a mean over its DONE runs that did
 not diverge; the ± of the loss is the standard deviation over runs (n - 1). Losses of different tasks, data, masks or
@@ -23,7 +23,7 @@ EXAMPLE = """\
 example:
   python experiments/stilt_mlm.py --mode sync --nproc 4
   python experiments/stilt_mlm.py --mode async --nproc 4
-  python -m analysis.compare runs
+  python -m analysis compare runs
 
 Only runs with status DONE enter the means; the others are counted and listed below the table."""
 EVALUATED_ON = ["task", "data", "evaluation", "terms"]
@@ -247,7 +247,7 @@ def _arms(runs: pd.DataFrame) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """The flags; building them imports nothing heavy."""
     flags = argparse.ArgumentParser(
-        prog="python -m analysis.compare",
+        prog="python -m analysis compare",
         description="Compare runs: a table by mode, rule and workers, and loss against seconds and against samples.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,4 +1,4 @@
-"""``python -m analysis.lab_notes RUNS_DIR``: our runs in the terms of the reference lab notes, beside their rows.
+"""``python -m analysis lab_notes RUNS_DIR``: our runs in the terms of the reference lab notes, beside their rows.
 
 One row per mode, number of workers and batch size: devices, processes x batch, perplexity, seconds. The notes gave one
 perplexity per process, measured on its own share of the evaluation data and with its own random masks. Here all
@@ -30,8 +30,8 @@ MISSING = "-"
 
 EXAMPLE = """\
 examples:
-  python -m analysis.lab_notes runs
-  python -m analysis.lab_notes runs/lab_notes --format md"""
+  python -m analysis lab_notes runs
+  python -m analysis lab_notes runs/lab_notes --format md"""
 
 PERPLEXITY = (
     "Perplexity: e to the evaluation loss, which is exact: one frozen model on the whole evaluation set, the same "
@@ -47,7 +47,7 @@ AGREES = (
     "Async / sync: what asynchronous processes took and reached, as shares of what as many synchronous ones did. Ours: "
     "geometric mean over the seeds that both have, and the range over them. The notes: one run each, the mean over its "
     "processes. A line agrees where both ratios lie on the same side "
-    "of 1 as in the notes; a verdict with an interval is in python -m analysis.report."
+    "of 1 as in the notes; a verdict with an interval is in python -m analysis report."
 )
 
 
@@ -305,7 +305,7 @@ def _mean(values: Sequence[float], form: str) -> str:
 def parser() -> argparse.ArgumentParser:
     """The flags; building them imports nothing heavy."""
     flags = argparse.ArgumentParser(
-        prog="python -m analysis.lab_notes",
+        prog="python -m analysis lab_notes",
         description="Our runs beside the rows of the lab notes: devices, processes x batch, perplexity, seconds.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

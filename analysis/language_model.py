@@ -1,4 +1,4 @@
-"""``python -m analysis.language_model RUNS_DIR``: the report of ``experiments/language_model.py``.
+"""``python -m analysis language_model RUNS_DIR``: the report of ``experiments/language_model.py``.
 
 One page: several workers against one, number formats, and a grid of learning rate, batch size and sequence length. It
 is laid out as the report of a study is."""
@@ -246,7 +246,7 @@ def printed(found: Findings, tables: Sequence[Table]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.language_model", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m analysis language_model", description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help="folder of experiments/language_model.py")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the page there; without it tables are printed")
     flags = parser.parse_args(arguments)
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return
         from analysis.page import render
 
-        again = f"python -m analysis.language_model {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
+        again = f"python -m analysis language_model {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
         try:
             flags.out.write_text(render(page(found, again)), encoding="utf-8")
         except OSError as error:

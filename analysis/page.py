@@ -174,7 +174,7 @@ def page(study: Study, out: Path) -> Page:
         more=more,
         checks=tuple(one | {"detail": one["detail"] * (one["level"] != "good")} for one in checks),
         sections=tuple(one for one in sections if one.pictures or one.tables or one.lead or one.commands),
-        footer="Made by python -m analysis.report. One file, no scripts, nothing is loaded.",
+        footer="Made by python -m analysis report. One file, no scripts, nothing is loaded.",
     )
 
 
@@ -207,7 +207,7 @@ def _declared(study: Study) -> tuple[str, ...]:
 def _command(study: Study, out: Path) -> str:
     """As it was typed, but for an absolute path, which may hold the name of a user."""
     folder = study.folder.resolve().name if study.folder.is_absolute() else study.folder.as_posix()
-    return f"python -m analysis.report {shlex.quote(folder)} --out {shlex.quote(out.name)}"
+    return f"python -m analysis report {shlex.quote(folder)} --out {shlex.quote(out.name)}"
 
 
 def _relative(folder: Path, out: Path) -> str:

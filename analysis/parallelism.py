@@ -1,4 +1,4 @@
-"""``python -m analysis.parallelism RUNS_DIR``: the report of ``experiments/parallelism.py``.
+"""``python -m analysis parallelism RUNS_DIR``: the report of ``experiments/parallelism.py``.
 
 One page: losses and rates of all ways against one process, what pipelines wait for and what is sent, scores, the
 machine's use over time, and bubbles beside their formula. It is laid out as the report of a study is."""
@@ -294,7 +294,7 @@ def as_json(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.parallelism", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m analysis parallelism", description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help="folder of experiments/parallelism.py")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the page there; without it tables are printed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return
         from analysis.page import render
 
-        again = f"python -m analysis.parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
+        again = f"python -m analysis parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
         made = page(found, again, lambda cast: more_sections(found, found_ways, bubbles, cast), "parallelism")
         write(flags.out, render(made), "--out")
 

@@ -1,4 +1,4 @@
-"""``python -m analysis.speed_ladder OUT``: the report of ``experiments/speed_ladder.py``, printed and as two files.
+"""``python -m analysis speed_ladder OUT``: the report of ``experiments/speed_ladder.py``, printed and as two files.
 
 ``ladder.md`` has what is printed, and ``report.html`` is a page laid out as the report of a study is."""
 
@@ -92,7 +92,7 @@ def page(found: Ladders, command: str) -> Any:
         drawings([rungs_picture(found.ladders[0], cast)]),
         publication_table(found),
         tuple(sections),
-        f"{machine_of(found)}. Made by python -m analysis.speed_ladder. One file, nothing is loaded.",
+        f"{machine_of(found)}. Made by python -m analysis speed_ladder. One file, nothing is loaded.",
     )
 
 
@@ -106,7 +106,7 @@ def report(folder: Path) -> None:
 
     found = read(folder)
     told = text(found)
-    again = f"python -m analysis.speed_ladder {shlex.quote(str(folder))}"
+    again = f"python -m analysis speed_ladder {shlex.quote(str(folder))}"
     try:
         (folder / "ladder.md").write_text(told, encoding="utf-8")
         (folder / "report.html").write_text(render(page(found, again)), encoding="utf-8")
@@ -117,7 +117,7 @@ def report(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.speed_ladder", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m analysis speed_ladder", description=str(__doc__).splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="OUT", help="folder of experiments/speed_ladder.py")
     flags = parser.parse_args(arguments)
     return carried_out(lambda: report(flags.folder))

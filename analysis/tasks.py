@@ -1,6 +1,6 @@
-"""``python -m analysis.tasks STUDY STUDY STUDY ...``: several tasks or workloads at once.
+"""``python -m analysis tasks STUDY STUDY STUDY ...``: several tasks or workloads at once.
 
-    python -m analysis.tasks runs/study_a runs/study_b runs/study_c --figures pictures
+    python -m analysis tasks runs/study_a runs/study_b runs/study_c --figures pictures
 
 takes every folder of a sweep for a task and compares the algorithms of their registered primary conditions. A score is
 the share of the reference's mean improvement that a run has made at equal samples: 1 is the reference, 0 no learning.
@@ -61,14 +61,14 @@ def _check_different(folders: Sequence[Path]) -> None:
         folder, first = twice[0]
         names = [*map(str, different.values()), *["ANOTHER_STUDY"] * (MINIMUM_TASKS - len(different))]
         raise UsageError(
-            f"{folder} is the same study as {first} and counts once; type: python -m analysis.tasks {' '.join(names)}"
+            f"{folder} is the same study as {first} and counts once; type: python -m analysis tasks {' '.join(names)}"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code (2 for what the user has to change)."""
     parser = argparse.ArgumentParser(
-        prog="python -m analysis.tasks",
+        prog="python -m analysis tasks",
         description="Compare algorithms over several studies, each taken for a task.",
         allow_abbrev=False,
     )

@@ -1,4 +1,4 @@
-"""``python -m analysis.timeline RUN``: who did what when, a row for each worker and one for the server.
+"""``python -m analysis timeline RUN``: who did what when, a row for each worker and one for the server.
 
 Writes ``timeline.json`` (Chrome trace format: open it in ui.perfetto.dev or chrome://tracing) and ``timeline.png``,
 a window of two seconds from the middle of the run, into the run folder. Times are seconds of the training clock,

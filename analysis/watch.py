@@ -1,4 +1,4 @@
-"""``python -m analysis.watch RUN_DIR [--once]``: a live view of a run in the terminal.
+"""``python -m analysis watch RUN_DIR [--once]``: a live view of a run in the terminal.
 
 It reads the run folder and nothing else, so it changes nothing and works wherever the folder can be read. It ends when
 the run ends, however it ends, and with Ctrl-C."""
@@ -351,7 +351,7 @@ def watch(path: Path, once: bool, stop: threading.Event) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.watch", description=__doc__.splitlines()[2])
+    parser = argparse.ArgumentParser(prog="python -m analysis watch", description=__doc__.splitlines()[2])
     parser.add_argument("run", metavar="RUN", help="a run folder, the beginning of its name in runs/, or last")
     parser.add_argument("--once", action="store_true", help="print one picture and stop, e.g. for a pipe")
     given = parser.parse_args(argv)

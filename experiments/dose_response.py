@@ -102,7 +102,7 @@ def run(flags: argparse.Namespace) -> int:
         print(line)
     for path in save(dose, out / "dose_response"):
         print(path)
-    print(f"next   python -m analysis.report {shlex.quote(str(out))} --out report.html")
+    print(f"next   python -m analysis report {shlex.quote(str(out))} --out report.html")
     return 0
 
 

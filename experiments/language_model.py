@@ -1,7 +1,7 @@
 """A language model's three comparisons: one process against several, learning rate x batch x length, number formats.
 
     python experiments/language_model.py experiments/configs/language_model-quick.yaml
-    python -m analysis.language_model runs/language_model-quick --out report.html
+    python -m analysis language_model runs/language_model-quick --out report.html
 
 Runs are made one at a time, since their seconds are compared. What is finished is skipped, so the same command goes on
 where it was stopped. The config's own comments say what it may hold."""
@@ -20,7 +20,7 @@ from asyncsgd.study.comparisons import make_all, planned, run_comparisons
 def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
     out, jobs = planned(arguments.config, arguments.out)
     make_all(out, jobs, stop)
-    print(f"next   python -m analysis.language_model {out} --out report.html")
+    print(f"next   python -m analysis language_model {out} --out report.html")
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
             f"{numbers['texts_without_candidates']:,} of {numbers['texts']:,} texts have none"
         )
     print("terms  " + ", ".join(f"{term} {count}" for term, count in statistics["top_terms"][:10]))
-    print(f"done   {given.out}\nnext   python -m analysis.candidates {given.out}")
+    print(f"done   {given.out}\nnext   python -m analysis candidates {given.out}")
     return 0
 
 

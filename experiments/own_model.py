@@ -92,12 +92,5 @@ def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tens
     return (image + noise * torch.randn(image.shape, generator=random)).unsqueeze(1), label
 
 
-SCRIPT = TaskScript(
-    Shapes,
-    "own_model",
-    description="A convolutional network that tells drawn shapes apart, in any mode and under any rule.",
-    examples="  python experiments/own_model.py --mode async --nproc 2",
-)
-
 if __name__ == "__main__":
-    sys.exit(run_script(SCRIPT.run, ends_with_process=True))
+    sys.exit(run_script(TaskScript(Shapes, "own_model").run, ends_with_process=True))

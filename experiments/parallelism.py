@@ -1,7 +1,7 @@
 """Ways to spread one training over processes, compared on the same work: data parallel, pipelines, asynchronous.
 
     python experiments/parallelism.py --quick
-    python -m analysis.parallelism runs/parallelism-quick --out report.html
+    python -m analysis parallelism runs/parallelism-quick --out report.html
 
 Every row of the table is an arm of a config; experiments/configs/parallelism.yaml has SQuAD 2.0. With --quick or
 --bubbles the bubble of a pipeline is measured first, for several numbers of micro-batches. Runs are made one at a time,
@@ -205,7 +205,7 @@ def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
     if arguments.quick or arguments.bubbles:
         measure_bubbles(out, MICRO_BATCHES, stop)
     make_all(out, jobs, stop, lacks)
-    print(f"next   python -m analysis.parallelism {out} --out report.html")
+    print(f"next   python -m analysis parallelism {out} --out report.html")
 
 
 def main() -> int:

@@ -113,12 +113,5 @@ def _tokenizer(name: str) -> Any:
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
-SCRIPT = TaskScript(
-    RewardWeighted,
-    "reward_weighted",
-    description="A causal language model that learns more from texts with a higher reward.",
-    examples="  python experiments/reward_weighted.py --mode async --nproc 2",
-)
-
 if __name__ == "__main__":
-    sys.exit(run_script(SCRIPT.run, ends_with_process=True))
+    sys.exit(run_script(TaskScript(RewardWeighted, "reward_weighted").run, ends_with_process=True))

@@ -8,7 +8,6 @@ Leaves a run folder like a real run's, with the clock marked as virtual and the 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import sys
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.numbers import number, whole_number
 from asyncsgd.scripts.base import run_script
-from asyncsgd.settings.flags import Parser
+from asyncsgd.scripts.task import told_names, values_of
+from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.signals import StopRequest
+from asyncsgd.simulation.asked import Asked
 
 EXPERIMENT = "simulate"
 """In the summary, where a training run has the name of its own script."""
@@ -31,56 +31,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
-    parser = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--rule", help="NAME[:key=value,...] (default: asynchronous); help lists them")
-    parser.add_argument("--nproc", dest="workers", type=whole_number, metavar="N", help="virtual workers (default: 8)")
-    parser.add_argument("--problem", help="NAME[:key=value,...] (default: quadratic); help lists them")
-    parser.add_argument(
-        "--times",
-        "--speeds",
-        dest="speeds",
-        help="NAME[:value,key=value,...] (default: exponential:1); help lists them",
-    )
-    parser.add_argument("--learning-rate", type=number, metavar="X", help="constant (default: 0.05)")
-    parser.add_argument("--samples", type=whole_number, metavar="N", help="gradients, used or not")
-    parser.add_argument("--seconds", dest="budget_seconds", type=number, metavar="X", help="virtual seconds")
-    parser.add_argument(
-        "--evaluations", type=whole_number, metavar="N", help="after the first, evenly over the budget (8)"
-    )
-    parser.add_argument("--network", help="bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND (default: none)")
-    parser.add_argument("--churn", help="leave:worker=N,seconds=S;join:worker=N,seconds=S;... (default: all stay)")
-    parser.add_argument("--seed", type=whole_number, metavar="N", help="of problem, samples and times (default: 0)")
-    parser.add_argument("--runs-dir", default="runs", help="folder in which the run gets a folder (default: runs)")
-    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    runs_dir = Path(given.pop("runs_dir"))
-    if show_help(given):
+    if show_help(argv):
         return 0
+    flags = Flags(Settings, lambda settings: ())
+    given = flags.parse(argv, prog="simulate.py", description=str(__doc__), examples="").settings
 
     from asyncsgd.simulation.simulate import SimulationSettings
 
-    settings = SimulationSettings(**given)
+    settings = SimulationSettings(**vars(given.simulate))
     settings.check()
-    return simulate(settings, runs_dir, "python experiments/simulate.py " + " ".join(argv), stop)
+    return simulate(settings, Path(given.output.runs_dir), "python experiments/simulate.py " + " ".join(argv), stop)
 
 
-def show_help(given: dict[str, Any]) -> bool:
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where the run is written."""
+
+    runs_dir: str = setting("runs", "folder in which the run gets a folder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All flags."""
+
+    simulate: Asked = group(Asked, "what to simulate")  # noqa: RUF009
+    output: Output = group(Output, "output")  # noqa: RUF009
+
+
+def show_help(argv: list[str]) -> bool:
     """Print the list that ``--rule help``, ``--times help`` or ``--problem help`` asks for."""
-    if given.get("rule") == "help":
+    if "help" in values_of(argv, "--rule"):
         from asyncsgd.rules import describe_rules
         from asyncsgd.simulation import gossip, streaming
 
         without_server = "\n".join([*gossip.describe(), *streaming.describe()])
         print(f"{describe_rules()}\nwith a runtime of their own, on the virtual clock:\n{without_server}")
-    elif given.get("speeds") == "help":
-        from asyncsgd.simulation.speeds import describe_speeds
-
-        print(describe_speeds())
-    elif given.get("problem") == "help":
+    elif "help" in values_of(argv, "--problem"):
         from asyncsgd.simulation.problems import describe_problems
 
         print(describe_problems())
     else:
-        return False
+        return told_names(argv)
     return True
 
 

@@ -13,7 +13,7 @@ every update as it was. Each further one has one rung more. It says how many tim
 score is equivalent. The final stack is the last one before the first whose score is not.
 
 Rates are those after a warm-up, evaluations not counted. `--out` holds ladder.json (the measurements), ladder.md and
-report.html. `python -m analysis.speed_ladder OUT` makes the last two again. A ladder that was interrupted goes on when
+report.html. `python -m analysis speed_ladder OUT` makes the last two again. A ladder that was interrupted goes on when
 the same command is typed again: parts.json holds every turn that was measured."""
 
 from __future__ import annotations

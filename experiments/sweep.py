@@ -32,7 +32,7 @@ EXAMPLE = """\
 examples:
   what would be run, and how long:  python experiments/sweep.py experiments/configs/quick.yaml --dry-run
   run it, or go on with it:         python experiments/sweep.py experiments/configs/quick.yaml
-  the tables and pictures:          python -m analysis.report runs/quick --out report.html
+  the tables and pictures:          python -m analysis report runs/quick --out report.html
   an array job of 8:                python experiments/sweep.py study.yaml --shard $SLURM_ARRAY_TASK_ID/8"""
 
 
@@ -135,7 +135,7 @@ def run(flags: argparse.Namespace) -> int:
         print(f"{told} no model to start from, since its pretraining run is not DONE", file=sys.stderr)
     left = sum(sweep.status(run) not in FINISHED for run in plan.runs)
     print(f"{'done' if not left else 'so far'}   {out}: {len(plan.runs) - left} of {len(plan.runs)} runs")
-    print(f"next   python -m analysis.report {shlex.quote(str(out))} --out report.html")
+    print(f"next   python -m analysis report {shlex.quote(str(out))} --out report.html")
     return 1 if failing else 0
 
 

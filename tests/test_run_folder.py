@@ -109,7 +109,7 @@ def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_o
     run = train(mode="single", samples=40)
     shown = (run.path / "printed.txt").read_text().splitlines()
     first = next(number for number, line in enumerate(shown) if line.startswith("run ")) + 1
-    assert shown[-1] == f"next   python -m analysis.compare {run.path.parent}"
+    assert shown[-1] == f"next   python -m analysis compare {run.path.parent}"
     assert (run.path / "console.log").read_text().splitlines() == shown[first:-1]
 
 

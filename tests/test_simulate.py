@@ -95,7 +95,7 @@ def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_
     ("line", "words"),
     [
         ("", "--samples --seconds"),
-        ("--sample 9", "--sample --help"),
+        ("--sample 9", "--sample '--samples'"),
         ("--samples 0", "--samples more 0"),
         ("--learning-rate nan", "--learning-rate 'nan' number"),
         ("--rule sgp --network bytes=1,worker=1,server=1", "sgp drop it"),

@@ -296,7 +296,7 @@ def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(unbroken, ca
     assert {name for name in after if after[name] != before.get(name)} == {"sweep.yaml", "plan.json"}
     assert set(after) == set(before)
     said = capsys.readouterr()
-    assert f"done   {out}: 13 of 13 runs\nnext   python -m analysis.report {out} --out report.html\n" in said.out
+    assert f"done   {out}: 13 of 13 runs\nnext   python -m analysis report {out} --out report.html\n" in said.out
     assert said.err == ""
 
 

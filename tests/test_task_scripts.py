@@ -77,7 +77,7 @@ def test_a_run_is_made_again_from_its_settings_and_not_over_itself(folder):
     assert again.code == 2
     assert "first holds this run already, DONE; type another --run-dir, or --overwrite" in again.err
     copy = cli("train.py causal_lm --cache-dir cache --config first/settings.yaml")
-    assert "next   python -m analysis.compare runs" in copy.out
+    assert "next   python -m analysis compare runs" in copy.out
     (run,) = map(Finished, Path("runs").iterdir())
     assert run.path.name.startswith("causal_lm-single-w1-s0-")
     assert run.summary["parameters_sha256"] == Finished(Path("first")).summary["parameters_sha256"]

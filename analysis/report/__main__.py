@@ -1,4 +1,4 @@
-"""``python -m analysis.report RUNS_DIR``: one page (or tables, pictures, a sentence) of what a study shows.
+"""``python -m analysis report RUNS_DIR``: one page (or tables, pictures, a sentence) of what a study shows.
 
 The page is one file without scripts, fonts or addresses. Equal studies give equal bytes.
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # scipy, pandas and matplotlib take seconds to import, which 
 FORMATS = ("html", "md", "latex", "csv", "sentence")
 EXAMPLE = """\
 examples:
-  python -m analysis.report runs
-  python -m analysis.report runs --out report.html --figures pictures
-  python -m analysis.report runs --format sentence
-  python -m analysis.report runs --format csv --table tests > tests.csv
-  python -m analysis.report runs --format latex --table paper
+  python -m analysis report runs
+  python -m analysis report runs --out report.html --figures pictures
+  python -m analysis report runs --format sentence
+  python -m analysis report runs --format csv --table tests > tests.csv
+  python -m analysis report runs --format latex --table paper
 
 The page goes to RUNS_DIR/report.html unless --out says otherwise; the rest goes to standard output."""
 
@@ -33,7 +33,7 @@ The page goes to RUNS_DIR/report.html unless --out says otherwise; the rest goes
 def parser() -> argparse.ArgumentParser:
     """The flags; building them imports nothing heavy."""
     flags = argparse.ArgumentParser(
-        prog="python -m analysis.report",
+        prog="python -m analysis report",
         description="Report of a study: one self-contained page, or its tables, or its pictures.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

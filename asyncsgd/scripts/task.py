@@ -40,7 +40,8 @@ class TaskScript:
     """A frozen dataclass."""
     name: str
     """Of its runs."""
-    description: str
+    description: str = ""
+    """Empty: the first line of the task's docstring."""
     examples: str = ""
     command: str = ""
     """What is typed behind ``python experiments/``; empty: the name and .py."""
@@ -54,7 +55,8 @@ class TaskScript:
         if told_names(argv):
             return 0
         command = self.command or f"{self.name}.py"
-        parsed = self.flags.parse(argv, prog=command, description=self.description, examples=self.examples)
+        description = self.description or (self.kind.__doc__ or "").partition("\n")[0]
+        parsed = self.flags.parse(argv, prog=command, description=description, examples=self.examples)
         settings, launch = adapt(parsed, self.flags)
         if not launch.leads:
             return follow_leader(lambda: self.experiment(settings))
@@ -75,7 +77,7 @@ class TaskScript:
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(experiment, launch, folder, context, stop, tracking)
-        say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
+        say(f"next   python -m analysis compare {shlex.quote(str(folder.path.parent))}")
         return exit_code
 
     def experiment(self, settings: Any) -> Experiment:
@@ -93,8 +95,7 @@ def run_task(argv: list[str], stop: StopRequest) -> int:
         print(f"usage: train.py TASK [--FLAG VALUE ...]\n\ntasks: {', '.join(TASKS)}, or MODULE:CLASS for your own")
         return 2 if not name else 0
     kind = class_named(name)
-    description = (kind.__doc__ or "").partition("\n")[0]
-    return TaskScript(kind, kind.name, description, command=f"train.py {name}").run(flags, stop)
+    return TaskScript(kind, kind.name, command=f"train.py {name}").run(flags, stop)
 
 
 def class_named(name: str) -> type[Task]:
@@ -124,12 +125,12 @@ def class_named(name: str) -> type[Task]:
 
 def told_names(argv: list[str]) -> bool:
     """Print what ``--rule help`` or ``--times help`` asks for, if either is there."""
-    if "help" in _values_of(argv, "--times") + _values_of(argv, "--speeds"):
+    if "help" in values_of(argv, "--times") + values_of(argv, "--speeds"):
         from asyncsgd.simulation.speeds import describe_speeds
 
         print(describe_speeds())
         return True
-    if "help" in _values_of(argv, "--rule"):
+    if "help" in values_of(argv, "--rule"):
         from asyncsgd.rules import describe_rules
 
         print(describe_rules())
@@ -226,7 +227,8 @@ def told_batch_size(experiment: Experiment, context: ForkServerContext) -> int:
     return 0
 
 
-def _values_of(argv: list[str], flag: str) -> list[str]:
+def values_of(argv: list[str], flag: str) -> list[str]:
+    """What a command line gives a flag, before it is understood."""
     return [argv[i + 1] for i in range(len(argv) - 1) if argv[i] == flag] + [
         a[len(flag) + 1 :] for a in argv if a.startswith(flag + "=")
     ]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from asyncsgd.batches import OwnStreams
 from asyncsgd.errors import UsageError
-from asyncsgd.numbers import out_of_bounds, shortened
 from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Evaluation, Event, Record, RuleActed
 from asyncsgd.rules import parse_rule
@@ -26,6 +24,7 @@ from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.schedules import Schedule
 from asyncsgd.server import Server
 from asyncsgd.simulation import gossip, streaming
+from asyncsgd.simulation.asked import Asked
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.gossip import Method
 from asyncsgd.simulation.problems import Instance, parse_problem
@@ -60,46 +59,19 @@ class Finished:
     """None for a method without a server."""
 
 
-_BOUNDS: Mapping[str, Mapping[str, float]] = {
-    "workers": {"at_least": 1},
-    "evaluations": {"at_least": 1},
-    "seed": {"at_least": 0, "below": 2**32},
-    "learning_rate": {"above": 0, "below": math.inf},
-    "samples": {"above": 0},
-    "budget_seconds": {"above": 0},
-}
-
-
 @dataclasses.dataclass(frozen=True)
-class SimulationSettings:
+class SimulationSettings(Asked):
     """What ``experiments/simulate.py`` runs, as text and numbers; written to settings.yaml and read back by a replay.
 
     >>> SimulationSettings(rule="rennala:batch=2", workers=4, samples=100).check()
     """
 
-    rule: str = "asynchronous"
-    workers: int = 8
-    problem: str = "quadratic"
-    speeds: str = "exponential:1"
-    learning_rate: float = 0.05
-    samples: int | None = None
-    budget_seconds: float | None = None
-    evaluations: int = 8
-    network: str | None = None
-    churn: str | None = None
-    seed: int = 0
-
     def check(self) -> None:
-        """Look at everything that does not need a run.
+        """Look at everything that does not need a run and is no bound of one value.
 
         Raises:
             UsageError: with the value and what to type instead.
         """
-        for name, bounds in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and (wanted := out_of_bounds(value, **bounds)):
-                flag = {"workers": "nproc", "budget_seconds": "seconds"}.get(name, name.replace("_", "-"))
-                raise UsageError(f"--{flag} must be {wanted}, got {shortened(value)}")
         if self.samples is None and self.budget_seconds is None:
             raise UsageError("a simulation needs an end; type --samples 10000 or --seconds 1000")
         method = self.method()

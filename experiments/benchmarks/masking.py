@@ -8,14 +8,10 @@ tokens; a fifth of the tokens are candidates, so the lookup has work to do. The 
     uniform             --mask token
     looked up           --mask candidates, found before
     finder per batch    uniform, and the finder on the batch's texts: a BERT-base with random weights, and --finder
-    finder per text     the same, but each text is tokenized anew and goes through the finder alone, as a pipeline of
-                        texts does it
-    finder alone        a forward pass of BERT-base on the batch, without training
 
 Steps of all rows take turns, since machines drift. Ratios are taken turn by turn. Then one process and two processes
-find candidates, in turns too, after all of them have loaded their models; and make plain matrix products, which shows
-what a second process can give here at most. The last line says after how many epochs finding once has paid. A target
-stands beside each number that has one."""
+find candidates, in turns too, after all of them have loaded their models. The last line says after how many epochs
+finding once has paid. A target stands beside each number that has one."""
 
 from __future__ import annotations
 
@@ -110,60 +106,19 @@ def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, St
     """What is measured, by name. Texts are made before the clock starts."""
     backend = plain_backend(training.tokenizer)
     texts = functools.cache(training.texts)
-    from asyncsgd.masking.tagger import load
-
-    bert = load(base.folder, "cpu").model  # type: ignore[attr-defined]
 
     def per_batch(find: Find, index: int) -> None:
         found_in(texts(index), find, backend)
         training.step("token", index)
 
-    def per_text(index: int) -> None:
-        for text in texts(index):
-            training.tokenizer(text, truncation=True, max_length=SEQ_LEN)
-            found_in([text], base, backend)
-        training.step("token", index)
-
-    def alone(index: int) -> None:
-        batch = training.batch("token", index)
-        with torch.inference_mode():
-            bert(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-
     rows: dict[str, Step] = {
         "uniform": functools.partial(training.step, "token"),
         "looked up": functools.partial(training.step, "candidates"),
         "BERT-base per batch": functools.partial(per_batch, base),
-        "BERT-base per text": per_text,
-        "BERT-base alone": alone,
     }
     if finder is not None:
         rows["--finder per batch"] = functools.partial(per_batch, finder)
     return rows
-
-
-def profile_of(training: Training, base: Find) -> list[str]:
-    """Where a step with the finder in its batch spends its time: its two parts, then the costliest operators."""
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    backend = plain_backend(training.tokenizer)
-    for index in range(2):  # the first one warms up
-        texts = training.texts(index)
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
-            with record_function("finder"):
-                found_in(texts, base, backend)
-            with record_function("training step"):
-                training.step("token", index)
-    events = profiled.key_averages()
-    parts = {event.key: event.cpu_time_total for event in events if event.key in ("finder", "training step")}
-    whole = sum(parts.values())
-    operators = sorted(
-        (event for event in events if event.key not in parts), key=lambda event: -event.self_cpu_time_total
-    )
-    lines = [f"{name:40} {time / 1000:9.1f} ms {time / whole:6.1%}" for name, time in parts.items()]
-    for event in operators[:5]:
-        time = event.self_cpu_time_total
-        lines.append(f"  {event.key:38} {time / 1000:9.1f} ms {time / whole:6.1%}   {event.count} calls")
-    return lines
 
 
 def measure(rows: dict[str, Step], texts: Callable[[int], Any], rounds: int) -> dict[str, list[float]]:
@@ -226,24 +181,6 @@ def seconds_to_find(
     return seconds
 
 
-def products(seconds: float) -> float:
-    """Matrix products a second, on one thread."""
-    torch.set_num_threads(1)
-    left, right = torch.randn(512, 768), torch.randn(768, 3072)
-    number, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        left @ right
-        number += 1
-    return number / (time.perf_counter() - began)
-
-
-def most_of_two_processes(rounds: int) -> list[float]:
-    """How many times as many matrix products two processes make as one, turn by turn: no finder can gain more."""
-    with Pool(2) as pool:
-        list(pool.map(products, [1.0, 1.0]))  # warms up
-        return [sum(pool.map(products, [1.0, 1.0])) / sum(pool.map(products, [1.0])) for _ in range(rounds)]
-
-
 def main() -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--data", default="pydocs", metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)")
@@ -253,9 +190,6 @@ def main() -> int:
     flags.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: 8)")
     flags.add_argument(
         "--find-texts", type=int, default=64, metavar="N", help="texts of the preprocessing (default: 64)"
-    )
-    flags.add_argument(
-        "--profile", action="store_true", help="say where a step with the finder spends its time, and stop"
     )
     flags.add_argument("--threads", type=int, default=available_cores(), metavar="N", help="of a training step")
     given = flags.parse_args()
@@ -269,9 +203,6 @@ def main() -> int:
             training = Training(name, given.data, given.batch_size, cache)
             if base is None:
                 base = Ner(str(save_base(training.tokenizer, Path(temporary) / "base"))).prepare([], cache)
-            if given.profile:
-                print(f"\n{name}, BERT-base in every batch", *profile_of(training, base), sep="\n")
-                continue
             seconds = measure(rows_of(training, base, finder), training.texts, given.rounds)
             print(f"\n{name}: milliseconds of a step, median of {given.rounds}; ratio to the lookup")
             targets = {"looked up": f"{LOOKUP_TARGET} of uniform", "BERT-base per batch": str(TARGETS[name])}
@@ -285,8 +216,6 @@ def main() -> int:
             print(
                 f"  making a batch alone: uniform {uniform:.2f}, looked up {looked_up:.2f}; ratio {beside}", flush=True
             )
-        if given.profile:
-            return 0
         found: dict[str, dict[int, list[float]]] = {}
         texts = [text for index in range(-(-given.find_texts // given.batch_size)) for text in training.texts(index)]
         for what, find, number in (("BERT-base", base, 1), ("--finder", finder, 20)):
@@ -302,11 +231,6 @@ def main() -> int:
             one, two = once[what] = [statistics.median(of) for of in of_number.values()]
             times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {ratio(of_number[1], of_number[2])}"
             print(f"  {what:22} {times} times as fast{told_target(str(PROCESSES_TARGET))}")
-        most = most_of_two_processes(given.rounds)
-        told = f"{statistics.median(most):.3f} [{min(most):.2f}, {max(most):.2f}]"
-        print(
-            f"  this machine: two processes make {told} times as many matrix products as one; no finder can gain more"
-        )
         row = "BERT-base per batch"
         saved = [(a - b) / given.batch_size for a, b in zip(seconds[row], seconds["looked up"], strict=True)]
         one, two = once["BERT-base"]

@@ -1,4 +1,4 @@
-"""``python -m analysis.candidates``: what a reader sees of a folder of candidates."""
+"""``python -m analysis candidates``: what a reader sees of a folder of candidates."""
 
 import json
 

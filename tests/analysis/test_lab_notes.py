@@ -159,4 +159,4 @@ def test_a_folder_without_runs_is_a_usage_error(tmp_path, capsys):
 
 
 def test_help_names_the_folder_that_the_sweep_of_the_notes_writes():
-    assert "python -m analysis.lab_notes runs/lab_notes " in parser().format_help()
+    assert "python -m analysis lab_notes runs/lab_notes " in parser().format_help()

@@ -1,4 +1,4 @@
-"""``python -m analysis.tasks``: what it prints and draws of several studies, and which it refuses."""
+"""``python -m analysis tasks``: what it prints and draws of several studies, and which it refuses."""
 
 from pathlib import Path
 
@@ -154,9 +154,9 @@ def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path, caps
     assert main([folders[0], again.format(first), again.format(first)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert f"is the same study as {first} and counts once; type: python -m analysis.tasks {first} ANOTHER_STUDY" in told
+    assert f"is the same study as {first} and counts once; type: python -m analysis tasks {first} ANOTHER_STUDY" in told
     assert main([*folders, again.format(first)]) == 2
-    assert capsys.readouterr().err.endswith(f"type: python -m analysis.tasks {' '.join(folders)}\n")
+    assert capsys.readouterr().err.endswith(f"type: python -m analysis tasks {' '.join(folders)}\n")
 
 
 def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path):

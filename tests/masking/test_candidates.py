@@ -215,7 +215,7 @@ def test_the_script_fills_a_folder_and_goes_on(tmp_path, capsys):
     assert run(command(tmp_path, "found", "--processes", "1")) == 0
     told = capsys.readouterr().out
     assert "texts have none" in told
-    assert "next   python -m analysis.candidates" in told
+    assert "next   python -m analysis candidates" in told
     before = contents(tmp_path / "found")
     next((tmp_path / "found").glob("chunk-*")).unlink()
     assert run(command(tmp_path, "found", "--processes", "1")) == 0

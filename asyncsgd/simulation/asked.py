@@ -1,0 +1,26 @@
+"""What a simulation is asked for: the flags of ``experiments/simulate.py``. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from asyncsgd.settings.flags import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The fields of `asyncsgd.simulation.simulate.SimulationSettings`."""
+
+    rule: str = setting("asynchronous", "NAME[:key=value,...]; help lists them")
+    workers: int = setting(8, "virtual workers", at_least=1, name="nproc")
+    problem: str = setting("quadratic", "NAME[:key=value,...]; help lists them")
+    speeds: str = setting("exponential:1", "NAME[:value,key=value,...]; help lists them", aliases=("times",))
+    learning_rate: float = setting(0.05, "constant", above=0)
+    samples: int | None = setting(None, "gradients, used or not", unset="no limit", at_least=1, example=10000)
+    budget_seconds: float | None = setting(
+        None, "virtual seconds", unset="no limit", above=0, example=1000, name="seconds"
+    )
+    evaluations: int = setting(8, "after the first, evenly over the budget", at_least=1)
+    network: str | None = setting(None, "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND", unset="none")
+    churn: str | None = setting(None, "leave:worker=N,seconds=S;join:worker=N,seconds=S;...", unset="all stay")
+    seed: int = setting(0, "of problem, samples and times", at_least=0, below=2**32)
