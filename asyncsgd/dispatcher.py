@@ -226,11 +226,12 @@ class Dispatcher:
     @property
     def cut_short(self) -> str | None:
         """Why a run with a larger budget would have gone on otherwise from here; None: it would not."""
-        return (
-            f"rule {self.server.rule.name} works in rounds, and the budget cuts one short"
-            if self.round_is_cut
-            else None
-        )
+        if not self.round_is_cut:
+            return None
+        rule = self.server.rule
+        if rule.in_rounds:
+            return f"rule {rule.name} works in rounds, and the budget cuts one short"
+        return "the workers of Hogwild are given no more than the budget"
 
     def draw_again(self, worker: int) -> None:
         """The gradient that `worker` has in flight is lost where a run stops; the next one takes the time of this."""

@@ -42,13 +42,11 @@ from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.all_ranks import TIMEOUT
-from asyncsgd.runtime.base import POLL_SECONDS, NeverSaves, Result, TrainingClock
+from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, NeverSaves, Result, TrainingClock
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Fit, Sink
-from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
-from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
@@ -68,6 +66,7 @@ from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, Proces
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
+from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest, held
@@ -120,7 +119,7 @@ class Run:
         """The checkpoint that the run goes on from."""
         return None if self.record.folder is None else self.record.folder.resume
 
-    def go_on(self, runtime: ParameterServer | Fit) -> None:
+    def go_on(self, runtime: Fit) -> None:
         """Give a new runtime the state that the run goes on from, if there is one."""
         if self.resume is not None:
             runtime.load_state_dict(self.resume.load(self.flat.parameters.device))
@@ -638,25 +637,43 @@ def _serve(
     optimizer: Optimizer | StepTakenByWorker,
     dead: Dead = lambda worker, seconds: None,
 ) -> Result:
-    runtime = Hogwild if isinstance(optimizer, StepTakenByWorker) else ParameterServer
-    server = Server(transport.parameters, run.setup.rule, optimizer, run.course.schedule, transport.writing)
+    course, rule, clock = run.course, run.setup.rule, TrainingClock()
+    stepping = transport if isinstance(optimizer, StepTakenByWorker) else None
+    assert stepping is None or isinstance(stepping, SharedMemoryServer)
+    server = Server(transport.parameters, rule, optimizer, course.schedule, transport.writing)
     run.record.rule_acted = server.rule_acted
-    serving = runtime(
+    # A step that was taken cannot be discarded, so workers that step are given no more than the budget.
+    samples = course.budget.to_hand_out(rule) if stepping is None else course.budget.samples
+    dispatcher = Dispatcher(
         server,
-        transport,
-        run.task,
+        Batches(samples, run.task.batch_size),
         num_workers=num_workers,
         batch_size=run.task.batch_size,
-        budget=run.course.budget,
-        evaluations=run.course.evaluations,
-        layout=run.flat.layout.fingerprint,
-        report=run.record,
-        saver=run.saver,
+        clock=lambda: clock.seconds,
+        spent=course.budget.spent_by,
+    )
+    workers = Workers(
+        dispatcher,
+        transport,
+        run.task,
+        num_workers,
+        clock,
+        stepping=stepping,
         dead=dead,
         stop_requested=run.stop_requested,
     )
-    run.go_on(serving)
-    result = serving.run()
+    method = RuleMethod(dispatcher, lambda: clock.seconds)
+    sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
+    fit = Fit(method, workers, course.budget, course.evaluations, sink)
+    run.go_on(fit)
+    try:
+        workers.meet(run.flat.layout.fingerprint)
+        result = fit.run()
+    except Interrupted:  # while workers came up
+        result = Result(INTERRUPTED, "interrupted by the user")
+    finally:
+        for left in workers.close():  # nothing may change any more, so the rule does not hear of them
+            run.record(dispatcher.drop(left.worker, left.reason))
     if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
         with torch.no_grad():
             run.flat.parameters.copy_(transport.parameters)

@@ -212,6 +212,8 @@ class Collective:
         ahead: given the next batch, how many the ranks compute at once; None: as many as are in flight.
     """
 
+    anew = False
+
     def __init__(
         self,
         flights: Dispatcher,
@@ -230,10 +232,6 @@ class Collective:
     def now(self) -> float:
         return self._clock.seconds
 
-    @property
-    def settled(self) -> bool:
-        return not self._computed
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         try:
@@ -247,17 +245,25 @@ class Collective:
     def next(self, until: float) -> Arrived | None:
         if not self._clock.running:
             self._clock.resume()
-        if self.settled:
+        if not self._computed:
             if self.now >= until:
                 return None
             first = self._flights.batches_of(self._started[0][0])[0][1]
             count = len(self._started) if self._ahead is None else self._ahead(first)
             self._computed.extend(self._ranks.update(first, count))
             self._optimizer.norm = self._ranks.replica.norm
+        return self._arrived()
+
+    def settle(self) -> Iterator[Arrived]:
+        while self._computed:
+            yield self._arrived()
+
+    def _arrived(self) -> Arrived:
         worker, dispatch = self._started.popleft()
         gradient, taken = self._computed.popleft()
         launch = self._flights.launch_of(worker)
-        return Arrived(worker, dispatch, launch.version, torch.empty(0), gradient, self.now - launch.seconds, taken)
+        seconds = self.now - launch.seconds
+        return Arrived(worker, dispatch, launch.version, torch.empty(0), gradient, seconds, taken)
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()

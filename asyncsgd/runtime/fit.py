@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -30,7 +30,18 @@ from asyncsgd.records.events import (
     StagesUsed,
     Taken,
 )
-from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge, NeverSaves, Report, Result, Saver, diverged
+from asyncsgd.runtime.base import (
+    STOPPED,
+    Budget,
+    EvaluationPoints,
+    Interrupted,
+    Judge,
+    NeverSaves,
+    Report,
+    Result,
+    Saver,
+    diverged,
+)
 
 
 class Joined(NamedTuple):
@@ -104,6 +115,10 @@ class Method(Protocol):
     def react(self, happened: Happened) -> Step:
         """What follows."""
 
+    @property
+    def present(self) -> Sequence[int]:
+        """Who takes part, in the order in which all leave where a run goes on and what was in flight is lost."""
+
     def extend(self) -> tuple[Launched, Record | None]:
         """Start who was to start when the budget of the state that was loaded was spent, and the record of it."""
 
@@ -126,8 +141,8 @@ class Backend(Protocol):
         """The workers that are there from the beginning, in the order in which they join."""
 
     @property
-    def settled(self) -> bool:
-        """Whether the method has heard of all that has changed what is evaluated; else no state can be taken."""
+    def anew(self) -> bool:
+        """Whether what was in flight is lost where a run goes on: then everybody leaves and joins again."""
 
     def running(self) -> AbstractContextManager[None]:
         """A context around all that happens after the first evaluation."""
@@ -143,8 +158,15 @@ class Backend(Protocol):
     def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
         """Start what is launched, and stop the rest; see `Step`."""
 
+    def settle(self) -> Iterable[Arrived]:
+        """What has changed what is evaluated and was not told yet; from here on nothing does, until `next`."""
+
     def evaluate(self, parameters: Tensor) -> Measured:
-        """Evaluate `parameters` exactly."""
+        """Evaluate `parameters` exactly.
+
+        Raises:
+            Nobody: if nobody is left to do it.
+        """
 
     def state_dict(self) -> Plain:
         """See `asyncsgd.packing`."""
@@ -188,6 +210,7 @@ class Fit:
         self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
+        self._evaluation_due = False  # the run was stopped amid one
 
     @property
     def train_seconds(self) -> float:
@@ -200,24 +223,36 @@ class Fit:
         Returns:
             DONE; DIVERGED when a loss is not finite; FAILED when nothing can happen any more; INTERRUPTED.
         """
-        goes_on, saver = bool(self.evaluations), self._sink.saver
+        try:
+            result = self._run()
+        except Interrupted:
+            result = Result(INTERRUPTED, "interrupted by the user")
+        except Nobody as why:
+            result = Result(FAILED, str(why))
+        if result.status == INTERRUPTED and self.evaluations:
+            self._save()
+        return self._judge.with_best(result)
+
+    def _run(self) -> Result:
+        method, backend, saver = self._method, self._backend, self._sink.saver
+        goes_on = bool(self.evaluations)
         result = self._go_on() if goes_on else self._evaluate()
         if result is None and self._budget.samples != 0:
-            with self._backend.running():
-                for worker in () if goes_on else self._backend.present:
+            with backend.running():
+                for worker in backend.present if backend.anew or not goes_on else ():
                     self._react(Joined(worker))
                 while result is None:
                     result = self._advance()
-                    if result is None and self._backend.settled and saver.due(self._method.num_samples):
+                    if result is None and saver.due(method.num_samples):
                         self._save()
-            if result.status == INTERRUPTED:
-                self._save()
-        if (result is None or result.status == DONE) and self.evaluations[-1].version != self._method.version:
-            result = self._evaluate(last=True) or Result(DONE)
+        if result is None or result.status == DONE:
+            self._settle()
+            if self.evaluations[-1].version != method.version:
+                result = self._evaluate(last=True)
         result = result or Result(DONE)
-        if result.status == DONE and self.num_arrivals and saver.due(self._method.num_samples, at_end=True):
+        if result.status == DONE and self.num_arrivals and saver.due(method.num_samples, at_end=True):
             self._save()
-        return self._judge.with_best(result)
+        return result
 
     def state_dict(self) -> Plain:
         """All that decides the rest of a run that was stopped; see `asyncsgd.packing`.
@@ -231,6 +266,7 @@ class Fit:
             "judge": self._judge.state_dict(),
             "evaluations": pack(self.evaluations),
             "num_arrivals": self.num_arrivals,
+            "evaluation_due": self._evaluation_due,
         }
 
     def load_state_dict(self, state: Plain) -> None:
@@ -240,9 +276,15 @@ class Fit:
         self._points.load_state_dict(state["points"])
         self._judge.load_state_dict(state["judge"])
         self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.records.events"))
-        self.num_arrivals = state["num_arrivals"]
+        self.num_arrivals, self._evaluation_due = state["num_arrivals"], state["evaluation_due"]
+
+    def _settle(self) -> None:
+        """Let the method hear of all that has changed what is evaluated."""
+        for arrived in self._backend.settle():
+            self._tell(arrived)
 
     def _save(self) -> None:
+        self._settle()
         self._sink.saver.save(
             self.state_dict(),
             version=self._method.version,
@@ -252,27 +294,32 @@ class Fit:
         )
 
     def _go_on(self) -> Result | None:
-        """Start what the smaller budget of the state had kept from starting; the result, if the run had ended."""
-        result = self._judge.verdict()
-        if result is None:
-            launched, record = self._method.extend()
-            self._backend.follow(launched)
+        """Bring the run to where its state left it; the result, if it had ended, or ends with an evaluation that was
+        due. What the smaller budget of that state had kept from starting starts.
+        """
+        method, backend = self._method, self._backend
+        spent = self._budget.spent_by(method.num_samples)
+        if not self._evaluation_due and (ended := self._judge.verdict() or (Result(DONE) if spent else None)):
+            return ended
+        if backend.anew:
+            for worker in method.present:
+                self._tell(Left(worker, STOPPED))
+        else:
+            launched, record = method.extend()
+            backend.follow(launched)
             if record is not None:
                 self._report(record)
-        return result
+        return self._evaluate(last=spent) if self._evaluation_due else None
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
-        if self._backend.settled and self._sink.stop_requested():
-            return Result(INTERRUPTED, "interrupted by the user")
+        if self._sink.stop_requested():
+            raise Interrupted
         if self._budget.spent_by(self._method.num_samples):
             return Result(DONE)
         limit = math.inf if self._budget.seconds is None else self._budget.seconds
-        try:
-            # At a point of time all that arrived up to then has been applied.
-            happened = self._backend.next(limit if self._points.by_samples else min(limit, self._points.next))
-        except Nobody as why:
-            return Result(FAILED, str(why))
+        # At a point of time all that arrived up to then has been applied.
+        happened = self._backend.next(limit if self._points.by_samples else min(limit, self._points.next))
         if happened is not None:
             return self._react(happened)
         now = self._backend.now
@@ -283,21 +330,14 @@ class Fit:
         return Result(DONE) if now >= limit else None
 
     def _react(self, happened: Happened) -> Result | None:
-        """Tell the method, carry out what follows, write it down, and evaluate if a point is passed."""
-        method = self._method
-        step = method.react(happened)
-        self._backend.follow(step.launched, step.abandoned, step.lost)
-        if self._sink.report is not None:
-            self._sink.report(step.record())
-        if isinstance(happened, Arrived):
-            self.num_arrivals += 1
-            if not math.isfinite(happened.gradient.loss):
-                what = (
-                    f"the loss of worker {happened.worker} at version {happened.read_version} is "
-                    f"{happened.gradient.loss}"
-                )
-                self._report(Fault(what, happened.worker, method.version, self.train_seconds))
-                return diverged(what)
+        """Tell the method what happened, and evaluate if a point is passed."""
+        method, step = self._method, self._tell(happened)
+        if isinstance(happened, Arrived) and not math.isfinite(happened.gradient.loss):
+            what = (
+                f"the loss of worker {happened.worker} at version {happened.read_version} is {happened.gradient.loss}"
+            )
+            self._report(Fault(what, happened.worker, method.version, self.train_seconds))
+            return diverged(what)
         passed = (
             self._points.by_samples and step.changed and self._points.passed(method.num_samples, self.train_seconds)
         )
@@ -305,12 +345,23 @@ class Fit:
             return self._evaluate() or Result(DONE)
         return self._evaluate() if passed else None
 
+    def _tell(self, happened: Happened) -> Step:
+        """Tell the method, carry out what follows, and write it down."""
+        step = self._method.react(happened)
+        self._backend.follow(step.launched, step.abandoned, step.lost)
+        if self._sink.report is not None:
+            self._sink.report(step.record())
+        self.num_arrivals += isinstance(happened, Arrived)
+        return step
+
     def _evaluate(self, *, last: bool = False) -> Result | None:
-        method = self._method
+        method, self._evaluation_due = self._method, True
+        self._settle()
         measured = self._backend.evaluate(method.parameters)
         version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         self.evaluations.append(evaluation)
+        self._evaluation_due = False
         self._report(evaluation)
         if measured.peak_bytes:
             self._report(MemoryUsed(measured.peak_bytes, version, num_samples, seconds))

@@ -86,7 +86,7 @@ class Replay:
 
     present: Sequence[int] = ()
     """Everybody joins by the log."""
-    now, settled = 0.0, True
+    now, anew = 0.0, False
 
     def __init__(
         self,
@@ -139,6 +139,9 @@ class Replay:
 
     def running(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def settle(self) -> tuple[()]:
+        return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:
         """Evaluations change nothing, so they are left out."""

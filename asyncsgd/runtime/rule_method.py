@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from asyncsgd.dispatcher import Dispatcher, Launched
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import Record
+from asyncsgd.runtime.base import STOPPED
 from asyncsgd.runtime.fit import Arrived, Happened, Joined, Step
 
 
@@ -56,8 +57,15 @@ class RuleMethod:
         if isinstance(happened, Joined):
             launched, record = dispatcher.join(happened.worker)
         else:
+            if happened.reason == STOPPED and happened.worker in self._server.in_flight:
+                dispatcher.draw_again(happened.worker)
             launched, record = dispatcher.leave(happened.worker, happened.reason)
         return Step(launched, record.abandoned, record.lost, bool(record.uses), lambda: record)
+
+    @property
+    def present(self) -> Sequence[int]:
+        busy = self._server.in_flight
+        return sorted(self._server.workers, key=lambda worker: (worker in busy, worker))
 
     def extend(self) -> tuple[Launched, Record | None]:
         return self._dispatcher.extend()

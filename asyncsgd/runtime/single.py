@@ -33,7 +33,7 @@ class Single:
         num_workers: how many pretend workers.
     """
 
-    settled = True
+    anew = False
 
     def __init__(self, flights: Dispatcher, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
         self.present = range(num_workers)
@@ -68,6 +68,9 @@ class Single:
         launch = self._flights.launch_of(worker)
         vector = self._worker.flat.gradients
         return Arrived(worker, dispatch, launch.version, vector, gradient, self.now - launch.seconds, taken)
+
+    def settle(self) -> tuple[()]:
+        return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()

@@ -69,7 +69,7 @@ class Heap:
         churn: who leaves and joins when, in the order of time.
     """
 
-    settled = True
+    anew = False
 
     def __init__(
         self,
@@ -98,6 +98,9 @@ class Heap:
 
     def running(self) -> AbstractContextManager[None]:
         return _rare_collections()
+
+    def settle(self) -> tuple[()]:
+        return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:
         return self._measure(parameters)

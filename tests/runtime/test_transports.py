@@ -13,16 +13,19 @@ import torch
 from tasks import Classes
 
 from asyncsgd.batches import Batches
+from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous
-from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.base import Budget, TrainingClock
+from asyncsgd.runtime.fit import Fit, Sink
+from asyncsgd.runtime.rule_method import RuleMethod
 from asyncsgd.runtime.transport import messages
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError
 from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Lost, Ready, Stop
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
+from asyncsgd.runtime.workers import Workers
 from asyncsgd.server import Server
 from asyncsgd.tasks.base import encode_sums
 
@@ -72,9 +75,14 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(make):
     ]
     x = transport.parameters
     server = Server(x, Asynchronous(), Optimizer(x, size, SGD()), lambda num_samples: 1.0, transport.writing)
-    given = {"batch_size": 2, "budget": Budget(samples=600), "evaluations": 1, "layout": "layout"}
+    budget, clock = Budget(samples=600), TrainingClock()
+    flights = Dispatcher(server, Batches(None, 2), num_workers=3, batch_size=2, spent=budget.spent_by)
+    processes = Workers(flights, transport, Classes(), 3, clock)
+    fit = Fit(RuleMethod(flights, lambda: clock.seconds), processes, budget, 1, Sink(records.append))
     try:
-        result = ParameterServer(server, transport, Classes(), num_workers=3, report=records.append, **given).run()
+        processes.meet("layout")
+        result = fit.run()
+        processes.close()
         assert (result.status, server.version) == ("DONE", 300)
         assert torch.equal(x, torch.full((size,), 300.0))
         for worker in workers:
