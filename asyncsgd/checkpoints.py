@@ -35,7 +35,7 @@ from asyncsgd.errors import UsageError, reason
 from asyncsgd.packing import Plain
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed
-from asyncsgd.records.run_folder import RunFolder, write_json
+from asyncsgd.records.run_folder import RunFolder, sync, write_json
 
 SCHEMA = 3
 """Of the state and of what is kept beside it. Another one is refused by name."""
@@ -170,7 +170,7 @@ class StateWriter:
                 os.fsync(file.fileno())
             done = Written(name, sha256_of(partial))
             os.replace(partial, path)
-            _sync_folder(self._folder)
+            sync(self._folder)
         except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -219,8 +219,10 @@ class Checkpoints:
         if not error:
             made = Checkpoint(name=written.name, sha256=written.sha256, **mark)
             try:
+                sync(self._run / EVENTS)  # the records first: a description is of no use without those it names
+                sync(self._run)
                 write_json(folder / f"{made.name}.json", dataclasses.asdict(made))
-                _sync_folder(folder)
+                sync(folder)
             except OSError as failed:
                 error = reason(failed)
         if error:
@@ -387,12 +389,3 @@ def _descriptions(folder: Path) -> list[Path]:
 def _all(folder: Path) -> list[Checkpoint]:
     """Those whose description can be read, oldest first."""
     return [found for path in _descriptions(folder) if (found := _read(path)) is not None]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

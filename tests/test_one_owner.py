@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -111,7 +112,8 @@ def test_a_summary_is_the_old_one_or_all_of_the_new_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
-def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(tmp_path):
+def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncsgd.records.run_folder.FULL_SECONDS", 0.2)
     folder, records = RunFolder(tmp_path), []
     asyncsgd.train(Plane(), report=records.append, **SMALL)
     arrivals = [record for record in records if record.kind == "arrival"]
@@ -124,3 +126,20 @@ def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(
         folder.write_summary({"status": "DONE"})
     folder.close()
     assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
+def test_a_disk_that_is_full_for_a_moment_is_waited_for(tmp_path):
+    folder, records = RunFolder(tmp_path), []
+    asyncsgd.train(Plane(), report=records.append, **SMALL)
+    events = folder._events.fileno()
+    disk, full = os.dup(events), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, events)
+    freed = threading.Timer(1.0, os.dup2, (disk, events))
+    freed.start()
+    for record in records:
+        folder.append(record)
+    folder.write_summary({"status": "DONE"})
+    folder.close()
+    freed.join()
+    assert [line["kind"] for line in Finished(tmp_path).records()] == ["header", *(record.kind for record in records)]

@@ -1,11 +1,14 @@
 """A run that was stopped and goes on from a checkpoint is the run that was never stopped."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
 import signal
+import stat
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -374,6 +377,48 @@ def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_t
     assert early.summary["stopped_early"] is not None
     for name in ("stopped_early", "message", "num_samples", "num_updates", "parameters_sha256"):
         assert longer.summary[name] == early.summary[name]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks up the files of descriptors in /proc")
+def test_a_checkpoint_gets_its_name_when_its_records_and_its_state_outlive_a_power_cut(tmp_path, monkeypatch):
+    """By the order of system calls: a power cut may undo all that was not synced, names in a folder too."""
+    sync, replace, safe, named, wrong = os.fsync, os.replace, {}, [], []
+
+    def synced(descriptor):
+        safe[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        sync(descriptor)
+
+    def renamed(old, new):
+        if Path(new).parent.name == "checkpoints" and Path(new).suffix == ".json":
+            content = json.loads(Path(old).read_text())
+            named.append(content["name"])
+            if safe.get(str(tmp_path / "run" / "events.jsonl"), 0) < content["events_bytes"]:
+                wrong.append(f"records of {named[-1]}")
+            if not safe.get(str(Path(new).with_suffix(".pt"))) or str(Path(new).parent) not in safe:
+                wrong.append(f"state of {named[-1]}")
+        if Path(new).suffix == ".pt":
+            safe.pop(str(Path(new).parent), None)  # until the folder is synced again
+            safe[str(new)] = safe.pop(str(old), 0)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    train(tmp_path / "run", checkpoint_every=40)
+    assert len(named) > 1
+    assert wrong == []
+
+
+def test_a_folder_that_cannot_be_synced_is_borne(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def refused(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refused)
+    train(tmp_path / "run", checkpoint_every=40)
+    assert checkpointed(tmp_path / "run")[-1] == SAMPLES
 
 
 def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(tmp_path, monkeypatch, capsys):

@@ -6,10 +6,12 @@ Analysis reads these files and nothing else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +29,8 @@ LAST_MODEL, BEST_MODEL = "model", "best_model"
 """Folders of models."""
 DISCARDED = "events.discarded.jsonl"
 """Records of what is computed again."""
+FULL_SECONDS = 5.0
+"""How long a record waits for space on a full disk, before the run ends."""
 
 
 def find_run(name: str | Path) -> Path:
@@ -129,14 +133,15 @@ class RunFolder:
             OSError: if this record, or one before it, cannot be written.
         """
         self._check()
-        self._events.write(encoded(record))
+        line = encoded(record)
+        self._patiently(lambda: self._events.write(line))
         if record.kind != "arrival":
-            self._events.flush()
+            self._patiently(self._events.flush)
 
     def flushed_bytes(self) -> int:
         """Write all records; the length of events.jsonl with them."""
         self._check()
-        self._events.flush()
+        self._patiently(self._events.flush)
         return os.fstat(self._events.fileno()).st_size
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -154,6 +159,18 @@ class RunFolder:
         with contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
             self._events.close()
 
+    def _patiently(self, write: Callable[[], object]) -> None:
+        """Write, and try again for `FULL_SECONDS` where the disk is full: somebody may free some space."""
+        end = time.monotonic() + FULL_SECONDS
+        while True:
+            try:
+                write()
+                return
+            except OSError as error:  # what could not be written is still in the buffer
+                if error.errno != errno.ENOSPC or time.monotonic() >= end:
+                    raise
+                time.sleep(0.1)
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -161,7 +178,7 @@ class RunFolder:
     def _flush_regularly(self) -> None:
         while not self._closed.wait(FLUSH_SECONDS):
             try:
-                self._events.flush()
+                self._patiently(self._events.flush)
             except OSError as error:
                 self._failure = error
                 return
@@ -188,6 +205,18 @@ def own(path: Path) -> BinaryIO:
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path / EVENTS)):
                 return file
         file.close()  # its owner has renamed it after we opened it, so another folder is in its place now
+
+
+def sync(path: Path) -> None:
+    """Make what a file holds, or the names in a folder, outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot do so with a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
