@@ -25,7 +25,6 @@ from torch import Tensor
 from asyncsgd import modes
 from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver
-from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, model_at, save_model
@@ -45,7 +44,8 @@ from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, NeverSaves, Result, TrainingClock
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
-from asyncsgd.runtime.fit import Fit, Sink
+from asyncsgd.runtime.dispatcher import Dispatcher
+from asyncsgd.runtime.fit import Backend, Fit, Sink
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import (
@@ -58,7 +58,6 @@ from asyncsgd.runtime.rank_process import (
     serve_rank,
 )
 from asyncsgd.runtime.ranks import Launch, Noticeboard, end_with_launcher
-from asyncsgd.runtime.rule_method import RuleMethod
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.runtime.transport.messages import ServerEnd
@@ -510,24 +509,38 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = run.setup.runtime
     assert isinstance(runtime, modes.InProcess)
-    task, course = run.task, run.course
-    server = Server(run.flat.parameters, run.setup.rule, _optimizer(run), course.schedule)
-    run.record.rule_acted = server.rule_acted
-    batches, clock = Batches(course.budget.to_hand_out(server.rule), task.batch_size), TrainingClock()
-    dispatcher = Dispatcher(
+    server = Server(run.flat.parameters, run.setup.rule, _optimizer(run), run.course.schedule)
+    run.record.rule_acted, clock = server.rule_acted, TrainingClock()
+    dispatcher = _dispatcher(run, server, clock, runtime.accumulate)
+    worker = run.assignment().worker(run.flat)
+    return _fit(run, dispatcher, Single(dispatcher, worker, clock, runtime.accumulate)).run()
+
+
+def _dispatcher(
+    run: Run, server: Server, clock: TrainingClock, num_workers: int, *, all_of_budget: bool = False
+) -> Dispatcher:
+    """The method of a run under the measured clock.
+
+    Args:
+        all_of_budget: whether workers are given no more than the budget, also by rules that are not in rounds.
+    """
+    budget, batch_size = run.course.budget, run.task.batch_size
+    return Dispatcher(
         server,
-        batches,
-        num_workers=runtime.accumulate,
-        batch_size=task.batch_size,
+        Batches(budget.samples if all_of_budget else budget.to_hand_out(server.rule), batch_size),
+        num_workers=num_workers,
+        batch_size=batch_size,
         clock=lambda: clock.seconds,
-        spent=course.budget.spent_by,
+        spent=budget.spent_by,
     )
-    backend = Single(dispatcher, run.assignment().worker(run.flat), clock, runtime.accumulate)
+
+
+def _fit(run: Run, method: Dispatcher, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
+    """The loop, where the run goes on from."""
     sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
-    method = RuleMethod(dispatcher, lambda: clock.seconds)
-    fit = Fit(method, backend, course.budget, course.evaluations, sink)
+    fit = Fit(method, backend, run.course.budget, run.course.evaluations, sink, parameters)
     run.go_on(fit)
-    return fit.run()
+    return fit
 
 
 def _optimizer(run: Run) -> Optimizer:
@@ -637,21 +650,12 @@ def _serve(
     optimizer: Optimizer | StepTakenByWorker,
     dead: Dead = lambda worker, seconds: None,
 ) -> Result:
-    course, rule, clock = run.course, run.setup.rule, TrainingClock()
     stepping = transport if isinstance(optimizer, StepTakenByWorker) else None
     assert stepping is None or isinstance(stepping, SharedMemoryServer)
-    server = Server(transport.parameters, rule, optimizer, course.schedule, transport.writing)
-    run.record.rule_acted = server.rule_acted
-    # A step that was taken cannot be discarded, so workers that step are given no more than the budget.
-    samples = course.budget.to_hand_out(rule) if stepping is None else course.budget.samples
-    dispatcher = Dispatcher(
-        server,
-        Batches(samples, run.task.batch_size),
-        num_workers=num_workers,
-        batch_size=run.task.batch_size,
-        clock=lambda: clock.seconds,
-        spent=course.budget.spent_by,
-    )
+    server = Server(transport.parameters, run.setup.rule, optimizer, run.course.schedule, transport.writing)
+    run.record.rule_acted, clock = server.rule_acted, TrainingClock()
+    # A step that was taken cannot be discarded.
+    dispatcher = _dispatcher(run, server, clock, num_workers, all_of_budget=stepping is not None)
     workers = Workers(
         dispatcher,
         transport,
@@ -662,10 +666,7 @@ def _serve(
         dead=dead,
         stop_requested=run.stop_requested,
     )
-    method = RuleMethod(dispatcher, lambda: clock.seconds)
-    sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
-    fit = Fit(method, workers, course.budget, course.evaluations, sink)
-    run.go_on(fit)
+    fit = _fit(run, dispatcher, workers)
     try:
         workers.meet(run.flat.layout.fingerprint)
         result = fit.run()
@@ -728,20 +729,8 @@ def _lead_ranks(run: Run, training: Training) -> Result:
 
         rule, num_workers = Asynchronous(), 2
         ahead = Ahead(course.budget, course.evaluations, task.batch_size)
-    server = Server(torch.empty(0), rule, optimizer, course.schedule)
-    dispatcher = Dispatcher(
-        server,
-        Batches(course.budget.to_hand_out(rule), task.batch_size),
-        num_workers=num_workers,
-        batch_size=task.batch_size,
-        clock=lambda: clock.seconds,
-        spent=course.budget.spent_by,
-    )
-    backend = Collective(dispatcher, ranks, optimizer, clock, num_workers, ahead)
-    sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
-    method = RuleMethod(dispatcher, lambda: clock.seconds)
-    fit = Fit(method, backend, course.budget, course.evaluations, sink, ranks.parameters)
-    run.go_on(fit)
+    dispatcher = _dispatcher(run, Server(torch.empty(0), rule, optimizer, course.schedule), clock, num_workers)
+    fit = _fit(run, dispatcher, Collective(dispatcher, ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
     result, parameters = fit.run(), ranks.parameters()
     if parameters is not run.flat.parameters:
         with torch.no_grad():

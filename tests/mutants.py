@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lost worker's batch is not handed out again",
-        "asyncsgd/dispatcher.py",
+        "asyncsgd/runtime/dispatcher.py",
         "        if dispatch is not None:\n            self._take_back(worker)\n",
         "",
         "tests/test_churn.py",

@@ -14,7 +14,7 @@ FLOORS = """
 __main__ delay_factors errors numbers packing prefetching schedules signals torchrun flat named_choices records
 batches data hardware optimizers rules settings simulation.churn simulation.problems simulation.speeds
 masking
-checkpoints models origin modes server study.config dispatcher recorded_run study.arms tasks
+checkpoints models origin modes server study.config recorded_run study.arms tasks
 evaluation study.finetuning stages study.registration throughput worker profiling study.plan
 runtime
 experiment simulation fitting training scripts

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asyncsgd.dispatcher import Dispatcher, Launched
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.packing import Plain, pack, unpack
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.fit import Arrived
+from asyncsgd.runtime.dispatcher import Dispatcher
+from asyncsgd.runtime.fit import Arrived, Launched
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from asyncsgd.dispatcher import Launched
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, pack, unpack
 from asyncsgd.records.events import (
@@ -42,6 +41,13 @@ from asyncsgd.runtime.base import (
     Saver,
     diverged,
 )
+
+
+class Launched(NamedTuple):
+    """Gradients that start now, in order."""
+
+    workers: Sequence[int]
+    dispatches: Sequence[int]
 
 
 class Joined(NamedTuple):

@@ -25,15 +25,14 @@ import msgspec
 from torch import Tensor
 
 from asyncsgd.batches import Source, count_batches
-from asyncsgd.dispatcher import Dispatcher, Launched
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, unpack
 from asyncsgd.records.events import Event, Membership, Record, Taken
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Left, Nobody, Sink
+from asyncsgd.runtime.dispatcher import Dispatcher
+from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Launched, Left, Nobody, Sink
 from asyncsgd.runtime.log import LogRecord
-from asyncsgd.runtime.rule_method import RuleMethod
 from asyncsgd.server import Server
 
 COMPARED = ("batches", "weight", "num_samples", "outcome", "uses", "drops", "abandoned", "version", "total_samples")
@@ -65,7 +64,7 @@ def follows(state: Plain, records: Sequence[LogRecord]) -> bool:
     what they had in flight was computed at versions that no checkpoint has, unless it was lost: the run went on from
     there.
     """
-    launches = unpack(state["dispatcher"]["launches"], classes_in("asyncsgd.dispatcher"))
+    launches = unpack(state["dispatcher"]["launches"], classes_in("asyncsgd.runtime.dispatcher"))
     flights = {dispatch: launches[worker] for worker, dispatch, *_ in state["server"]["in_flight"]}
     known = {dispatch for dispatch, launch in flights.items() if launch is not None and launch.point is not None}
     arrivals = [record for record in records if record["kind"] == "arrival"]
@@ -115,8 +114,7 @@ class Replay:
 
     def go_on_from(self, state: Plain) -> None:
         """Begin at a checkpoint, where `follows` allows it; the records are those after it."""
-        self._server.load_state_dict(state["server"])
-        self._dispatcher.load_state_dict(state["dispatcher"])
+        self._dispatcher.load_state_dict(state)
         self._rates = {w: self._dispatcher.launch_of(w).learning_rate for w in self._server.in_flight}
         if "computation" in state:
             self._computation.load_state_dict(state["computation"])
@@ -132,7 +130,7 @@ class Replay:
         server = self._server
         sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
         try:
-            Fit(RuleMethod(self._dispatcher, lambda: 0.0), self, Budget(), 1, sink).run()
+            Fit(self._dispatcher, self, Budget(), 1, sink).run()
         except Differs as differs:
             return differs.difference
         return None

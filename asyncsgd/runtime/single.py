@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from asyncsgd.dispatcher import Dispatcher, Launched
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.packing import Plain, pack, unpack
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.fit import Arrived
+from asyncsgd.runtime.dispatcher import Dispatcher
+from asyncsgd.runtime.fit import Arrived, Launched
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.worker import Worker
 

@@ -26,14 +26,13 @@ import numpy as np
 from torch import Tensor
 
 from asyncsgd.batches import Source
-from asyncsgd.dispatcher import MANY, Dispatcher, Launched
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, pack, unpack
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import Budget, NeverSaves, Report, Saver
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Left, Nobody, Sink
-from asyncsgd.runtime.rule_method import RuleMethod
+from asyncsgd.runtime.dispatcher import MANY, Dispatcher
+from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Launched, Left, Nobody, Sink
 from asyncsgd.server import Server
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
 from asyncsgd.simulation.speeds import Network, Sampler
@@ -302,4 +301,4 @@ class Virtual(Fit):
         )
         heap = Heap(dispatcher, computation, sampler, measure, num_workers=num_workers, network=network, churn=churn)
         sink = Sink(report, saver or NeverSaves(), stop_requested)
-        super().__init__(RuleMethod(dispatcher, clock), heap, budget, evaluations, sink)
+        super().__init__(dispatcher, heap, budget, evaluations, sink)

@@ -23,11 +23,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from asyncsgd.dispatcher import Dispatcher, Launched
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.packing import Plain
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
-from asyncsgd.runtime.fit import Arrived, Happened, Left, Nobody
+from asyncsgd.runtime.dispatcher import Dispatcher
+from asyncsgd.runtime.fit import Arrived, Happened, Launched, Left, Nobody
 from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,

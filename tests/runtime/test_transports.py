@@ -13,13 +13,12 @@ import torch
 from tasks import Classes
 
 from asyncsgd.batches import Batches
-from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget, TrainingClock
+from asyncsgd.runtime.dispatcher import Dispatcher
 from asyncsgd.runtime.fit import Fit, Sink
-from asyncsgd.runtime.rule_method import RuleMethod
 from asyncsgd.runtime.transport import messages
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError
 from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Lost, Ready, Stop
@@ -78,7 +77,7 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(make):
     budget, clock = Budget(samples=600), TrainingClock()
     flights = Dispatcher(server, Batches(None, 2), num_workers=3, batch_size=2, spent=budget.spent_by)
     processes = Workers(flights, transport, Classes(), 3, clock)
-    fit = Fit(RuleMethod(flights, lambda: clock.seconds), processes, budget, 1, Sink(records.append))
+    fit = Fit(flights, processes, budget, 1, Sink(records.append))
     try:
         processes.meet("layout")
         result = fit.run()

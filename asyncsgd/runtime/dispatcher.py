@@ -1,4 +1,4 @@
-"""Who starts what: turns the server's outcomes into gradients in flight, and arrivals into records.
+"""A server with a rule as the method of a run: turns its outcomes into gradients in flight, and arrivals into records.
 
 The server says what a rule's reply asks for. The dispatcher gives the workers named there their next batches. It takes
 back the batches of gradients that were abandoned or lost. It remembers where and when each gradient in flight started.
@@ -8,7 +8,6 @@ it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,10 @@ from torch import Tensor
 
 from asyncsgd.batches import OwnStreams, Source, count_batches
 from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import Event, Extended, Gradient, Membership, Range, Started, Taken, arrival
+from asyncsgd.records.events import Event, Extended, Membership, Range, Started, arrival
 from asyncsgd.rules.base import Start
+from asyncsgd.runtime.base import STOPPED
+from asyncsgd.runtime.fit import Arrived, Happened, Joined, Launched, Step
 from asyncsgd.server import Outcome, Server, Starting
 
 MANY = 32
@@ -43,30 +44,7 @@ class Launch(NamedTuple):
     """The learning rate of local steps; None without them."""
 
 
-class Launched(NamedTuple):
-    """Gradients that start now, in order."""
-
-    workers: Sequence[int]
-    dispatches: Sequence[int]
-
-
 NOBODY = Launched((), ())
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrived:
-    """What followed from an arrival."""
-
-    worker: int
-    dispatch: int
-    batches: tuple[Range, ...]
-    read_version: int
-    delay: int
-    """`version` less `read_version` when it arrived."""
-    flight_seconds: float
-    gradient: Gradient
-    outcome: Outcome
-    launched: Launched
 
 
 class Dispatcher:
@@ -121,11 +99,37 @@ class Dispatcher:
         """The batches of `worker`'s gradient in flight."""
         return self._batches[worker]
 
-    def arrive(
-        self, worker: int, dispatch: int, read_version: int, vector: Tensor, gradient: Gradient, flight_seconds: float
-    ) -> Arrived:
-        """`worker`'s gradient `vector`, `(P,)`, of `dispatch`, which is in flight, has arrived."""
-        server, batches = self.server, self._batches[worker]
+    @property
+    def version(self) -> int:
+        return self.server.version
+
+    @property
+    def num_samples(self) -> int:
+        return self.server.num_samples
+
+    @property
+    def parameters(self) -> Tensor:
+        return self.server.parameters
+
+    @property
+    def present(self) -> Sequence[int]:
+        busy = self.server.in_flight
+        return sorted(self.server.workers, key=lambda worker: (worker in busy, worker))
+
+    def react(self, happened: Happened) -> Step:
+        if isinstance(happened, Arrived):
+            return self._arrive(happened)
+        if isinstance(happened, Joined):
+            outcome = self.server.join(happened.worker)
+            launched = self._reply(outcome)
+            record = self._membership("join", happened.worker, outcome, launched)
+        else:
+            launched, record = self._leave(happened.worker, happened.reason)
+        return Step(launched, record.abandoned, record.lost, bool(record.uses), lambda: record)
+
+    def _arrive(self, arrived: Arrived) -> Step:
+        worker, dispatch, read_version, vector, gradient, seconds, taken = arrived
+        server, batches, began = self.server, self._batches[worker], self._clock()
         delay = server.version - read_version
         self._launches[worker] = None
         outcome = server.arrive(
@@ -135,22 +139,42 @@ class Dispatcher:
             vector,
             weight=gradient.weight,
             num_samples=gradient.num_samples,
-            seconds=flight_seconds,
+            seconds=seconds,
         )
-        launched = self._reply(outcome)
-        return Arrived(worker, dispatch, batches, read_version, delay, flight_seconds, gradient, outcome, launched)
+        launched, now = self._reply(outcome), self._clock()
 
-    def join(self, worker: int) -> tuple[Launched, Membership]:
-        """`worker` takes part from now on."""
-        outcome = self.server.join(worker)
-        launched = self._reply(outcome)
-        return launched, self._membership("join", worker, outcome, launched)
+        def event() -> Event:
+            return arrival(
+                gradient,
+                taken._replace(apply=taken.apply + now - began),
+                dispatch=dispatch,
+                worker=worker,
+                batches=batches,
+                read_version=read_version,
+                delay=delay,
+                version=server.version,
+                outcome=outcome.outcome,
+                uses=outcome.uses,
+                drops=outcome.drops,
+                abandoned=outcome.abandoned,
+                started=self._started(launched),
+                learning_rate=server.learning_rate,
+                train_seconds=now,
+                total_samples=server.num_samples,
+                num_local_steps=count_batches(batches) if server.rule.local_steps else 1,
+                flight_seconds=seconds,
+                gradient_norm=server.gradient_norm if outcome.stepped else None,
+            )
 
-    def leave(self, worker: int, reason: str = "") -> tuple[Launched, Membership]:
+        return Step(launched, outcome.abandoned, (), outcome.stepped, event)
+
+    def _leave(self, worker: int, reason: str) -> tuple[Launched, Membership]:
         """`worker` is gone; its batches are handed out again."""
         self._waiting.pop(worker, None)
         if worker not in self.server.workers:  # lost before training began
             return NOBODY, self.drop(worker, reason)
+        if reason == STOPPED and worker in self.server.in_flight:
+            self.next_draw[worker] -= count_batches(self._batches[worker])  # the next gradient takes the time of this
         outcome, dispatch = self.server.leave(worker)
         lost = () if dispatch is None else (dispatch,)
         if dispatch is not None:
@@ -233,10 +257,6 @@ class Dispatcher:
             return f"rule {rule.name} works in rounds, and the budget cuts one short"
         return "the workers of Hogwild are given no more than the budget"
 
-    def draw_again(self, worker: int) -> None:
-        """The gradient that `worker` has in flight is lost where a run stops; the next one takes the time of this."""
-        self.next_draw[worker] -= count_batches(self._batches[worker])
-
     def first_draw(self, worker: int) -> int:
         """The number of the first time that is drawn for `worker`'s gradient in flight; each local step has one."""
         return int(self.next_draw[worker]) - count_batches(self._batches[worker])
@@ -246,8 +266,8 @@ class Dispatcher:
         return worker in self._waiting
 
     def state_dict(self) -> Plain:
-        """What is in flight and who waits, and the state of the batches; see `asyncsgd.packing`."""
-        return {
+        """The server's, what is in flight and who waits, and the state of the batches; see `asyncsgd.packing`."""
+        own = {
             "batches": pack(self._batches),
             "launches": pack(self._launches),
             "waiting": pack(list(self._waiting.values())),
@@ -255,16 +275,17 @@ class Dispatcher:
             "next_draw": torch.from_numpy(self.next_draw),
             "round_is_cut": self.round_is_cut,
         }
+        return {"server": self.server.state_dict(), "dispatcher": own}
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`, of a dispatcher with as many workers; the server's is loaded by its owner."""
-        classes = classes_in("asyncsgd.dispatcher", "asyncsgd.server", "asyncsgd.rules.base")
-        self._batches = unpack(state["batches"], classes)
-        self._launches = unpack(state["launches"], classes)
-        self._waiting = {starting.worker: starting for starting in unpack(state["waiting"], classes)}
-        self._source.load_state_dict(state["source"])
-        self.next_draw = state["next_draw"].cpu().numpy().copy()
-        self.round_is_cut = state["round_is_cut"]
+        """Go on from `state`, of a dispatcher with as many workers."""
+        self.server.load_state_dict(state["server"])
+        own, classes = state["dispatcher"], classes_in(__name__, "asyncsgd.server", "asyncsgd.rules.base")
+        self._batches, self._launches = unpack(own["batches"], classes), unpack(own["launches"], classes)
+        self._waiting = {starting.worker: starting for starting in unpack(own["waiting"], classes)}
+        self._source.load_state_dict(own["source"])
+        self.next_draw = own["next_draw"].cpu().numpy().copy()
+        self.round_is_cut = own["round_is_cut"]
 
     def _can_restart_together(self, outcome: Outcome) -> bool:
         """Whether `_restart` does what one after another would: nothing but one gradient each, of its own stream."""
@@ -301,31 +322,6 @@ class Dispatcher:
             if worker not in again:
                 self._batches[worker] = source.take(worker)
         return Launched(workers, dispatches)
-
-    def event(self, arrived: Arrived, train_seconds: float, taken: Taken) -> Event:
-        """The record of an arrival; to be made before anything else happens."""
-        outcome, server = arrived.outcome, self.server
-        return arrival(
-            arrived.gradient,
-            taken,
-            dispatch=arrived.dispatch,
-            worker=arrived.worker,
-            batches=arrived.batches,
-            read_version=arrived.read_version,
-            delay=arrived.delay,
-            version=server.version,
-            outcome=outcome.outcome,
-            uses=outcome.uses,
-            drops=outcome.drops,
-            abandoned=outcome.abandoned,
-            started=self._started(arrived.launched),
-            learning_rate=server.learning_rate,
-            train_seconds=train_seconds,
-            total_samples=server.num_samples,
-            num_local_steps=count_batches(arrived.batches) if server.rule.local_steps else 1,
-            flight_seconds=arrived.flight_seconds,
-            gradient_norm=server.gradient_norm if outcome.stepped else None,
-        )
 
     def _membership(
         self,
