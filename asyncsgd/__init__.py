@@ -4,7 +4,7 @@ The public names are loaded when they are first used, so ``import asyncsgd`` imp
 `asyncsgd.torchrun` relies on this, because torch calls it from inside ``import torch``.
 
 Reading order: `asyncsgd.rules.base`, `asyncsgd.rules.asynchronous`, `asyncsgd.server`, `asyncsgd.runtime.fit`,
-`asyncsgd.runtime.virtual`, `asyncsgd.runtime.workers`, `asyncsgd.training`, `asyncsgd.api`."""
+`asyncsgd.runtime.virtual`, `asyncsgd.runtime.workers`, `asyncsgd.execute`, `asyncsgd.training`, `asyncsgd.api`."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from torch import nn
 from asyncsgd import modes
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.execute import follow
 from asyncsgd.experiment import (
     PRECISIONS,
     Course,
@@ -57,7 +58,7 @@ from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.training import COMMON, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check_main, check_optimizer_can_be_sent, is_main_of_package, refuse_in_worker
-from asyncsgd.training import carry_out, follow
+from asyncsgd.training import carry_out
 from asyncsgd.worker import NO_SAVINGS, Savings
 
 if TYPE_CHECKING:  # they take a second to import, which training should not

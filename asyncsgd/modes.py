@@ -1,6 +1,6 @@
 """The table of modes: how a training can run, what each way needs, and what the user types for it.
 
-An object of one of these classes says how; `asyncsgd.training` does it. Nothing below this table asks for a mode by its
+An object of one of these classes says how; `asyncsgd.execute` does it. Nothing below this table asks for a mode by its
 name."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ masking
 checkpoints models origin modes server study.config recorded_run study.arms tasks
 evaluation study.finetuning stages study.registration throughput worker profiling study.plan
 runtime
-experiment simulation fitting training scripts
+experiment simulation fitting execute finishing training scripts
 replaying scripts.export scripts.predict scripts.replay study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}

@@ -189,7 +189,7 @@ def test_a_stop_while_the_rates_are_counted_leaves_a_run_that_is_done(tmp_path, 
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("asyncsgd.training.throughput", interrupted)
+    monkeypatch.setattr("asyncsgd.finishing.throughput", interrupted)
     asyncsgd.train(Linear(), samples=8, folder=tmp_path / "run", quiet=True)
     summary = Finished(tmp_path / "run").summary
     assert (summary["status"], "throughput" in summary) == ("DONE", False)

@@ -178,7 +178,7 @@ def follow_leader(experiment: Callable[[], Experiment]) -> int:
         signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    from asyncsgd.training import follow
+    from asyncsgd.execute import follow
 
     return follow(experiment())
 
