@@ -252,18 +252,18 @@ class Collective:
             count = len(self._started) if self._ahead is None else self._ahead(first)
             self._computed.extend(self._ranks.update(first, count))
             self._optimizer.norm = self._ranks.replica.norm
-        return self._arrived()
-
-    def settle(self) -> Iterator[Arrived]:
-        while self._computed:
-            yield self._arrived()
-
-    def _arrived(self) -> Arrived:
         worker, dispatch = self._started.popleft()
         gradient, taken = self._computed.popleft()
         launch = self._flights.launch_of(worker)
         seconds = self.now - launch.seconds
         return Arrived(worker, dispatch, launch.version, torch.empty(0), gradient, seconds, taken)
+
+    @property
+    def settled(self) -> bool:
+        return not self._computed
+
+    def settle(self) -> tuple[()]:
+        return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()

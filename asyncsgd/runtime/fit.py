@@ -147,6 +147,10 @@ class Backend(Protocol):
         """The workers that are there from the beginning, in the order in which they join."""
 
     @property
+    def settled(self) -> bool:
+        """Whether the run may be stopped and saved here: not amid a round whose step all ranks have taken."""
+
+    @property
     def anew(self) -> bool:
         """Whether what was in flight is lost where a run goes on: then everybody leaves and joins again."""
 
@@ -249,7 +253,7 @@ class Fit:
                     self._react(Joined(worker))
                 while result is None:
                     result = self._advance()
-                    if result is None and saver.due(method.num_samples):
+                    if result is None and backend.settled and saver.due(method.num_samples):
                         self._save()
         if result is None or result.status == DONE:
             self._settle()
@@ -319,7 +323,7 @@ class Fit:
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
-        if self._sink.stop_requested():
+        if self._backend.settled and self._sink.stop_requested():
             raise Interrupted
         if self._budget.spent_by(self._method.num_samples):
             return Result(DONE)

@@ -85,7 +85,7 @@ class Replay:
 
     present: Sequence[int] = ()
     """Everybody joins by the log."""
-    now, anew = 0.0, False
+    now, settled, anew = 0.0, True, False
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Single:
         num_workers: how many pretend workers.
     """
 
-    anew = False
+    settled, anew = True, False
 
     def __init__(self, flights: Dispatcher, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
         self.present = range(num_workers)

@@ -68,7 +68,7 @@ class Heap:
         churn: who leaves and joins when, in the order of time.
     """
 
-    anew = False
+    settled, anew = True, False
 
     def __init__(
         self,

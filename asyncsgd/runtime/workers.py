@@ -65,7 +65,7 @@ class Workers:
         stop_requested: looked at while this waits for workers; `Interrupted` is raised then.
     """
 
-    anew = True
+    settled, anew = True, True
 
     def __init__(
         self,
