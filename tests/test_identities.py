@@ -59,7 +59,7 @@ class Plain:
         batch = self._batches.batch(0, index)
         self.task.loss(self.task.outputs(self.model, batch), batch).backward()
         self._go(here)
-        return [p.grad.clone() for p in self._parameters], batch.num_masked
+        return [p.grad.clone() for p in self._parameters], num_masked(batch)
 
     def step(self, gradients, learning_rate):
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -85,6 +85,10 @@ class Plain:
         return eval_loss(self.model, self.evaluation)
 
 
+def num_masked(batch):
+    return int((batch["labels"] != -100).sum())
+
+
 def eval_loss(model, batches, shard=0, num_shards=1):
     """Mean loss per masked token from logits everywhere, summed in float64 by one process."""
     training = model.training
@@ -93,16 +97,16 @@ def eval_loss(model, batches, shard=0, num_shards=1):
     with torch.no_grad():
         for index in range(shard, len(batches), num_shards):
             batch = batches[index]
-            logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.flatten(0, 1)
-            logits = logits[batch.masked_positions].double()
-            total += float(functional.cross_entropy(logits, batch.labels, reduction="sum"))
-            count += batch.num_masked
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            labels = batch["labels"].flatten()
+            total += float(functional.cross_entropy(logits.flatten(0, 1).double(), labels, reduction="sum"))
+            count += num_masked(batch)
     model.train(training)
     return total / count
 
 
 def same_evaluation(record, plain):
-    tokens = sum(plain.evaluation[index].num_masked for index in range(len(plain.evaluation)))
+    tokens = sum(num_masked(plain.evaluation[index]) for index in range(len(plain.evaluation)))
     return record["weight"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
 
 

@@ -126,8 +126,8 @@ def _check_can_be_sent(value: object, what: str, load: str) -> None:
         raise UsageError(f"{what} has {size / 1e6:.1f} MB when it is sent to worker processes{where}; {load}")
     raise UsageError(
         f"{what} cannot be sent to worker processes, since it cannot be pickled{where}; keep numbers and text in it, "
-        f"and functions and classes at the top level of a file, or use a runtime without processes: "
-        f"asyncsgd.InProcess() or asyncsgd.Virtual(...)"
+        f"and functions, classes or functools.partial of them from the top level of a file, or use a runtime without "
+        f"processes: asyncsgd.InProcess() or asyncsgd.Virtual(...)"
     )
 
 
