@@ -89,7 +89,7 @@ def small(text):
     [
         ("--mod async", "unknown flag --mod; did you mean '--mode'?"),
         ("--lr 0.1", "unknown flag --lr; did you mean '--learning-rate'?"),
-        ("--mode sync --rule ringmaster", "--rule is for --mode async, got --mode sync"),
+        ("--mode sync --rule ringmaster", "--rule ringmaster is for --mode async, got --mode sync"),
         ("--nproc", "argument --nproc/--nproc-per-node/--nprocs/--workers: expected one argument"),
         ("--config none.yaml", "--config none.yaml cannot be read: No such file or directory"),
         ("train.py", "unexpected argument 'train.py'"),

@@ -146,5 +146,5 @@ def test_the_processes_of_torchrun_are_workers_of_mode_async(monkeypatch):
 
     assert adapted() == ("async", 2)
     assert adapted("--mode", "sync") == ("sync", 2)
-    with pytest.raises(UsageError, match="--accumulate is for --mode single, got --mode async"):
+    with pytest.raises(UsageError, match="--accumulate 2 is for --mode single, got --mode async"):
         adapted("--accumulate", "2")

@@ -139,9 +139,9 @@ def test_what_cannot_save_is_refused_with_the_reason(arguments, words):
     [
         ("stilt_mlm.py --clock virtual --prefetch 2", "--prefetch 2 guesses a worker's next batch"),
         ("stilt_mlm.py --batch-size 4 --micro-batches 5", "--micro-batches 5 cuts a batch into more parts than its 4"),
-        ("stilt_mlm.py --find-batch-size --run-dir runs/a", "--run-dir does nothing with --find-batch-size"),
-        ("stilt_mlm.py --find-batch-size --profile 5", "--profile does nothing with --find-batch-size"),
-        ("stilt_mlm.py --find-batch-size --track tensorboard", "--track does nothing with --find-batch-size"),
+        ("stilt_mlm.py --find-batch-size --run-dir runs/a", "--run-dir runs/a does nothing with --find-batch-size"),
+        ("stilt_mlm.py --find-batch-size --profile 5", "--profile 5 does nothing with --find-batch-size"),
+        ("stilt_mlm.py --find-batch-size --track tensorboard", "--track tensorboard does nothing with"),
     ],
 )
 def test_flags_that_cannot_save_are_refused_with_the_reason(line, words):

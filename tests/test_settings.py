@@ -250,10 +250,6 @@ def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value
     [
         ({"mode": "single", "nproc": 2}, "--mode single --nproc 2"),
         ({"accumulate": 2, "nproc": 2}, "--accumulate --mode async"),
-        (
-            {"mode": "sync", "accumulate": 2, "batch_size": 8, "micro_batches": 3},
-            "--accumulate --batch-size 16 --micro-batches 6",
-        ),
         ({"mode": "sync", "rule": "ringmaster"}, "--rule --mode sync"),
         ({"mode": "sync", "transport": "shared_memory"}, "--transport --mode sync"),
         ({"clock": "virtual", "mode": "hogwild"}, "--clock virtual --mode hogwild"),

@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
@@ -31,6 +31,7 @@ from asyncsgd.settings.yaml_reader import read_yaml
 OF_OLD_FILES = ("save_model",)
 """Settings of a run folder's settings.yaml that have gone since."""
 _BOUNDS = ("at_least", "above", "below", "at_most")
+_WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def setting(
@@ -42,34 +43,22 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
-    example: object = None,
     aliases: tuple[str, ...] = (),
     name: str | None = None,
     or_number: bool = False,
     or_whole: bool = False,
     run: bool = False,
 ) -> Any:
-    """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
+    """Declare a field of a group: its default, its help line and its bounds.
 
     A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. `name`
     is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs no
     quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float. With `run`
     a flag's value may be the beginning of a run's path, or ``last``; see `asyncsgd.records.run_folder.find_run`.
     """
-    metadata = {
-        "help": help,
-        "unset": unset,
-        "at_least": at_least,
-        "above": above,
-        "below": below,
-        "at_most": at_most,
-        "example": default if example is None else example,
-        "aliases": aliases,
-        "name": name,
-        "or_number": or_number,
-        "or_whole": or_whole,
-        "run": run,
-    }
+    bounds = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
+    reading = {"or_number": or_number, "or_whole": or_whole, "run": run}
+    metadata = {"help": help, "unset": unset, "aliases": aliases, "name": name} | bounds | reading
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -87,9 +76,8 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """What is known of one setting: the reading of a field that flags, YAML and checks share."""
+class Spec(NamedTuple):
+    """What is known of one setting: the reading of a field that flags, YAML and Python share."""
 
     name: str
     field: str
@@ -107,43 +95,38 @@ class Spec:
     def flags(self) -> list[str]:
         return [flag_of(name) for name in (self.name, *self.metadata["aliases"])]
 
+    def of(self, settings: Any) -> Any:
+        """Its value in some settings."""
+        return getattr(getattr(settings, self.group), self.field)
 
-_WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    def converted(self, given: object, shown: str) -> Any:
+        """Return what a file, a flag or Python gives as the type of the setting; `shown` is its name in the error."""
+        if given is None and self.default is None:
+            return None
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if is_number and self.metadata["or_number"]:
+            return str(given)
+        if self.kind in (bool, str) and isinstance(given, self.kind) and given != "":
+            return given
+        if self.kind in (int, float) and (is_number or isinstance(given, str)):
+            # A file may hold 1e4 samples, and YAML reads 1e-4 (without a dot) as text.
+            with contextlib.suppress(ValueError):
+                value: float = whole_number(str(given)) if self.kind is int else number(str(given))
+                return int(value) if self.metadata["or_whole"] and value.is_integer() else value
+        hint = "; put it in quotes" if self.kind is str and not isinstance(given, str | None) else ""
+        raise UsageError(f"{shown} must be {_WANTED[self.kind]}, got {shortened(given)}{hint}")
 
-
-def _convert(value: object, spec: Spec, shown: str) -> object:
-    """Return `value`, from a file, a flag or Python, as the type of the setting; `shown` is its name in the error."""
-    if value is None and spec.default is None:
-        return None
-    if spec.metadata["or_number"] and isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if spec.kind in (bool, str):
-        if isinstance(value, spec.kind) and value != "":
-            return value
-    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        # A file may hold 1e4 samples, and YAML reads 1e-4 (without a dot) as text.
-        with contextlib.suppress(ValueError, OverflowError):
-            if isinstance(value, int):
-                return value if spec.metadata["or_whole"] else spec.kind(value)
-            if spec.kind is int:
-                return whole_number(str(value))
-            read = number(str(value))
-            return int(read) if spec.metadata["or_whole"] and read.is_integer() else read
-    hint = "; put it in quotes" if spec.kind is str and value is not None and not isinstance(value, str) else ""
-    raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}{hint}")
-
-
-def _check_value(spec: Spec, value: Any, shown: str, write: str) -> None:
-    """Refuse a value out of bounds; in the error `shown` is its name, and `write` stands before an example."""
-    if spec.choices and value not in spec.choices:
-        if value is None and spec.default is None:
-            return
-        hint = nearest(str(value), spec.choices)
-        raise UsageError(f"{shown} must be one of {', '.join(spec.choices)}, got {shortened(value)}{hint}")
-    if value is None:
-        return
-    if wanted := out_of_bounds(value, **{bound: spec.metadata[bound] for bound in _BOUNDS}):
-        raise UsageError(f"{shown} must be {wanted}, got {shortened(value)}; {write}{spec.metadata['example']}")
+    def checked(self, given: object, shown: str) -> Any:
+        """Return what is given, converted; refuse it out of bounds."""
+        value = self.converted(given, shown)
+        if value is None:
+            return None
+        wanted, hint = out_of_bounds(value, **{bound: self.metadata[bound] for bound in _BOUNDS}), ""
+        if self.choices and value not in self.choices:
+            wanted, hint = f"one of {', '.join(self.choices)}", nearest(value, self.choices)
+        if wanted:
+            raise UsageError(f"{shown} must be {wanted}, got {shortened(value)}{hint}")
+        return value
 
 
 class Parser(argparse.ArgumentParser):
@@ -176,8 +159,7 @@ def _path_of_run(text: str) -> str:
     return text
 
 
-@dataclasses.dataclass(frozen=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A command line, understood: valid `settings`, and the names `given` by a flag or by the file."""
 
     settings: Any
@@ -190,11 +172,11 @@ class Flags:
     Args:
         settings: the class, see the module.
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
-        task: its name, which a file may say too.
+        task: its name, which a file may say too; empty: there is none.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
-    >>> flags = Flags(Model, lambda settings: [])
+    >>> flags = Flags(Model)
     >>> flags.make({"width": "16"})
     Model(shape=Width(width=16))
     >>> flags.parse(["--widht", "16"], prog="train", description="", examples="")
@@ -204,13 +186,9 @@ class Flags:
     """
 
     def __init__(
-        self,
-        settings: Any,
-        contradictions: Callable[[Any], Iterable[str]],
-        task: str | None = None,
+        self, settings: Any, contradictions: Callable[[Any], Iterable[str]] = lambda settings: (), task: str = ""
     ) -> None:
-        self._class = settings
-        self._contradictions, self._task = contradictions, task
+        self._class, self._contradictions, self._task = settings, contradictions, task
 
     @functools.cached_property
     def specs(self) -> Mapping[str, Spec]:
@@ -226,11 +204,10 @@ class Flags:
                     (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
                 if typing.get_origin(kind) is Literal:
                     kind, choices = str, typing.get_args(kind)
-                metadata = field.metadata
-                if "help" not in metadata:  # a plain field of a user's own task
-                    if field.default is dataclasses.MISSING:
-                        raise UsageError(f"the field {field.name!r} of {group_class.__name__} needs a default value")
-                    metadata = setting(field.default, "").metadata
+                if field.default is dataclasses.MISSING:
+                    raise UsageError(f"the field {field.name!r} of {group_class.__name__} needs a default value")
+                # The fields of a user's own task may be plain ones.
+                metadata = field.metadata if "help" in field.metadata else setting(field.default, "").metadata
                 name = metadata["name"] or field.name
                 if name in specs:
                     raise UsageError(
@@ -259,21 +236,18 @@ class Flags:
         Raises:
             UsageError: for an unknown name, a value of a wrong type, and all that `validate` rejects.
         """
-        grouped: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
+        groups: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
         for key, value in values.items():
             spec = self.known(key, "")
-            converted = grouped[spec.group][spec.field] = _convert(value, spec, spec.flag)
-            _check_value(spec, converted, spec.flag, f"type e.g. {spec.flag} ")
-        groups: dict[str, Any] = {
-            name: group_class(**grouped[name]) for name, group_class in typing.get_type_hints(self._class).items()
-        }
-        settings = self._class(**groups)
+            groups[spec.group][spec.field] = spec.checked(value, spec.flag)
+        kinds = typing.get_type_hints(self._class)
+        settings = self._class(**{name: kinds[name](**fields) for name, fields in groups.items()})
         self.validate(settings)
         return settings
 
-    def flatten(self, settings: Any) -> dict[str, object]:
-        """Return a new dict of all settings by field name, without their groups; the inverse of `make`."""
-        return {spec.name: getattr(getattr(settings, spec.group), spec.field) for spec in self.specs.values()}
+    def flatten(self, settings: Any) -> dict[str, Any]:
+        """Return a new dict of all settings by name, without their groups; the inverse of `make`."""
+        return {name: spec.of(settings) for name, spec in self.specs.items()}
 
     def validate(self, settings: Any) -> None:
         """Refuse settings that contradict each other or would do nothing; to be called after `dataclasses.replace`.
@@ -296,9 +270,7 @@ class Flags:
         spec, shown = self.specs[name], shown or name
         if spec.kind in (int, float) and isinstance(value, str):
             raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}")
-        converted = _convert(value, spec, shown)
-        _check_value(spec, converted, shown, f"give e.g. {shown}=")
-        return converted
+        return spec.checked(value, shown)
 
     def to_yaml(self, settings: Any, *, comment: str = "", places: bool = True) -> str:
         """Return all settings, defaults resolved, as YAML that ``--config`` reads back to equal settings.
@@ -314,12 +286,8 @@ class Flags:
         printable = ("".join(c if c.isprintable() else "?" for c in line) for line in comment.splitlines())
         blocks = ["".join(f"# {line}\n" for line in printable)] if comment else []
         for field in dataclasses.fields(self._class):
-            values = {
-                spec.name: getattr(getattr(settings, field.name), spec.field)
-                for spec in self.specs.values()
-                if spec.group == field.name and (places or spec.name not in self.places)
-            }
-            if values:
+            specs = [spec for name, spec in self.specs.items() if places or name not in self.places]
+            if values := {spec.name: spec.of(settings) for spec in specs if spec.group == field.name}:
                 # allow_unicode would leave U+0085 unquoted, which reads back as a line break; escapes are exact.
                 text = yaml.safe_dump(values, sort_keys=False, width=math.inf)
                 blocks.append(f"# {field.metadata['title']}\n{text}")
@@ -332,24 +300,21 @@ class Flags:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            loaded = read_yaml(Path(path).read_text(encoding="utf-8"), str(path)) or {}
         except OSError as error:
             raise UsageError(f"--config {path} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
+        except UnicodeDecodeError as error:
             raise UsageError(f"{path} is not YAML: {error}") from error
-        loaded = read_yaml(text, str(path)) or {}
         if not isinstance(loaded, dict):
             raise UsageError(f"{path} must hold lines like 'mode: async', got {type(loaded).__name__}")
         values: dict[str, object] = {}
         for key, value in loaded.items():
-            if key == "task" and "task" not in self.specs and value == self._task:
-                continue
-            if key in OF_OLD_FILES and key not in self.specs:
+            if key not in self.specs and ((key, value) == ("task", self._task) or key in OF_OLD_FILES):
                 continue
             spec = self.known(key, f"{path}: ")
             if spec.name in values:  # once with a dash, once with an underscore
                 raise UsageError(f"{path}: the setting {spec.name!r} is there twice; keep one")
-            values[spec.name] = _convert(value, spec, f"{path}: {spec.name}")
+            values[spec.name] = spec.converted(value, f"{path}: {spec.name}")
         return values
 
     def differing_keys(self, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:
@@ -362,12 +327,10 @@ class Flags:
 
         They are of what differs from the defaults. So a setting that is added leaves the names of runs as they were.
         """
-        defaults = self.flatten(self._class())
         values = {
             # Converted, because Python code may have put 1 where 1.0 is meant; the two print differently.
-            name: _convert(value, self.specs[name], self.specs[name].flag)
-            for name, value in self.flatten(settings).items()
-            if name not in self.places and value != defaults[name]
+            name: self.specs[name].converted(value, name)
+            for name, _, value in self.differing_keys(self.flatten(self._class()), self.flatten(settings))
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
@@ -392,13 +355,14 @@ class Flags:
         }
         for spec in self.specs.values():
             default = spec.metadata["unset"] if spec.default is None else spec.default
-            help, kind = spec.metadata["help"].replace("%", "%%"), dict[str, Any](nargs="?", const=True)
+            help, kind = spec.metadata["help"], dict[str, Any](nargs="?", const=True)
             if spec.kind is not bool:
-                help += f" (default: {default})".replace("%", "%%")
-                kind = {}
+                help, kind = f"{help} (default: {default})", {}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
             metavar = "{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind]
-            groups[spec.group].add_argument(*spec.flags, dest=spec.name, metavar=metavar, help=help, **kind)
+            groups[spec.group].add_argument(
+                *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **kind
+            )
         config = parser.add_argument_group("config")
         config.add_argument("--config", metavar="FILE.yaml", help="read settings from a file; flags override it")
         config.add_argument("--print-config", action="store_true", help="print all settings as YAML and exit")
@@ -421,20 +385,18 @@ class Flags:
             raise UsageError(self._unknown_argument(unknown))
         typed = vars(namespace)
         config, print_config = typed.pop("config", None), typed.pop("print_config", False)
-        for name in typed:
-            if self.specs[name].metadata["run"]:
-                typed[name] = _path_of_run(typed[name])
-        if config is None and "resume" in typed and "resume" in self.specs:
-            config = Path(typed["resume"]) / "settings.yaml"  # flags must agree with it, see `scripts.run_folder`
-            if not config.is_file():
-                raise UsageError(f"{typed['resume']} is not a run folder: it has no settings.yaml")
-        values = {} if config is None else self.load_yaml(config)
         for name, text in typed.items():
             spec = self.specs[name]
-            left_open = spec.default is None and str(text).lower() == "none"
+            if spec.metadata["run"]:
+                text = _path_of_run(text)
             if spec.kind is bool:
                 text = {"true": True, "false": False}.get(str(text).lower(), text)
-            values[name] = None if left_open else _convert(text, spec, spec.flag)
+            typed[name] = None if spec.default is None and str(text).lower() == "none" else text
+        if config is None and "resume" in typed:
+            config = Path(str(typed["resume"])) / "settings.yaml"  # flags must agree with it, see `scripts.run_folder`
+            if not config.is_file():
+                raise UsageError(f"--resume {typed['resume']} is not a run folder: it has no settings.yaml")
+        values = ({} if config is None else self.load_yaml(config)) | typed
         try:
             settings = self.make(values)
         except UsageError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping
 from typing import Any
 
 from asyncsgd.settings.flags import Flags, group, setting
@@ -27,34 +26,12 @@ class TaskOutput(Output):
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
 
-def steps_of(defaults: Defaults) -> type[Steps]:
-    """`Steps` with these defaults."""
-    schedule = "constant"
-    if defaults.schedule != schedule:
-        schedule = f"{defaults.schedule}, or constant when --samples sets no limit"
-    rates = f"{defaults.learning_rate:g} for adamw, {SGD_LEARNING_RATE:g} for sgd"
-    return _with_defaults(Steps, defaults, {"learning_rate": rates, "schedule": schedule})
-
-
-def budget_of(defaults: Defaults) -> type[Budget]:
-    """`Budget` with these defaults."""
-    samples, epochs = "as --epochs says", "as --samples says"
-    if defaults.samples is not None:
-        samples = f"{defaults.samples}, or no limit with --seconds"
-    if defaults.epochs is not None:
-        epochs = f"{defaults.epochs:g}, or as --samples says"
-    return _with_defaults(Budget, defaults, {"samples": samples, "epochs": epochs})
-
-
-def _with_defaults(kind: type[Any], defaults: Defaults, unset: Mapping[str, str]) -> type[Any]:
+def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[Any]:
     """A group of settings with the defaults of a task; those in `unset` are filled in by `Common`."""
     hints, fields = typing.get_type_hints(kind), []
     for field in dataclasses.fields(kind):
-        metadata, default = dict(field.metadata), field.default
-        if field.name in unset:
-            metadata["unset"] = unset[field.name]
-        elif hasattr(defaults, field.name):
-            default = getattr(defaults, field.name)
+        metadata = {**field.metadata, "unset": unset.get(field.name, field.metadata["unset"])}
+        default = field.default if field.name in unset else getattr(defaults, field.name, field.default)
         fields.append((field.name, hints[field.name], dataclasses.field(default=default, metadata=metadata)))
     return dataclasses.make_dataclass(f"{kind.__name__}OfTask", fields, bases=(kind,), frozen=True)
 
@@ -66,7 +43,13 @@ def task_flags(kind: Any) -> Flags:
     Raises:
         UsageError: if a field has the name of a setting that every training has.
     """
-    budget, steps = budget_of(kind.defaults), steps_of(kind.defaults)
+    defaults: Defaults = kind.defaults
+    samples = f"{defaults.samples}, or no limit with --seconds" if defaults.samples is not None else "as --epochs says"
+    epochs = f"{defaults.epochs:g}, or as --samples says" if defaults.epochs is not None else "as --samples says"
+    otherwise = ", or constant when --samples sets no limit" if defaults.schedule != "constant" else ""
+    rates = f"{defaults.learning_rate:g} for adamw, {SGD_LEARNING_RATE:g} for sgd"
+    budget = _with_defaults(Budget, defaults, samples=samples, epochs=epochs)
+    steps = _with_defaults(Steps, defaults, learning_rate=rates, schedule=defaults.schedule + otherwise)
     fields: list[Any] = [
         ("task", kind, group(kind, f"task: {kind.name}")),
         ("budget", budget, group(budget, "budget")),
@@ -74,12 +57,8 @@ def task_flags(kind: Any) -> Flags:
         ("output", TaskOutput, group(TaskOutput, "output")),
     ]
     made = dataclasses.make_dataclass(
-        f"{kind.__name__}Settings", fields, bases=(Common,), namespace={"defaults": kind.defaults}, frozen=True
+        f"{kind.__name__}Settings", fields, bases=(Common,), namespace={"defaults": defaults}, frozen=True
     )
-    flags: Flags = Flags(
-        made,
-        lambda settings: common_contradictions(settings, settings.task.batch_size),
-        kind.name,
-    )
+    flags = Flags(made, lambda settings: common_contradictions(settings, settings.task.batch_size), kind.name)
     _ = flags.specs  # refuses
     return flags

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from asyncsgd.records.trackers import ALL as TRACKERS
@@ -95,13 +95,11 @@ class Job:
         "single: one worker; sync: all-reduce; async: parameter server; hogwild: no lock; "
         "pipeline: a model cut into stages",
         unset="single; async for several workers, --rule or --clock virtual",
-        example="async",
     )
     nproc: int = setting(
         1,
         "gradient workers, in every mode; in mode pipeline processes, a stage on each",
         at_least=1,
-        example=4,
         aliases=("nproc_per_node", "nprocs", "workers"),
     )
     rule: str = setting(
@@ -114,41 +112,31 @@ class Job:
         None,
         "how long gradients take, as NAME[:value,key=value,...]; real workers wait until it has passed",
         unset="as long as they take; constant:1 with --clock virtual",
-        example="exponential:1.0",
         aliases=("times",),
     )
     network: str | None = setting(
         None,
         "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND; --clock virtual only",
         unset="transfers take no time",
-        example="bytes=6e6,worker=1e8,server=1e9",
     )
     churn: str | None = setting(
         None,
         "who leaves and joins when, as leave:worker=N,seconds=S;join:...; --clock virtual only",
         unset="all workers stay from beginning to end",
-        example="leave:worker=1,seconds=2.0;join:worker=1,seconds=4.0",
     )
     stages: int | None = setting(
-        None,
-        "parts that the model is cut into; mode pipeline only",
-        unset="one for each process",
-        at_least=2,
-        example=2,
+        None, "parts that the model is cut into; mode pipeline only", unset="one for each process", at_least=2
     )
     pipeline_schedule: PipelineSchedule = setting(
-        "1f1b",
-        "1f1b, gpipe, deepspeed: synchronous; 2bw: asynchronous, gradients one update old; mode pipeline only",
+        "1f1b", "1f1b, gpipe, deepspeed: synchronous; 2bw: asynchronous, gradients one update old; mode pipeline only"
     )
     deepspeed_config: str | None = setting(
         None,
         "configuration of DeepSpeed; --pipeline-schedule deepspeed only",
         unset="as experiments/configs/ds_config.json",
-        example="experiments/configs/ds_config.json",
     )
     data_parallel: bool = setting(
-        False,
-        "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only",
+        False, "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only"
     )
     accumulate: int = setting(1, "batches per update; mode single only", at_least=1)
     transport: Transport = setting("auto", "how gradients travel between workers and server; mode async only")
@@ -177,41 +165,23 @@ class Budget:
         "sequences to train on, over all workers; 0: evaluate the model and stop",
         unset=f"{DEFAULT_SAMPLES}, or no limit with --seconds",
         at_least=0,
-        example=DEFAULT_SAMPLES,
     )
     epochs: float | None = setting(
         None,
         "passes over the training samples, in place of --samples; rounded up to whole batches",
         unset="as --samples says",
         above=0,
-        example=2,
     )
     evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1)
     evaluate_every: str | None = setting(
-        None,
-        "samples between two evaluations, or e.g. 1epoch",
-        unset="as --evaluations says",
-        example="5000",
-        or_number=True,
+        None, "samples between two evaluations, or e.g. 1epoch", unset="as --evaluations says", or_number=True
     )
     patience: int | None = setting(
-        None,
-        "stop after so many evaluations in a row without a new lowest evaluation loss",
-        unset="never",
-        at_least=1,
-        example=3,
+        None, "stop after so many evaluations in a row without a new lowest evaluation loss", unset="never", at_least=1
     )
     keep_best: bool = setting(False, "keep the model with the lowest evaluation loss beside the last one")
-    seconds: float | None = setting(
-        None,
-        "seconds of training, evaluations not counted",
-        unset="no limit",
-        above=0,
-        example=60,
-    )
-    target_loss: float | None = setting(
-        None, "stop when the evaluation loss is this low", unset="no target", above=0, example=5.0
-    )
+    seconds: float | None = setting(None, "seconds of training, evaluations not counted", unset="no limit", above=0)
+    target_loss: float | None = setting(None, "stop when the evaluation loss is this low", unset="no target", above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,9 +193,7 @@ class Steps:
     """
 
     optimizer: OptimizerName = setting("adamw", "update rule at the server")
-    learning_rate: float = setting(
-        None, "peak learning rate", unset="5e-4 for adamw, 0.1 for sgd", above=0, example=5e-4
-    )
+    learning_rate: float = setting(None, "peak learning rate", unset="5e-4 for adamw, 0.1 for sgd", above=0)
     schedule: Schedule = setting(
         None, "learning rate after the warmup", unset="linear, or constant when --samples sets no limit"
     )
@@ -250,16 +218,13 @@ class Machine:
     precision: Precision = setting("fp32", "number format of the forward and backward pass")
     threads: int = setting(1, "CPU threads per worker, the same for every number of workers", at_least=1)
     micro_batches: int = setting(
-        1,
-        "parts of a batch, computed one after the other: less memory for the same gradient",
-        at_least=1,
-        example=4,
+        1, "parts of a batch, computed one after the other: less memory for the same gradient", at_least=1
     )
     gradient_checkpointing: bool = setting(
         False, "compute activations again in the backward pass: less memory, more time"
     )
     compile: bool = setting(False, "torch.compile the loss: faster gradients after a first one that takes a minute")
-    prefetch: int = setting(0, "batches that a thread makes ahead of each worker", at_least=0, example=4)
+    prefetch: int = setting(0, "batches that a thread makes ahead of each worker", at_least=0)
     auto_batch: bool = setting(False, "find out before training in how few parts a batch fits in memory")
 
 
@@ -276,33 +241,23 @@ class Output:
         None,
         "go on with the run in this folder, from its last checkpoint; --samples, --epochs, --micro-batches may grow",
         unset="begin a new run",
-        example="runs/NAME",
         run=True,
     )
     checkpoint_every: str | None = setting(
         None,
         "samples between two checkpoints, or e.g. 1epoch",
         unset="only when Ctrl-C, SIGTERM or SIGHUP stops the run",
-        example="5000",
         or_number=True,
     )
     checkpoint_seconds: float | None = setting(
-        None,
-        "seconds between two checkpoints",
-        unset="only when Ctrl-C, SIGTERM or SIGHUP stops the run",
-        above=0,
-        example=60,
+        None, "seconds between two checkpoints", unset="only when Ctrl-C, SIGTERM or SIGHUP stops the run", above=0
     )
     keep: int = setting(2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1)
     find_batch_size: bool = setting(
         False, "train nothing; find the largest batch that fits in memory, and say what to type"
     )
     profile: int | None = setting(
-        None,
-        "trace so many gradients of worker 0 with torch.profiler",
-        unset="no trace",
-        at_least=1,
-        example=20,
+        None, "trace so many gradients of worker 0 with torch.profiler", unset="no trace", at_least=1
     )
     track: str | None = setting(
         None, f"where else to show the run: {', '.join(TRACKERS)}, or several, with commas", unset="nowhere else"
@@ -343,20 +298,36 @@ class Common:
         object.__setattr__(self, "optimization", optimization)
 
 
-COMMON = Flags(Common, lambda settings: ())
+COMMON = Flags(Common)
 """For the arguments of Python calls that are settings too; what contradicts what is said by `common_contradictions`."""
 
 
-ONLY = {
-    "rule": "async",
-    "transport": "async",
-    "hogwild_state": "hogwild",
-    "stages": "pipeline",
-    "pipeline_schedule": "pipeline",
-    "data_parallel": "single",
+ONLY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "clock": ("mode", ("async",)),
+    "rule": ("mode", ("async",)),
+    "transport": ("mode", ("async",)),
+    "speeds": ("mode", ("async", "sync", "hogwild")),
+    "hogwild_state": ("mode", ("hogwild",)),
+    "stages": ("mode", ("pipeline",)),
+    "pipeline_schedule": ("mode", ("pipeline",)),
+    "data_parallel": ("mode", ("single",)),
+    "accumulate": ("mode", ("single",)),
+    "deepspeed_config": ("pipeline_schedule", ("deepspeed",)),
+    "network": ("clock", ("virtual",)),
+    "churn": ("clock", ("virtual",)),
+    "momentum": ("optimizer", ("sgd",)),
+    "beta1": ("optimizer", ("adamw",)),
+    "beta2": ("optimizer", ("adamw",)),
 }
-"""Settings of one mode."""
-ONLY_OF_OPTIMIZER = {"momentum": "sgd", "beta1": "adamw", "beta2": "adamw"}
+"""A setting, and which values of another one it is for."""
+IDLE_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "clock": ("transport",),
+    "run_dir": ("runs_dir",),
+    "resume": ("run_dir", "overwrite"),
+    "find_batch_size": ("resume", "run_dir", "overwrite", "profile", "track", "checkpoint_every", "checkpoint_seconds"),
+}
+"""A setting, and those that do nothing where it is given."""
+IDLE_WITHOUT_TRAINING = ("seconds", "target_loss", "evaluate_every", "patience", "keep_best")
 PREFETCH_ON_VIRTUAL_CLOCK = (
     "guesses a worker's next batch, and on the virtual clock one process computes the batches of all workers in the "
     "order in which drawn times let them arrive"
@@ -366,102 +337,59 @@ _EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoc
 
 
 def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
-    """Yield what is wrong between settings that are each within bounds, in batches of `batch_size`, the first cause
-    first.
-    """
-    yield from _of_job(settings.job, settings.optimization)
-    yield from _of_batches(settings.job, settings.machine, batch_size)
-    yield from _of_length(settings.budget, settings.optimization, settings.defaults.evaluations)
-    yield from _of_output(settings.output)
+    """Yield what is wrong between settings that are each within bounds, in batches of `batch_size` samples."""
+    values = COMMON.flatten(settings)
+    given = {name for name, spec in COMMON.specs.items() if values[name] != spec.default}
+
+    def typed(name: str) -> str:
+        return flag_of(name) + (f" {values[name]}" if values[name] is not True else "")
+
+    def idle(names: Iterable[str], beside: str) -> Iterator[str]:
+        for name in filter(given.__contains__, names):
+            yield f"{typed(name)} does nothing with {typed(beside)}; drop one of the two"
+
+    job, budget, steps, parts = settings.job, settings.budget, settings.optimization, settings.machine.micro_batches
+    if job.mode == "single" and job.nproc > 1:
+        yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
+    if job.clock != "virtual":
+        yield from contradictions_of_processes(job.nproc)
+    for name, (other, allowed) in ONLY.items():
+        if name in given and values[other] not in allowed:
+            yield f"{typed(name)} is for {flag_of(other)} {' or '.join(allowed)}, got {typed(other)}; drop one of them"
+    for beside, names in IDLE_BESIDE.items():
+        if beside in given:
+            yield from idle(names, beside)
+    if budget.samples == 0:
+        yield from idle(IDLE_WITHOUT_TRAINING, "samples")
+    if "overwrite" in given and "run_dir" not in given:
+        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
+    if "hogwild_state" in given and steps.optimizer == "sgd" and steps.momentum == 0:
+        yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
+    if "prefetch" in given and job.clock == "virtual":
+        yield f"{typed('prefetch')} {PREFETCH_ON_VIRTUAL_CLOCK}; drop --prefetch"
+    if parts > batch_size:
+        yield f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type fewer"
+    if job.mode == "pipeline" and batch_size % parts:
+        yield f"--micro-batches {parts} of a pipeline have one size: it must divide --batch-size {batch_size}"
+    if budget.epochs is not None and budget.samples is not None:
+        yield f"{typed('epochs')} and {typed('samples')} both say how long; drop one (--samples none takes it back)"
+    for name in ("evaluate_every", "checkpoint_every"):
+        if name in given and not _EVERY.fullmatch(values[name]):
+            flag = flag_of(name)
+            yield f"{flag} must be a number of samples from 1 up, or of epochs, got {values[name]!r}; type e.g. 1epoch"
+    if budget.evaluate_every is not None and budget.evaluations != settings.defaults.evaluations:
+        yield f"{typed('evaluations')} and {typed('evaluate_every')} both say when to evaluate; drop one of the two"
+    if budget.patience is not None and budget.evaluate_every is None and budget.patience >= budget.evaluations:
+        yield f"{typed('patience')} ends no run of {typed('evaluations')}; type more evaluations"
+    if budget.samples is None and budget.epochs is None:
+        if 0 < steps.warmup < 1:
+            yield f"{typed('warmup')} is a share of the samples, and there is no number of them; add --samples"
+        if steps.schedule != "constant":
+            yield f"{typed('schedule')} needs a number of samples to stretch over; add --samples"
+    names_in(settings.output.track)  # refuses
 
 
 def contradictions_of_processes(number: int) -> Iterator[str]:
     """Yield what is wrong with so many workers that are processes."""
     if number > MOST_PROCESSES:
         yield f"--nproc {number} would be as many processes; {MOST_PROCESSES} is the most, but with --clock virtual"
-
-
-def _of_job(job: Job, steps: Steps) -> Iterator[str]:
-    mode, defaults = job.mode, {field.name: field.default for field in dataclasses.fields(Job)}
-    if mode == "single" and job.nproc > 1:
-        yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
-    if job.clock != "virtual":
-        yield from contradictions_of_processes(job.nproc)
-    for name, owner in ONLY.items():
-        if mode != owner and getattr(job, name) != defaults[name]:
-            yield f"{flag_of(name)} is for --mode {owner}, got --mode {mode}; drop it, or type --mode {owner}"
-    if job.deepspeed_config is not None and job.pipeline_schedule != "deepspeed":
-        yield "--deepspeed-config is for --pipeline-schedule deepspeed; drop it, or type --pipeline-schedule deepspeed"
-    if job.clock == "virtual" and mode != "async":
-        yield f"--clock virtual is for --mode async, got --mode {mode}; type --mode async (--rule synchronous for sync)"
-    if job.clock == "virtual" and job.transport != defaults["transport"]:
-        yield "--transport does nothing with --clock virtual, which has no processes; drop it"
-    for name in ("network", "churn"):
-        if getattr(job, name) is not None and job.clock != "virtual":
-            yield f"{flag_of(name)} is for --clock virtual; drop it, or type --clock virtual"
-    if job.speeds is not None and mode in ("single", "pipeline"):
-        yield f"--speeds is for several workers, got --mode {mode}; drop it, or type --mode async"
-    if job.hogwild_state != defaults["hogwild_state"] and steps.optimizer == "sgd" and steps.momentum == 0:
-        yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
-    for name, optimizer in ONLY_OF_OPTIMIZER.items():
-        if steps.optimizer != optimizer and getattr(steps, name) != getattr(Steps(), name):
-            yield f"{flag_of(name)} is for --optimizer {optimizer}, got --optimizer {steps.optimizer}; drop one of them"
-
-
-def _of_batches(job: Job, machine: Machine, batch_size: int) -> Iterator[str]:
-    parts = machine.micro_batches
-    if job.accumulate > 1 and job.mode != "single":
-        yield (
-            f"--accumulate is for --mode single, got --mode {job.mode}; as large updates in as little memory: "
-            f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}"
-        )
-    if machine.prefetch and job.clock == "virtual":
-        yield f"--prefetch {machine.prefetch} {PREFETCH_ON_VIRTUAL_CLOCK}; drop --prefetch"
-    if parts > batch_size:
-        yield f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type fewer"
-    if job.mode == "pipeline" and batch_size % parts:
-        yield f"--micro-batches {parts} of a pipeline have one size: it must divide --batch-size {batch_size}"
-
-
-def _of_length(budget: Budget, steps: Steps, default_evaluations: int) -> Iterator[str]:
-    evaluations, every, patience = budget.evaluations, budget.evaluate_every, budget.patience
-    has_samples = budget.samples is not None or budget.epochs is not None
-    if budget.epochs is not None and budget.samples is not None:
-        yield (
-            f"--epochs {budget.epochs:g} and --samples {budget.samples} both say how long; drop one (--samples none "
-            f"takes a file's value back)"
-        )
-    yield from _of_every("evaluate_every", every)
-    if every is not None and evaluations != default_evaluations:
-        yield f"--evaluations {evaluations} and --evaluate-every {every} both say when to evaluate; drop one of the two"
-    if patience is not None and every is None and patience >= evaluations:
-        yield f"--patience {patience} ends no run of --evaluations {evaluations}; type more evaluations"
-    if not has_samples and 0 < steps.warmup < 1:
-        yield f"--warmup {steps.warmup:g} is a share of the samples, and there is no number of them; add --samples"
-    if not has_samples and steps.schedule != "constant":
-        yield f"--schedule {steps.schedule} needs a number of samples to stretch over; add --samples"
-    if budget.samples == 0:
-        for name in ("seconds", "target_loss", "evaluate_every", "patience", "keep_best"):
-            if getattr(budget, name) not in (None, False):
-                yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
-
-
-def _of_every(name: str, every: str | None) -> Iterator[str]:
-    if every is not None and not _EVERY.fullmatch(every):
-        flag = flag_of(name)
-        yield f"{flag} must be a number of samples from 1 up, or of epochs, got {every!r}; type e.g. {flag} 1epoch"
-
-
-def _of_output(output: Output) -> Iterator[str]:
-    if output.overwrite and output.run_dir is None:
-        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
-    if output.run_dir is not None and output.runs_dir != Output().runs_dir:
-        yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
-    for name in ("run_dir", "overwrite"):
-        if output.resume is not None and getattr(output, name):
-            yield f"{flag_of(name)} does nothing with --resume, which goes on in the run's own folder; drop one"
-    for name in ("resume", "run_dir", "overwrite", "profile", "track", "checkpoint_every", "checkpoint_seconds"):
-        if output.find_batch_size and getattr(output, name):
-            yield f"{flag_of(name)} does nothing with --find-batch-size, which trains nothing; drop one of the two"
-    yield from _of_every("checkpoint_every", output.checkpoint_every)
-    names_in(output.track)  # refuses

@@ -16,10 +16,8 @@ class Asked:
     problem: str = setting("quadratic", "NAME[:key=value,...]; help lists them")
     speeds: str = setting("exponential:1", "NAME[:value,key=value,...]; help lists them", aliases=("times",))
     learning_rate: float = setting(0.05, "constant", above=0)
-    samples: int | None = setting(None, "gradients, used or not", unset="no limit", at_least=1, example=10000)
-    budget_seconds: float | None = setting(
-        None, "virtual seconds", unset="no limit", above=0, example=1000, name="seconds"
-    )
+    samples: int | None = setting(None, "gradients, used or not", unset="no limit", at_least=1)
+    budget_seconds: float | None = setting(None, "virtual seconds", unset="no limit", above=0, name="seconds")
     evaluations: int = setting(8, "after the first, evenly over the budget", at_least=1)
     network: str | None = setting(None, "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND", unset="none")
     churn: str | None = setting(None, "leave:worker=N,seconds=S;join:worker=N,seconds=S;...", unset="all stay")

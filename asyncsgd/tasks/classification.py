@@ -92,14 +92,9 @@ class Classification(TextTask):
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
     hatecheck: str | None = setting(
-        None,
-        "folder or file of HateCheck's functional tests, run once at the end",
-        unset="not tested",
-        example="../shared/data/hatecheck",
+        None, "folder or file of HateCheck's functional tests, run once at the end", unset="not tested"
     )
-    hatecheck_positive: str | None = setting(
-        None, "labels that count as hateful there, LABEL[,LABEL]", unset="hate", example="hate"
-    )
+    hatecheck_positive: str | None = setting(None, "labels that count as hateful there, LABEL[,LABEL]", unset="hate")
 
     prepared: str | None = found()
 

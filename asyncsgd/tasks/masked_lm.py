@@ -90,16 +90,10 @@ class MaskedLM(LanguageModel):
     )
     eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1)
     candidates: str | None = setting(
-        None,
-        "folder of mask_candidates.py; evaluations are then made on candidates only, too",
-        unset="none",
-        example="candidates",
+        None, "folder of mask_candidates.py; evaluations are then made on candidates only, too", unset="none"
     )
     candidate_share: float = setting(
-        1.0,
-        "share of the masked tokens that comes from candidates; --mask candidates only",
-        at_least=0,
-        at_most=1,
+        1.0, "share of the masked tokens that comes from candidates; --mask candidates only", at_least=0, at_most=1
     )
     tech: bool = setting(False, "mask candidates only, and leave sequences without one out of training")
 

@@ -65,16 +65,11 @@ class QuestionAnswering(TextTask):
         None,
         "a folder with train*, a file (.parquet, .jsonl, .json, .json.gz), hub:NAME, or several joined by +",
         unset="none: it has to be named",
-        example="../shared/data/squad_v2/train_part.parquet",
         name="data",
         aliases=("train_file",),
     )
     eval_data: str | None = setting(
-        None,
-        "what to score on, named in the same ways",
-        unset="dev* or validation* of --data",
-        example="../shared/data/squad_v2/dev_a.parquet",
-        aliases=("val_file",),
+        None, "what to score on, named in the same ways", unset="dev* or validation* of --data", aliases=("val_file",)
     )
     train_samples: int = setting(0, "training questions to use; 0: all", at_least=0)
     eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0)
@@ -82,7 +77,7 @@ class QuestionAnswering(TextTask):
     stride: int = setting(128, "word pieces from the beginning of a window to that of the next", at_least=1)
     max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1)
     predictions: str | None = setting(
-        None, "folder for predictions.json and two more at the end", unset="none are written", example="predictions"
+        None, "folder for predictions.json and two more at the end", unset="none are written"
     )
     batch_size: int = setting(16, "windows in one gradient", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING)

@@ -59,7 +59,6 @@ class TokenClassification(TextTask):
         None,
         "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
         unset="none: it has to be named",
-        example="../shared/data/matsci_ner_sofc",
         name="data",
         aliases=("train_file",),
     )
