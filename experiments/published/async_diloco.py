@@ -42,28 +42,14 @@ from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Array, Instance
 from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import Floats, Ints, Sampler
 from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
+from watched import FixedTimes
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
 NUM_CLASSES = 4
 BATCH = 32
 LAST_RATE, WEIGHT_DECAY = 1e-6, 1e-3
-
-
-class FixedTimes(Sampler):
-    """The same seconds for every step of a worker."""
-
-    def __init__(self, seconds: tuple[float, ...]) -> None:
-        super().__init__(len(seconds))
-        self._seconds = numpy.array(seconds)
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        return self._seconds[workers]
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        return self._seconds.item(worker)
 
 
 class Mixture(Instance):

@@ -36,16 +36,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Mode, Problem, Quadratic
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import ShiftedExponential
-from reproduction import (
-    COLOURS,
-    each,
-    interval,
-    picture,
-    progress,
-    run_script,
-    script_parser,
-    write_table,
-)
+from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
 
 NUM_WORKERS = 100
 PUBLISHED = {0.02: (99, 1.008), 0.05: (96, 1.047), 0.1: (93, 1.121), 0.2: (88, 1.265), 0.5: (78, 1.60), 1.0: (69, 1.98)}

@@ -41,17 +41,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential, ShiftedExponential, Speeds
-from reproduction import (
-    COLOURS,
-    draw_curve,
-    each,
-    interval,
-    picture,
-    progress,
-    run_script,
-    script_parser,
-    write_table,
-)
+from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
 
 NUM_WORKERS = 8
 QUORUMS = (1, 2, 4, 8)

@@ -37,19 +37,11 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Event, Record
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Instance, Mode
+from asyncsgd.simulation.problems import Mode
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential
-from reproduction import (
-    COLOURS,
-    each,
-    interval,
-    picture,
-    progress,
-    run_script,
-    script_parser,
-    write_table,
-)
+from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
+from watched import Watched
 
 Array = npt.NDArray[np.float64]
 
@@ -57,31 +49,6 @@ WORKERS = (1, 2, 4, 8, 16)
 RATE = 0.2
 GROUPS = 10
 LONG_RUNS = 10
-
-
-class Watched(Instance):
-    """An instance that remembers where its last gradient was computed: the iterates are nowhere else to be read."""
-
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self.num_parameters, self.num_workers = instance.num_parameters, instance.num_workers
-        self.point = float("nan")
-
-    def initial(self) -> Array:
-        return self._instance.initial()
-
-    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        self.point = float(x[0])
-        return self._instance.gradient(x, worker, index, out)
-
-    def exact_gradient(self, x: Array) -> Array:
-        return self._instance.exact_gradient(x)
-
-    def loss(self, x: Array) -> float:
-        return self._instance.loss(x)
-
-    def optimum(self) -> Array | None:
-        return self._instance.optimum()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,23 +65,14 @@ from asyncsgd.simulation.problems import (
     Array,
     Heterogeneous,
     Indices,
-    Instance,
     LogisticData,
     dirichlet_shares,
     hashed_bag_of_words,
 )
 from asyncsgd.simulation.simulate import Simulation, simulate
 from asyncsgd.simulation.speeds import Sampler
-from reproduction import (
-    COLOURS,
-    each,
-    interval,
-    picture,
-    progress,
-    run_script,
-    script_parser,
-    write_table,
-)
+from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
+from watched import FixedTimes, Watched
 
 
 @dataclasses.dataclass
@@ -120,20 +111,6 @@ class Malenia(Rule):
         state.dispatches.clear()
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
         return Reply(state.direction, uses=uses, abandon=abandon, start=tuple(map(Start, view.workers)))
-
-
-class FixedTimes(Sampler):
-    """The same seconds for every gradient of a worker."""
-
-    def __init__(self, seconds: Sequence[float]) -> None:
-        super().__init__(len(seconds))
-        self._seconds = numpy.array(seconds)
-
-    def _draw(self, workers: Indices, draws: Indices) -> Array:
-        return self._seconds[workers]
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        return self._seconds.item(worker)
 
 
 class PermutedTimes(Sampler):
@@ -179,27 +156,14 @@ def frequency_weighted(times: Sequence[float] = TIMES) -> float:
     return slope / sum(a / tau for a, tau in zip(curvatures, times, strict=True))
 
 
-class Position(Instance):
+class Position(Watched):
     """The three quadratics of `Heterogeneous`; an evaluation gives x itself instead of f(x) - f*."""
 
     def __init__(self) -> None:
-        self._problem = Heterogeneous().on(len(TIMES), seed=0)
-        self.num_parameters, self.num_workers = 1, len(TIMES)
-
-    def initial(self) -> Array:
-        return self._problem.initial()
-
-    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        return self._problem.gradient(x, worker, index, out)
-
-    def exact_gradient(self, x: Array) -> Array:
-        return self._problem.exact_gradient(x)
+        super().__init__(Heterogeneous().on(len(TIMES), seed=0))
 
     def loss(self, x: Array) -> float:
         return float(x[0])
-
-    def optimum(self) -> Array | None:
-        return self._problem.optimum()
 
 
 class Ending(NamedTuple):

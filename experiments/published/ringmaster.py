@@ -40,17 +40,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Tridiagonal
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import HalfNormal
-from reproduction import (
-    COLOURS,
-    draw_curve,
-    each,
-    interval,
-    picture,
-    progress,
-    run_script,
-    script_parser,
-    write_table,
-)
+from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
 
 NUM_WORKERS = 6174
 SECONDS, QUICK_SECONDS = 2000, 100
