@@ -9,14 +9,14 @@ checkpoint that is whole. With ``--best`` it is the one of the lowest evaluation
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, find_run
+from asyncsgd.scripts.run_folder import read_summary
 
 if TYPE_CHECKING:
     from asyncsgd.checkpoints import Checkpoint  # imports torch, which is slow
@@ -57,7 +57,7 @@ def export(arguments: argparse.Namespace) -> None:
     if not (folder / "settings.yaml").is_file():
         raise UsageError(f"{folder} is not a run folder: it has no settings.yaml")
 
-    summary = _summary(folder) if name is None else {}
+    summary = read_summary(folder) if name is None else {}
     finished = summary.get("status") == DONE
     saved = folder / (BEST_MODEL if arguments.best else LAST_MODEL)
     if finished and saved.is_dir():
@@ -79,14 +79,6 @@ def export(arguments: argparse.Namespace) -> None:
             f"is of {checkpoint.version}; type --checkpoint {checkpoint.name}"
         )
     make(arguments, checkpoint)
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    """Of a run; empty where it has not ended."""
-    try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:

@@ -44,20 +44,16 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
         UsageError: if the folder holds another run, has no checkpoint to go on from, or cannot be written.
     """
     task, job, output, kind = settings.task, settings.job, settings.output, cast("Any", type(settings.task))
-    flags = task_flags(kind)
+    flags, path = task_flags(kind), Path(output.resume or output.run_dir or output.runs_dir)
     try:
-        if (resumes := _resumes(flags, settings)) is not None:
+        if output.resume is not None or (output.run_dir is not None and _goes_on(path, flags, settings)):
             text = flags.to_yaml(settings, comment=f"{command}\nwhich made an earlier run longer", places=False)
-            return open_again(resumes, _differences(resumes, flags, settings), text)
+            return open_again(path, _differences(path, flags, settings), text)
         if output.run_dir is None:
             name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
-            path = free_folder(Path(output.runs_dir), name)
-            events = own(path)
-        else:
-            path = Path(output.run_dir)
-            events = _take(path, flags, settings)
+            path = free_folder(path, name)
         with contextlib.ExitStack() as undo:
-            undo.enter_context(events)
+            events = undo.enter_context(own(path) if output.run_dir is None else _take(path, flags, settings))
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
             # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
@@ -69,16 +65,10 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     return folder
 
 
-def _resumes(flags: Flags, settings: Any) -> Path | None:
-    """The folder of the run that goes on, if one does."""
-    output = settings.output
-    if output.resume is not None or output.run_dir is None or output.overwrite:
-        return None if output.resume is None else Path(output.resume)
-    path = Path(output.run_dir)
-    begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file()
-    if not begun or _summary(path).get("status") == DONE or _differences(path, flags, settings):
-        return None
-    return path
+def _goes_on(path: Path, flags: Flags, settings: Any) -> bool:
+    """Whether the folder holds these settings' run, with a checkpoint and not DONE."""
+    begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not settings.output.overwrite
+    return begun and read_summary(path).get("status") != DONE and not _differences(path, flags, settings)
 
 
 def _differences(path: Path, flags: Flags, settings: Any) -> list[tuple[str, object, object]]:
@@ -106,13 +96,12 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         if not any(path.glob(_DESCRIPTIONS)):
             find(path)  # refuses, before anything is asked for that would not help
         if not all(_grows(key, was, wanted) for key, was, wanted in different):
-            listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
             raise UsageError(
-                f"{path} cannot go on with other settings ({listed}); drop them, only --samples, --epochs and "
-                f"--micro-batches may grow"
+                f"{path} cannot go on with other settings ({_listed(different)}); drop them, only --samples, --epochs "
+                f"and --micro-batches may grow"
             )
         longer = any(key != "micro_batches" for key, _, _ in different)
-        if _summary(path).get("status") == DONE and not longer:
+        if read_summary(path).get("status") == DONE and not longer:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
         found = find(path, becomes_longer=longer)
         folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
@@ -139,40 +128,43 @@ def free_folder(parent: Path, name: str) -> Path:
 
 def _take(path: Path, flags: Flags, settings: Any) -> BinaryIO:
     """Own the folder at `path`, after what lies there was set aside; see `open_run_folder` and `own`."""
-    is_run = (path / "settings.yaml").is_file()
-    begun = path.is_dir() and all(
-        inside.name == EVENTS or inside.name.startswith(_TORN_SETTINGS) for inside in path.iterdir()
-    )
-    if path.exists() and not is_run and not begun:
-        raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
+    if path.exists() and not (path / "settings.yaml").is_file():
+        inside = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name]
+        if any(name != EVENTS and not name.startswith(_TORN_SETTINGS) for name in inside):
+            raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
         # Looked at again now that nobody else can change it.
-        if not (path / "settings.yaml").is_file():
-            if has_trained(path):
-                raise UsageError(f"{path} holds records and no settings.yaml; type another --run-dir")
-            undo.pop_all()
-            return events
-        if not settings.output.overwrite:
-            _refuse_to_replace(path, flags, settings)
-        _rename(path)
-        return own(path)
+        if (path / "settings.yaml").is_file():
+            if not settings.output.overwrite:
+                _refuse_to_replace(path, flags, settings)
+            _rename(path)
+            return own(path)
+        if has_trained(path):
+            raise UsageError(f"{path} holds records and no settings.yaml; type another --run-dir")
+        undo.pop_all()
+    return events
 
 
 def _refuse_to_replace(path: Path, flags: Flags, settings: Any) -> None:
-    status = _summary(path).get("status")
+    status = read_summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # e.g. a mistyped command: it has left nothing worth keeping
     if different := _differences(path, flags, settings):
-        listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
-        raise UsageError(f"{path} holds a run with other settings ({listed}); type another --run-dir, or --overwrite")
+        raise UsageError(
+            f"{path} holds a run with other settings ({_listed(different)}); type another --run-dir, or --overwrite"
+        )
     if status == DONE:
         raise UsageError(f"{path} holds this run already, DONE; type another --run-dir, or --overwrite to run it again")
 
 
+def _listed(different: Sequence[tuple[str, object, object]]) -> str:
+    return ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
+
+
 def has_trained(path: Path) -> bool:
     """Whether a run has used a gradient: its records say so, or, of fine-tuning, its summary."""
-    if _summary(path).get("num_updates"):
+    if read_summary(path).get("num_updates"):
         return True
     try:
         return any(record["kind"] == "arrival" or record["version"] > 0 for record in read_events(path / EVENTS))
@@ -197,8 +189,8 @@ def _rename(path: Path) -> Path:
     return path.rename(next(name for name in names if not name.exists()))
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    """What a run's summary says; nothing where it never finished."""
+def read_summary(path: Path) -> dict[str, Any]:
+    """What a run's summary says; nothing where it has not ended."""
     try:
         content = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
