@@ -8,26 +8,28 @@ where it was stopped. The config's own comments say what it may hold."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.comparisons import make_all, planned, run_comparisons
+from asyncsgd.study.comparisons import make_all, planned
 
 
-def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
-    out, jobs = planned(arguments.config, arguments.out)
-    make_all(out, jobs, stop)
-    print(f"next   python -m analysis language_model {out} --out report.html")
-
-
-def main() -> int:
+def run(argv: list[str], stop: StopRequest) -> int:
     parser = Parser(prog="language_model.py", description=str(__doc__).splitlines()[0], allow_abbrev=False)
     parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="experiments/configs/language_model.yaml")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
-    return run_comparisons(parser, carry_out)
+    arguments = parser.parse_args(argv)
+    out, jobs = planned(arguments.config, arguments.out)
+    make_all(out, jobs, stop)
+    print(f"next   python -m analysis language_model {out} --out report.html")
+    return 0
+
+
+def main() -> int:
+    return run_script(run, goes_on=True)
 
 
 if __name__ == "__main__":

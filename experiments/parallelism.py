@@ -31,9 +31,10 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_json, write_text
+from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.comparisons import Job, make_all, planned, run_comparisons
+from asyncsgd.study.comparisons import Job, make_all, planned
 from asyncsgd.tasks.base import Batch, Task
 from asyncsgd.tasks.tensors import TensorData
 
@@ -193,11 +194,12 @@ def lacks(job: Job) -> str:
     return ""
 
 
-def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
+def run(argv: list[str], stop: StopRequest) -> int:
+    arguments = parser().parse_args(argv)
     if arguments.planted is not None:
         write_planted(arguments.planted)
         print("next   python experiments/parallelism.py experiments/configs/parallelism-planted.yaml")
-        return
+        return 0
     if arguments.quick == (arguments.config is not None):
         raise UsageError("name a config, e.g. experiments/configs/parallelism.yaml, or type --quick")
     config = CONFIGS / "parallelism-quick.yaml" if arguments.quick else arguments.config
@@ -206,18 +208,23 @@ def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
         measure_bubbles(out, MICRO_BATCHES, stop)
     make_all(out, jobs, stop, lacks)
     print(f"next   python -m analysis parallelism {out} --out report.html")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = Parser(prog="parallelism.py", description=str(__doc__).splitlines()[0], allow_abbrev=False)
+    flags.add_argument(
+        "config", type=Path, nargs="?", metavar="CONFIG.yaml", help="experiments/configs/parallelism.yaml"
+    )
+    flags.add_argument("--quick", action="store_true", help="experiments/configs/parallelism-quick.yaml, minutes")
+    flags.add_argument("--bubbles", action="store_true", help="measure the bubbles of pipelines too; --quick does")
+    flags.add_argument("--planted", type=Path, metavar="DIR", help="write data with planted answers there, and end")
+    flags.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
+    return flags
 
 
 def main() -> int:
-    parser = Parser(prog="parallelism.py", description=str(__doc__).splitlines()[0], allow_abbrev=False)
-    parser.add_argument(
-        "config", type=Path, nargs="?", metavar="CONFIG.yaml", help="experiments/configs/parallelism.yaml"
-    )
-    parser.add_argument("--quick", action="store_true", help="experiments/configs/parallelism-quick.yaml, minutes")
-    parser.add_argument("--bubbles", action="store_true", help="measure the bubbles of pipelines too; --quick does")
-    parser.add_argument("--planted", type=Path, metavar="DIR", help="write data with planted answers there, and end")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
-    return run_comparisons(parser, carry_out)
+    return run_script(run, goes_on=True)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ from torch import nn
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.experiment import cache_folder, resolve_device
 from asyncsgd.hardware import Hardware
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.scripts.base import run_script
 from asyncsgd.signals import StopRequest
 from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject
 
@@ -442,7 +442,8 @@ def machine_of(device: str) -> dict[str, Any]:
     return machine | {"device": "cpu", "devices": available_cores(), "memory_bytes": memory}
 
 
-def carry_out(flags: argparse.Namespace, stop: StopRequest) -> None:
+def run(argv: list[str], stop: StopRequest) -> int:
+    flags = parser().parse_args(argv)
     from analysis.findings.speed_ladder import LADDER, PARTS, SCHEMA
     from analysis.speed_ladder import report
 
@@ -459,20 +460,11 @@ def carry_out(flags: argparse.Namespace, stop: StopRequest) -> None:
     found = {"schema": SCHEMA, "quick": flags.quick, "machine": machine, "ladders": ladders}
     write_text(flags.out / LADDER, json.dumps(found, indent=1))
     report(flags.out)
-
-
-@best_effort()
-def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        with StopRequest() as stop:
-            carry_out(parser().parse_args(argv), stop)
-    except (UsageError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_script(run, argv, goes_on=True)
 
 
 if __name__ == "__main__":

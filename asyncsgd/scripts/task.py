@@ -70,7 +70,10 @@ class TaskScript:
         experiment = self.experiment(settings)
         stop.check()
         if settings.output.find_batch_size:
-            return told_batch_size(experiment, context or fork_server(model, *self.kind.preload))
+            from asyncsgd.fitting import find_batch_size
+
+            find_batch_size(experiment, context or fork_server(model, *self.kind.preload), say)
+            return 0
         from asyncsgd.training import lead
 
         folder = open_run_folder(self.name, settings, f"python experiments/{command} {' '.join(argv)}")
@@ -217,14 +220,6 @@ def start_fork_server(
     if kind.in_one_process or (launch.rank is not None and not kind.has_server):
         return None
     return fork_server(model, *kind.preload, *modules)
-
-
-def told_batch_size(experiment: Experiment, context: ForkServerContext) -> int:
-    """Print what ``--find-batch-size`` asks for; return the exit code."""
-    from asyncsgd.fitting import find_batch_size
-
-    find_batch_size(experiment, context, say)
-    return 0
 
 
 def values_of(argv: list[str], flag: str) -> list[str]:

@@ -6,25 +6,22 @@ same command goes on where it was stopped. The configs of ``experiments/language
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError, nearest
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FINISHED
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.scripts.task import TaskScript
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest
@@ -186,10 +183,7 @@ def _find_model(task: str, name: str) -> None:
 
 def is_finished(path: Path) -> bool:
     """Whether the run in `path` is not to be made again: it would end so again."""
-    try:
-        return json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"] in FINISHED
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    return read_summary(path).get("status") in FINISHED
 
 
 def make(job: Job, out: Path) -> int:
@@ -231,7 +225,7 @@ def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[
 
     Args:
         out: the folder of all runs.
-        stop: of the campaign; see `run_comparisons`.
+        stop: of the campaign.
         lacks: says why a run cannot be made here; it is left out then. Empty: it can.
 
     Raises:
@@ -254,27 +248,3 @@ def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[
         if code != 0 and not diverged:
             log = out / "logs" / (job.folder.replace("/", "-") + ".txt")
             raise RunError(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on")
-
-
-@best_effort()
-def run_comparisons(
-    parser: argparse.ArgumentParser, carry_out: Callable[[argparse.Namespace, StopRequest], None]
-) -> int:
-    """A script's main: parse, carry out, say what went wrong; return the exit code.
-
-    Args:
-        carry_out: a campaign. A signal raises KeyboardInterrupt at once, but `StopRequest.during_a_run`.
-    """
-    try:
-        with StopRequest() as stop:
-            carry_out(parser.parse_args(), stop)
-    except (UsageError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {error}; the same command goes on once that is mended", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0

@@ -65,6 +65,8 @@ from analysis.statistics.intervals import Interval
 from analysis.stats import detectable_effect, equivalence, holm, sign_flip
 from analysis.trust import guarded
 from asyncsgd.errors import UsageError
+from asyncsgd.scripts.base import run_script
+from asyncsgd.signals import StopRequest
 
 ALPHA = 0.05
 PAIRS = (6, 8, 10)
@@ -300,7 +302,14 @@ def print_by_seeds(
     print()
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(argv: list[str], stop: StopRequest) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--studies", type=int, default=2_000, help="studies per row (default %(default)s)")
+    parser.add_argument("--task-studies", type=int, default=400, help="over tasks, per row (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default %(default)s)")
+    arguments = parser.parse_args(argv)
     for flag, value, usual in (("studies", arguments.studies, 2_000), ("task-studies", arguments.task_studies, 400)):
         if value < 1:
             raise UsageError(f"--{flag} must be 1 or more, got {value}; type --{flag} {usual}")
@@ -315,22 +324,8 @@ def run(arguments: argparse.Namespace) -> None:
     print_table("coverage of paired differences", coverage, arguments.studies, arguments.seed)
     title = f"coverage of P(improvement) over {TASKS} tasks"
     print_by_seeds(title, improvement_coverage, TASK_SEEDS, arguments.task_studies, arguments.seed)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--studies", type=int, default=2_000, help="studies per row (default %(default)s)")
-    parser.add_argument("--task-studies", type=int, default=400, help="over tasks, per row (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default %(default)s)")
-    try:
-        run(parser.parse_args())
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(run))

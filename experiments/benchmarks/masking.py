@@ -33,12 +33,13 @@ from asyncsgd.data.masking import STRATEGIES
 from asyncsgd.data.order import Order
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples, plain_backend
-from asyncsgd.errors import UsageError
 from asyncsgd.experiment import cache_folder
 from asyncsgd.masking.candidates import Chunk, begin, found_in, make_chunk
 from asyncsgd.masking.finders import Find, Ner
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
+from asyncsgd.scripts.base import run_script
+from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.text_task import Batch
 
@@ -181,7 +182,7 @@ def seconds_to_find(
     return seconds
 
 
-def main() -> int:
+def main(argv: list[str], stop: StopRequest) -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--data", default="pydocs", metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)")
     flags.add_argument("--finder", metavar="FOLDER", help="a trained tagger to measure too")
@@ -192,7 +193,7 @@ def main() -> int:
         "--find-texts", type=int, default=64, metavar="N", help="texts of the preprocessing (default: 64)"
     )
     flags.add_argument("--threads", type=int, default=available_cores(), metavar="N", help="of a training step")
-    given = flags.parse_args()
+    given = flags.parse_args(argv)
     torch.set_num_threads(given.threads)
     cache = cache_folder(None)
     print(f"{available_cores()} cores, {given.threads} threads, batches of {given.batch_size} x {SEQ_LEN}", flush=True)
@@ -242,8 +243,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(run_script(main))

@@ -25,13 +25,14 @@ from typing import Any
 
 import torch
 
-from asyncsgd.errors import UsageError
 from asyncsgd.experiment import experiment_of
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.runtime.worker_process import Assignment
+from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.task import task_flags
+from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.training import lead
 
@@ -75,13 +76,13 @@ def measure_async(settings: Any, context: ForkServerContext, folder: Path) -> fl
     return samples / (arrivals[-1]["train_seconds"] - arrivals[0]["train_seconds"])
 
 
-def main() -> int:
+def main(argv: list[str], stop: StopRequest) -> int:
     parser = argparse.ArgumentParser(description="Overhead of the parameter server against a bare PyTorch loop.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100, help="batches per worker in each run")
     parser.add_argument("--model", default="tiny", choices=["tiny", "small"])
     parser.add_argument("--transport", default="auto", choices=["auto", "shared_memory", "process_group"])
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
 
     def settings_of(num_workers: int) -> Any:
         return task_flags(MaskedLM).make(
@@ -121,8 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(run_script(main))

@@ -27,6 +27,8 @@ from analysis.report.tables.text import as_csv, markdown
 from analysis.statistics.intervals import Interval, t_interval
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.runtime.processes import end_with_parent
+from asyncsgd.scripts import base
+from asyncsgd.signals import StopRequest
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -110,9 +112,10 @@ def script_parser(description: str | None, name: str) -> argparse.ArgumentParser
 def run_script(
     run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, argv: list[str] | None
 ) -> int:
-    """Read the flags and run; the exit code is 0, 2 for bad input, 1 for a run that failed, 130 after Ctrl-C."""
-    arguments = parser.parse_args(argv)
-    try:
+    """Read the flags and run; return the exit code."""
+
+    def checked(argv: list[str], stop: StopRequest) -> int:
+        arguments = parser.parse_args(argv)
         for flag in ("seeds", "jobs"):
             value = getattr(arguments, flag)
             if value is not None and value < 1:
@@ -122,13 +125,9 @@ def run_script(
         except OSError as error:
             raise UsageError(f"--out {arguments.out} cannot be made ({error.strerror}); type another folder") from error
         run(arguments)
-    except (UsageError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+        return 0
+
+    return base.run_script(checked, argv)
 
 
 def each(function: Callable[[Task], Done], tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
