@@ -417,3 +417,20 @@ def test_a_worker_that_is_killed_in_an_evaluation_leaves_its_shard_to_another(ru
         assert (evaluation.weight, evaluation.loss) == (30, -16 * evaluation.version)
     indices = [record.batches[0][1] for record in records if record.kind == "arrival"]
     assert len(set(indices)) == len(indices) == 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Idle(Asynchronous):
+    """It forgets to start anybody again."""
+
+    name = "idle"
+
+    def arrive(self, state, arrival, view):
+        return dataclasses.replace(super().arrive(state, arrival, view), start=())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("runtime", [asyncsgd.Virtual(2), Processes(2)])
+def test_a_rule_that_starts_nobody_ends_the_run_and_is_named(runtime):
+    with pytest.raises(RuntimeError, match="rule idle left nobody in flight"):
+        asyncsgd.train(Counting(), rule=Idle(), runtime=runtime, quiet=True, samples=80, learning_rate=0.1)

@@ -93,3 +93,10 @@ for script in sys.argv[1:]:
 """
     commands = ["analysis.compare", "analysis.report", "analysis.lab_notes"]
     subprocess.run([sys.executable, "-c", program, *scripts, *commands], check=True, cwd=ROOT)
+
+
+def test_one_function_asks_a_backend_what_comes_next():
+    """Gossip and streaming have no backend yet."""
+    asking = [path.name for path in (ROOT / "asyncsgd").rglob("*.py") if "_backend.next(" in path.read_text("utf-8")]
+    assert asking == ["fit.py"]
+    assert (ROOT / "asyncsgd/runtime/fit.py").read_text("utf-8").count("_backend.next(") == 1

@@ -154,6 +154,8 @@ class Workers:
             return self._left.popleft()
         if not self._alive:
             raise self._nobody()
+        if not self._flights.server.num_in_flight:
+            raise RuntimeError(f"rule {self._flights.server.rule.name} left nobody in flight")
         if self.now >= until:
             return None  # whoever stands still since an evaluation goes on doing so
         self._go_on()
