@@ -10,9 +10,8 @@ silent one after `TIMEOUT`."""
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,8 +24,9 @@ from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import TrainingClock
 from asyncsgd.runtime.dispatcher import Dispatcher
-from asyncsgd.runtime.fit import Arrived, Launched
+from asyncsgd.runtime.fit import Arrived
 from asyncsgd.runtime.memory import peak_bytes
+from asyncsgd.runtime.single import InOrder
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
 from asyncsgd.tasks.base import Sums, Task, decode_sums, encode_sums
@@ -201,7 +201,7 @@ class InStep:
         return measured_in_shards(replica.task, shards, seconds, by_rank, stages)
 
 
-class Collective:
+class Collective(InOrder):
     """The backend of a run whose ranks step by themselves, in rank 0.
 
     Args:
@@ -212,8 +212,6 @@ class Collective:
         ahead: given the next batch, how many the ranks compute at once; None: as many as are in flight.
     """
 
-    anew = False
-
     def __init__(
         self,
         flights: Dispatcher,
@@ -223,24 +221,9 @@ class Collective:
         num_workers: int,
         ahead: Callable[[int], int] | None = None,
     ) -> None:
-        self.present = range(num_workers)
-        self._flights, self._ranks, self._optimizer, self._clock, self._ahead = flights, ranks, optimizer, clock, ahead
-        self._started: collections.deque[tuple[int, int]] = collections.deque()
+        super().__init__(flights, clock, num_workers)
+        self._ranks, self._optimizer, self._ahead = ranks, optimizer, ahead
         self._computed: collections.deque[Computed] = collections.deque()
-
-    @property
-    def now(self) -> float:
-        return self._clock.seconds
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._clock.pause()
-
-    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
-        self._started.extend(zip(launched.workers, launched.dispatches, strict=True))
 
     def next(self, until: float) -> Arrived | None:
         if not self._clock.running:
@@ -259,11 +242,8 @@ class Collective:
         return Arrived(worker, dispatch, launch.version, torch.empty(0), gradient, seconds, taken)
 
     @property
-    def settled(self) -> bool:
+    def settled(self) -> bool:  # type: ignore[override]  # what is a constant there
         return not self._computed
-
-    def settle(self) -> tuple[()]:
-        return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()

@@ -23,21 +23,14 @@ from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.worker import Worker
 
 
-class Single:
-    """Computes every gradient in this process.
-
-    Args:
-        flights: knows what is in flight.
-        worker: computes; its flat parameters are the server's.
-        clock: runs while gradients are computed.
-        num_workers: how many pretend workers.
-    """
+class InOrder:
+    """What a backend has whose gradients arrive in the order of their starts, on the measured clock."""
 
     settled, anew = True, False
 
-    def __init__(self, flights: Dispatcher, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
+    def __init__(self, flights: Dispatcher, clock: TrainingClock, num_workers: int) -> None:
         self.present = range(num_workers)
-        self._flights, self._worker, self._clock = flights, worker, clock
+        self._flights, self._clock = flights, clock
         self._started: collections.deque[tuple[int, int]] = collections.deque()
 
     @property
@@ -54,6 +47,24 @@ class Single:
     def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
         self._started.extend(zip(launched.workers, launched.dispatches, strict=True))
 
+    def settle(self) -> tuple[()]:
+        return ()
+
+
+class Single(InOrder):
+    """Computes every gradient in this process.
+
+    Args:
+        flights: knows what is in flight.
+        worker: computes; its flat parameters are the server's.
+        clock: runs while gradients are computed.
+        num_workers: how many pretend workers.
+    """
+
+    def __init__(self, flights: Dispatcher, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
+        super().__init__(flights, clock, num_workers)
+        self._worker = worker
+
     def next(self, until: float) -> Arrived | None:
         if not self._clock.running:
             self._clock.resume()
@@ -68,9 +79,6 @@ class Single:
         launch = self._flights.launch_of(worker)
         vector = self._worker.flat.gradients
         return Arrived(worker, dispatch, launch.version, vector, gradient, self.now - launch.seconds, taken)
-
-    def settle(self) -> tuple[()]:
-        return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
