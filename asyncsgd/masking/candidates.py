@@ -15,6 +15,7 @@ a folder depends on the number of processes or on an interruption.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections import Counter
@@ -41,15 +42,9 @@ MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
 NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
 AGAIN = "run mask_candidates.py again"
 """For messages."""
-SUBJECTS = {
-    "format": "another version of asyncsgd",
-    "tokenizer_sha256": "another tokenizer",
-    "finder_key": "another finder",
-    "train_sha256": "other training texts",
-    "eval_sha256": "other evaluation texts",
-    "chunk_texts": "another --chunk-texts",
-}
-"""What must be equal where a folder is filled again, and what is said if it is not."""
+NAMES = ("data", "train_texts", "eval_texts", "model", "finder")
+"""Of the manifest: what only names its folder's texts, tokenizer and finder. The rest of its identity must be equal
+where a folder is filled again."""
 
 Map = Callable[[Callable[["Chunk"], None], Iterable["Chunk"]], Iterator[None]]
 """As `map`, in any number of processes that have called `begin`."""
@@ -101,32 +96,40 @@ def make_chunk(chunk: Chunk) -> None:
     from pyarrow import parquet
 
     assert _process is not None, "begin comes first"
-    found = found_in(chunk.texts, *_process)
     types = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.bool_())
-    columns = [pyarrow.array(column, kind) for column, kind in zip(found, types, strict=True)]
-    partial = chunk.path.with_suffix(".partial")
+    columns = map(pyarrow.array, found_in(chunk.texts, *_process), types)
+    table = pyarrow.table(list(columns), names=Found._fields)
+    _whole(chunk.path, lambda path: parquet.write_table(table, path, compression="zstd", write_page_checksum=True))
+
+
+def _whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    partial = path.with_suffix(".partial")
     try:
-        table = pyarrow.table(columns, names=Found._fields)
-        parquet.write_table(table, partial, compression="zstd", write_page_checksum=True)
-        partial.rename(chunk.path)
+        write(partial)
+        partial.rename(path)
     except OSError as error:
-        raise UsageError(f"{chunk.path} cannot be written: {reason(error)}") from error
+        raise UsageError(f"{path} cannot be written: {reason(error)}; type another --out") from error
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    _whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def found_in(texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu") -> Found:
     """Find in some texts, and say which pieces overlap with what was found."""
     all_spans = find.spans(texts, device)
-    for text, spans in zip(texts, all_spans, strict=True):
-        before = 0
-        for start, end in spans:
-            if not before <= start < end <= len(text):
-                raise UsageError(
-                    f"the finder gave the span {start} to {end} behind {before} in a text of {len(text)} characters "
-                    f"({text[:40]!r}...); mend the finder"
-                )
-            before = end
-    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     flat = [[place for span in spans for place in span] for spans in all_spans]
+    for text, places, spans in zip(texts, flat, all_spans, strict=True):
+        bounds = [0, *places, len(text)]
+        if sorted(bounds) != bounds or any(start == end for start, end in spans):
+            raise UsageError(f"the finder gave the spans {spans} in {text[:40]!r}... ({len(text)} characters); mend it")
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return Found(flat, list(map(candidate_pieces, encodings, all_spans)))
 
 
@@ -232,7 +235,7 @@ def find_candidates(
         "statistics": statistics,
     }
     _write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
-    _draw(statistics, folder / PICTURE)
+    _whole(folder / PICTURE, functools.partial(_draw, statistics))
     _write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -241,26 +244,18 @@ def _open(folder: Path, identity: Mapping[str, Any]) -> None:
     """Make the folder, or see that it is of the same."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / MANIFEST).exists():
-            there = _read_manifest(folder)
-            for name, what in SUBJECTS.items():
-                if there.get(name) != identity[name]:
-                    raise UsageError(
-                        f"{folder} holds candidates of {what} ({there.get(name)!r:.20}, and now "
-                        f"{identity[name]!r:.20}); type another --out"
-                    )
-            return
-        if any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise UsageError(f"{folder} holds other files; type another --out")
-        _write_json(folder / MANIFEST, {**identity, "complete": False})
+        others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {reason(error)}; type another --out") from error
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.rename(path)
+    if MANIFEST in others:
+        there = _read_manifest(folder)
+        for name, value in identity.items():
+            if name not in NAMES and there.get(name) != value:
+                raise UsageError(f"{folder} holds candidates of another {name} ({MANIFEST}); type another --out")
+    elif others:
+        raise UsageError(f"{folder} holds other files; type another --out")
+    else:
+        _write_json(folder / MANIFEST, {**identity, "complete": False})
 
 
 def _statistics(corpus: Corpus, found: Found) -> dict[str, Any]:
@@ -293,8 +288,7 @@ def _examples(texts: Sequence[str], found: Found, tokenizer: PreTrainedTokenizer
     """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
     with_candidates = [number for number, spans in enumerate(found.spans[: len(texts)]) if spans]
     count = min(NUM_EXAMPLES, len(with_candidates))
-    backend = plain_backend(tokenizer)
-    examples = []
+    backend, examples = plain_backend(tokenizer), []
     for number in (with_candidates[n * len(with_candidates) // count] for n in range(count)):
         encoding, spans = backend.encode(texts[number], add_special_tokens=False), found.spans[number]
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
@@ -324,9 +318,7 @@ def _draw(statistics: Mapping[str, Any], path: Path) -> None:
     shares.bar(np.arange(len(bins)) / len(bins), bins, width=1 / len(bins), align="edge", color="tab:blue")
     share = statistics["train"]["candidate_share"]
     shares.set(xlabel="share of candidate pieces", ylabel="training texts", title=f"{share:.1%} of all pieces")
-    partial = path.with_suffix(".partial")
-    figure.savefig(partial, format="png", dpi=100, metadata={"Software": None})
-    partial.rename(path)
+    figure.savefig(path, format="png", dpi=100, metadata={"Software": None})
 
 
 def read_complete(candidates: str | Path) -> dict[str, Any]:
@@ -345,15 +337,10 @@ def read_complete(candidates: str | Path) -> dict[str, Any]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{folder} is no folder of candidates: it has no {MANIFEST}; {AGAIN} --out {folder}"
-        ) from error
+        return dict(json.loads((folder / MANIFEST).read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); remove {folder} and {AGAIN}") from error
+        raise UsageError(f"{folder} is no folder of candidates, or is damaged ({error}); {AGAIN}") from error
 
 
 def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, side: str) -> list[np.ndarray]:
@@ -367,22 +354,19 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
             none is in the training texts.
     """
     folder, manifest = Path(candidates).expanduser(), read_complete(candidates)
-    if manifest["tokenizer_sha256"] != hash_of_tokenizer(tokenizer):
-        raise UsageError(
-            f"{folder} was made with another tokenizer (that of --model {manifest['model']}); {AGAIN} with the "
-            f"--model, --vocab-size and --data of this run, and another --out"
-        )
-    for name, what, documents in (("train", "training", corpus.train), ("eval", "evaluation", corpus.eval)):
-        if manifest[f"{name}_sha256"] != hash_of_texts(documents.texts):
-            raise UsageError(
-                f"{folder} was made from other {what} texts: {manifest[f'{name}_texts']} of {manifest['data']}, and "
-                f"this run has {len(documents.texts)} of {corpus.name}; {AGAIN} with the --data and --eval-data of "
-                f"this run, and another --out"
-            )
+    here = {
+        "tokenizer": (hash_of_tokenizer(tokenizer), "--model and --vocab-size"),
+        "train": (hash_of_texts(corpus.train.texts), "--data"),
+        "eval": (hash_of_texts(corpus.eval.texts), "--data and --eval-data"),
+    }
+    for name, (sha256, flags) in here.items():
+        if manifest[f"{name}_sha256"] != sha256:
+            what = "with another tokenizer" if name == "tokenizer" else f"from other {name} texts"
+            raise UsageError(f"{folder} was made {what}; {AGAIN} with the {flags} of this run, and another --out")
     if not manifest["statistics"]["train"]["candidate_pieces"]:
         raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
-    flags, num_train = list(read_chunks(folder, manifest["chunks"]).candidates), len(corpus.train.texts)
-    return flags[:num_train] if side == "train" else flags[num_train:]
+    marked, num_train = list(read_chunks(folder, manifest["chunks"]).candidates), len(corpus.train.texts)
+    return marked[:num_train] if side == "train" else marked[num_train:]
 
 
 def hash_of_candidates(candidates: str) -> str:

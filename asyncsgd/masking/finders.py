@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.tables import existing_path, hub_is_reachable
@@ -23,9 +23,6 @@ from asyncsgd.data.tokenizer import is_model_folder
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.masking.tagger import Span, Tagger, first_line, hashed, load
 from asyncsgd.named_choices import Kind, describe
-
-if TYPE_CHECKING:
-    pass
 
 TERMS_FORMAT = 1
 _WORD, _LETTER = re.compile(r"\w+|[^\w\s]"), re.compile(r"[^\W\d_]")
@@ -52,15 +49,13 @@ class Finder(abc.ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    modules: ClassVar[tuple[str, ...]] = ("asyncsgd.masking.candidates",)
-    """What its processes import; naming them lets processes start sooner."""
     has_model: ClassVar[bool] = False
     """Whether it computes with torch, so that it may have a GPU."""
 
     @property
     def asks_hub(self) -> bool:
         """Whether it may need the Hugging Face Hub."""
-        return False
+        return any("hub:" in str(value) for value in vars(self).values())
 
     @abc.abstractmethod
     def prepare(self, texts: Sequence[str], cache: Path) -> Find:
@@ -103,25 +98,23 @@ class Lexicon:
 
 
 @functools.lru_cache(maxsize=4)
-def _by_first_word(terms: tuple[str, ...]) -> dict[str, list[tuple[tuple[str, ...], bool]]]:
+def _by_first_word(terms: tuple[str, ...]) -> dict[str, list[tuple[list[str], bool]]]:
     """The words of terms and whether their case matters, by the first in small letters, the longest first."""
-    by_first: dict[str, list[tuple[tuple[str, ...], bool]]] = {}
-    for term in terms:
-        if words := tuple(_WORD.findall(term)):
+    by_first: dict[str, list[tuple[list[str], bool]]] = {}
+    for words, term in sorted(((_WORD.findall(term), term) for term in terms), key=lambda entry: -len(entry[0])):
+        if words:
             by_first.setdefault(words[0].lower(), []).append((words, term != term.lower()))
-    for entries in by_first.values():
-        entries.sort(key=lambda entry: -len(entry[0]))
     return by_first
 
 
-def _terms_in(text: str, by_first: dict[str, list[tuple[tuple[str, ...], bool]]]) -> Iterator[Span]:
+def _terms_in(text: str, by_first: dict[str, list[tuple[list[str], bool]]]) -> Iterator[Span]:
     places = [word.span() for word in _WORD.finditer(text)]
     exact = [text[start:end] for start, end in places]
     lower, at = [word.lower() for word in exact], 0
     while at < len(places):
         length = 1
         for term, has_capital in by_first.get(lower[at], ()):
-            if tuple((exact if has_capital else lower)[at : at + len(term)]) == term:
+            if (exact if has_capital else lower)[at : at + len(term)] == term:
                 length = len(term)
                 yield places[at][0], places[at + length - 1][1]
                 break
@@ -143,10 +136,10 @@ class Terms(Finder):
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the term list {path} cannot be read, or is not UTF-8 ({error})") from error
-        terms = sorted({line.strip() for line in lines if line.strip()})
+        terms = {line.strip() for line in lines} - {""}
         if not terms:
             raise UsageError(f"the term list {path} holds no term; write one a line")
-        return Lexicon(tuple(terms))
+        return Lexicon(tuple(sorted(terms)))
 
 
 @dataclass(frozen=True)
@@ -184,16 +177,10 @@ class Keyness(Finder):
         if not (self.threshold >= 0 and self.ratio > 0 and self.min_count >= 1):
             raise ValueError("threshold must be 0 or more, ratio more than 0 and min_count 1 or more")
 
-    @property
-    def asks_hub(self) -> bool:
-        return "hub:" in self.reference
-
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
         reference = load_corpus(self.reference, eval_data=None, text_column="text", cache_dir=cache)
         corpus, other = _count(texts), _count([*reference.train.texts, *reference.eval.texts])
         total, other_total = corpus.total(), other.total()
-        if not total or not other_total:
-            raise UsageError(f"--finder keyness: {'the training text' if not total else self.reference} has no words")
         words = [
             word
             for word, count in corpus.items()
@@ -222,9 +209,7 @@ def log_likelihood_ratio(count: int, other: int, total: int, other_total: int) -
 
 def _count(texts: Iterable[str]) -> Counter[str]:
     """How often each word stands in the texts."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(_WORD.findall(text.lower()))
+    counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
     return Counter({word: count for word, count in counts.items() if len(word) > 1 and _LETTER.search(word)})
 
 
@@ -241,7 +226,6 @@ class Ner(Finder):
 
     name: ClassVar[str] = "ner"
     summary: ClassVar[str] = "what a model tags: a run of token_classification, another folder, or a name on the Hub"
-    modules: ClassVar[tuple[str, ...]] = ("asyncsgd.masking.candidates", "transformers.models.auto.modeling_auto")
     has_model: ClassVar[bool] = True
 
     model: str
@@ -262,12 +246,11 @@ class Ner(Finder):
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         tagger = Tagger(str(folder), tuple(sorted(filter(None, self.types.split("+")))), digest.hexdigest())
         known = set(load(str(folder), "cpu").types) - {""}
-        for kind in tagger.types:
-            if kind not in known:
-                raise UsageError(
-                    f"--finder ner: {self.model} has no type {kind!r}{nearest(kind, known)}; it has "
-                    f"{', '.join(sorted(known))}"
-                )
+        for kind in set(tagger.types) - known:
+            raise UsageError(
+                f"--finder ner: {self.model} has no type {kind!r}{nearest(kind, known)}; it has "
+                f"{', '.join(sorted(known))}"
+            )
         return tagger
 
 
@@ -283,8 +266,7 @@ def _folder(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
     except Exception as error:  # the Hub's library has many
         raise UsageError(
-            f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({first_line(error)}); name a run "
-            f"folder of train.py token_classification, a folder written by save_pretrained, or a model of the Hub"
+            f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({first_line(error)})"
         ) from error
 
 

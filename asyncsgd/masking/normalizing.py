@@ -36,8 +36,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import itertools
 import json
-import os
 import re
 import sys
 import unicodedata
@@ -45,7 +45,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncsgd.data.tables import check_columns, text_of
 from asyncsgd.errors import UsageError, reason
@@ -130,27 +130,19 @@ def _normalized(line: str, lower: bool, changes: Counter[str]) -> str:
 
 @functools.cache
 def _controls() -> re.Pattern[str]:
-    return _one_of(c for c in _characters() if unicodedata.category(c) in ("Cc", "Cf") and c not in _JOINERS)
+    return _one_of(lambda c: unicodedata.category(c) in ("Cc", "Cf") and c not in _JOINERS)
 
 
 @functools.cache
 def _decomposable() -> re.Pattern[str]:
-    return _one_of(c for c in _characters() if unicodedata.decomposition(c) and _expanded(c) != c)
+    return _one_of(lambda c: unicodedata.decomposition(c) != "" and _expanded(c) != c)
 
 
-def _characters() -> Iterator[str]:
-    return map(chr, range(sys.maxunicode + 1))
-
-
-def _one_of(characters: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of one character. Written in ranges, since `re` looks at each in turn."""
-    ranges: list[list[int]] = []
-    for number in map(ord, characters):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return re.compile("[" + "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) + "]")
+def _one_of(wanted: Callable[[str], bool]) -> re.Pattern[str]:
+    """A pattern of one character that is wanted. Written in ranges, since `re` looks at each in turn."""
+    groups = itertools.groupby(map(chr, range(sys.maxunicode + 1)), wanted)
+    ranges = [list(characters) for is_wanted, characters in groups if is_wanted]
+    return re.compile("[" + "".join(f"{re.escape(run[0])}-{re.escape(run[-1])}" for run in ranges) + "]")
 
 
 @functools.cache
@@ -184,22 +176,25 @@ def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str,
     Raises:
         UsageError: if the source cannot be read or is no text, or the target cannot be written.
     """
-    if not target.name.endswith(OUTPUT_KINDS):
-        raise UsageError(f"{target} must end in {' or '.join(OUTPUT_KINDS)}, since it holds text")
+    for path, kinds in ((source, INPUT_KINDS), (target, OUTPUT_KINDS)):
+        if not path.name.endswith(kinds):
+            raise UsageError(f"{path} must end in {' or '.join(kinds)}")
     if target.exists() and source.samefile(target):
         raise UsageError(f"{target} is the input itself; name another file to write")
     changes: Counter[str] = Counter()
     partial = target.with_name(target.name + ".partial")
+    lines = _texts(source, text_column) if source.name.endswith(".parquet") else _lines(source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as raw:
-            # Without a name and a time in it, so that equal texts are equal files.
-            out = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if target.name.endswith(".gz") else raw
-            for block in mapped(functools.partial(normalize, lower=lower), _blocks(_lines(source, text_column))):
+        with contextlib.ExitStack() as closing:
+            out: Any = closing.enter_context(open(partial, "wb"))
+            if target.name.endswith(".gz"):
+                # Without a name and a time in it, so that equal texts are equal files.
+                out = closing.enter_context(gzip.GzipFile("", "wb", fileobj=out, mtime=0))
+            for block in mapped(functools.partial(normalize, lower=lower), _blocks(lines)):
                 changes += block.changes
                 out.write("".join(line + "\n" for line in block.lines).encode())
-            out.close()
-        os.replace(partial, target)
+        partial.rename(target)
         report = dict(sorted(changes.items()))
         target.with_name(target.name + ".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -224,31 +219,19 @@ def _blocks(lines: Iterator[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _lines(source: Path, text_column: str) -> Iterator[str]:
-    """The lines of a file, without their ends.
-
-    Raises:
-        UsageError: if it cannot be read or is no text.
-    """
+def _lines(source: Path) -> Iterator[str]:
+    """The lines of a text file, without their ends."""
     try:
-        if source.name.endswith(".parquet"):
-            yield from _texts(source, text_column)
-        elif source.name.endswith(INPUT_KINDS):
-            opened = gzip.open if source.name.endswith(".gz") else open
-            with opened(source, "rt", encoding="utf-8-sig", newline="\n") as text:
-                for line in text:
-                    yield line.removesuffix("\n").removesuffix("\r")
-        else:
-            raise UsageError(f"{source} is of another kind; known are {', '.join(INPUT_KINDS)}")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{source} is not UTF-8; convert it, for example: iconv -f ISO-8859-1 -t UTF-8 {source} > converted.txt"
-        ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{source} cannot be read, or is damaged ({error})") from error
+        opened = gzip.open if source.name.endswith(".gz") else open
+        with opened(source, "rt", encoding="utf-8-sig", newline="\n") as text:
+            for line in text:
+                yield line.removesuffix("\n").removesuffix("\r")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UsageError(f"{source} cannot be read, or is not UTF-8 ({error})") from error
 
 
 def _texts(source: Path, text_column: str) -> Iterator[str]:
+    """The texts of a table, each as a line."""
     import pyarrow
     from pyarrow import parquet
 
@@ -261,4 +244,4 @@ def _texts(source: Path, text_column: str) -> Iterator[str]:
                 if text.strip():  # an empty line would separate documents
                     yield " ".join(text.split("\n"))
     except pyarrow.ArrowException as error:
-        raise UsageError(f"{source} is no .parquet file, or damaged ({error}); copy it again") from error
+        raise UsageError(f"{source} is no .parquet file, or damaged ({error})") from error

@@ -69,9 +69,9 @@ def _tagged(
     text: str, encoding: Encoding, labels: np.ndarray, types: Sequence[str], begins: Sequence[bool]
 ) -> Iterator[Span]:
     words = [word.span() for word in _TAGGED_WORD.finditer(text)]
-    bounds = np.array(words, dtype=np.int64).reshape(-1, 2)
+    starts, ends = np.array(words, dtype=np.int64).reshape(-1, 2).T
     begin, before, end = 0, "", 0
-    for (start, stop), piece in zip(words, first_pieces(bounds[:, 0], bounds[:, 1], encoding), strict=True):
+    for (start, stop), piece in zip(words, first_pieces(starts, ends, encoding), strict=True):
         kind = types[labels[piece]] if piece >= 0 else ""
         if before and (kind != before or begins[labels[piece]]):
             yield begin, end
@@ -122,18 +122,14 @@ class Loaded(NamedTuple):
             longest = places[-1][2] - places[-1][1] + len(prefix) + len(suffix)
             number = max(1, BATCH_PIECES // longest)
             batch, places = places[-number:], places[:-number]
-            input_ids = torch.full((len(batch), longest), self.pad_id)
-            attention_mask = torch.zeros_like(input_ids)
-            for row, (text, start, end, _, _) in enumerate(batch):
-                ids = [*prefix, *texts[text][start:end], *suffix]
-                input_ids[row, : len(ids)] = torch.tensor(ids)
-                attention_mask[row, : len(ids)] = 1
-            device = self.model.device
+            rows = [[*prefix, *texts[text][start:end], *suffix] for text, start, end, _, _ in batch]
+            ids = torch.tensor([row + [self.pad_id] * (longest - len(row)) for row in rows])
+            mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
             with torch.inference_mode():
-                logits = self.model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device)).logits
-            best = logits.argmax(-1).cpu().numpy()[:, len(prefix) :]
-            for row, (text, start, _, first, last) in enumerate(batch):
-                labels[text][first:last] = best[row, first - start : last - start]
+                on = self.model.device
+                best = self.model(input_ids=ids.to(on), attention_mask=mask.to(on)).logits.argmax(-1).cpu().numpy()
+            for row, (text, start, _, first, last) in zip(best[:, len(prefix) :], batch, strict=True):
+                labels[text][first:last] = row[first - start : last - start]
         return labels
 
 
@@ -144,16 +140,12 @@ def load(folder: str, device: str) -> Loaded:
     Raises:
         UsageError: if there is no token-classification model with a label ``O`` and a fast tokenizer.
     """
-    try:
-        tokenizer = pretrained_tokenizer(folder)
-    except UsageError as error:
-        raise UsageError(f"--finder ner: {str(error).partition(';')[0]}") from error
+    tokenizer = pretrained_tokenizer(folder)
     import torch
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what does not fit is said here, in one line
     try:
         model, report = AutoModelForTokenClassification.from_pretrained(
@@ -162,8 +154,6 @@ def load(folder: str, device: str) -> Loaded:
     except Exception as error:
         refuse_own_code(folder, error)
         raise UsageError(f"--finder ner: {folder} holds no token-classification model ({first_line(error)})") from error
-    finally:
-        logging.set_verbosity(verbosity)
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"--finder ner: {folder} is no token-classification model: it has no {missing[0]}; train one with "

@@ -171,7 +171,7 @@ def seconds_to_find(
         pools = {}
         for processes in seconds:
             start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
-            pool = closing.enter_context(Pool(processes, start, Ner.modules))
+            pool = closing.enter_context(Pool(processes, start, ["transformers.models.auto.modeling_auto"]))
             list(pool.map(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))  # each has to take a part of it
             pools[processes] = pool
         for _ in range(rounds):
