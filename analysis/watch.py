@@ -9,6 +9,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, Lines, parsed, read_json
+from asyncsgd.records.events import EVENTS, Lines, read_json
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.machine import USAGE
 from asyncsgd.records.run_folder import find_run
@@ -138,7 +139,7 @@ class Watched:
         """The last whole line of the file; what is torn or of another kind is left out."""
         with contextlib.suppress(OSError, ValueError), open(self.path / USAGE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
-            look = parsed(file.read().split(b"\n")[-2])
+            look = json.loads(file.read().split(b"\n")[-2])
             if isinstance(look, dict) and isinstance(look.get("processes"), dict):
                 self.usage = look
 

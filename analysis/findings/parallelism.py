@@ -15,7 +15,7 @@ from analysis.curves import on_common_looks, reached
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.study.curves import curve_of
 from analysis.study.run import Run
-from asyncsgd.records.events import EVENTS, parsed, read_events
+from asyncsgd.records.events import EVENTS, read_events
 
 BUBBLES = "bubbles.json"
 USAGE = "usage.jsonl"
@@ -247,7 +247,7 @@ def utilisation(run: Run) -> list[tuple[float, float, float]]:
     looks = []
     for line in lines:
         with contextlib.suppress(ValueError):  # the last one may be torn
-            looks.append(parsed(line))
+            looks.append(json.loads(line))
     return [
         (
             look["seconds"],

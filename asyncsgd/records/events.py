@@ -5,7 +5,6 @@ Readers ignore keys and kinds they do not know, and drop a torn last line.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,7 +64,6 @@ class Event(Struct, frozen=True, gc=False):
     version: int
     arrival_delay: int
     outcome: str
-    """``applied``, ``held`` or ``dropped``, at arrival."""
     uses: tuple[tuple[int, int], ...]
     """(dispatch, delay) of every gradient in the steps taken at this event."""
     drops: tuple[int, ...]
@@ -74,9 +72,7 @@ class Event(Struct, frozen=True, gc=False):
     """Dispatches in flight that were stopped; their batches are handed out again."""
     started: tuple[Started, ...]
     loss: float
-    """Mean training loss of the arriving gradient, per loss term."""
     weight: float
-    """Loss terms behind the gradient; in masked language modelling the masked tokens."""
     num_samples: int
     learning_rate: float
     """Of the server at this arrival, before any factor of the rule."""
@@ -91,10 +87,9 @@ class Event(Struct, frozen=True, gc=False):
     wait_seconds: float = 0.0
     apply_seconds: float = 0.0
     loss_scales: tuple[float, ...] = ()
-    """See `Gradient`; not in logs that are older than this field."""
     gradient_norm: float | None = None
-    """Euclidean norm of the direction of this event's last step, before it was clipped. None where no step was taken,
-    where nothing is clipped (``--clip-norm 0``) and where workers take the steps."""
+    """Of the direction of this event's last step, before it was clipped; None where no step was taken, where nothing is
+    clipped and where workers take the steps."""
     kind: str = "arrival"
 
 
@@ -122,9 +117,7 @@ class Evaluation(Struct, frozen=True):
     eval_seconds: float
     kind: str = "evaluate"
     worker_losses: tuple[float | None, ...] = ()
-    """Mean loss of each worker's share of the set (None: no loss term in it); `loss` is their mean weighted by loss
-    terms. Empty where one process evaluates the whole set.
-    """
+    """Of each worker's share of the set (None: no loss term in it); empty where one process evaluates all of it."""
     details: Mapping[str, Any] = {}
     """What the task's `details` gives, as JSON."""
 
@@ -163,23 +156,20 @@ class Fault(Struct, frozen=True):
 
 
 class Checkpointed(Struct, frozen=True):
-    """The state of this moment is being written; see `asyncsgd.checkpoints`."""
+    """The state of this moment is being written, for which training stood still `copy_seconds`; `cut_short` says why a
+    run with a larger budget would have gone on otherwise from here. See `asyncsgd.checkpoints`."""
 
     name: str
     version: int
     total_samples: int
     train_seconds: float
     copy_seconds: float
-    """How long training stood still for it."""
     cut_short: str | None = None
-    """Why a run with a larger budget would have gone on otherwise from here; None: it would not."""
     kind: str = "checkpoint"
 
 
 class Parts(Struct, frozen=True):
-    """From here on every batch is computed in another number of parts: with ``--auto-batch``, and in a run that goes on
-    with more.
-    """
+    """From here on every batch is computed in another number of parts: in a run that goes on with more."""
 
     before: int
     micro_batches: int
@@ -190,15 +180,14 @@ class Parts(Struct, frozen=True):
 
 
 class Resumed(Struct, frozen=True):
-    """The run goes on from a checkpoint, in new processes."""
+    """The run goes on from the checkpoint `name`, in new processes. `discarded` arrivals after it are computed again,
+    and lie in events.discarded.jsonl."""
 
     name: str
-    """Of the checkpoint."""
     version: int
     total_samples: int
     train_seconds: float
     discarded: int
-    """Arrivals that were recorded after the checkpoint and are computed again. They lie in events.discarded.jsonl."""
     kind: str = "resume"
 
 
@@ -283,7 +272,6 @@ def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, 
     """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out.
 
     Args:
-        path: of the file.
         num_bytes: what comes after so many bytes is left out; None: nothing is.
 
     Raises:
@@ -294,14 +282,12 @@ def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, 
 
 def read_numbered_events(path: Path, num_bytes: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """`read_events` with the number of each record's line, from 1."""
-    lines, num_read = Lines(path.name), 0
+    lines = Lines(path.name)
     with open(path, "rb") as file:
         for line in file:
-            num_read += len(line)
-            if num_bytes is not None and num_read > num_bytes:
+            if num_bytes is not None and file.tell() > num_bytes:
                 return
-            record = lines.record(line)
-            if record is not None:
+            if (record := lines.record(line)) is not None:
                 yield lines.number, record
 
 
@@ -340,10 +326,11 @@ class Lines:
 
 def _decoded(line: bytes) -> dict[str, Any]:
     """Empty where it holds no JSON object."""
-    with contextlib.suppress(ValueError):
-        if isinstance(record := parsed(line), dict):
-            return record
-    return {}
+    try:
+        record = msgspec.json.decode(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -366,14 +353,6 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it is not JSON, or is nested too deeply.
+        ValueError: if it is not JSON.
     """
-    return parsed(path.read_bytes())
-
-
-def parsed(text: str | bytes) -> Any:
-    """What a JSON text holds; see `read_json`."""
-    try:
-        return msgspec.json.decode(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return msgspec.json.decode(path.read_bytes())

@@ -16,7 +16,7 @@ from asyncsgd.errors import UsageError
 
 def lock(file: IO[str] | IO[bytes] | int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
     """Lock a file, or the file or folder of a descriptor, for as long as it stays open; return False, at once, where
-    another process has locked it.
+    another process has locked it, or wait for it (LOCK_EX).
 
     A second open of the same file in this process counts as another one. Processes that are started afterwards do not
     inherit the lock.
@@ -38,11 +38,6 @@ def is_locked(path: Path) -> bool:
     """
     with open(path, "rb") as file:
         return not lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def wait_for_lock(file: IO[str] | IO[bytes]) -> None:
-    """Lock a file for as long as it stays open, as soon as no other process has it locked."""
-    lock(file, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class MachineLoad:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._looks: list[dict[str, float]] = []
+        self._looks: list[tuple[float, ...]] = []
         """The first and the last."""
         self._resumed = False
 
@@ -89,9 +90,9 @@ class MachineLoad:
         if isinstance(record, Evaluation):
             self._looks[1:] = [self._look()]
 
-    def _look(self) -> dict[str, float]:
-        """Seconds of all cores since the machine started; `own` of the run's processes, also of those that have ended;
-        `stolen` by other machines on the same hardware."""
+    def _look(self) -> tuple[float, ...]:
+        """Seconds of all cores since the machine started: of the run's processes, also of those that have ended, of all
+        programs, of other machines on the same hardware, and all there were."""
         times = psutil.cpu_times()._asdict()
         total = sum(seconds for kind, seconds in times.items() if not kind.startswith("guest"))  # they are in user
         stolen, own = times.get("steal", 0.0), 0.0
@@ -100,25 +101,19 @@ class MachineLoad:
             for process in (root, *root.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                     own += sum(process.cpu_times()[:4])  # its own and those of its children that have ended
-        busy = total - times["idle"] - times.get("iowait", 0.0) - stolen
-        return {"total": total, "busy": busy, "stolen": stolen, "own": own}
+        return own, total - times["idle"] - times.get("iowait", 0.0) - stolen, stolen, total
 
     def summary(self) -> dict[str, float] | None:
         """For the summary. None where it is not known: in a run without training, or resumed."""
         if len(self._looks) < 2 or self._resumed:
             return None
-        first, last = self._looks
-        spent = {kind: last[kind] - first[kind] for kind in last}
-        if (total := spent["total"]) <= 0:
+        own, busy, stolen, total = (last - first for first, last in zip(*self._looks, strict=True))
+        own = min(total, own)
+        # The seconds of the machine and of a process are counted in different ways.
+        shares = {"own_share": own, "others_share": max(0.0, busy - own), "stolen_share": stolen}
+        if total <= 0:
             return None
-        own = min(total, spent["own"])
-        return {
-            "cores": psutil.cpu_count() or 1,
-            "own_share": own / total,
-            # The seconds of the machine and of a process are counted in different ways.
-            "others_share": max(0, spent["busy"] - own) / total,
-            "stolen_share": spent["stolen"] / total,
-        }
+        return {"cores": psutil.cpu_count() or 1} | {name: seconds / total for name, seconds in shares.items()}
 
 
 class Usage:
@@ -176,57 +171,47 @@ class Usage:
         if not rows:
             return None
         names = list(dict.fromkeys(name for row in rows for name in row["processes"]))
+        gpus = zip(*(row["gpus"] for row in rows), strict=True)
         return {
             "looks": len(rows),
             "machine_cores": mean(row["machine"] for row in rows),
             "cores": {name: mean(row["processes"].get(name, (0.0,))[0] for row in rows) for name in names},
             "gpus": [
-                {
-                    "utilisation": mean(look["utilisation"] for look in looks),
-                    "peak_bytes": max(look["bytes"] for look in looks),
-                }
-                for looks in zip(*(row["gpus"] for row in rows), strict=True)
+                {"utilisation": mean(look["utilisation"] for look in gpu), "peak_bytes": max(x["bytes"] for x in gpu)}
+                for gpu in gpus
             ],
         }
 
-    def _look_regularly(self, gpus: tuple[Any, list[Any]]) -> None:
+    def _look_regularly(self, gpus: Callable[[], list[dict[str, float]]]) -> None:
         began = time.monotonic()
         psutil.cpu_percent()
         with contextlib.suppress(Exception):  # whatever a full disk or a library raises is no reason to disturb a run
             assert self._folder is not None
             while not self._over.wait(max(SECONDS, (time.monotonic() - began) / LOOKS_A_RUN)):
-                row = self._look(time.monotonic() - began, *gpus)
-                self._rows.append(row)
+                self._rows.append(self._look(time.monotonic() - began) | {"gpus": gpus()})
                 with open(self._folder / USAGE, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(json.dumps(self._rows[-1]) + "\n")
 
-    def _look(self, seconds: float, library: Any, gpus: list[Any]) -> dict[str, Any]:
+    def _look(self, seconds: float) -> dict[str, Any]:
         processes = {}
         for name, process in list(self._processes.items()):
             try:
                 processes[name] = (process.cpu_percent() / 100.0, process.memory_info().rss)
             except psutil.Error:
                 del self._processes[name]  # it has ended
-        return {
-            "seconds": round(seconds, 3),
-            "train_seconds": self._train_seconds,
-            "machine": psutil.cpu_percent() * (psutil.cpu_count() or 1) / 100.0,
-            "processes": processes,
-            "gpus": [
-                {
-                    "utilisation": library.nvmlDeviceGetUtilizationRates(gpu).gpu / 100.0,
-                    "bytes": library.nvmlDeviceGetMemoryInfo(gpu).used,
-                }
-                for gpu in gpus
-            ],
-        }
+        machine = psutil.cpu_percent() * (psutil.cpu_count() or 1) / 100.0
+        clock = {"seconds": round(seconds, 3), "train_seconds": self._train_seconds}
+        return clock | {"machine": machine, "processes": processes}
 
 
-def _gpus() -> tuple[Any, list[Any]]:
-    """NVIDIA's library and the GPUs that it sees; none where it is not there."""
-    with contextlib.suppress(Exception):  # not installed, no driver, no permission
+def _gpus() -> Callable[[], list[dict[str, float]]]:
+    """What looks at each GPU through NVIDIA's library; it sees none where that is not there."""
+    try:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    return None, []
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # not installed, no driver, no permission
+        return list
+    share, memory = pynvml.nvmlDeviceGetUtilizationRates, pynvml.nvmlDeviceGetMemoryInfo
+    return lambda: [{"utilisation": share(gpu).gpu / 100.0, "bytes": memory(gpu).used} for gpu in gpus]

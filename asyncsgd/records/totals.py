@@ -19,9 +19,6 @@ the exchange of gradients is a part of `compute`, in whose backward pass it happ
 class Delays(collections.Counter[int]):
     """The delays of all applied gradients, as counts per delay."""
 
-    def add(self, delay: int) -> None:
-        self[delay] += 1
-
     def quantile(self, share: float) -> int | None:
         """The smallest delay that at least `share` of the gradients do not exceed; None where there are none.
 
@@ -62,7 +59,7 @@ class Progress:
         self.num_samples = max(self.num_samples, num_samples)
         self.train_seconds = max(self.train_seconds, train_seconds)
         for _, delay in uses:
-            self.delays.add(delay)
+            self.delays[delay] += 1
 
 
 class Totals(Progress):

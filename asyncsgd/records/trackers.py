@@ -5,6 +5,7 @@ Every tracker has a thread of its own, and its package is imported there and now
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import statistics
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Event, Membership, MemoryUsed, Record
-from asyncsgd.records.locks import wait_for_lock
+from asyncsgd.records.locks import lock
 from asyncsgd.records.totals import Delays
 
 PROJECT = "asyncsgd"
@@ -173,7 +174,7 @@ class MLflow:
         self._began = time.time()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         with open(identity.shared / ".lock-mlflow", "a", encoding="utf-8") as file:
-            wait_for_lock(file)  # two runs that begin together would both make the database, and one would fail
+            lock(file, fcntl.LOCK_EX)  # two runs that begin together would both make the database, and one would fail
             self._client = MlflowClient(uri)
             experiment = self._client.get_experiment_by_name(name)
             experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
@@ -182,11 +183,10 @@ class MLflow:
         self._log("params", 100, [Param(key, str(value)) for key, value in identity.settings.items()])
 
     def send(self, points: Sequence[Point]) -> None:
-        metrics = [
-            self._metric(name, value, int(1000 * (self._began + point.train_seconds)), point.num_samples)
-            for point in points
-            for name, value in point.values.items()
-        ]
+        metrics = []
+        for samples, seconds, values in points:
+            when = int(1000 * (self._began + seconds))
+            metrics += [self._metric(name, value, when, samples) for name, value in values.items()]
         self._log("metrics", 1000, metrics)
 
     def close(self, status: str) -> None:
@@ -261,8 +261,7 @@ class Points:
 
     def __call__(self, record: Record) -> list[Point]:
         if isinstance(record, Event | Membership):
-            for _, delay in record.uses:
-                self._delays.add(delay)
+            self._delays.update(delay for _, delay in record.uses)
         if isinstance(record, Event):
             self._num_arrivals += 1
             self._arrivals.append(record)
@@ -327,9 +326,7 @@ class Tracking:
             return
         import yaml
 
-        if settings_yaml is None:
-            settings_yaml = (self._run.folder / "settings.yaml").read_text("utf-8")
-        settings = yaml.safe_load(settings_yaml).items()
+        settings = yaml.safe_load(settings_yaml or (self._run.folder / "settings.yaml").read_text("utf-8")).items()
         plain = {key: value if isinstance(value, int | float | str | None) else str(value) for key, value in settings}
         self._threads = [_Thread(self, name, self._run._replace(settings=plain), tell) for name in self._names]
         deadline = time.monotonic() + OPEN_SECONDS
@@ -394,22 +391,19 @@ class _Thread(threading.Thread):
     def _surviving(self) -> Iterator[None]:
         try:
             yield
+        except ModuleNotFoundError as error:
+            self._fail(f"{error}; type python -m pip install -e '.[{self.tracker}]'")
         except Exception as error:
-            missing = isinstance(error, ModuleNotFoundError) and error.name == self.tracker
-            install = f"it is not installed; type python -m pip install -e '.[{self.tracker}]'"
-            self._fail(install if missing else f"{type(error).__name__}: {error}")
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:
         """Say the first failure, and no other."""
         if not self._failure:
-            line = " ".join(why.split())
-            self._failure = line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + "..."
+            self._failure = " ".join(why.split())[:LONGEST_REASON]
             self._tell(f"note   tracker {self.tracker}: {self._failure}; the run goes on")
 
     def report(self) -> dict[str, Any]:
         if self.is_alive():
             self._fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
-        points, taken = len(self._tracking.points), self._taken
-        if taken < points:
-            self._tell(f"note   {self.tracker} lacks {points - taken} of {points} points")
-        return {"points": points, "dropped": points - taken, "failure": self._failure or None}
+        points = len(self._tracking.points)
+        return {"points": points, "dropped": points - self._taken, "failure": self._failure or None}

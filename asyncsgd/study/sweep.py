@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
@@ -23,7 +24,7 @@ from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
-from asyncsgd.records.locks import lock, wait_for_lock
+from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import FLAGS, Arm, resolve
@@ -432,7 +433,7 @@ def locked(out: Path, shard: str) -> Iterator[None]:
 def alone(out: Path) -> Iterator[None]:
     """Shards of one sweep write its files one after another; to be held for milliseconds."""
     with open(out / ".lock-files", "a", encoding="utf-8") as file:
-        wait_for_lock(file)
+        lock(file, fcntl.LOCK_EX)
         yield
 
 
