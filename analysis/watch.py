@@ -137,7 +137,7 @@ class Watched:
 
     def _read_usage(self) -> None:
         """The last whole line of the file; what is torn or of another kind is left out."""
-        with contextlib.suppress(OSError, ValueError), open(self.path / USAGE, "rb") as file:
+        with contextlib.suppress(OSError, ValueError, RecursionError), open(self.path / USAGE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
             look = json.loads(file.read().split(b"\n")[-2])
             if isinstance(look, dict) and isinstance(look.get("processes"), dict):

@@ -328,7 +328,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
     """Empty where it holds no JSON object."""
     try:
         record = msgspec.json.decode(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -355,4 +355,7 @@ def read_json(path: Path) -> Any:
         OSError: if it cannot be read.
         ValueError: if it is not JSON.
     """
-    return msgspec.json.decode(path.read_bytes())
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
