@@ -49,7 +49,6 @@ _HOME = {
     "Reply": "rules.base",
     "Start": "rules.base",
     "View": "rules.base",
-    "InFlight": "rules.base",
     "WeightedMean": "rules.base",
     "parse_rule": "rules",
     "describe_rules": "rules",
@@ -86,11 +85,12 @@ _HOME = {
     # who leaves and joins on the virtual clock
     **dict.fromkeys(["Join", "Leave"], "simulation.churn"),
     # what a run writes down
-    **dict.fromkeys(["Event", "Membership", "Evaluation"], "records.events"),
+    **dict.fromkeys(["Event", "Membership", "Evaluation", "Gradient", "Taken"], "records.events"),
     # the parts
     "FlatModel": "flat",
     "parameters_sha256": "flat",
-    **dict.fromkeys(["Server", "Starting", "Outcome"], "server"),
+    "Server": "server",
+    **dict.fromkeys(["Arrived", "Joined", "Left", "Step", "Work"], "flights"),
     "Worker": "worker",
     "Defaults": "settings.training",
     "RunFolder": "records.run_folder",

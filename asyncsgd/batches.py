@@ -6,116 +6,105 @@ import heapq
 import math
 from typing import Protocol
 
-from asyncsgd.packing import Plain
+from asyncsgd.flights import State
 from asyncsgd.records.events import Range
 
 
 class Source(Protocol):
     """Where batches come from; see `Batches` and `OwnStreams`."""
 
-    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]: ...
+    def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
+        """The next `count` batches for `worker`, or as many as the budget has left, and how many they are."""
 
-    def give_back(self, ranges: tuple[Range, ...]) -> None: ...
+    def give_back(self, ranges: tuple[Range, ...]) -> None:
+        """Return the batches of a lost or abandoned gradient."""
 
-    def state_dict(self) -> Plain: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: Plain) -> None: ...
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state`, whose budget may have been another one."""
 
 
 class Batches:
     """Hands out the batches of one stream: first those that were returned, lowest index first, then the next ones.
 
     >>> batches = Batches(samples=64, batch_size=16)
-    >>> batches.take(0), batches.take(1, 2)
-    (((0, 0, 1),), ((0, 1, 3),))
+    >>> batches.take(0, 1), batches.take(1, 2)
+    ((((0, 0, 1),), 1), (((0, 1, 3),), 2))
     >>> batches.give_back(((0, 0, 1),))
-    >>> batches.take(0, 2), batches.take(1)
-    (((0, 0, 1), (0, 3, 4)), ())
+    >>> batches.take(0, 2), batches.take(1, 1)
+    ((((0, 0, 1), (0, 3, 4)), 2), ((), 0))
     """
 
     def __init__(self, samples: int | None, batch_size: int) -> None:
-        self._limit = None if samples is None else math.ceil(samples / batch_size)
+        self._limit = math.inf if samples is None else math.ceil(samples / batch_size)
         self._next = 0
         self._returned: list[int] = []
 
-    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]:
-        """The next `count` batches, or as many as the budget has left; none where it is handed out."""
+    def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
         ranges: list[Range] = []
-        for _ in range(count):
-            index = self._take_one()
-            if index is None:
-                break
+        number = 0
+        while number < count and (self._returned or self._next < self._limit):
+            if self._returned:
+                index = heapq.heappop(self._returned)
+            else:
+                index = self._next
+                self._next += 1
             if ranges and ranges[-1][2] == index:
                 ranges[-1] = (0, ranges[-1][1], index + 1)
             else:
                 ranges.append((0, index, index + 1))
-        return tuple(ranges)
-
-    def _take_one(self) -> int | None:
-        if self._returned:
-            return heapq.heappop(self._returned)
-        if self._limit is not None and self._next >= self._limit:
-            return None
-        self._next += 1
-        return self._next - 1
+            number += 1
+        return tuple(ranges), number
 
     def give_back(self, ranges: tuple[Range, ...]) -> None:
-        """Return the batches of a lost or abandoned gradient."""
-        for _, first, end in ranges:
-            for index in range(first, end):
-                heapq.heappush(self._returned, index)
+        for index in indices_of(ranges):
+            heapq.heappush(self._returned, index)
 
-    def state_dict(self) -> Plain:
-        """What has been handed out and returned; see `asyncsgd.packing`."""
-        return {"next": self._next, "returned": list(self._returned)}
+    def state_dict(self) -> State:
+        return {"next": self._next, "returned": self._returned}
 
-    def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`, whose budget may have been another one."""
-        self._next, self._returned = state["next"], list(state["returned"])
+    def load_state_dict(self, state: State) -> None:
+        self._next, self._returned = state["next"], state["returned"]
 
 
 class OwnStreams:
     """A stream per worker: its k-th batch depends neither on the rule nor on the other workers.
 
     >>> streams = OwnStreams(num_workers=2, samples=5)
-    >>> streams.take(1), streams.take(1, 2), streams.take(0, 9)
-    (((1, 0, 1),), ((1, 1, 3),), ((0, 0, 2),))
+    >>> streams.take(1, 1), streams.take(1, 2), streams.take(0, 9)
+    ((((1, 0, 1),), 1), (((1, 1, 3),), 2), (((0, 0, 2),), 2))
     >>> streams.give_back(((1, 1, 3),))
-    >>> streams.take(1)
-    ((1, 1, 2),)
+    >>> streams.take(1, 1)
+    (((1, 1, 2),), 1)
     """
 
     def __init__(self, num_workers: int, samples: int | None) -> None:
         self._next = [0] * num_workers
-        self._budget: float = math.inf if samples is None else samples
-        self.left = self._budget
-        """Batches that the budget still has."""
+        self._left = self._budget = math.inf if samples is None else samples
 
-    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]:
-        """The worker's next `count` batches, or as many as the budget has left."""
-        if self.left < count:
-            count = int(self.left)
-            if count == 0:
-                return ()
+    def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
+        if self._left < count:
+            count = int(self._left)
+            if not count:
+                return (), 0
+        self._left -= count
         first = self._next[worker]
-        self._next[worker] = first + count
-        self.left -= count
-        return ((worker, first, first + count),)
+        self._next[worker] = end = first + count
+        return ((worker, first, end),), count
 
     def give_back(self, ranges: tuple[Range, ...]) -> None:
         """Return what `take` gave last to a worker."""
         for stream, first, end in ranges:
             self._next[stream] = first
-            self.left += end - first
+            self._left += end - first
 
-    def state_dict(self) -> Plain:
-        """What has been handed out; see `asyncsgd.packing`."""
-        return {"next": list(self._next)}
+    def state_dict(self) -> State:
+        return {"next": self._next}
 
-    def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`, whose budget may have been another one."""
-        self._next = list(state["next"])
-        self.left = self._budget - sum(self._next)
+    def load_state_dict(self, state: State) -> None:
+        self._next = state["next"]
+        self._left = self._budget - sum(self._next)
 
 
 def count_batches(ranges: tuple[Range, ...]) -> int:

@@ -6,8 +6,9 @@
       000000002400.pt    the state, for torch.load(weights_only=True)
       000000002400.json  its description: where in the run it was taken, and the hash of the state
 
-A state is plain values and tensors (see `asyncsgd.packing`), so reading one runs no code. Training stands still while
-the state is copied. A thread writes the copy. A description is written when its state is durable.
+A state is tensors, numbers, strings and what holds them (see `asyncsgd.flights.State`), so reading one runs no code.
+Training stands still while the state is copied. A thread writes the copy. A description is written when its state is
+durable.
 
 A state that does not have the hash of its description is damaged: it is not used, but the one before it is.
 
@@ -19,28 +20,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
+import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, reason
-from asyncsgd.packing import Plain
+from asyncsgd.flights import State
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed
 from asyncsgd.records.run_folder import RunFolder, sync, write_json
 
-SCHEMA = 3
+SCHEMA = 4
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"
+HOLDERS = ("asyncsgd.flights", "asyncsgd.records.events", "asyncsgd.rules.", "asyncsgd.runtime.base")
+"""Modules of the classes that a state may hold, beside tensors, numbers, strings, lists, tuples, sets and dicts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,12 +144,12 @@ class StateWriter:
         return self._thread is None or not self._thread.is_alive()
 
     def take(
-        self, state: Plain, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+        self, state: State, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> Checkpointed:
         """Copy `state` and begin to write it; the record of it. `start` the thread after the record was reported."""
         self.finish()
         began = time.perf_counter()
-        copy = copied(state, {})
+        copy = Copy(state)
         name = name_of(num_samples)
         self._wait_for_next(num_samples)
         self._thread = threading.Thread(target=self._write, args=(name, copy), name="checkpoint", daemon=True)
@@ -159,13 +165,13 @@ class StateWriter:
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
-    def _write(self, name: str, state: Plain) -> None:
+    def _write(self, name: str, copy: Copy) -> None:
         path = self._folder / f"{name}.pt"
         partial = path.with_suffix(".partial")
         try:
             self._folder.mkdir(exist_ok=True)
             with open(partial, "wb") as file:
-                torch.save({"schema": SCHEMA, "state": state}, file)
+                torch.save({"schema": SCHEMA, "state": copy.state()}, file)
                 file.flush()
                 os.fsync(file.fileno())
             done = Written(name, sha256_of(partial))
@@ -261,7 +267,7 @@ class RunSaver:
         self.finish = self._writer.finish
 
     def save(
-        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         """See `asyncsgd.runtime.base.Saver`."""
         if num_samples == self._writer.resumes_at:
@@ -282,9 +288,9 @@ class Found:
     notes: tuple[str, ...] = ()
     """What the user is told of newer ones that are damaged."""
 
-    def load(self, device: str | torch.device = "cpu") -> Plain:
-        """The state, its tensors on `device`."""
-        return load_state(self.folder, self.checkpoint.name, device)
+    def load(self, device: str | torch.device = "cpu", rule: object = None) -> State:
+        """The state, its tensors on `device`; `rule` is the run's, where it may be the user's own."""
+        return load_state(self.folder, self.checkpoint.name, device, type(rule).__module__)
 
     def forget_later(self) -> None:
         """Remove the checkpoints after this one: what they hold is computed again."""
@@ -293,9 +299,41 @@ class Found:
                 path.unlink()
 
 
-def load_state(folder: Path, name: str, device: str | torch.device = "cpu") -> Plain:
-    """The state of checkpoint `name` of the run in `folder`, its tensors on `device`."""
-    return torch.load(folder / FOLDER / f"{name}.pt", map_location=device, weights_only=True)["state"]
+def load_state(folder: Path, name: str, device: str | torch.device = "cpu", rule_module: str = "") -> State:
+    """The state of checkpoint `name` of the run in `folder`, its tensors on `device`.
+
+    It is read without running code: it may name classes of ours that hold values, and those beside the run's rule.
+
+    Raises:
+        UsageError: if it holds something else.
+    """
+    try:
+        with open(folder / FOLDER / f"{name}.pt", "rb") as file:
+            return _read_state(file, device, rule_module)
+    except pickle.UnpicklingError as error:
+        raise UsageError(f"the state of checkpoint {name} in {folder} cannot be read back: {unread(error)}") from error
+
+
+def read_back(state: State, rule_module: str = "") -> State:
+    """`state` as a checkpoint gives it back.
+
+    Raises:
+        pickle.UnpicklingError: if it holds what a state may not; see `unread`.
+    """
+    file = io.BytesIO()
+    torch.save({"state": state}, file)
+    file.seek(0)
+    return _read_state(file, "cpu", rule_module)
+
+
+def unread(error: pickle.UnpicklingError) -> str:
+    """What could not be read, in a few words."""
+    return next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line), str(error))
+
+
+def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -> State:
+    with torch.serialization.safe_globals(classes_in(*HOLDERS, rule_module)):
+        return torch.load(file, map_location=device, weights_only=True)["state"]
 
 
 def find(
@@ -344,21 +382,48 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def copied(value: Plain, made: dict[int, Tensor]) -> Plain:
-    """A copy that shares nothing with `value`, its tensors on the CPU. A tensor that is there twice is copied once.
+class Copy:
+    """A copy of a state that shares nothing with it, its tensors on the CPU; one that is there twice is copied once.
 
-    Args:
-        made: the copies so far, by the id of their original; empty at first.
+    >>> state = {"x": torch.ones(1), "rule": [1]}
+    >>> copy = Copy(state)
+    >>> state["rule"].append(2), state["x"].zero_()
+    (None, tensor([0.]))
+    >>> copy.state()
+    {'x': tensor([1.]), 'rule': [1]}
     """
-    if isinstance(value, Tensor):
-        if id(value) not in made:
-            made[id(value)] = value.detach().to("cpu", copy=True)
-        return made[id(value)]
-    if isinstance(value, dict):
-        return {key: copied(item, made) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([copied(item, made) for item in value])
-    return value
+
+    def __init__(self, state: State) -> None:
+        self._tensors: dict[int, Tensor] = {}
+        self._rest = io.BytesIO()
+        pickler = pickle.Pickler(self._rest)
+        pickler.persistent_id = self._copied  # type: ignore[method-assign]
+        pickler.dump(state)
+
+    def _copied(self, value: object) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        if id(value) not in self._tensors:
+            self._tensors[id(value)] = value.detach().to("cpu", copy=True)
+        return id(value)
+
+    def state(self) -> State:
+        """The state as it was; to be asked for once."""
+        self._rest.seek(0)
+        unpickler = pickle.Unpickler(self._rest)
+        unpickler.persistent_load = self._tensors.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
+
+
+def classes_in(*modules: str) -> list[Any]:
+    """The classes of modules that are imported already; a name ending in a dot stands for all modules below it."""
+    return [
+        kind
+        for name, module in list(sys.modules.items())
+        if any(name == wanted or (wanted.endswith(".") and name.startswith(wanted)) for wanted in modules)
+        for kind in list(vars(module).values())
+        if isinstance(kind, type) and kind.__module__ == name
+    ]
 
 
 def _read(path: Path) -> Checkpoint | None:

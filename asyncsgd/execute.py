@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import NoReturn
@@ -33,11 +34,11 @@ from asyncsgd.records.events import FAILED, INTERRUPTED
 from asyncsgd.records.machine import MachineLoad, Usage
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
+from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, NeverSaves, Result, TrainingClock
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
-from asyncsgd.runtime.dispatcher import Dispatcher
 from asyncsgd.runtime.fit import Backend, Fit, Sink
 from asyncsgd.runtime.processes import Processes
 from asyncsgd.runtime.rank_process import (
@@ -55,7 +56,7 @@ from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found,
 from asyncsgd.runtime.transport.messages import ServerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryAddress, SharedMemoryServer
-from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.runtime.virtual import Heap
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
@@ -100,7 +101,7 @@ class Run:
     def go_on(self, runtime: Fit) -> None:
         """Give a new runtime the state that the run goes on from, if there is one."""
         if self.resume is not None:
-            runtime.load_state_dict(self.resume.load(self.flat.parameters.device))
+            runtime.load_state_dict(self.resume.load(self.flat.parameters.device, self.setup.rule))
 
     @property
     def setup(self) -> Setup:
@@ -128,33 +129,46 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = run.setup.runtime
     assert isinstance(runtime, modes.InProcess)
-    server = Server(run.flat.parameters, run.setup.rule, _optimizer(run), run.course.schedule)
-    run.record.rule_acted, clock = server.rule_acted, TrainingClock()
-    dispatcher = _dispatcher(run, server, clock, runtime.accumulate)
-    worker = run.assignment().worker(run.flat)
-    return _fit(run, dispatcher, Single(dispatcher, worker, clock, runtime.accumulate)).run()
+    clock, worker = TrainingClock(), run.assignment().worker(run.flat)
+    server = _server(run, run.flat.parameters, _optimizer(run), lambda: clock.seconds, runtime.accumulate)
+    return _fit(run, server, Single(worker, clock, runtime.accumulate)).run()
 
 
-def _dispatcher(
-    run: Run, server: Server, clock: TrainingClock, num_workers: int, *, all_of_budget: bool = False
-) -> Dispatcher:
-    """The method of a run under the measured clock.
+def _server(
+    run: Run,
+    parameters: Tensor,
+    optimizer: Optimizer | StepTakenByWorker,
+    clock: Callable[[], float],
+    num_workers: int,
+    *,
+    rule: Rule | None = None,
+    all_of_budget: bool = False,
+    writing: Callable[[int], AbstractContextManager[None]] | None = None,
+) -> Server:
+    """The method of a run.
 
     Args:
+        rule: None: the run's.
         all_of_budget: whether workers are given no more than the budget, also by rules that are not in rounds.
     """
-    budget, batch_size = run.course.budget, run.task.batch_size
-    return Dispatcher(
-        server,
-        Batches(budget.samples if all_of_budget else budget.to_hand_out(server.rule), batch_size),
+    budget, batch_size, rule = run.course.budget, run.task.batch_size, rule or run.setup.rule
+    server = Server(
+        parameters,
+        rule,
+        optimizer,
+        run.course.schedule,
+        Batches(budget.samples if all_of_budget else budget.to_hand_out(rule), batch_size),
         num_workers=num_workers,
         batch_size=batch_size,
-        clock=lambda: clock.seconds,
-        spent=budget.spent_by,
+        samples=budget.samples,
+        clock=clock,
+        writing=writing,
     )
+    run.record.rule_acted = server.rule_acted
+    return server
 
 
-def _fit(run: Run, method: Dispatcher, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
+def _fit(run: Run, method: Server, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
     sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
     fit = Fit(method, backend, run.course.budget, run.course.evaluations, sink, parameters)
@@ -169,29 +183,20 @@ def _optimizer(run: Run) -> Optimizer:
 
 def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    assignment, runtime, setup, course = run.assignment(), run.setup.runtime, run.setup, run.course
+    assignment, runtime = run.assignment(), run.setup.runtime
     assert isinstance(runtime, modes.Virtual)
-    worker = assignment.worker(FlatModel(run.task.model(setup.seed).to(run.flat.parameters.device)))
-    server = Server(run.flat.parameters, setup.rule, _optimizer(run), course.schedule)
-    run.record.rule_acted = server.rule_acted
-    virtual = Virtual(
-        server,
+    worker = assignment.worker(FlatModel(run.task.model(run.setup.seed).to(run.flat.parameters.device)))
+    heap = Heap(
+        run.flat.parameters,
         ModelGradients(worker, assignment.inner),
-        runtime.speeds.on(runtime.num_workers, setup.seed),
-        Batches(course.budget.to_hand_out(setup.rule), run.task.batch_size),
+        runtime.speeds.on(runtime.num_workers, run.setup.seed),
         whole_evaluation(worker),
         num_workers=runtime.num_workers,
-        budget=course.budget,
-        evaluations=course.evaluations,
-        batch_size=run.task.batch_size,
-        report=run.record,
         network=runtime.network,
         churn=runtime.churn,
-        saver=run.saver,
-        stop_requested=run.stop_requested,
     )
-    run.go_on(virtual)
-    return virtual.run()
+    server = _server(run, run.flat.parameters, _optimizer(run), lambda: heap.now, runtime.num_workers)
+    return _fit(run, server, heap).run()
 
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
@@ -271,21 +276,20 @@ def _serve(
 ) -> Result:
     stepping = transport if isinstance(optimizer, StepTakenByWorker) else None
     assert stepping is None or isinstance(stepping, SharedMemoryServer)
-    server = Server(transport.parameters, run.setup.rule, optimizer, run.course.schedule, transport.writing)
-    run.record.rule_acted, clock = server.rule_acted, TrainingClock()
-    # A step that was taken cannot be discarded.
-    dispatcher = _dispatcher(run, server, clock, num_workers, all_of_budget=stepping is not None)
-    workers = Workers(
-        dispatcher,
-        transport,
-        run.task,
+    clock = TrainingClock()
+    server = _server(
+        run,
+        transport.parameters,
+        optimizer,
+        lambda: clock.seconds,
         num_workers,
-        clock,
-        stepping=stepping,
-        dead=dead,
-        stop_requested=run.stop_requested,
+        all_of_budget=stepping is not None,  # a step that was taken cannot be discarded
+        writing=transport.writing,
     )
-    fit = _fit(run, dispatcher, workers)
+    workers = Workers(
+        transport, run.task, num_workers, clock, stepping=stepping, dead=dead, stop_requested=run.stop_requested
+    )
+    fit = _fit(run, server, workers)
     try:
         workers.meet(run.flat.layout.fingerprint)
         result = fit.run()
@@ -293,7 +297,7 @@ def _serve(
         result = Result(INTERRUPTED, "interrupted by the user")
     finally:
         for left in workers.close():  # nothing may change any more, so the rule does not hear of them
-            run.record(dispatcher.drop(left.worker, left.reason))
+            run.record(server.drop(left.worker, left.reason))
     if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
         with torch.no_grad():
             run.flat.parameters.copy_(transport.parameters)
@@ -342,14 +346,14 @@ def _lead_ranks(run: Run, training: Training) -> Result:
     course, task, runtime = run.course, run.task, run.setup.runtime
     ranks, clock = training.in_step(run.assignment(), run.flat), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
-    rule = run.setup.rule
+    rule = None
     if isinstance(runtime, modes.Pipeline) and runtime.schedule == "2bw":
         from asyncsgd.runtime.two_buffered import Ahead
 
         rule, num_workers = Asynchronous(), 2
         ahead = Ahead(course.budget, course.evaluations, task.batch_size)
-    dispatcher = _dispatcher(run, Server(torch.empty(0), rule, optimizer, course.schedule), clock, num_workers)
-    fit = _fit(run, dispatcher, Collective(dispatcher, ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
+    server = _server(run, torch.empty(0), optimizer, lambda: clock.seconds, num_workers, rule=rule)
+    fit = _fit(run, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
     result, parameters = fit.run(), ranks.parameters()
     if parameters is not run.flat.parameters:
         with torch.no_grad():

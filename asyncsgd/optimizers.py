@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
-from asyncsgd.packing import Plain
+from asyncsgd.flights import State
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 """Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``."""
@@ -146,11 +146,11 @@ class Optimizer:
                 state[key] = vector[:size].view(state[key].shape)
                 vector = vector[size:]
 
-    def state_dict(self) -> Plain:
-        """The torch optimizer's state; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """The torch optimizer's state."""
         return self._optimizer.state_dict()
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`, of an optimizer that was built in the same way on a vector of the same size."""
         self._optimizer.load_state_dict(state)
 
@@ -277,11 +277,11 @@ class PlainSGD:
         """Take one step along `direction`, `(P,)`."""
         self._parameters.add_(direction, alpha=-learning_rate)
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         """Nothing: it has no state."""
         return {}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Nothing to load."""
 
 
@@ -295,9 +295,9 @@ class StepTakenByWorker:
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         """Nothing: the workers' own optimizers have it."""
         return {}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Nothing to load."""

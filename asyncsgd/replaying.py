@@ -15,7 +15,7 @@ from asyncsgd.checkpoints import Found, find
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.packing import Plain
+from asyncsgd.flights import State
 from asyncsgd.records.events import EVENTS, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LogRecord
@@ -50,7 +50,7 @@ def settings_of_run(folder: Path, changes: Mapping[str, Any], kind: type[Task] |
 
 def nearest_checkpoint(
     folder: Path, version: int, records: Sequence[LogRecord]
-) -> tuple[Found, Plain, list[LogRecord]] | None:
+) -> tuple[Found, State, list[LogRecord]] | None:
     """The last checkpoint up to `version` from which the log can be replayed, its state, and the records after it; None
     where there is none.
     """
@@ -87,7 +87,7 @@ class PreparedReplay:
         experiment: Experiment,
         records: Sequence[LogRecord],
         check_every: int = 1,
-        state: Plain | None = None,
+        state: State | None = None,
     ) -> None:
         self._experiment, setup = experiment, experiment.setup
         if setup.savings.compile:
@@ -105,16 +105,17 @@ class PreparedReplay:
         assignment = dataclasses.replace(setup.assignment(self.task), micro_batches=parts)
         worker = assignment.worker(FlatModel(self.task.model(setup.seed).to(device)))
         optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout)
-        self._server = Server(self._flat.parameters, setup.rule, optimizer, experiment.course(self.task).schedule)
         runtime = setup.runtime
-        self._replay = Replay(
-            self._server,
-            ModelGradients(worker, setup.recipe),
+        self._server = Server(
+            self._flat.parameters,
+            setup.rule,
+            optimizer,
+            experiment.course(self.task).schedule,
             Batches(None, self.task.batch_size),
-            records,
             num_workers=runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
-            check_every=check_every,
+            starts=False,
         )
+        self._replay = Replay(self._server, ModelGradients(worker, setup.recipe), records, check_every)
         if state is not None:
             self._replay.go_on_from(state)
 

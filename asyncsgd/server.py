@@ -1,7 +1,8 @@
-"""The server: parameters, version and optimizer, and the only code in the library that changes parameters.
+"""The server: parameters, version, optimizer and batches, and the only code in the library that changes parameters.
 
-`Server.arrive` hands an arriving gradient to the rule and executes its reply: at most one optimizer step per reply,
-version plus one. It knows no clock, no process and no batch: the runtime moves messages and measures time.
+`Server.react` hands what happened to the rule and carries out its reply: at most one optimizer step a reply, version
+plus one. It gives batches to whom the rule starts, takes back those of what was abandoned or lost, and writes the
+record. It knows no process and no message: a backend carries gradients, and says what happens next.
 
 Shapes: P parameters (gaps of the flat vector included).
 """
@@ -9,21 +10,19 @@ Shapes: P parameters (gaps of the flat vector included).
 from __future__ import annotations
 
 import array
-import bisect
 import contextlib
-import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from asyncsgd.batches import Source
+from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, State, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
-from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import APPLIED, DROPPED, HELD, RuleActed
-from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
+from asyncsgd.records.events import APPLIED, DROPPED, HELD, Event, Extended, Membership, RuleActed, Started
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.schedules import Schedule
 
 SAME = 1e-6
@@ -33,34 +32,8 @@ CHUNK = 1 << 20
 """Elements of two vectors that are compared at once, so that a comparison needs no third vector."""
 
 
-class Starting(NamedTuple):
-    """A worker that the runtime is to start at an exact point."""
-
-    worker: int
-    num_local_steps: int
-    """The most steps it may take; fewer if the budget has fewer batches left."""
-    version: int
-    point: Tensor
-    """`(P,)`, where it starts, at `version`; to be read, not changed."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the server did at one arrival, join or leave."""
-
-    outcome: str
-    uses: tuple[tuple[int, int], ...]
-    drops: tuple[int, ...]
-    abandoned: tuple[int, ...]
-    start: tuple[Starting | Start, ...]
-    """What the runtime is to start, in order: each through `Server.start`, as long as batches are left. A `Start` means
-    that the worker begins at the parameters that it then finds.
-    """
-    stepped: bool
-
-
 class Server:
-    """Owns `parameters` and applies what its rule replies.
+    """Owns `parameters` and applies what its rule replies: the method of every run but those of peers.
 
     Args:
         parameters: float32 `(P,)`; borrowed, changed in place by this object alone.
@@ -68,17 +41,26 @@ class Server:
         optimizer: takes the steps.
         schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
             workers' learning rate, fixed when they start, and the server's own is 1.
+        batches: hands out the run's batches.
+        num_workers: N, workers 0 to N - 1.
+        batch_size: samples of one gradient.
+        samples: nobody starts once so many have arrived.
+        clock: the training clock, in seconds.
+        starts: whether workers are started as soon as the rule and the batches allow. If not, a replay of a log starts
+            them with `start`.
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
-            `version` to the next; for a transport whose readers share this memory.
+            `version` to the next; for workers that share this memory.
+        records: whether anybody reads `Step.record`.
 
     >>> import torch
-    >>> from asyncsgd.optimizers import SGD
+    >>> from asyncsgd.batches import OwnStreams
+    >>> from asyncsgd.records.events import Gradient, Taken
     >>> from asyncsgd.rules import Asynchronous
     >>> x = torch.tensor([1.0, 2.0])
-    >>> server = Server(x, Asynchronous(), Optimizer(x, 2, SGD()), lambda num_samples: 0.5)
-    >>> dispatch = server.start(server.join(0).start[0])
-    >>> outcome = server.arrive(0, dispatch, 0, torch.tensor([1.0, 1.0]), weight=1.0, num_samples=1, seconds=0.1)
-    >>> outcome.uses, server.version, x.tolist()
+    >>> server = Server(x, Asynchronous(), PlainSGD(x), lambda num_samples: 0.5, OwnStreams(1, None), num_workers=1)
+    >>> work = server.react(Joined(0)).start[0]
+    >>> arrived = Arrived(work, 0, torch.tensor([1.0, 1.0]), Gradient(0.7, 1.0, 1), 0.1, Taken())
+    >>> server.react(arrived).record.uses, server.version, x.tolist()
     (((0, 0),), 1, [0.5, 1.5])
     """
 
@@ -88,72 +70,65 @@ class Server:
         rule: Rule,
         optimizer: Optimizer | PlainSGD | StepTakenByWorker,
         schedule: Schedule,
+        batches: Source,
+        *,
+        num_workers: int,
+        batch_size: int = 1,
+        samples: float | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        starts: bool = True,
         writing: Callable[[int], AbstractContextManager[None]] | None = None,
+        records: bool = True,
     ) -> None:
         if (rule.needs_plain_sgd or rule.local_steps) and not optimizer.plain:
             raise ValueError(f"rule {rule.name} moves the parameters itself: its server's optimizer is plain SGD")
-        self.parameters = parameters
-        self.rule = rule
-        self.version = 0
+        self.parameters, self.rule, self.rule_acted = parameters, rule, RuleActed()
         self.num_samples = 0
         """Samples that arrived, used or not: what budgets and the learning rate count."""
-        self.num_samples_applied = 0
-        """Samples whose gradient has been in a step."""
-        self.rule_acted = RuleActed()
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self._writing = writing
-        self._state = rule.init(parameters)
-        self._workers: list[int] = []
-        self._present: set[int] = set()  # the same, for looking up
-        self._in_flight: dict[int, InFlight] = {}
-        points = parameters if rule.needs_points else None
-        self._view = View(lambda: (self.version, self.learning_rate), self._workers, self._in_flight, points)
+        self._optimizer, self._schedule, self._batches, self._batch_size = optimizer, schedule, batches, batch_size
+        self._samples = math.inf if samples is None else samples
+        self._clock, self._starts, self._writing, self._records = clock, starts, writing, records
+        self._local_steps, self._needs_points = rule.local_steps, rule.needs_points
         self._exact = rule.exact_start or rule.needs_points
+        self._state = rule.init(parameters)
+        self._view = View(parameters=parameters if rule.needs_points else None)
+        self._view.learning_rate = 1.0 if self._local_steps else schedule(0)
+        self._present: set[int] = set()  # the view's workers, for looking up
         self._snapshot: tuple[int, Tensor] | None = None
-        self._points: dict[int, Tensor] = {}  # by dispatch, in rules that need them
+        self._waiting: dict[int, Start | Work] = {}
+        """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
+        spent; as `Work` those that are to start at an exact point."""
+        self._draws = [0] * num_workers
+        self._round_is_cut = False
         # One entry per dispatch: eight bytes each, so a table method may use a dispatch as often as it likes.
-        self._read_versions = array.array("q")
-        self._samples_of = array.array("q")
-        self._worker_of = array.array("q")
+        self._read_versions, self._worker_of = array.array("q"), array.array("q")
 
     @property
-    def learning_rate(self) -> float:
-        """Of the server: the schedule's value for the samples that have arrived, or 1 in rules with `local_steps`."""
-        return 1.0 if self.rule.local_steps else self._schedule(self.num_samples)
-
-    @property
-    def gradient_norm(self) -> float | None:
-        """Of the last step's direction; see `asyncsgd.optimizers.Optimizer.norm`."""
-        return self._optimizer.norm
-
-    def inner_learning_rate(self, num_samples: int) -> float | None:
-        """Of a worker that starts now on `num_samples` samples, in rules with `local_steps`; None in others.
-
-        Its own samples count as having arrived, as they do for a server's step; so a warmup does not begin at 0.
-        """
-        return self._schedule(self.num_samples + num_samples) if self.rule.local_steps else None
+    def version(self) -> int:
+        return self._view.version
 
     @property
     def workers(self) -> tuple[int, ...]:
-        return tuple(self._workers)
+        """Those present, in order."""
+        return tuple(self._view.workers)
 
     @property
-    def in_flight(self) -> dict[int, InFlight]:
-        """worker -> what it is computing; a copy."""
-        return dict(self._in_flight)
+    def in_flight(self) -> dict[int, Work]:
+        """worker -> what it is computing, oldest dispatch first; live, to be read only."""
+        return self._view.in_flight
 
     @property
-    def in_flight_dispatches(self) -> set[int]:
-        return {flight.dispatch for flight in self._in_flight.values()}
+    def present(self) -> Sequence[int]:
+        busy = self.in_flight
+        return sorted(self.workers, key=lambda worker: (worker in busy, worker))
 
     @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
-    def worker_of(self, dispatch: int) -> int:
-        """Who was given `dispatch`."""
-        return self._worker_of[dispatch]
+    def cut_short(self) -> str | None:
+        if not self._round_is_cut:
+            return None
+        if self.rule.in_rounds:
+            return f"rule {self.rule.name} works in rounds, and the budget cuts one short"
+        return "the workers of Hogwild are given no more than the budget"
 
     def snapshot(self) -> Tensor:
         """The parameters of the current version, `(P,)`: one copy per version, shared; not to be changed."""
@@ -161,222 +136,283 @@ class Server:
             self._snapshot = (self.version, self.parameters.clone())
         return self._snapshot[1]
 
-    def start(self, starting: Starting | Start, num_local_steps: int | None = None) -> int:
-        """Put a gradient in flight and return its dispatch number.
+    def react(self, happened: Happened) -> Step:
+        """Ask the rule what follows, do it, and write it down."""
+        if isinstance(happened, Arrived):
+            return self._arrive(happened)
+        return self._join(happened.worker) if isinstance(happened, Joined) else self._leave(happened)
 
-        Args:
-            starting: from an `Outcome`.
-            num_local_steps: how many it takes, if there are fewer batches than `starting` asks for.
-
-        Raises:
-            RuntimeError: if the worker is not present or is busy, which is a bug in the rule.
-        """
-        worker = starting.worker
-        if worker in self._in_flight:
-            raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is busy")
-        if worker not in self._present:
-            raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is not present")
-        dispatch = len(self._read_versions)
-        self._read_versions.append(-1)
-        self._samples_of.append(0)
-        self._worker_of.append(worker)
-        version = starting.version if isinstance(starting, Starting) else self.version
-        self._in_flight[worker] = InFlight(dispatch, version, num_local_steps or starting.num_local_steps)
-        if isinstance(starting, Starting) and self.rule.needs_points:
-            self._points[dispatch] = starting.point
-        return dispatch
-
-    def start_all(self, workers: Sequence[int]) -> range:
-        """`start` for many at once, without exact points and local steps; return their dispatch numbers, in order."""
-        first, number = len(self._read_versions), len(workers)
-        if not self._in_flight.keys().isdisjoint(workers) or not self._present.issuperset(workers):
-            raise RuntimeError(f"rule {self.rule.name} started workers that are busy or not present")
-        self._read_versions.extend([-1] * number)
-        self._samples_of.extend([0] * number)
-        self._worker_of.extend(workers)
-        dispatches = range(first, first + number)
-        self._in_flight.update(zip(workers, map(InFlight, dispatches, itertools.repeat(self.version)), strict=True))
-        return dispatches
-
-    def join(self, worker: int) -> Outcome:
-        """Add `worker` to those present and ask the rule what follows."""
-        if worker in self._present:
-            raise RuntimeError(f"worker {worker} has joined already")
-        self._present.add(worker)
-        bisect.insort(self._workers, worker)
-        return self._execute(self.rule.join(self._state, worker, self._view), None)
-
-    def leave(self, worker: int) -> tuple[Outcome, int | None]:
-        """Remove `worker`; return what follows and the dispatch that was in flight with it, if any."""
-        self._workers.remove(worker)
-        self._present.remove(worker)
-        lost = self._in_flight.pop(worker, None)
-        if lost is not None:
-            self._points.pop(lost.dispatch, None)
-        outcome = self._execute(self.rule.leave(self._state, worker, self._view), None)
-        return outcome, None if lost is None else lost.dispatch
-
-    def is_in_flight(self, worker: int, dispatch: int) -> bool:
-        """Say whether `dispatch` is what `worker` is computing; False for one that was abandoned."""
-        flight = self._in_flight.get(worker)
-        return flight is not None and flight.dispatch == dispatch
-
-    def arrive(
-        self,
-        worker: int,
-        dispatch: int,
-        read_version: int,
-        gradient: Tensor,
-        *,
-        weight: float,
-        num_samples: int,
-        seconds: float,
-    ) -> Outcome:
-        """Hand an arriving gradient to the rule and execute its reply: at most one optimizer step, version plus one.
-
-        The gradient must be in flight. The samples count as arrived before the rule decides, so the rule sees the
-        learning rate that a step taken now would have.
-
-        Args:
-            worker: who brings the gradient; idle from here on, unless the reply starts it again.
-            dispatch: its number, as `start` gave it.
-            read_version: the version that the gradient was computed at.
-            gradient: `(P,)`, the mean over the batch's loss terms, or start minus end of local steps. Borrowed for the
-                call and not changed.
-            weight: loss terms behind the gradient (masked tokens).
-            num_samples: samples behind it.
-            seconds: from dispatch to arrival.
-
-        Returns:
-            What the server did, and what the caller is now to start, in order, through `start`.
-
-        Raises:
-            RuntimeError: if the dispatch is not in flight, e.g. because it was abandoned; see `is_in_flight`.
-        """
-        if not self.is_in_flight(worker, dispatch):
+    def _arrive(self, arrived: Arrived) -> Step:
+        """The samples count as arrived before the rule decides, so it sees the rate of a step that is taken now."""
+        work, view, began = arrived.work, self._view, self._clock()
+        gradient, vector, read_version = arrived.gradient, arrived.vector, arrived.read_version
+        worker, dispatch = work.worker, work.dispatch
+        if view.in_flight.pop(worker, None) is not work:
             raise RuntimeError(f"dispatch {dispatch} of worker {worker} is not in flight")
-        num_local_steps = self._in_flight.pop(worker).num_local_steps
-        self.num_samples += num_samples
+        self.num_samples += gradient.num_samples
         self._read_versions[dispatch] = read_version
-        self._samples_of[dispatch] = num_samples
-        point = self._points.pop(dispatch, None) if self._points else None
+        if not self._local_steps:
+            view.learning_rate = self._schedule(self.num_samples)
+        delay = view.version - read_version
         arrival = Arrival(
-            worker, dispatch, read_version, gradient, weight, num_samples, seconds, num_local_steps, point
+            worker,
+            dispatch,
+            read_version,
+            vector,
+            gradient.weight,
+            gradient.num_samples,
+            arrived.seconds,
+            work.num_local_steps,
+            work.point if self._needs_points else None,
         )
-        reply = self.rule.arrive(self._state, arrival, self._view)
+        reply = self.rule.arrive(self._state, arrival, view)
         self.rule_acted.arrivals += 1
         if not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
-        return self._execute(reply, dispatch)
+        uses, drops, stop, start, stepped = self._carry_out(reply)
+        if not self._records:
+            return Step(start, stop, stepped)
+        if dispatch in drops:
+            outcome = DROPPED
+        else:
+            outcome = APPLIED if any(used == dispatch for used, _ in uses) else HELD
+        now, taken = self._clock(), arrived.taken
+        # By position, in the order of its fields: by name it would take a microsecond more.
+        event = Event(
+            dispatch, worker, work.batches, read_version, view.version, delay, outcome, uses, drops,
+            _dispatches(stop) if stop else (), _started(start),
+            gradient.loss, gradient.weight, gradient.num_samples, view.learning_rate, now, self.num_samples,
+            work.num_local_steps if self._local_steps else 1, arrived.seconds,
+            taken.pull, taken.compute, taken.push, taken.wait, taken.apply + now - began,
+            gradient.loss_scales, self._optimizer.norm if stepped else None,
+        )  # fmt: skip
+        return Step(start, stop, stepped, event)
 
-    def state_dict(self) -> Plain:
-        """All that decides what follows: parameters, counts, rule, optimizer and flights; see `asyncsgd.packing`."""
-        return {
+    def _join(self, worker: int) -> Step:
+        if worker in self._present:
+            raise RuntimeError(f"worker {worker} has joined already")
+        self._present.add(worker)
+        self._view.come(worker)
+        return self._membership("join", worker, self.rule.join(self._state, worker, self._view))
+
+    def _leave(self, left: Left) -> Step:
+        """Its batches are handed out again."""
+        worker = left.worker
+        self._waiting.pop(worker, None)
+        if worker not in self._present:  # lost before training began
+            return self._membership("leave", worker, Reply(), left.reason)
+        self._present.remove(worker)
+        lost = self._view.go(worker)
+        if lost is not None:
+            self._batches.give_back(lost.batches)
+            if left.reason == STOPPED:
+                self._draws[worker] -= lost.num_local_steps  # the next gradient takes the time of this
+        return self._membership("leave", worker, self.rule.leave(self._state, worker, self._view), left.reason, lost)
+
+    def _membership(self, kind: str, worker: int, reply: Reply, reason: str = "", lost: Work | None = None) -> Step:
+        uses, drops, stop, start, stepped = self._carry_out(reply)
+        gone = [] if lost is None else [lost]
+        record = Membership(
+            kind,
+            worker,
+            self.version,
+            self.num_samples,
+            self._clock(),
+            reason=reason,
+            lost=_dispatches(gone),
+            uses=uses,
+            started=_started(start),
+            drops=drops,
+            abandoned=_dispatches(stop),
+        )
+        return Step(start, [*stop, *gone], stepped, record)
+
+    def drop(self, worker: int, reason: str) -> Membership:
+        """`worker` is gone after the last evaluation: nothing may change any more, so the rule is not asked."""
+        return Membership("leave", worker, self.version, self.num_samples, self._clock(), reason=reason)
+
+    def extend(self) -> Step | None:
+        """Go on with a larger budget than that of the state that was loaded: start who was to start when that was
+        spent. None: there is nobody.
+        """
+        start = self._start(()) if self._starts else ()
+        if not start:
+            return None
+        return Step(start, record=Extended(_started(start), self.version, self.num_samples, self._clock()))
+
+    def start(self, worker: int, most: int) -> Work | None:
+        """Start `worker`, whom the rule has started, on `most` batches at most; None where the rule has not."""
+        each = self._waiting.pop(worker, None)
+        if each is None:
+            return None
+        count = min(most, each.num_local_steps)
+        if isinstance(each, Work):
+            each.num_local_steps = count
+        else:
+            each = Start(worker, count)
+        return next(iter(self._give([each])), None)
+
+    def _carry_out(
+        self, reply: Reply
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
+        """Step, abandon and start what the rule asks for, as often as it wants to go on: uses, drops, what stops, what
+        starts, and whether a step was taken.
+        """
+        view, read_versions = self._view, self._read_versions
+        uses: tuple[tuple[int, int], ...] = ()
+        drops: tuple[int, ...] = ()
+        stop: list[Work] = []
+        starts: Sequence[Start | Work] = ()
+        stepped = False
+        while True:
+            if reply.direction is not None:
+                version = view.version
+                uses += tuple([(dispatch, version - read_versions[dispatch]) for dispatch in reply.uses])
+                self._step(reply.direction, view.learning_rate * reply.learning_rate_factor)
+                stepped = True
+            drops += reply.drops
+            if reply.abandon:
+                stop += self._abandoned(reply.abandon)
+            if reply.start:
+                asked = self._at_points(reply.start)
+                starts = [*starts, *asked] if starts else asked
+            if not reply.again:
+                break
+            reply = self.rule.resume(self._state, view)
+        for work in stop:
+            self._batches.give_back(work.batches)
+        start = self._start(starts)
+        if not view.in_flight and self._forgot_everybody():
+            raise RuntimeError(f"rule {self.rule.name} left nobody in flight")
+        return uses, drops, stop, start, stepped
+
+    def _forgot_everybody(self) -> bool:
+        return bool(self._present and self._starts and not self._waiting and self.num_samples < self._samples)
+
+    def _step(self, direction: Tensor, learning_rate: float) -> None:
+        view = self._view
+        if self._writing is None:
+            self._optimizer.step(direction, learning_rate)
+            view.version += 1
+            return
+        with self._writing(view.version):
+            self._optimizer.step(direction, learning_rate)
+            view.version += 1
+
+    def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
+        if self._local_steps:
+            raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
+        in_flight, worker_of = self._view.in_flight, self._worker_of
+        works = [in_flight.pop(worker_of[dispatch], None) for dispatch in dispatches]
+        if any(work is None or work.dispatch != number for work, number in zip(works, dispatches, strict=True)):
+            raise RuntimeError(f"rule {self.rule.name} abandoned one of {dispatches}, which is not in flight")
+        return works
+
+    def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Work]:
+        """Pin those that are to start at exactly the parameters of now."""
+        if not self._exact and all(start.offset is None for start in starts):
+            return starts
+        return [self._at_point(start) for start in starts]
+
+    def _at_point(self, start: Start) -> Start | Work:
+        if start.offset is not None:
+            point = self.parameters + start.offset
+        elif self._exact:
+            point = self.snapshot()
+        else:
+            return start
+        return Work(start.worker, -1, self.version, start.num_local_steps, (), point, None, 0.0, 0)
+
+    def _start(self, starts: Sequence[Start | Work]) -> Sequence[Work]:
+        """Start who waits and these, as far as there are batches; nobody once the budget is spent."""
+        waiting, spent = self._waiting, self.num_samples >= self._samples
+        if not (waiting or spent) and self._starts:
+            return self._give(starts)
+        for start in starts:
+            waiting.pop(start.worker, None)  # one that waits may be started again: the last counts
+            waiting[start.worker] = start
+        if spent or not self._starts:
+            return ()
+        starts = list(waiting.values())
+        waiting.clear()
+        return self._give(starts)
+
+    def _give(self, starts: Sequence[Start | Work]) -> list[Work]:
+        """Give batches to those that start; where none are left, the rest waits."""
+        view, draws, now, rate, works = self._view, self._draws, self._clock(), None, list[Work]()
+        for start in starts:
+            worker, count = start.worker, start.num_local_steps
+            if worker in view.in_flight or worker not in self._present:
+                state = "busy" if worker in view.in_flight else "not present"
+                raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {state}")
+            batches, number = self._batches.take(worker, count)
+            if number < count:
+                self._round_is_cut = True
+                if not number:
+                    self._waiting.update([(left.worker, left) for left in starts[len(works) :]])
+                    break
+            if self._local_steps:  # its own samples count as having arrived, as they do for a server's step
+                rate = self._schedule(self.num_samples + number * self._batch_size)
+            version, point = (start.version, start.point) if isinstance(start, Work) else (view.version, None)
+            dispatch = len(self._worker_of)
+            work = Work(worker, dispatch, version, number, batches, point, rate, now, draws[worker])
+            self._worker_of.append(worker)
+            self._read_versions.append(-1)
+            draws[worker] += number
+            view.in_flight[worker] = work
+            works.append(work)
+        return works
+
+    def state_dict(self) -> State:
+        """All that decides what follows: parameters, counts, rule, optimizer, batches and what is in flight."""
+        own = {
             "rule": str(self.rule),
             "parameters": self.parameters,
             "version": self.version,
             "num_samples": self.num_samples,
-            "num_samples_applied": self.num_samples_applied,
             "rule_acted": [self.rule_acted.arrivals, self.rule_acted.altered],
-            "rule_state": pack(self._state),
+            "rule_state": self._state,
             "optimizer": self._optimizer.state_dict(),
-            "workers": list(self._workers),
-            "in_flight": [[worker, *flight] for worker, flight in self._in_flight.items()],
-            "points": dict(self._points),
-            "dispatches": pack([self._read_versions, self._samples_of, self._worker_of]),
+            "workers": self._view.workers,
+            "in_flight": self.in_flight,
+            "waiting": self._waiting,
+            "batches": self._batches.state_dict(),
+            "draws": self._draws,
+            "round_is_cut": self._round_is_cut,
+            "dispatches": [torch.tensor(self._read_versions), torch.tensor(self._worker_of)],
         }
+        return {"server": own}
 
-    def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`, of a server with an equal rule and optimizer and as many parameters.
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state`, of a server with an equal rule and optimizer and as many parameters; it becomes ours.
 
         Raises:
             ValueError: if the rule is another one.
         """
+        state = state["server"]
         if state["rule"] != str(self.rule):
             raise ValueError(f"the state is of rule {state['rule']}, this server's is {self.rule}")
         writing = contextlib.nullcontext() if self._writing is None else self._writing(state["version"] - 1)
         with torch.no_grad(), writing:
             self.parameters.copy_(state["parameters"])
-        self.version, self.num_samples = state["version"], state["num_samples"]
-        self.num_samples_applied = state["num_samples_applied"]
+        view = self._view
+        view.version, view.in_flight, view.workers = state["version"], state["in_flight"], state["workers"]
+        self._present, self.num_samples = set(view.workers), state["num_samples"]
+        view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
         self.rule_acted.arrivals, self.rule_acted.altered = state["rule_acted"]
-        classes = classes_in("asyncsgd.rules.", type(self.rule).__module__)
-        self._state = unpack(state["rule_state"], classes)
+        self._state, self._snapshot = state["rule_state"], None
         self._optimizer.load_state_dict(state["optimizer"])
-        self._workers[:] = state["workers"]
-        self._present = set(self._workers)
-        self._in_flight.clear()  # what rules look at through their view, so it stays the same object
-        self._in_flight.update({worker: InFlight(*flight) for worker, *flight in state["in_flight"]})
-        self._points = dict(state["points"])
-        self._read_versions, self._samples_of, self._worker_of = unpack(state["dispatches"], {})
-        self._snapshot = None
+        self._waiting, self._draws, self._round_is_cut = state["waiting"], state["draws"], state["round_is_cut"]
+        self._batches.load_state_dict(state["batches"])
+        self._read_versions, self._worker_of = (array.array("q", table.tolist()) for table in state["dispatches"])
 
-    def _execute(self, reply: Reply, arriving: int | None) -> Outcome:
-        uses: tuple[tuple[int, int], ...] = ()
-        drops: tuple[int, ...] = ()
-        abandoned: tuple[int, ...] = ()
-        start: tuple[Starting | Start, ...] = ()
-        stepped = False
-        while True:
-            if reply.direction is not None:
-                version, read_versions = self.version, self._read_versions
-                uses += tuple([(dispatch, version - read_versions[dispatch]) for dispatch in reply.uses])
-                self._count_applied(reply.uses)
-                self._step(reply.direction, reply.learning_rate_factor)
-                stepped = True
-            drops += reply.drops
-            if reply.abandon:
-                self._abandon(reply.abandon)
-                abandoned += reply.abandon
-            if reply.start:
-                start += self._starting(reply.start)
-            if not reply.again:
-                break
-            reply = self.rule.resume(self._state, self._view)
-        if arriving in drops:
-            outcome = DROPPED
-        else:
-            outcome = APPLIED if any(dispatch == arriving for dispatch, _ in uses) else HELD
-        return Outcome(outcome, uses, drops, abandoned, start, stepped)
 
-    def _starting(self, starts: tuple[Start, ...]) -> tuple[Starting | Start, ...]:
-        if not self._exact and all(start.offset is None for start in starts):
-            return starts
-        return tuple([self._starting_at(start) for start in starts])
+def _dispatches(works: Iterable[Work]) -> tuple[int, ...]:
+    return tuple([work.dispatch for work in works])
 
-    def _starting_at(self, start: Start) -> Starting | Start:
-        worker, num_local_steps, offset = start
-        if offset is not None:
-            return Starting(worker, num_local_steps, self.version, self.parameters + offset)
-        return Starting(worker, num_local_steps, self.version, self.snapshot()) if self._exact else start
 
-    def _step(self, direction: Tensor, factor: float) -> None:
-        if self._writing is None:
-            self._optimizer.step(direction, self.learning_rate * factor)
-            self.version += 1
-            return
-        with self._writing(self.version):
-            self._optimizer.step(direction, self.learning_rate * factor)
-            self.version += 1
-
-    def _count_applied(self, dispatches: tuple[int, ...]) -> None:
-        for dispatch in dispatches:
-            self.num_samples_applied += self._samples_of[dispatch]
-            self._samples_of[dispatch] = 0  # a later use of the same gradient applies no new samples
-
-    def _abandon(self, dispatches: tuple[int, ...]) -> None:
-        if self.rule.local_steps:
-            raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
-        if len(dispatches) == len(self._in_flight) and self.in_flight_dispatches.issuperset(dispatches):
-            self._in_flight.clear()
-            self._points.clear()
-            return
-        for dispatch in dispatches:
-            worker = self._worker_of[dispatch]
-            if not self.is_in_flight(worker, dispatch):
-                raise RuntimeError(f"rule {self.rule.name} abandoned dispatch {dispatch}, which is not in flight")
-            del self._in_flight[worker]
-            self._points.pop(dispatch, None)
+def _started(works: Iterable[Work]) -> tuple[Started, ...]:
+    return tuple([(work.worker, work.dispatch, work.batches, work.rate) for work in works])
 
 
 def is_asynchronous(reply: Reply, arrival: Arrival) -> bool:
@@ -398,9 +434,9 @@ def is_asynchronous(reply: Reply, arrival: Arrival) -> bool:
     if reply.direction is None or reply.learning_rate_factor != 1.0 or len(reply.start) != 1:
         return False
     start = reply.start[0]
-    if start[0] != arrival.worker or start[1] != 1 or start[2] is not None or len(reply.uses) != 1:
+    if start.worker != arrival.worker or start.num_local_steps != 1 or start.offset is not None:
         return False
-    if reply.uses[0] != arrival.dispatch or reply.again or reply.abandon or reply.drops:
+    if reply.uses != (arrival.dispatch,) or reply.again or reply.abandon or reply.drops:
         return False
     return reply.direction is arrival.gradient or _is_same(reply.direction, arrival.gradient)
 

@@ -19,7 +19,7 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
-from asyncsgd.packing import Plain
+from asyncsgd.flights import State
 from asyncsgd.prefetching import Prefetching
 from asyncsgd.records.events import Gradient
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
@@ -323,11 +323,11 @@ class Worker:
         """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`."""
         return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
-    def state_dict(self) -> Plain:
-        """What later gradients depend on: float16's loss scale; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """What later gradients depend on: float16's loss scale."""
         return {} if self._loss_scale is None else self._loss_scale.state_dict()
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`, of a worker of the same precision."""
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state)
@@ -414,11 +414,11 @@ class LossScale:
         self.value = 2.0**16
         self._good = 0
 
-    def state_dict(self) -> Plain:
-        """The scale and how many gradients have fitted it; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """The scale and how many gradients have fitted it."""
         return {"value": self.value, "good": self._good}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`."""
         self.value, self._good = state["value"], state["good"]
 

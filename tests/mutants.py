@@ -62,29 +62,22 @@ MUTANTS = [
     Mutant(
         "local steps at the rate before their own samples",
         "asyncsgd/server.py",
-        "self._schedule(self.num_samples + num_samples)",
+        "self._schedule(self.num_samples + number * self._batch_size)",
         "self._schedule(self.num_samples)",
         f"{VIRTUAL} tests/test_identities.py tests/test_rules_on_processes.py",
     ),
     Mutant(
-        "a gradient used again counts its samples again",
-        "asyncsgd/server.py",
-        "            self._samples_of[dispatch] = 0  # a later use of the same gradient applies no new samples\n",
-        "",
-        CONTRACT,
-    ),
-    Mutant(
         "a lost worker's batch is not handed out again",
-        "asyncsgd/runtime/dispatcher.py",
-        "        if dispatch is not None:\n            self._take_back(worker)\n",
+        "asyncsgd/server.py",
+        "            self._batches.give_back(lost.batches)\n",
         "",
         "tests/test_churn.py",
     ),
     Mutant(
         "returned batches are handed out in any order",
         "asyncsgd/batches.py",
-        "return heapq.heappop(self._returned)",
-        "return self._returned.pop()",
+        "index = heapq.heappop(self._returned)",
+        "index = self._returned.pop()",
         "tests/runtime/test_transports.py",
     ),
     Mutant(
@@ -216,15 +209,15 @@ MUTANTS = [
     Mutant(
         "the server's link carries two vectors at once",
         "asyncsgd/runtime/virtual.py",
-        "max(self._link_free, seconds) + network.transfer_seconds(worker)",
-        "seconds + network.transfer_seconds(worker)",
+        "max(self._link_free, seconds) + self._network.transfer_seconds(worker)",
+        "seconds + self._network.transfer_seconds(worker)",
         VIRTUAL,
     ),
     Mutant(
         "local steps draw the time of the first one alone",
         "asyncsgd/runtime/virtual.py",
-        "math.fsum(self._sampler.draw_one(worker, draw) for draw in draws)",
-        "math.fsum(self._sampler.draw_one(worker, draws[0]) for draw in draws)",
+        "math.fsum([draw(worker, k) for k in range(first, first + number)])",
+        "math.fsum([draw(worker, first) for k in range(first, first + number)])",
         VIRTUAL,
     ),
     Mutant(
@@ -233,6 +226,13 @@ MUTANTS = [
         "here = gradient.loss if math.isfinite(gradient.loss) else None",
         'here = record.get("loss")',
         "tests/test_replay.py",
+    ),
+    Mutant(
+        "a checkpoint that goes on changing while it is written",
+        "asyncsgd/checkpoints.py",
+        'self._tensors[id(value)] = value.detach().to("cpu", copy=True)',
+        "self._tensors[id(value)] = value.detach()",
+        "tests/test_resume.py",
     ),
     Mutant(
         "a resumed optimizer without its state",

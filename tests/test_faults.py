@@ -16,6 +16,7 @@ from collections import Counter
 from multiprocessing import forkserver
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from doors import ROOT, SGD, Asynchronous, Finished, FlatModel, Processes, Synchronous, asyncsgd, cli, parameters_sha256
@@ -426,7 +427,7 @@ class Idle(Asynchronous):
     name = "idle"
 
     def arrive(self, state, arrival, view):
-        return dataclasses.replace(super().arrive(state, arrival, view), start=())
+        return msgspec.structs.replace(super().arrive(state, arrival, view), start=())
 
 
 @pytest.mark.processes

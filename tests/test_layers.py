@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text("utf-8")]
 # From bottom to top: a part imports parts of its own floor and of lower ones.
 FLOORS = """
-__main__ delay_factors errors numbers packing prefetching schedules signals torchrun flat named_choices records
+__main__ delay_factors errors flights numbers prefetching schedules signals torchrun flat named_choices records
 batches data hardware optimizers rules settings simulation.churn simulation.problems simulation.speeds
 masking
 checkpoints models origin modes server study.config recorded_run study.arms tasks
@@ -97,6 +97,6 @@ for script in sys.argv[1:]:
 
 def test_one_function_asks_a_backend_what_comes_next():
     """Gossip and streaming have no backend yet."""
-    asking = [path.name for path in (ROOT / "asyncsgd").rglob("*.py") if "_backend.next(" in path.read_text("utf-8")]
-    assert asking == ["fit.py"]
-    assert (ROOT / "asyncsgd/runtime/fit.py").read_text("utf-8").count("_backend.next(") == 1
+    sources = {path.name: path.read_text("utf-8") for path in (ROOT / "asyncsgd").rglob("*.py")}
+    asking = {name: count for name, text in sources.items() if (count := text.count("backend.next("))}
+    assert asking == {"fit.py": 1}

@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(damage, stop
 def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(stopped):
     for path in (stopped / "checkpoints").glob("*.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
-    with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 3"):
+    with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 4"):
         train(stopped, resume=True)
     shutil.rmtree(stopped / "checkpoints")
     for changes in ({}, {"samples": 2 * SAMPLES}, {"seed": 7}):

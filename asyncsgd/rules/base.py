@@ -9,9 +9,12 @@ Shapes: P parameters (padding included), N workers.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct
 
 from asyncsgd.named_choices import spell
 
@@ -19,16 +22,7 @@ if TYPE_CHECKING:  # rules are read and listed without importing torch
     from torch import Tensor
 
 
-class InFlight(NamedTuple):
-    """A gradient that is being computed."""
-
-    dispatch: int
-    version: int
-    """The version when the server started it. The worker may read a newer version when it begins."""
-    num_local_steps: int = 1
-
-
-class Start(NamedTuple):
+class Start(Struct, frozen=True, gc=False):
     """An idle or just abandoned worker that is to start a gradient.
 
     Without an offset it starts at the current parameters. On real processes it may start at newer ones, if it begins
@@ -42,14 +36,8 @@ class Start(NamedTuple):
     offset: Tensor | None = None
     """`(P,)`, added to the parameters; read during the call only."""
 
-    @property
-    def point(self) -> None:
-        """No exact point; see `asyncsgd.server.Starting`, which has one."""
-        return None
 
-
-@dataclasses.dataclass(frozen=True)
-class Arrival:
+class Arrival(Struct, frozen=True, gc=False):
     """A gradient that has just arrived at the server."""
 
     worker: int
@@ -73,55 +61,47 @@ class Arrival:
 
 
 class View:
-    """What a rule may know of the server: live and read-only.
+    """What a rule may know of the server, which writes it; rules read it.
 
     Attributes:
         version: number of updates applied.
         learning_rate: the schedule's value with this arrival's samples counted.
         workers: the workers present, in order.
-        in_flight: worker -> `InFlight`, oldest dispatch first, the arriving worker already removed.
+        in_flight: worker -> its gradient in flight (`dispatch`, `version` at its start, `num_local_steps`), oldest
+            dispatch first, the arriving worker already removed; see `asyncsgd.server.Work`.
         parameters: `(P,)`, before this reply's step; only in rules with `needs_points`.
     """
 
-    __slots__ = ("_everyone", "_in_flight", "_parameters", "_server_state", "_workers")
+    __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
 
     def __init__(
         self,
-        server_state: Callable[[], tuple[int, float]],
-        workers: Sequence[int],
-        in_flight: Mapping[int, InFlight],
+        version: int = 0,
+        learning_rate: float = 0.0,
+        workers: Sequence[int] = (),
         parameters: Tensor | None = None,
     ) -> None:
-        self._server_state = server_state
-        self._workers = workers
-        self._everyone: tuple[Start, ...] = ()
-        self._in_flight = in_flight
-        self._parameters = parameters
-
-    @property
-    def version(self) -> int:
-        return self._server_state()[0]
-
-    @property
-    def learning_rate(self) -> float:
-        return self._server_state()[1]
-
-    @property
-    def workers(self) -> Sequence[int]:
-        return self._workers
+        self.version, self.learning_rate, self._parameters = version, learning_rate, parameters
+        self.workers, self.in_flight = list(workers), dict[int, Any]()
+        self._everyone: tuple[Start, ...] | None = None
 
     @property
     def everyone(self) -> tuple[Start, ...]:
         """A start for every worker present, at the current parameters; one object until somebody comes or goes."""
-        if len(self._everyone) != len(self._workers) or any(
-            start.worker != worker for start, worker in zip(self._everyone, self._workers, strict=True)
-        ):
-            self._everyone = tuple(map(Start, self._workers))
+        if self._everyone is None:
+            self._everyone = tuple(map(Start, self.workers))
         return self._everyone
 
-    @property
-    def in_flight(self) -> Mapping[int, InFlight]:
-        return self._in_flight
+    def come(self, worker: int) -> None:
+        """`worker` is present from now on; called by the server."""
+        bisect.insort(self.workers, worker)
+        self._everyone = None
+
+    def go(self, worker: int) -> Any:
+        """`worker` is present no more; what it had in flight, or None. Called by the server."""
+        self.workers.remove(worker)
+        self._everyone = None
+        return self.in_flight.pop(worker, None)
 
     @property
     def parameters(self) -> Tensor:
@@ -130,9 +110,8 @@ class View:
         return self._parameters
 
 
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """What the server is to do, in this order: step, abandon, start."""
+class Reply(Struct, frozen=True, gc=False):
+    """What the server is to do, in this order: step, abandon, start. `msgspec.structs.replace` changes one."""
 
     direction: Tensor | None = None
     """One optimizer step along it, `version` + 1; `(P,)`, read-only, may alias the rule's state or the arrival's
@@ -223,7 +202,7 @@ class Rule:
         ...     def arrive(self, state, arrival, view):
         ...         return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
         >>> arrival = Arrival(1, dispatch=7, read_version=4, gradient="g", weight=1.0, num_samples=8, seconds=0.5)
-        >>> reply = Asynchronous().arrive(None, arrival, View(lambda: (5, 0.1), workers=(0, 1), in_flight={}))
+        >>> reply = Asynchronous().arrive(None, arrival, View(5, 0.1, workers=(0, 1)))
         >>> reply.direction, reply.uses, [start.worker for start in reply.start]
         ('g', (7,), [1])
         """

@@ -13,7 +13,6 @@ workers. At equal speeds tau + 1 workers are never idle, and additional workers 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from typing import ClassVar
 
@@ -36,7 +35,7 @@ class Outstanding:
 class Queue:
     """What is outstanding, oldest start first, and who is idle."""
 
-    outstanding: collections.deque[Outstanding]
+    outstanding: list[Outstanding]
     idle: list[int]
 
 
@@ -60,7 +59,7 @@ class FixedDelay(Rule):
             raise ValueError(f"delay must be 0 or more, got {self.delay}")
 
     def init(self, like: Tensor) -> Queue:
-        return Queue(collections.deque(), [])
+        return Queue([], [])
 
     def join(self, state: Queue, worker: int, view: View) -> Reply:
         state.idle.append(worker)
@@ -88,7 +87,7 @@ class FixedDelay(Rule):
         if not self._due(state):
             start = self._fill(state)
             return Reply(start=start, again=self._due(state))
-        oldest = state.outstanding.popleft()
+        oldest = state.outstanding.pop(0)
         start = self._fill(state)
         return Reply(oldest.gradient, uses=(oldest.dispatch,), start=start, again=self._due(state))
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from asyncsgd.packing import Plain
+from asyncsgd.flights import State
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
 
@@ -29,7 +29,7 @@ class Saver(Protocol):
         """Whether a state is wanted now that so many samples have arrived; `at_end`: and the run is DONE."""
 
     def save(
-        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         """Copy `state` and keep the copy; returns before it is written.
 
@@ -45,13 +45,9 @@ class NeverSaves:
         return False
 
     def save(
-        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         return
-
-
-STOPPED = "the run was stopped, and goes on from a checkpoint"
-"""Why workers leave where a run of real workers is resumed: the gradients that they had in flight are lost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +155,13 @@ class EvaluationPoints:
         now = num_samples if self.by_samples else train_seconds
         return bool(self.due(now))
 
+    def passes(self, num_samples: int) -> bool:
+        """The same where they lie in samples, at little cost where none is passed."""
+        if self._next > num_samples:
+            self._taken = num_samples
+            return False
+        return bool(self.due(num_samples))
+
     def due(self, now: float) -> list[float]:
         """The points up to `now`, in samples or in seconds; they count as taken."""
         due = []
@@ -168,11 +171,11 @@ class EvaluationPoints:
         self._taken = max(self._taken, now)
         return due
 
-    def state_dict(self) -> Plain:
-        """The points taken; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """The points taken."""
         return {"taken": self._taken}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on after the points taken in `state`. With a larger budget they lie elsewhere."""
         self.due(state["taken"])
 
@@ -198,11 +201,11 @@ class TrainingClock:
     def resume(self) -> None:
         self._since = time.perf_counter()
 
-    def state_dict(self) -> Plain:
-        """The seconds so far; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """The seconds so far."""
         return {"seconds": self.seconds}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Stand still at the seconds of `state`."""
         self._total, self._since = state["seconds"], None
 
@@ -284,21 +287,20 @@ class Judge:
         """`result` with the version that was best."""
         return dataclasses.replace(result, best=self._best, best_parameters=self._best_parameters)
 
-    def state_dict(self) -> Plain:
-        """The lowest loss, the evaluations since and the newest one, and what is kept; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """The lowest loss, the evaluations since and the newest one, and what is kept."""
         return {
             "best_loss": self._best_loss,
             "best_samples": self._best_samples,
             "since": self._since,
             "newest": self._newest,
-            "best": None if self._best is None else vars(self._best) | {"metrics": dict(self._best.metrics)},
+            "best": self._best,
             "best_parameters": self._best_parameters,
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`."""
         self._best_loss, self._best_samples = state["best_loss"], state["best_samples"]
         self._since, self._newest = state["since"], state["newest"]
-        best, parameters = state["best"], state["best_parameters"]
-        self._best = None if best is None else Best(**best)
+        self._best, parameters = state["best"], state["best_parameters"]
         self._best_parameters = None if parameters is None else parameters.cpu()

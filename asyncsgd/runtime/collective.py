@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
+from asyncsgd.flights import Arrived, State
 from asyncsgd.optimizers import StepTakenByWorker
-from asyncsgd.packing import Plain, pack, unpack
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.dispatcher import Dispatcher
-from asyncsgd.runtime.fit import Arrived
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.single import InOrder
 from asyncsgd.runtime.worker_process import Straggling
@@ -58,10 +56,10 @@ class Replica(Protocol):
     def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
         """See `StagesUsed`; empty where the model is not cut."""
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         """Its part of a checkpoint, the same on every rank."""
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from the state of a whole run."""
 
 
@@ -172,7 +170,7 @@ class InStep:
         """All parameters, `(P,)`."""
         return self._lead(PARAMETERS)
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         """See `Replica.state_dict`."""
         return self._lead(STATE)
 
@@ -205,7 +203,6 @@ class Collective(InOrder):
     """The backend of a run whose ranks step by themselves, in rank 0.
 
     Args:
-        flights: knows what is in flight.
         ranks: all of them.
         optimizer: of the server, which tells the norm of the ranks' step.
         num_workers: of the server.
@@ -214,14 +211,13 @@ class Collective(InOrder):
 
     def __init__(
         self,
-        flights: Dispatcher,
         ranks: InStep,
         optimizer: StepTakenByWorker,
         clock: TrainingClock,
         num_workers: int,
         ahead: Callable[[int], int] | None = None,
     ) -> None:
-        super().__init__(flights, clock, num_workers)
+        super().__init__(clock, num_workers)
         self._ranks, self._optimizer, self._ahead = ranks, optimizer, ahead
         self._computed: collections.deque[Computed] = collections.deque()
 
@@ -231,15 +227,13 @@ class Collective(InOrder):
         if not self._computed:
             if self.now >= until:
                 return None
-            first = self._flights.batches_of(self._started[0][0])[0][1]
+            first = self._started[0].batches[0][1]
             count = len(self._started) if self._ahead is None else self._ahead(first)
             self._computed.extend(self._ranks.update(first, count))
             self._optimizer.norm = self._ranks.replica.norm
-        worker, dispatch = self._started.popleft()
+        work = self._started.popleft()
         gradient, taken = self._computed.popleft()
-        launch = self._flights.launch_of(worker)
-        seconds = self.now - launch.seconds
-        return Arrived(worker, dispatch, launch.version, torch.empty(0), gradient, seconds, taken)
+        return Arrived(work, work.version, torch.empty(0), gradient, self.now - work.began, taken)
 
     @property
     def settled(self) -> bool:  # type: ignore[override]  # what is a constant there
@@ -249,14 +243,14 @@ class Collective(InOrder):
         self._clock.pause()
         return self._ranks.evaluate()
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {
             **self._ranks.state_dict(),
             "clock": self._clock.state_dict(),
-            "started": pack(list(self._started)),
+            "started": list(self._started),
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The ranks have loaded it, all of them together."""
         self._clock.load_state_dict(state["clock"])
-        self._started.extend(unpack(state["started"], {}))
+        self._started.extend(state["started"])

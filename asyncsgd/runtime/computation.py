@@ -13,8 +13,8 @@ from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured, measured
 from asyncsgd.flat import Layout
+from asyncsgd.flights import State
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
-from asyncsgd.packing import Plain
 from asyncsgd.records.events import Range
 from asyncsgd.simulation.problems import Instance
 from asyncsgd.worker import Gradient, Worker, take_local_steps
@@ -47,10 +47,10 @@ class Computation(Protocol):
     def forget(self, worker: int) -> None:
         """`worker` has left: its inner optimizer is gone."""
 
-    def state_dict(self) -> Plain:
-        """Of the inner optimizers and of what else decides later gradients; see `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """Of the inner optimizers and of what else decides later gradients."""
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`."""
 
 
@@ -94,11 +94,11 @@ class ModelGradients:
     def forget(self, worker: int) -> None:
         self._optimizers.pop(worker, None)
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         inner = {worker: optimizer.state_dict() for worker, optimizer in self._optimizers.items()}
         return {"inner": inner, "worker": self._worker.state_dict()}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         flat = self._worker.flat
         self._optimizers = {worker: self._inner.on(flat.parameters, flat.layout) for worker in state["inner"]}
         for worker, optimizer in self._optimizers.items():
@@ -176,10 +176,10 @@ class ProblemGradients:
             self._optimizers[worker] = self._inner.on(self._scratch, Layout.of_vector(len(self._scratch)))
         return self._optimizers[worker]
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {"inner": {worker: optimizer.state_dict() for worker, optimizer in self._optimizers.items()}}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._optimizers.clear()
         for worker, inner in state["inner"].items():
             self._optimizer(worker).load_state_dict(inner)

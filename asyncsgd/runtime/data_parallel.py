@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from asyncsgd.flights import State
 from asyncsgd.optimizers import Optimizer
-from asyncsgd.packing import Plain
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.tasks.base import Sums
 from asyncsgd.worker import Gradient, Worker
@@ -67,14 +67,14 @@ class DataParallel:
     def used(self) -> tuple[()]:
         return ()
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {
             "parameters": self._flat.parameters,
             "optimizer": self._optimizer.state_dict(),
             "workers": self._ranks.gather_texts(json.dumps(self._worker.state_dict())),
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
         gradient that nobody uses is computed first, where the run before had computed one.
         """

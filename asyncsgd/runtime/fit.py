@@ -11,26 +11,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured
-from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    Evaluation,
-    Fault,
-    Gradient,
-    MemoryUsed,
-    Record,
-    StagesUsed,
-    Taken,
-)
+from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, State, Step, Work
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, MemoryUsed, Record, StagesUsed
 from asyncsgd.runtime.base import (
-    STOPPED,
     Budget,
     EvaluationPoints,
     Interrupted,
@@ -41,58 +29,6 @@ from asyncsgd.runtime.base import (
     Saver,
     diverged,
 )
-
-
-class Launched(NamedTuple):
-    """Gradients that start now, in order."""
-
-    workers: Sequence[int]
-    dispatches: Sequence[int]
-
-
-class Joined(NamedTuple):
-    """`worker` takes part from now on."""
-
-    worker: int
-
-
-class Left(NamedTuple):
-    """`worker` is gone, and so is what it had in flight."""
-
-    worker: int
-    reason: str = ""
-
-
-class Arrived(NamedTuple):
-    """A gradient that was in flight is there."""
-
-    worker: int
-    dispatch: int
-    read_version: int
-    """The version at which it was computed."""
-    vector: Tensor
-    """`(P,)`, the backend's own; valid until it is asked for what happens next."""
-    gradient: Gradient
-    flight_seconds: float
-    taken: Taken
-
-
-Happened = Joined | Left | Arrived
-
-
-class Step(NamedTuple):
-    """What follows from something that happened."""
-
-    launched: Launched
-    """Gradients that start now."""
-    abandoned: tuple[int, ...]
-    """Dispatches in flight that nobody waits for any more; their workers live."""
-    lost: tuple[int, ...]
-    """Dispatches that were in flight with a worker that is gone."""
-    changed: bool
-    """Whether what is evaluated has changed."""
-    record: Callable[[], Record]
-    """Makes the record of what happened; to be called before anything else happens."""
 
 
 class Nobody(Exception):
@@ -125,13 +61,13 @@ class Method(Protocol):
     def present(self) -> Sequence[int]:
         """Who takes part, in the order in which all leave where a run goes on and what was in flight is lost."""
 
-    def extend(self) -> tuple[Launched, Record | None]:
-        """Start who was to start when the budget of the state that was loaded was spent, and the record of it."""
+    def extend(self) -> Step | None:
+        """Start who was to start when the budget of the state that was loaded was spent; None: there is nobody."""
 
-    def state_dict(self) -> Plain:
-        """See `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """What decides the rest of a run; live, so a caller that keeps it copies it."""
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`, which may hold more."""
 
 
@@ -165,8 +101,11 @@ class Backend(Protocol):
             Nobody: if nothing is to come.
         """
 
-    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
-        """Start what is launched, and stop the rest; see `Step`."""
+    def stop(self, works: Sequence[Work]) -> None:
+        """Nobody waits for these any more; see `Step`. Told before `start`."""
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Start these, in order."""
 
     def settle(self) -> Iterable[Arrived]:
         """What has changed what is evaluated and was not told yet; from here on nothing does, until `next`."""
@@ -178,10 +117,10 @@ class Backend(Protocol):
             Nobody: if nobody is left to do it.
         """
 
-    def state_dict(self) -> Plain:
-        """See `asyncsgd.packing`."""
+    def state_dict(self) -> State:
+        """What decides the rest of a run; live, so a caller that keeps it copies it."""
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state`, which may hold more."""
 
 
@@ -250,7 +189,7 @@ class Fit:
         if result is None and self._budget.samples != 0:
             with backend.running():
                 for worker in backend.present if backend.anew or not goes_on else ():
-                    self._react(Joined(worker))
+                    self._tell(Joined(worker))
                 while result is None:
                     result = self._advance()
                     if result is None and backend.settled and saver.due(method.num_samples):
@@ -264,8 +203,8 @@ class Fit:
             self._save()
         return result
 
-    def state_dict(self) -> Plain:
-        """All that decides the rest of a run that was stopped; see `asyncsgd.packing`.
+    def state_dict(self) -> State:
+        """All that decides the rest of a run that was stopped.
 
         Of the method and the backend too. A run that has loaded it goes on as if it had never stopped.
         """
@@ -274,18 +213,18 @@ class Fit:
             **self._backend.state_dict(),
             "points": self._points.state_dict(),
             "judge": self._judge.state_dict(),
-            "evaluations": pack(self.evaluations),
+            "evaluations": self.evaluations,
             "num_arrivals": self.num_arrivals,
             "evaluation_due": self._evaluation_due,
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next `run`."""
         self._method.load_state_dict(state)
         self._backend.load_state_dict(state)
         self._points.load_state_dict(state["points"])
         self._judge.load_state_dict(state["judge"])
-        self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.records.events"))
+        self.evaluations = state["evaluations"]
         self.num_arrivals, self._evaluation_due = state["num_arrivals"], state["evaluation_due"]
 
     def _settle(self) -> None:
@@ -315,54 +254,58 @@ class Fit:
             for worker in method.present:
                 self._tell(Left(worker, STOPPED))
         else:
-            launched, record = method.extend()
-            backend.follow(launched)
-            if record is not None:
-                self._report(record)
+            self._carry_out(method.extend() or Step())
         return self._evaluate(last=spent) if self._evaluation_due else None
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
-        if self._backend.settled and self._sink.stop_requested():
+        method, backend, points, budget = self._method, self._backend, self._points, self._budget
+        if backend.settled and self._sink.stop_requested():
             raise Interrupted
-        if self._budget.spent_by(self._method.num_samples):
+        if budget.spent_by(method.num_samples):  # as those say who step themselves
             return Result(DONE)
-        limit = math.inf if self._budget.seconds is None else self._budget.seconds
+        limit = math.inf if budget.seconds is None else budget.seconds
         # At a point of time all that arrived up to then has been applied.
-        happened = self._backend.next(limit if self._points.by_samples else min(limit, self._points.next))
-        if happened is not None:
-            return self._react(happened)
-        now = self._backend.now
-        if not self._points.by_samples and self._points.passed(self._method.num_samples, now):
+        happened = backend.next(limit if points.by_samples else min(limit, points.next))
+        if happened is None:
+            return self._pass_time(backend.now, limit)
+        changed = self._tell(happened)
+        if isinstance(happened, Arrived) and not math.isfinite(happened.gradient.loss):
+            return self._diverged(happened)
+        passed = changed and points.by_samples and points.passes(method.num_samples)
+        if isinstance(happened, Arrived) and budget.spent_by(method.num_samples):
+            return self._evaluate() or Result(DONE)
+        return self._evaluate() if passed else None
+
+    def _pass_time(self, now: float, limit: float) -> Result | None:
+        """Nothing happens up to `now`: it may be a point of evaluation, and the end."""
+        if not self._points.by_samples and self._points.due(now):
             result = self._evaluate(last=now >= limit)
             if result is not None:
                 return result
         return Result(DONE) if now >= limit else None
 
-    def _react(self, happened: Happened) -> Result | None:
-        """Tell the method what happened, and evaluate if a point is passed."""
-        method, step = self._method, self._tell(happened)
-        if isinstance(happened, Arrived) and not math.isfinite(happened.gradient.loss):
-            what = (
-                f"the loss of worker {happened.worker} at version {happened.read_version} is {happened.gradient.loss}"
-            )
-            self._report(Fault(what, happened.worker, method.version, self.train_seconds))
-            return diverged(what)
-        passed = (
-            self._points.by_samples and step.changed and self._points.passed(method.num_samples, self.train_seconds)
-        )
-        if isinstance(happened, Arrived) and self._budget.spent_by(method.num_samples):
-            return self._evaluate() or Result(DONE)
-        return self._evaluate() if passed else None
+    def _diverged(self, arrived: Arrived) -> Result:
+        loss, worker = arrived.gradient.loss, arrived.work.worker
+        what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
+        self._report(Fault(what, worker, self._method.version, self.train_seconds))
+        return diverged(what)
 
-    def _tell(self, happened: Happened) -> Step:
-        """Tell the method, carry out what follows, and write it down."""
+    def _tell(self, happened: Happened) -> bool:
+        """Tell the method, and carry out what follows; whether what is evaluated has changed."""
         step = self._method.react(happened)
-        self._backend.follow(step.launched, step.abandoned, step.lost)
-        if self._sink.report is not None:
-            self._sink.report(step.record())
+        self._carry_out(step)
         self.num_arrivals += isinstance(happened, Arrived)
-        return step
+        return step.changed
+
+    def _carry_out(self, step: Step) -> None:
+        """Stop and start gradients, and write it down."""
+        if step.stop:
+            self._backend.stop(step.stop)
+        if step.start:
+            self._backend.start(step.start)
+        if step.record is not None and self._sink.report is not None:
+            self._sink.report(step.record)
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
         method, self._evaluation_due = self._method, True

@@ -29,8 +29,8 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
+from asyncsgd.flights import State
 from asyncsgd.optimizers import OptimizerRecipe
-from asyncsgd.packing import Plain
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.pipeline_engine import Engine, Grid, MicroBatches, Part, mean_loss
 from asyncsgd.runtime.worker_process import Assignment
@@ -239,7 +239,7 @@ class RowOfStages:
             for rank, (computed, passed, exchanged, sent) in enumerate(table)
         )
 
-    def gather_states(self, state: Plain) -> list[Tensor]:
+    def gather_states(self, state: State) -> list[Tensor]:
         """The states of the stages of the first replica, which are those of all, as bytes of `torch.save`."""
         file = io.BytesIO()
         if self._grid.replica == 0:
@@ -247,7 +247,7 @@ class RowOfStages:
         saved = self._ranks.gather_bytes(file.getvalue())[: self._grid.num_stages]
         return [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in saved]
 
-    def own_state(self, states: list[Tensor]) -> Plain:
+    def own_state(self, states: list[Tensor]) -> State:
         """This stage's of what `gather_states` gave."""
         content = states[self._grid.stage].cpu().numpy().tobytes()
         return torch.load(io.BytesIO(content), map_location=self.device, weights_only=True)
@@ -301,9 +301,9 @@ class Pipeline(RowOfStages):
     def check(self) -> None:
         self._held.flat.check()
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {"parameters": self.parameters(), "optimizers": self.gather_states(self._optimizer.state_dict())}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._held.put(state["parameters"])
         self._optimizer.load_state_dict(self.own_state(state["optimizers"]))

@@ -24,14 +24,13 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from asyncsgd.batches import Source, count_batches
+from asyncsgd.batches import count_batches
 from asyncsgd.evaluation import Measured
-from asyncsgd.packing import Plain, classes_in, unpack
+from asyncsgd.flights import Arrived, Happened, Joined, Left, State, Work
 from asyncsgd.records.events import Event, Membership, Record, Taken
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.dispatcher import Dispatcher
-from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Launched, Left, Nobody, Sink
+from asyncsgd.runtime.fit import Fit, Nobody, Sink
 from asyncsgd.runtime.log import LogRecord
 from asyncsgd.server import Server
 
@@ -56,7 +55,7 @@ class Differs(Exception):
         self.difference = Difference(version, message)
 
 
-def follows(state: Plain, records: Sequence[LogRecord]) -> bool:
+def follows(state: State, records: Sequence[LogRecord]) -> bool:
     """Whether the state of a checkpoint holds all points that the gradients in `records`, which come after it, were
     computed at.
 
@@ -64,9 +63,7 @@ def follows(state: Plain, records: Sequence[LogRecord]) -> bool:
     what they had in flight was computed at versions that no checkpoint has, unless it was lost: the run went on from
     there.
     """
-    launches = unpack(state["dispatcher"]["launches"], classes_in("asyncsgd.runtime.dispatcher"))
-    flights = {dispatch: launches[worker] for worker, dispatch, *_ in state["server"]["in_flight"]}
-    known = {dispatch for dispatch, launch in flights.items() if launch is not None and launch.point is not None}
+    known = {work.dispatch for work in state["server"]["in_flight"].values() if work.point is not None}
     arrivals = [record for record in records if record["kind"] == "arrival"]
     return all(r["read_version"] >= state["server"]["version"] or r["dispatch"] in known for r in arrivals)
 
@@ -75,11 +72,10 @@ class Replay:
     """Feeds a log to a server. Called once, in one process, at the thread count of the log.
 
     Args:
-        server: new, on the initial parameters; changed by `run`.
+        server: new, on the initial parameters, without a budget, since the log says where the run ended; it starts
+            nobody by itself, since the log does. Changed by `run`.
         computation: computes the gradients again.
-        batches: hands out the run's batches, new and without a budget: the log says where the run ended.
         records: the log, in order; see `asyncsgd.runtime.log.read_log`.
-        num_workers: N, workers 0 to N - 1.
         check_every: compare every `check_every`-th gradient's loss; every reply is compared.
     """
 
@@ -91,15 +87,10 @@ class Replay:
         self,
         server: Server,
         computation: Computation,
-        batches: Source,
         records: Sequence[LogRecord],
-        *,
-        num_workers: int,
         check_every: int = 1,
     ) -> None:
         self._server, self._computation = server, computation
-        self._dispatcher = Dispatcher(server, batches, num_workers=num_workers, batch_size=1, starts=False)
-        self._rates: dict[int, float | None] = {}  # by worker, of its local steps: the log's
         arrivals = [place for place, record in enumerate(records) if record["kind"] == "arrival"]
         last = max(arrivals, default=0)
         # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
@@ -112,10 +103,9 @@ class Replay:
         self._kept: dict[int, Tensor] = {}
         self.num_checked = 0
 
-    def go_on_from(self, state: Plain) -> None:
+    def go_on_from(self, state: State) -> None:
         """Begin at a checkpoint, where `follows` allows it; the records are those after it."""
-        self._dispatcher.load_state_dict(state)
-        self._rates = {w: self._dispatcher.launch_of(w).learning_rate for w in self._server.in_flight}
+        self._server.load_state_dict(state)
         if "computation" in state:
             self._computation.load_state_dict(state["computation"])
 
@@ -130,7 +120,7 @@ class Replay:
         server = self._server
         sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
         try:
-            Fit(self._dispatcher, self, Budget(), 1, sink).run()
+            Fit(server, self, Budget(), 1, sink).run()
         except Differs as differs:
             return differs.difference
         return None
@@ -145,13 +135,14 @@ class Replay:
         """Evaluations change nothing, so they are left out."""
         return Measured(0.0)
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         pass
 
     def next(self, until: float) -> Happened | None:
+        self._follow()
         self._keep()
         while self._records:
             self._record = record = self._records.popleft()
@@ -167,46 +158,51 @@ class Replay:
                 self._computation.cut_into(record["micro_batches"])
                 continue
             if kind == "extend":  # what the rule had asked for before is started now
-                self.follow(Launched((), ()))
+                self._follow()
             self._check(record, {"version": self._server.version, "total_samples": self._server.num_samples})
         raise Nobody("the log ends")
 
     def _arrived(self, record: LogRecord) -> Arrived:
         worker, dispatch, version = record["worker"], record["dispatch"], record["read_version"]
-        if not self._server.is_in_flight(worker, dispatch):
+        work = self._server.in_flight.get(worker)
+        if work is None or work.dispatch != dispatch:
             raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
-        launch, batches = self._dispatcher.launch_of(worker), self._dispatcher.batches_of(worker)
-        start = self._kept.get(version) if launch.point is None else launch.point
-        newest = self._server.version if launch.point is None else launch.version
-        if start is None or not launch.version <= version <= newest:
+        point = self._kept.get(version) if work.point is None else work.point
+        newest = self._server.version if work.point is None else work.version
+        if point is None or not work.version <= version <= newest:
             raise self._differs(
-                f"dispatch {dispatch} was started at version {launch.version} and arrives now, but the log says that "
+                f"dispatch {dispatch} was started at version {work.version} and arrives now, but the log says that "
                 f"it has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, batches, start, self._rates[worker], record["loss_scales"])
+        gradient = self._computation.compute(worker, work.batches, point, work.rate, record["loss_scales"])
         if dispatch % self._check_every == 0:
             self.num_checked += 1
             here = gradient.loss if math.isfinite(gradient.loss) else None  # JSON has no nan
             if here != record.get("loss"):
                 what = f"the loss of dispatch {dispatch} at version {version} is {here!r}"
                 raise Differs(version, f"{what}, the log has {record.get('loss')!r}")
-        vector, seconds = self._computation.gradient, record["flight_seconds"]
-        return Arrived(worker, dispatch, version, vector, gradient, seconds, Taken())
+        return Arrived(work, version, self._computation.gradient, gradient, record["flight_seconds"], Taken())
 
-    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
+    def stop(self, works: Sequence[Work]) -> None:
+        """Nobody computes but when it arrives."""
+
+    def start(self, works: Sequence[Work]) -> None:
+        """The server starts nobody by itself."""
+
+    def _follow(self) -> None:
         """Start what the log started, if the rule asked for it here and these batches are the next."""
-        for worker, dispatch, batches, learning_rate in self._record["started"]:
-            if not self._dispatcher.waits(worker):
-                raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
+        for worker, dispatch, batches, rate in self._record.get("started", ()):
             # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
-            here = self._dispatcher.start(worker, count_batches(batches))
-            expected = () if here is None else self._dispatcher.batches_of(worker)
-            if (here, expected) != (dispatch, batches):
+            here = self._server.start(worker, count_batches(batches))
+            if here is None:
+                raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
+            if (here.dispatch, here.batches) != (dispatch, batches):
                 raise self._differs(
-                    f"worker {worker} starts dispatch {here} with batches {expected}, the log has {dispatch}, {batches}"
+                    f"worker {worker} starts dispatch {here.dispatch} with batches {here.batches}, the log has "
+                    f"{dispatch}, {batches}"
                 )
-            self._rates[worker] = learning_rate
+            here.rate = rate
 
     def _compare(self, record: Record) -> None:
         """The record of what happened here beside the one in the log."""

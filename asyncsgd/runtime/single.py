@@ -8,17 +8,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.packing import Plain, pack, unpack
+from asyncsgd.flights import Arrived, State, Work
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.dispatcher import Dispatcher
-from asyncsgd.runtime.fit import Arrived, Launched
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.worker import Worker
 
@@ -28,10 +26,9 @@ class InOrder:
 
     settled, anew = True, False
 
-    def __init__(self, flights: Dispatcher, clock: TrainingClock, num_workers: int) -> None:
-        self.present = range(num_workers)
-        self._flights, self._clock = flights, clock
-        self._started: collections.deque[tuple[int, int]] = collections.deque()
+    def __init__(self, clock: TrainingClock, num_workers: int) -> None:
+        self.present, self._clock = range(num_workers), clock
+        self._started: collections.deque[Work] = collections.deque()
 
     @property
     def now(self) -> float:
@@ -44,8 +41,11 @@ class InOrder:
         finally:
             self._clock.pause()
 
-    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
-        self._started.extend(zip(launched.workers, launched.dispatches, strict=True))
+    def stop(self, works: Sequence[Work]) -> None:
+        """Nobody is stopped: all work in rounds."""
+
+    def start(self, works: Sequence[Work]) -> None:
+        self._started.extend(works)
 
     def settle(self) -> tuple[()]:
         return ()
@@ -55,14 +55,13 @@ class Single(InOrder):
     """Computes every gradient in this process.
 
     Args:
-        flights: knows what is in flight.
         worker: computes; its flat parameters are the server's.
         clock: runs while gradients are computed.
         num_workers: how many pretend workers.
     """
 
-    def __init__(self, flights: Dispatcher, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
-        super().__init__(flights, clock, num_workers)
+    def __init__(self, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
+        super().__init__(clock, num_workers)
         self._worker = worker
 
     def next(self, until: float) -> Arrived | None:
@@ -70,15 +69,13 @@ class Single(InOrder):
             self._clock.resume()
         if self.now >= until:
             return None
-        worker, dispatch = self._started.popleft()
+        work = self._started.popleft()
         began = time.perf_counter()
-        gradient = self._worker.gradient(self._flights.batches_of(worker)[0][1])
+        gradient = self._worker.gradient(work.batches[0][1])
         if self._worker.flat.parameters.device.type == "cuda":
             torch.cuda.synchronize()
         taken = Taken(compute=time.perf_counter() - began)
-        launch = self._flights.launch_of(worker)
-        vector = self._worker.flat.gradients
-        return Arrived(worker, dispatch, launch.version, vector, gradient, self.now - launch.seconds, taken)
+        return Arrived(work, work.version, self._worker.flat.gradients, gradient, self.now - work.began, taken)
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
@@ -87,14 +84,14 @@ class Single(InOrder):
         peaks = ((0, *peak_bytes(parameters.device)),)
         return measured_in_shards(self._worker.task, shards, time.perf_counter() - began, peaks)
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {
             "worker": self._worker.state_dict(),
             "clock": self._clock.state_dict(),
-            "started": pack(list(self._started)),
+            "started": list(self._started),
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._worker.load_state_dict(state["worker"])
         self._clock.load_state_dict(state["clock"])
-        self._started.extend(unpack(state["started"], {}))
+        self._started.extend(state["started"])

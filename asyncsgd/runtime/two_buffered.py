@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from asyncsgd.flights import State
 from asyncsgd.optimizers import OptimizerRecipe
-from asyncsgd.packing import Plain
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import Budget, EvaluationPoints
@@ -167,14 +167,14 @@ class TwoVersions(RowOfStages):
         for copy in self._copies:
             copy.flat.check()
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         return {
             "parameters": self.parameters(),
             "before": self.whole(self._older.flat.parameters),
             "optimizers": self.gather_states(self._optimizer.state_dict()),
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._taken = state["server"]["version"]
         self._newest.put(state["parameters"])
         self._older.put(state["before"])

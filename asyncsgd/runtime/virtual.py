@@ -22,23 +22,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-import numpy as np
 from torch import Tensor
 
-from asyncsgd.batches import Source
 from asyncsgd.evaluation import Measured
-from asyncsgd.packing import Plain, pack, unpack
+from asyncsgd.flights import Arrived, Happened, Joined, Left, State, Work
 from asyncsgd.records.events import Taken
-from asyncsgd.runtime.base import Budget, NeverSaves, Report, Saver
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.dispatcher import MANY, Dispatcher
-from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Launched, Left, Nobody, Sink
-from asyncsgd.server import Server
+from asyncsgd.runtime.fit import Nobody
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
 from asyncsgd.simulation.speeds import Network, Sampler
 
 Measure = Callable[[Tensor], Measured]
 """From parameters to what an exact evaluation says of them."""
+Entry = tuple[float, int, int, Work]
+"""Of a heap: seconds, worker, dispatch, and what is computed."""
+MANY = 32
+"""Entries that nobody waits for, and starts, from which on the heap is made anew."""
 
 
 @contextlib.contextmanager
@@ -59,7 +58,7 @@ class Heap:
     """The virtual clock as a backend: a heap of (seconds, worker, dispatch), and who leaves and joins when.
 
     Args:
-        flights: knows what is in flight.
+        parameters: `(P,)`, the server's: where a gradient starts that has no point of its own.
         computation: computes every gradient.
         sampler: seconds that a worker takes for its k-th gradient.
         measure: evaluates parameters exactly; costs no virtual time.
@@ -72,7 +71,7 @@ class Heap:
 
     def __init__(
         self,
-        flights: Dispatcher,
+        parameters: Tensor,
         computation: Computation,
         sampler: Sampler,
         measure: Measure,
@@ -82,15 +81,18 @@ class Heap:
         churn: Sequence[Change] = (),
     ) -> None:
         self.now = 0.0
-        self._flights, self._server = flights, flights.server
-        self._computation, self._sampler, self._measure, self._network = computation, sampler, measure, network
+        self._parameters, self._computation, self._measure = parameters, computation, measure
+        self._sampler, self._network = sampler, network
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
-        self._heap: list[tuple[float, int, int]] = []
-        self._uploads: list[tuple[float, int, int]] = []  # computed, and waiting for the server's link
+        self._heap: list[Entry] = []
+        self._root_is_free = False  # its first has arrived, and stays to be replaced: one sift of the heap for two
+        self._uploads: list[Entry] = []  # computed, and waiting for the server's link
         self._link_free = 0.0
         self._changes = list(churn)  # that are still to come
-        self._dead = 0  # entries of the heap and of the uploads whose gradient was abandoned
-        # Of each worker's gradient in flight:
+        self._dead = 0  # entries of the heap and of the uploads that nobody waits for
+        self._kept: tuple[int, Tensor] = (-1, parameters)  # the newest version that a gradient has started at
+        # Of each worker:
+        self._working: list[Work | None] = [None] * num_workers
         self._idle_since = [0.0] * num_workers
         self._pulled_at: dict[int, float] = {}  # with a network, as the next
         self._computed_at: dict[int, float] = {}
@@ -104,50 +106,74 @@ class Heap:
     def evaluate(self, parameters: Tensor) -> Measured:
         return self._measure(parameters)
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
+        self._free_root()
         return {
             "computation": self._computation.state_dict(),
             "train_seconds": self.now,
-            "heap": pack(self._heap),
-            "uploads": pack(self._uploads),
+            "heap": self._heap,
+            "uploads": self._uploads,
             "link_free": self._link_free,
             "dead": self._dead,
             "changes_left": len(self._changes),
-            "idle_since": list(self._idle_since),
-            "pulled_at": dict(self._pulled_at),
-            "computed_at": dict(self._computed_at),
+            "working": self._working,
+            "idle_since": self._idle_since,
+            "pulled_at": self._pulled_at,
+            "computed_at": self._computed_at,
         }
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._computation.load_state_dict(state["computation"])
-        self.now = state["train_seconds"]
-        self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
+        self.now, self._heap, self._uploads = state["train_seconds"], state["heap"], state["uploads"]
         self._link_free, self._dead = state["link_free"], state["dead"]
         self._changes = self._changes[len(self._changes) - state["changes_left"] :]
-        self._idle_since = list(state["idle_since"])
-        self._pulled_at, self._computed_at = dict(state["pulled_at"]), dict(state["computed_at"])
+        self._working, self._idle_since = state["working"], state["idle_since"]
+        self._pulled_at, self._computed_at = state["pulled_at"], state["computed_at"]
 
     def next(self, until: float) -> Happened | None:
-        change = self._changes[0] if self._changes else None
-        if not self._server.num_in_flight and change is None:
-            if not self._server.workers:
-                raise Nobody("no worker is left; let one of them join again, or stay")
-            raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
-        entry = self._pop(math.inf if change is None else change.seconds)
-        if entry is not None:
-            seconds, worker, dispatch = entry
-        else:
-            assert change is not None
-            seconds = change.seconds
+        change = self._changes[0].seconds if self._changes else math.inf
+        first = self._first(change)
+        if first is None and not (self._changes or self._heap or self._uploads):
+            raise Nobody("no worker is left; let one of them join again, or stay")
+        seconds = change if first is None else first[0]
         if seconds > until:
             self.now = until
-            if entry is not None:
-                heapq.heappush(self._heap, entry)  # it is in flight still
             return None
         if seconds == math.inf:
             raise Nobody("every worker in flight takes for ever; give --seconds, or other --speeds")
         self.now = seconds
-        return self._change() if entry is None else self._arrived(worker, dispatch)
+        if first is None:
+            return self._change()
+        self._root_is_free = True
+        return self._arrived(first[3])
+
+    def _first(self, before: float) -> Entry | None:
+        """The next arrival, which stays in the heap; None if it comes at the time `before` or later, or never.
+
+        Abandoned gradients are skipped, uploads wait for the link on the way.
+        """
+        self._free_root()
+        heap, uploads, working = self._heap, self._uploads, self._working
+        while heap or uploads:
+            source = uploads if uploads and (not heap or uploads[0] < heap[0]) else heap
+            seconds, worker, dispatch, work = first = source[0]
+            if seconds >= before:
+                return None
+            if working[worker] is not work:
+                heapq.heappop(source)
+                self._dead -= 1
+            elif source is heap:
+                return first
+            else:
+                heapq.heappop(uploads)
+                self._computed_at[worker] = seconds
+                heapq.heappush(heap, (self._transfer(seconds, worker), worker, dispatch, work))
+        return None
+
+    def _free_root(self) -> None:
+        if self._root_is_free:
+            heapq.heappop(self._heap)
+            self._root_is_free = False
 
     def _change(self) -> Joined | Left:
         """The next one of the churn."""
@@ -158,147 +184,61 @@ class Heap:
         self._computation.forget(change.worker)
         return Left(change.worker)
 
-    def _arrived(self, worker: int, dispatch: int) -> Arrived:
-        launch, now = self._flights.launch_of(worker), self.now
-        assert launch.point is not None
-        batches = self._flights.batches_of(worker)
-        gradient = self._computation.compute(worker, batches, launch.point, launch.learning_rate)
-        pulled, computed = self._pulled_at.get(worker, launch.seconds), self._computed_at.get(worker, now)
-        waited = launch.seconds - self._idle_since[worker]
-        self._idle_since[worker] = now
-        return Arrived(
-            worker,
-            dispatch,
-            launch.version,
-            self._computation.gradient,
-            gradient,
-            now - launch.seconds,
-            Taken(pulled - launch.seconds, computed - pulled, now - computed, waited),
-        )
+    def _arrived(self, work: Work) -> Arrived:
+        worker, began, now = work.worker, work.began, self.now
+        assert work.point is not None
+        gradient = self._computation.compute(worker, work.batches, work.point, work.rate)
+        pulled = computed = 0.0
+        if self._network is not None:
+            pulled, computed = self._pulled_at[worker] - began, self._computed_at[worker] - began
+        else:
+            computed = now - began
+        taken = Taken(pulled, computed - pulled, now - began - computed, began - self._idle_since[worker])
+        self._working[worker], self._idle_since[worker] = None, now
+        return Arrived(work, work.version, self._computation.gradient, gradient, now - began, taken)
 
-    def _pop(self, until: float) -> tuple[float, int, int] | None:
-        """The next arrival. None if it comes at the time `until` or later, where `until` is finite, or if it never
-        comes.
-
-        Abandoned gradients are skipped, uploads wait for the link on the way.
-        """
-        server = self._server
-        while True:
-            if until < math.inf and all(heap[0][0] >= until for heap in (self._heap, self._uploads) if heap):
-                return None
-            if self._uploads and (not self._heap or self._uploads[0] <= self._heap[0]):
-                seconds, worker, dispatch = heapq.heappop(self._uploads)
-                if server.is_in_flight(worker, dispatch):
-                    assert self._network is not None
-                    self._computed_at[worker] = seconds
-                    arrived = self._transfer(seconds, worker, self._network)
-                    heapq.heappush(self._heap, (arrived, worker, dispatch))
-                else:
-                    self._dead -= 1
-                continue
-            entry = heapq.heappop(self._heap)
-            if server.is_in_flight(entry[1], entry[2]):
-                return entry
-            self._dead -= 1
-
-    def _transfer(self, seconds: float, worker: int, network: Network) -> float:
+    def _transfer(self, seconds: float, worker: int) -> float:
         """When a vector that is ready at `seconds` is through the server's link."""
-        self._link_free = max(self._link_free, seconds) + network.transfer_seconds(worker)
+        assert self._network is not None
+        self._link_free = max(self._link_free, seconds) + self._network.transfer_seconds(worker)
         return self._link_free
 
-    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
-        """Draw how long everybody takes who starts now, and forget what nobody waits for."""
-        self._dead += len(abandoned) + len(lost)
-        for dispatch in abandoned:
-            self._idle_since[self._server.worker_of(dispatch)] = self.now
-        if self._dead > MANY:
-            self._tidy()
-        if len(launched.workers) >= MANY and self._network is None and not self._server.rule.local_steps:
-            self._schedule_together(launched)
-            return
-        for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True):
-            self._schedule(worker, dispatch)
-
-    def _schedule(self, worker: int, dispatch: int) -> None:
-        """Draw how long a worker that starts now takes."""
-        draws = range(self._flights.first_draw(worker), int(self._flights.next_draw[worker]))
-        seconds = math.fsum(self._sampler.draw_one(worker, draw) for draw in draws)
-        if self._network is None:
-            heapq.heappush(self._heap, (self.now + seconds, worker, dispatch))
-            return
-        self._pulled_at[worker] = self._transfer(self.now, worker, self._network)
-        heapq.heappush(self._uploads, (self._pulled_at[worker] + seconds, worker, dispatch))
-
-    def _schedule_together(self, launched: Launched) -> None:
-        """The same for many: their times are drawn as one array, and the heap is built anew where that is quicker."""
-        index = np.array(launched.workers, dtype=np.int64)
-        seconds = self._sampler.draw(index, self._flights.next_draw[index] - 1)
-        new = list(zip((self.now + seconds).tolist(), launched.workers, launched.dispatches, strict=True))
-        if len(new) > len(self._heap) // 8:
-            self._heap += new
-            heapq.heapify(self._heap)
-        else:
-            for entry in new:
-                heapq.heappush(self._heap, entry)
-
-    def _tidy(self) -> None:
-        """Remove abandoned gradients from the heaps once they are half of them."""
-        number = len(self._heap) + len(self._uploads)
-        if self._dead == number:
-            self._heap.clear()
-            self._uploads.clear()
-        elif self._dead > number // 2:
-            flights = self._server.in_flight_dispatches
+    def stop(self, works: Sequence[Work]) -> None:
+        self._dead += len(works)
+        for work in works:
+            self._working[work.worker], self._idle_since[work.worker] = None, self.now
+        if self._dead > max(MANY, (len(self._heap) + len(self._uploads)) // 2):
             for heap in (self._heap, self._uploads):
-                heap[:] = [entry for entry in heap if entry[2] in flights]
+                heap[:] = [entry for entry in heap if self._working[entry[1]] is entry[3]]
                 heapq.heapify(heap)
-        else:
-            return
-        self._dead = 0
+            self._dead, self._root_is_free = 0, False
 
-
-class Virtual(Fit):
-    """Runs one training under virtual time.
-
-    Args:
-        server: owns the parameters.
-        computation, sampler, measure, num_workers, network, churn: see `Heap`.
-        batches: hands out `Budget.to_hand_out`.
-        budget, evaluations: see `Fit`.
-        batch_size: samples of one gradient.
-        report, saver, stop_requested: see `Sink`.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        computation: Computation,
-        sampler: Sampler,
-        batches: Source,
-        measure: Measure,
-        *,
-        num_workers: int,
-        budget: Budget,
-        evaluations: int,
-        batch_size: int = 1,
-        report: Report | None = None,
-        network: Network | None = None,
-        churn: Sequence[Change] = (),
-        saver: Saver | None = None,
-        stop_requested: Callable[[], bool] = lambda: False,
-    ) -> None:
-        def clock() -> float:
-            return heap.now
-
-        dispatcher = Dispatcher(
-            server,
-            batches,
-            num_workers=num_workers,
-            batch_size=batch_size,
-            clock=clock,
-            spent=budget.spent_by,
-            exact=True,
-        )
-        heap = Heap(dispatcher, computation, sampler, measure, num_workers=num_workers, network=network, churn=churn)
-        sink = Sink(report, saver or NeverSaves(), stop_requested)
-        super().__init__(dispatcher, heap, budget, evaluations, sink)
+    def start(self, works: Sequence[Work]) -> None:
+        """Keep the parameters that they start at, and draw how long they take."""
+        heap, now, draw, network = self._heap, self.now, self._sampler.draw_one, self._network
+        together = network is None and len(works) > max(MANY, len(heap) // 8)
+        for work in works:
+            worker, number, first = work.worker, work.num_local_steps, work.draw
+            if work.point is None:
+                if self._kept[0] != work.version:
+                    self._kept = (work.version, self._parameters.clone())
+                work.point = self._kept[1]
+            self._working[worker] = work
+            if number == 1:
+                seconds = draw(worker, first)
+            else:
+                seconds = math.fsum([draw(worker, k) for k in range(first, first + number)])
+            if network is not None:
+                self._pulled_at[worker] = pulled = self._transfer(now, worker)
+                heapq.heappush(self._uploads, (pulled + seconds, worker, work.dispatch, work))
+                continue
+            entry = (now + seconds, worker, work.dispatch, work)
+            if self._root_is_free:
+                self._root_is_free = False
+                heapq.heapreplace(heap, entry)
+            elif together:
+                heap.append(entry)
+            else:
+                heapq.heappush(heap, entry)
+        if together:
+            heapq.heapify(heap)

@@ -24,10 +24,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.packing import Plain
+from asyncsgd.flights import Arrived, Happened, Left, State, Work
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
-from asyncsgd.runtime.dispatcher import Dispatcher
-from asyncsgd.runtime.fit import Arrived, Happened, Launched, Left, Nobody
+from asyncsgd.runtime.fit import Nobody
 from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
@@ -55,8 +54,7 @@ class Workers:
     """The worker processes of a run.
 
     Args:
-        flights: knows what is in flight; its server owns the parameters that `transport` carries.
-        transport: its workers must come up by themselves; the caller closes it.
+        transport: carries the server's parameters; its workers must come up by themselves; the caller closes it.
         task: what they learn.
         num_workers: N, workers 0 to N - 1.
         clock: the training clock.
@@ -69,7 +67,6 @@ class Workers:
 
     def __init__(
         self,
-        flights: Dispatcher,
         transport: ServerEnd,
         task: Task,
         num_workers: int,
@@ -79,13 +76,16 @@ class Workers:
         dead: Dead = lambda worker, seconds: None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._flights, self._transport, self._task, self._num_workers = flights, transport, task, num_workers
+        self._transport, self._task, self._num_workers = transport, task, num_workers
         self._clock, self._stepping, self._dead, self._stop_requested = clock, stepping, dead, stop_requested
         self._alive: set[int] = set()
         self._left: collections.deque[Left] = collections.deque()
         """Lost workers of which the method has not heard."""
         self._reasons: list[str] = []
-        self._unsent: list[tuple[int, Compute]] = []
+        self._working: dict[int, Work] = {}
+        self._unsent: list[Work] = []
+        self._abandoned: set[int] = set()  # workers that still compute what nobody waits for
+        self._num_samples = 0  # that have arrived
         self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
         self._held_back: list[tuple[float, int, Computed]] = []
         """Arrivals in an evaluation, with the seconds of the clock at which they count, ascending."""
@@ -130,23 +130,23 @@ class Workers:
         finally:
             self._clock.pause()
 
-    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
+    def stop(self, works: Sequence[Work]) -> None:
+        for work in works:
+            if self._working.pop(work.worker, None) is not None and work not in self._unsent:
+                self._abandoned.add(work.worker)
+        self._unsent = [work for work in self._unsent if work not in works]
+
+    def start(self, works: Sequence[Work]) -> None:
         """The workers hear of it when the next thing is asked for: after an evaluation, if one is due."""
-        flights = self._flights
-        self._unsent = [item for item in self._unsent if item[1].dispatch not in (*abandoned, *lost)]
-        for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True):
-            launch = flights.launch_of(worker)
-            if launch.point is not None:
-                if abandoned:
-                    # The slot that would hold the point may still be written by the gradient that was abandoned.
-                    name = flights.server.rule.name
-                    raise RuntimeError(f"rule {name} abandons and starts at exact points, which real workers cannot do")
-                self._transport.gradient(worker).copy_(launch.point)
-            exact = None if launch.point is None else launch.version
-            batches, first_draw = flights.batches_of(worker), flights.first_draw(worker)
-            self._unsent.append((worker, Compute(dispatch, batches, launch.learning_rate, exact, first_draw)))
+        for work in works:
+            self._working[work.worker] = work
+            if work.point is not None:
+                if work.worker in self._abandoned:  # which may write its slot still
+                    raise RuntimeError("a rule that abandons cannot start at exact points on real workers")
+                self._transport.gradient(work.worker).copy_(work.point)
+        self._unsent += works
         if self._stepping is not None:
-            self._stepping.segment.control[SAMPLES] = flights.server.num_samples
+            self._stepping.segment.control[SAMPLES] = self._num_samples
 
     def next(self, until: float) -> Happened | None:
         """None also after half a second, so that somebody looks at signals."""
@@ -154,8 +154,6 @@ class Workers:
             return self._left.popleft()
         if not self._alive:
             raise self._nobody()
-        if not self._flights.server.num_in_flight:
-            raise RuntimeError(f"rule {self._flights.server.rule.name} left nobody in flight")
         if self.now >= until:
             return None  # whoever stands still since an evaluation goes on doing so
         self._go_on()
@@ -174,8 +172,8 @@ class Workers:
         if self._stepping is None:
             return
         self._stepping.segment.control[FROZEN] = 1
-        asked = {worker for worker, _ in self._unsent}
-        while self._alive.intersection(self._flights.server.in_flight) - asked - self._holding:
+        asked = {work.worker for work in self._unsent}
+        while self._alive.intersection(self._working) - asked - self._holding:
             for worker, message in self._messages():
                 if isinstance(message, Holding):
                     self._holding.add(worker)
@@ -183,7 +181,7 @@ class Workers:
                     self._lose(worker, message.reason)
                 elif isinstance(message, Computed) and (arrived := self._arrived(worker, message)) is not None:
                     yield arrived
-                    asked = {worker for worker, _ in self._unsent}
+                    asked = {work.worker for work in self._unsent}
 
     def evaluate(self, parameters: object) -> Measured:
         """A shard each; the shards of a worker that is lost meanwhile go to another.
@@ -233,16 +231,16 @@ class Workers:
             stepping -= {worker for worker, message in messages if isinstance(message, Lost)}
         return left
 
-    def state_dict(self) -> Plain:
+    def state_dict(self) -> State:
         """The clock, and the optimizer state that workers share. Workers of their own have no part in it."""
-        state: Plain = {"clock": self._clock.state_dict()}
+        state: State = {"clock": self._clock.state_dict()}
         return state if self._stepping is None else state | {"shared": self._stepping.extra}
 
-    def load_state_dict(self, state: Plain) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._clock.load_state_dict(state["clock"])
         if self._stepping is not None:
             self._stepping.extra.copy_(state["shared"])
-            self._stepping.segment.control[SAMPLES] = self._flights.server.num_samples
+            self._stepping.segment.control[SAMPLES] = self._num_samples = state["server"]["num_samples"]
 
     def _go_on(self) -> None:
         """Undo what an evaluation did, and tell workers what they are to compute."""
@@ -254,8 +252,9 @@ class Workers:
             for worker in self._holding:
                 self._transport.send(worker, Proceed())
             self._holding.clear()
-        for worker, command in self._unsent:
-            self._transport.send(worker, command)
+        for work in self._unsent:
+            exact = None if work.point is None else work.version
+            self._transport.send(work.worker, Compute(work.dispatch, work.batches, work.rate, exact, work.draw))
         self._unsent.clear()
 
     def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message]]:
@@ -272,12 +271,14 @@ class Workers:
 
     def _arrived(self, worker: int, message: Computed) -> Arrived | None:
         """None if nobody waits for it any more: its batch went to another worker, and it counts in no budget."""
-        flights = self._flights
-        if worker not in self._alive or not flights.server.is_in_flight(worker, message.dispatch):
+        work = self._working.get(worker)
+        self._abandoned.discard(worker)
+        if worker not in self._alive or work is None or work.dispatch != message.dispatch:
             return None
-        seconds = self.now - flights.launch_of(worker).seconds
-        vector = self._transport.gradient(worker)
-        return Arrived(worker, message.dispatch, message.read_version, vector, message.gradient, seconds, message.taken)
+        del self._working[worker]
+        self._num_samples += message.gradient.num_samples
+        seconds, vector = self.now - work.began, self._transport.gradient(worker)
+        return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken)
 
     def _lose(self, worker: int, reason: str) -> None:
         reason = self._dead(worker, 2.0) or reason  # its connection closes a moment before the process has ended

@@ -103,7 +103,7 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
         best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
-        known = known | {"delay": {}} | model_at(**best)
+        known = known | {"delay": {}} | model_at(**vars(best))
     with torch.no_grad():
         flat.parameters.copy_(parameters)
     summary = experiment.summary() | known | facts_of(task, experiment.setup.seed)

@@ -523,7 +523,7 @@ class _ADPSGDRun:
         def start(worker: int) -> tuple[Started, ...]:
             if spent():
                 return ()
-            batches = streams.take(worker)
+            batches = streams.take(worker, 1)[0]
             # A worker computes without a break, so its draws, samples and exchanges have one number.
             taken = sampler.draw_one(worker, batches[0][1])
             points[worker] = models[worker]

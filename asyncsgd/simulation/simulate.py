@@ -18,9 +18,10 @@ from asyncsgd.rules import parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.computation import ProblemGradients
+from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.log import LogRecord
 from asyncsgd.runtime.replay import Replay
-from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.runtime.virtual import Heap
 from asyncsgd.schedules import Schedule
 from asyncsgd.server import Server
 from asyncsgd.simulation import gossip, streaming
@@ -154,10 +155,16 @@ class SimulationSettings(Asked):
             raise UsageError(f"{rule.name} has no server whose log could be replayed; simulate it again: same bits")
         computation = ProblemGradients(self.instance())
         parameters = computation.initial()
-        server = Server(parameters, rule, PlainSGD(parameters), lambda num_samples: self.learning_rate)
-        batches = OwnStreams(self.workers, None)
-        replay = Replay(server, computation, batches, records, num_workers=self.workers, check_every=check_every)
-        return replay, server
+        server = Server(
+            parameters,
+            rule,
+            PlainSGD(parameters),
+            lambda num_samples: self.learning_rate,
+            OwnStreams(self.workers, None),
+            num_workers=self.workers,
+            starts=False,
+        )
+        return Replay(server, computation, records, check_every), server
 
 
 def vector_sha256(parameters: Tensor) -> str:
@@ -219,21 +226,28 @@ def simulate(
         if each_version is not None:
             each_version(version + 1, parameters)
 
-    server = Server(parameters, rule, PlainSGD(parameters), schedule, None if each_version is None else telling)
-    runtime = Virtual(
-        server,
+    heap = Heap(
+        parameters,
         computation,
         sampler,
-        OwnStreams(num_workers, budget.to_hand_out(rule)),
         computation.measure,
         num_workers=num_workers,
-        budget=budget,
-        evaluations=evaluations,
-        report=report,
         network=network,
         churn=in_order(churn, num_workers),
-        stop_requested=stop_requested,
     )
+    server = Server(
+        parameters,
+        rule,
+        PlainSGD(parameters),
+        schedule,
+        OwnStreams(num_workers, budget.to_hand_out(rule)),
+        num_workers=num_workers,
+        samples=budget.samples,
+        clock=lambda: heap.now,
+        writing=None if each_version is None else telling,
+        records=report is not None,
+    )
+    runtime = Fit(server, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
     result = runtime.run()
     return Simulation(
         result,

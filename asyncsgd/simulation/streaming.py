@@ -305,7 +305,7 @@ class _Run:
 
     def _hand_out(self, worker: int) -> tuple[Started, ...]:
         """Give `worker` its next batch, if there is one."""
-        self._batches[worker] = batches = self._streams.take(worker)
+        self._batches[worker] = batches = self._streams.take(worker, 1)[0]
         if not batches:
             return ()
         self._dispatch_of[worker] = self.recorder.dispatch()

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import io
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from doors import (
     SGD,
     SSP,
     AdamW,
+    Arrived,
     Asynchronous,
     AsyncLocalSGD,
     DelayAdaptive,
@@ -28,11 +28,14 @@ from doors import (
     FedBuff,
     FixedDelay,
     GapAware,
+    Gradient,
     Hinge,
+    Joined,
     KAsync,
     KBatchAsync,
     Koloskova,
     KSync,
+    Left,
     LocalSGD,
     Optimizer,
     OrMo,
@@ -43,12 +46,13 @@ from doors import (
     Ringmaster,
     Server,
     StalenessAware,
-    Start,
-    Starting,
     Synchronous,
+    Taken,
     UsageError,
     WeightedMean,
+    Work,
     parse_rule,
+    read_back,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -73,6 +77,26 @@ def gradient(point, dispatch):
     return curvature * (point - minimum)
 
 
+class OneEach:
+    """Hands out batches without end, the one of a gradient's number."""
+
+    def __init__(self):
+        self._next = 0
+
+    def take(self, worker, count):
+        self._next += count
+        return ((0, self._next - count, self._next),), count
+
+    def give_back(self, ranges):
+        """Nobody asks for them again."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        """The test goes on counting."""
+
+
 def weight(dispatch):
     return 1.0 + dispatch * 7 % 5
 
@@ -87,15 +111,33 @@ def initial():
 
 @dataclasses.dataclass
 class Pending:
-    dispatch: int
+    work: Work
     read_version: int
     slot: Tensor
-    num_local_steps: int
-    point: Tensor | None
-    """Where the rule had it start exactly, and what that was then."""
     start: Tensor
+    """Where it started."""
     borrowed: bool
-    """The server's copy of a version, which other workers may have got too."""
+    """From the server's copy of a version, which other workers may have got too."""
+
+    @property
+    def dispatch(self):
+        return self.work.dispatch
+
+    @property
+    def num_local_steps(self):
+        return self.work.num_local_steps
+
+
+@dataclasses.dataclass
+class Happened:
+    """A record, whether a step was taken, and what starts."""
+
+    record: object
+    stepped: bool
+    start: tuple
+
+    def __getattr__(self, name):
+        return getattr(self.record, name)
 
 
 class Driver:
@@ -118,10 +160,18 @@ class Driver:
         self.parameters = torch.from_numpy(initial()).to(dtype)
         self.points = [self.parameters.clone()]
         optimizer = Optimizer(self.parameters, NUM_DECAYED, build, weight_decay=weight_decay)
-        self.server = Server(self.parameters, rule, optimizer, learning_rate, self._writing)
+        self.server = Server(
+            self.parameters,
+            rule,
+            optimizer,
+            learning_rate,
+            OneEach(),
+            num_workers=8,
+            batch_size=SAMPLES,
+            writing=self._writing,
+        )
         self.pending = {}
         self.log = []
-        """Without the points of starts, which cannot be compared."""
         self.delays = []
         """Of first uses."""
         self.started = []
@@ -131,8 +181,7 @@ class Driver:
         self.lost = set()
         """With a worker that left, or abandoned."""
         self._uses_again = isinstance(rule, Ringleader | IA2SGD)
-        self._read = {}
-        self._samples = {}
+        self.read_version = {}
         self.final_ages = 0
         self.outstanding_at_updates = 0
         for worker in range(num_workers):
@@ -145,90 +194,75 @@ class Driver:
         self.points.append(self.parameters.clone())
 
     def join(self, worker):
-        return self._book(lambda: self.server.join(worker), None)
+        return self._book(Joined(worker))
 
     def leave(self, worker):
-        gone = self.pending.pop(worker, None)
-
-        def leave():
-            outcome, dispatch = self.server.leave(worker)
-            assert dispatch == (None if gone is None else gone.dispatch)
-            return outcome
-
-        if gone is not None:
-            self._lose(gone)
-        return self._book(leave, None)
+        gone = self.pending.get(worker)
+        record = self._book(Left(worker))
+        assert record.lost == (() if gone is None else (gone.work.dispatch,))
+        return record
 
     def arrive(self, worker):
         arriving = self.pending.pop(worker)
-        outcome = self._book(lambda: self._hand_over(worker, arriving), arriving.dispatch)
-        arriving.slot.fill_(torch.nan)  # the slot is valid during the call only
-        if arriving.point is not None and not arriving.borrowed:
-            arriving.point.fill_(torch.nan)  # and so is the point it started from
-        return outcome
-
-    def _hand_over(self, worker, arriving):
-        before = arriving.slot.clone()
-        if arriving.point is not None:
-            assert torch.equal(arriving.point, arriving.start)
-        self._samples[arriving.dispatch] = SAMPLES * arriving.num_local_steps
-        outcome = self.server.arrive(
-            worker,
-            arriving.dispatch,
-            arriving.read_version,
-            arriving.slot,
-            weight=weight(arriving.dispatch),
-            num_samples=self._samples[arriving.dispatch],
-            seconds=seconds(arriving.dispatch),
-        )
+        work, before = arriving.work, arriving.slot.clone()
+        if work.point is not None:
+            assert torch.equal(work.point, arriving.start)
+        told = Gradient(0.5, weight(work.dispatch), SAMPLES * work.num_local_steps)
+        record = self._book(Arrived(work, work.version, arriving.slot, told, seconds(work.dispatch), Taken()))
         assert torch.equal(arriving.slot, before)
-        return outcome
+        arriving.slot.fill_(torch.nan)  # the slot is valid during the call only
+        if work.point is not None and not arriving.borrowed:
+            work.point.fill_(torch.nan)  # and so is the point it started from
+        return record
 
-    def _lose(self, gone):
-        self.lost.add(gone.dispatch)
-        self.final_ages += self.server.version - gone.read_version
+    def _lose(self, worker):
+        work = self.pending.pop(worker).work
+        self.lost.add(work.dispatch)
+        self.final_ages += self.server.version - work.version
+        return work
 
-    def _book(self, act, arriving):
+    def _book(self, happened):
         server, version = self.server, self.server.version
+        arriving = happened.work.dispatch if isinstance(happened, Arrived) else None
+        if isinstance(happened, Left) and happened.worker in self.pending:
+            self._lose(happened.worker)
         if arriving is not None:
             self.held.add(arriving)
         outstanding = len(self.pending) + len(self.held)
-        outcome = act()
-        assert server.version == len(self.points) - 1
-        assert outcome.stepped == (server.version > version)
+        step = server.react(happened)
+        record = step.record
+        assert server.version == record.version == len(self.points) - 1
+        assert step.changed == (server.version > version)
         assert torch.equal(self.parameters, self.points[-1])  # nobody but a step has changed them
-        self._book_uses(outcome, version, outstanding)
-        for dispatch in outcome.drops:
+        self._book_uses(record, version, outstanding, step.start)
+        for dispatch in record.drops:
             self.held.remove(dispatch)
             self.dropped.add(dispatch)
-            self.final_ages += server.version - self._read[dispatch]
-        for dispatch in outcome.abandoned:
-            abandoned = self.pending.pop(server.worker_of(dispatch))
-            assert abandoned.dispatch == dispatch
-            self._lose(abandoned)
+            self.final_ages += server.version - self.read_version[dispatch]
+        for work in step.stop:
+            if work.worker in self.pending:
+                assert self._lose(work.worker) is work
+        assert {work.dispatch for work in step.stop} == {*record.abandoned, *getattr(record, "lost", ())}
         if arriving is not None:
             whereabouts = {"applied": self.used, "held": self.held, "dropped": self.dropped}
-            assert arriving in whereabouts[outcome.outcome]
-        starts = tuple([Start(starting.worker, starting.num_local_steps) for starting in outcome.start])
-        self.log.append(dataclasses.replace(outcome, start=starts))
-        for starting in outcome.start:
-            assert starting.worker not in self.pending
-            self._start(starting)
-        flights = server.in_flight
-        assert {worker: flight.dispatch for worker, flight in flights.items()} == {
-            worker: pending.dispatch for worker, pending in self.pending.items()
-        }
-        assert set(flights) <= set(server.workers)
-        assert bool(flights) == bool(server.workers)  # always one in flight while somebody is present
-        return outcome
+            assert arriving in whereabouts[record.outcome]
+        self.log.append(record)
+        assert record.started == tuple((work.worker, work.dispatch, work.batches, work.rate) for work in step.start)
+        for work in step.start:
+            assert work.worker not in self.pending
+            self._start(work)
+        assert server.in_flight == {worker: pending.work for worker, pending in self.pending.items()}
+        assert set(server.in_flight) <= set(server.workers)
+        assert bool(server.in_flight) == bool(server.workers)  # always one in flight while somebody is present
+        return Happened(record, step.changed, tuple(step.start))
 
-    def _book_uses(self, outcome, version, outstanding):
+    def _book_uses(self, record, version, outstanding, started):
         """One update after the other, each along gradients that have arrived and are used for the first time or, in
         a rule with a table, again.
         """
         uses = collections.defaultdict(list)
-        for dispatch, delay in outcome.uses:
-            uses[self._read[dispatch] + delay].append(dispatch)
+        for dispatch, delay in record.uses:
+            uses[self.read_version[dispatch] + delay].append(dispatch)
         assert set(uses) == set(range(version, self.server.version))
         for update, dispatches in uses.items():
             assert len(set(dispatches)) == len(dispatches)
@@ -236,59 +270,51 @@ class Driver:
             assert self._uses_again or first == dispatches
             outstanding -= len(first)
             # Several updates in one reply: a worker may have started between two of them.
-            exact = [start.version for start in outcome.start if isinstance(start, Starting)]
+            exact = [work.version for work in started if work.point is not None]
             self.outstanding_at_updates += outstanding + sum(started_at <= update for started_at in exact)
             for dispatch in first:
                 self.held.remove(dispatch)
                 self.used.add(dispatch)
-                self.delays.append(update - self._read[dispatch])
-                self.final_ages += update - self._read[dispatch]
+                self.delays.append(update - self.read_version[dispatch])
+                self.final_ages += update - self.read_version[dispatch]
 
-    def _start(self, starting):
-        server, dispatch = self.server, self.server.start(starting)
+    def _start(self, work):
+        server, dispatch = self.server, work.dispatch
         assert dispatch == len(self.started)
         self.started.append(dispatch)
-        version, point = server.version, None
-        if isinstance(starting, Starting):
-            version, point = starting.version, starting.point
-        borrowed = version < server.version or point is server.snapshot()
-        start = self.parameters.clone() if point is None else point.clone()
-        origin, rate = start.double().numpy(), server.inner_learning_rate(0)
-        if rate is None:
-            assert starting.num_local_steps == 1
+        self.read_version[dispatch] = work.version if work.point is not None else server.version
+        borrowed = work.version < server.version or work.point is server.snapshot()
+        start = self.parameters.clone() if work.point is None else work.point.clone()
+        origin = start.double().numpy()
+        if work.rate is None:
+            assert work.num_local_steps == 1
             direction = gradient(origin, dispatch)
         else:
             end = origin
-            for _ in range(starting.num_local_steps):
-                end = end - rate * gradient(end, dispatch)
+            for _ in range(work.num_local_steps):
+                end = end - work.rate * gradient(end, dispatch)
             direction = origin - end
         slot = torch.from_numpy(direction).to(start.dtype)
-        self._read[dispatch] = version
-        self.pending[starting.worker] = Pending(
-            dispatch, version, slot, starting.num_local_steps, point, start, borrowed
-        )
+        self.pending[work.worker] = Pending(work, self.read_version[dispatch], slot, start, borrowed)
 
     def settle(self):
         """Check that every gradient ever started is in exactly one place, and the general law of their ages."""
-        in_flight = {pending.dispatch for pending in self.pending.values()}
+        in_flight = {pending.work.dispatch for pending in self.pending.values()}
         places = (self.used, self.dropped, self.lost, self.held, in_flight)
         assert sorted(dispatch for place in places for dispatch in place) == self.started
         waiting = in_flight | self.held
-        ages = self.final_ages + sum(self.server.version - self._read[dispatch] for dispatch in waiting)
+        ages = self.final_ages + sum(self.server.version - self.read_version[dispatch] for dispatch in waiting)
         assert ages == self.outstanding_at_updates
-        assert self.server.num_samples == sum(self._samples.values())
-        assert self.server.num_samples_applied == sum(self._samples[dispatch] for dispatch in self.used)
 
     def through_a_file(self):
         """Let the server go on from its saved state alone; what its rule had is destroyed."""
-        file = io.BytesIO()
         state = self.server.state_dict()
-        torch.save(state, file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        poison(state["rule_state"])
+        saved = read_back(state, type(self.server.rule).__module__)
+        poison(state["server"]["rule_state"])
         self.points.pop()  # which loading writes again
         self.server.load_state_dict(saved)
+        for worker, work in self.server.in_flight.items():
+            self.pending[worker].work = work
 
     def drive(self, plan):
         for what, number in plan:
@@ -304,7 +330,7 @@ class Driver:
 
 
 def assert_same_run(first, second):
-    """Replies, parameters and the gradients in flight, and so the points at which these started, bit for bit."""
+    """Records, parameters and the gradients in flight, and so the points at which these started, bit for bit."""
     assert first.log == second.log
     assert torch.equal(first.parameters, second.parameters)
     assert first.pending.keys() == second.pending.keys()
@@ -457,12 +483,9 @@ def test_with_one_worker_a_rule_with_a_momentum_of_its_own_is_torch_sgd_with_tha
     ids=str,
 )
 def test_with_one_worker_and_one_local_step_a_displacement_is_a_step_of_sgd_up_to_rounding(rule, factor):
-    # x - (x - y) is y up to rounding. A worker's rate is that at its start, so one arrival earlier than elsewhere.
+    # x - (x - y) is y up to rounding. A worker's rate counts its own samples as having arrived, as a server's does.
     theirs = plain_loop(
-        lambda groups: torch.optim.SGD(groups, lr=1.0),
-        0.0,
-        lambda num_samples: factor * falling(num_samples - SAMPLES),
-        40,
+        lambda groups: torch.optim.SGD(groups, lr=1.0), 0.0, lambda num_samples: factor * falling(num_samples), 40
     )
     torch.testing.assert_close(alone(rule).parameters, theirs, rtol=1e-6, atol=1e-6)
 

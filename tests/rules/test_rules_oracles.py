@@ -17,6 +17,7 @@ from doors import (
     SGD,
     SSP,
     AdamW,
+    Arrived,
     Asynchronous,
     AsyncLocalSGD,
     DelayAdaptive,
@@ -25,6 +26,7 @@ from doors import (
     FedBuff,
     FixedDelay,
     GapAware,
+    Gradient,
     Hinge,
     KAsync,
     KBatchAsync,
@@ -39,6 +41,7 @@ from doors import (
     Ringmaster,
     StalenessAware,
     Synchronous,
+    Taken,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -278,10 +281,9 @@ def test_dylu_gives_local_steps_in_proportion_to_the_speed_of_the_last_arrival(o
     speeds = {}
     for worker in arrivals:
         arriving = driver.pending[worker]
-        outcome = driver.arrive(worker)
+        driver.arrive(worker)
         speeds[worker] = arriving.num_local_steps / seconds(arriving.dispatch)
-        ((_, num_local_steps, *_),) = outcome.start
-        assert num_local_steps == max(1, math.floor(4 * (speeds[worker] / max(speeds.values()))))
+        assert driver.pending[worker].num_local_steps == max(1, math.floor(4 * (speeds[worker] / max(speeds.values()))))
 
 
 def test_dylu_gives_the_fastest_worker_all_its_local_steps_whatever_its_seconds():
@@ -290,11 +292,9 @@ def test_dylu_gives_the_fastest_worker_all_its_local_steps_whatever_its_seconds(
     rule = AsyncLocalSGD(num_local_steps=3, dynamic=True)
     for own_seconds in np.random.default_rng(0).uniform(0.1, 5.0, 100):
         driver = Driver(rule, num_workers=1)
-        pending = driver.pending[0]
-        outcome = driver.server.arrive(
-            0, pending.dispatch, 0, pending.slot, weight=1.0, num_samples=1, seconds=float(own_seconds)
-        )
-        assert [start.num_local_steps for start in outcome.start] == [3]
+        work, slot = driver.pending[0].work, driver.pending[0].slot
+        step = driver.server.react(Arrived(work, 0, slot, Gradient(0.5, 1.0, 1), float(own_seconds), Taken()))
+        assert [work.num_local_steps for work in step.start] == [3]
 
 
 rounds = st.integers(1, 5).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=8))
@@ -324,8 +324,8 @@ def test_synchronous_does_not_depend_on_the_order_of_arrival_in_a_single_bit(rou
         for worker in order:
             shuffled.arrive(worker)
     assert torch.equal(in_order.parameters, shuffled.parameters)
-    assert [outcome.uses for outcome in in_order.log if outcome.stepped] == [
-        outcome.uses for outcome in shuffled.log if outcome.stepped
+    assert [record.uses for record in in_order.log if record.uses] == [
+        record.uses for record in shuffled.log if record.uses
     ]
 
 
@@ -347,7 +347,7 @@ def test_synchronous_leaves_no_gradient_behind_and_none_old_while_workers_come_a
     driver = Driver(Synchronous(), num_workers=num_workers)
     for command in plan:
         driver.drive([command])
-        if driver.log[-1].stepped:
+        if driver.log[-1].uses:
             assert driver.held == set()
     for worker in driver.server.workers:
         driver.leave(worker)

@@ -17,7 +17,6 @@ from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget, TrainingClock
-from asyncsgd.runtime.dispatcher import Dispatcher
 from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.transport import messages
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError
@@ -73,11 +72,19 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(make):
         for number in range(3)
     ]
     x = transport.parameters
-    server = Server(x, Asynchronous(), Optimizer(x, size, SGD()), lambda num_samples: 1.0, transport.writing)
-    budget, clock = Budget(samples=600), TrainingClock()
-    flights = Dispatcher(server, Batches(None, 2), num_workers=3, batch_size=2, spent=budget.spent_by)
-    processes = Workers(flights, transport, Classes(), 3, clock)
-    fit = Fit(flights, processes, budget, 1, Sink(records.append))
+    budget, clock, optimizer = Budget(samples=600), TrainingClock(), Optimizer(x, size, SGD())
+    server = Server(
+        x,
+        Asynchronous(),
+        optimizer,
+        lambda num_samples: 1.0,
+        Batches(None, 2),
+        num_workers=3,
+        samples=600,
+        writing=transport.writing,
+    )
+    processes = Workers(transport, Classes(), 3, clock)
+    fit = Fit(server, processes, budget, 1, Sink(records.append))
     try:
         processes.meet("layout")
         result = fit.run()
@@ -175,10 +182,10 @@ def test_a_worker_that_sends_a_pickle_is_lost_and_nothing_is_executed_nor_any_po
 
 def test_batches_come_back_lowest_first_and_before_new_ones():
     batches = Batches(samples=100, batch_size=10)
-    assert [batches.take(0) for _ in range(4)] == [((0, index, index + 1),) for index in range(4)]
+    assert [batches.take(0, 1)[0] for _ in range(4)] == [((0, index, index + 1),) for index in range(4)]
     for index in (3, 1):
         batches.give_back(((0, index, index + 1),))
-    assert [batches.take(0) for _ in range(3)] == [((0, index, index + 1),) for index in (1, 3, 4)]
+    assert [batches.take(0, 1)[0] for _ in range(3)] == [((0, index, index + 1),) for index in (1, 3, 4)]
 
 
 def listening():
