@@ -65,19 +65,21 @@ _HOME = {
     **dict.fromkeys(
         [
             *("Constant", "Power", "TwoGroups", "Exponential", "ShiftedExponential", "HalfNormal", "LogNormal"),
-            *("Pareto", "Outages", "Infinite", "Slow", "Trace", "Network", "Sampler", "parse_speeds"),
+            *("Pareto", "Outages", "Infinite", "Slow", "Trace", "Network", "parse_speeds"),
         ],
         "simulation.speeds",
     ),
+    "Sampler": "simulation.sampler",
     **dict.fromkeys(["Leave", "Join"], "simulation.churn"),
     # what is simulated, and for how long
     **dict.fromkeys(
         [
-            *("Instance", "Mode", "Quadratic", "Tridiagonal", "Logistic", "Heterogeneous", "LogisticData"),
-            *("dirichlet_shares", "hashed_bag_of_words", "parse_problem"),
+            *("Mode", "Quadratic", "Tridiagonal", "Heterogeneous", "parse_problem"),
         ],
         "simulation.problems",
     ),
+    "Instance": "simulation.instance",
+    **dict.fromkeys(["Logistic", "LogisticData", "dirichlet_shares", "hashed_bag_of_words"], "simulation.logistic"),
     # without a server
     **dict.fromkeys(["gossip", "ADPSGD", "SGP", "Partners"], "simulation.gossip"),
     **dict.fromkeys(["stream", "StreamingDiLoCo"], "simulation.streaming"),

@@ -1,20 +1,52 @@
 """Things that a user names on the command line with their parameters: ``NAME[:key=value,...]``. Standard library only.
 
-Such a thing is a frozen dataclass with the class attributes `name` and `summary`; its fields are its parameters, and a
-value out of range is a ValueError of its ``__post_init__``.
+Such a thing is a frozen dataclass with the class attributes `name` and `summary`, a `Named`; its fields are its
+parameters, and a value out of its bounds is a ValueError.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.numbers import number, shortened, whole_number
+from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
 
 T = TypeVar("T")
+
+
+def parameter(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
+    """Declare a parameter of a `Named` with the bounds of `asyncsgd.numbers.out_of_bounds`: ``above=0, at_most=1``."""
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Base of what has a name and parameters; its text is read back to an equal object.
+
+    Raises:
+        ValueError: if a parameter is out of its bounds, or a number that is not finite.
+    """
+
+    name: ClassVar[str]
+    """What the user types after the flag."""
+    summary: ClassVar[str]
+    """One line for ``... help``."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            wanted = out_of_bounds(value, **field.metadata)
+            if not wanted and isinstance(value, float) and not math.isfinite(value):
+                wanted = "finite"
+            if wanted:
+                raise ValueError(f"{field.name} must be {wanted}, got {value}")
+
+    def __str__(self) -> str:
+        return spell(self)
 
 
 def _float(text: str) -> float:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import runpy
@@ -173,15 +174,16 @@ class Watched(Instance):
         return self._instance.optimum()
 
 
-class Drawn(Sampler):
-    """A gradient takes the seconds that a function of (worker, draw) gives."""
+def drawn(num_workers: int, seconds: Callable[[int, int], float]) -> Sampler:
+    """A gradient takes the seconds that a function of (worker, draw) gives; inf where it has none."""
 
-    def __init__(self, num_workers: int, seconds: Callable[[int, int], float]) -> None:
-        super().__init__(num_workers)
-        self._seconds = seconds
+    def one(worker: int, draw: int) -> float:
+        try:
+            return seconds(worker, draw)
+        except IndexError:
+            return math.inf
 
-    def _draw_one(self, worker, draw):
-        return self._seconds(worker, draw)
+    return Sampler(num_workers, lambda worker, block: [one(worker, 32 * block + place) for place in range(32)])
 
 
 class Simulated(NamedTuple):

@@ -22,7 +22,6 @@ from doors import (
     Constant,
     DelayAdaptive,
     DiLoCo,
-    Drawn,
     Exponential,
     FedBuff,
     FixedDelay,
@@ -43,6 +42,7 @@ from doors import (
     ShiftedExponential,
     Start,
     Synchronous,
+    drawn,
     simulated,
 )
 from hypothesis import given, settings
@@ -52,13 +52,13 @@ from scipy import linalg
 
 def fixed(*seconds):
     """Worker w always takes seconds[w]."""
-    return Drawn(len(seconds), lambda worker, draw: seconds[worker])
+    return drawn(len(seconds), lambda worker, draw: seconds[worker])
 
 
 def of_rates(rates, seed):
     """Worker w takes exponential times of mean 1 / rates[w]."""
     unit = Exponential().on(len(rates), seed)
-    return Drawn(len(rates), lambda worker, draw: unit.draw_one(worker, draw) / rates[worker])
+    return drawn(len(rates), lambda worker, draw: unit.draw_one(worker, draw) / rates[worker])
 
 
 def in_order(order, num_workers):
@@ -67,7 +67,7 @@ def in_order(order, num_workers):
     for second, worker in enumerate(order, start=1):
         times[worker].append(float(second))
     seconds = [[*np.diff(each).tolist(), math.inf] for each in times]
-    return Drawn(num_workers, lambda worker, draw: seconds[worker][draw])
+    return drawn(num_workers, lambda worker, draw: seconds[worker][draw])
 
 
 class Modes(Instance):

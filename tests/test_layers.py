@@ -12,7 +12,8 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 # From bottom to top: a part imports parts of its own floor and of lower ones.
 FLOORS = """
 __main__ delay_factors errors flights numbers prefetching schedules signals torchrun flat named_choices records
-batches data hardware optimizers rules settings simulation.churn simulation.problems simulation.speeds
+batches data hardware optimizers rules settings simulation.churn simulation.instance simulation.logistic \
+simulation.problems simulation.sampler simulation.speeds
 masking
 checkpoints models origin modes server study.config recorded_run study.arms tasks
 evaluation study.finetuning stages study.registration throughput worker profiling study.plan

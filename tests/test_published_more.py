@@ -51,7 +51,7 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index(diloco):
 def test_watching_a_rule_does_not_change_its_run(diloco):
     def end(rule):
         mixture = diloco.Mixture(6, 1, 5, 8, seed=0)
-        times = diloco.FixedTimes(diloco.SECONDS_PER_STEP)
+        times = diloco.fixed_times(diloco.SECONDS_PER_STEP)
         budget = Budget(samples=400)
         return simulate(rule, mixture, times, num_workers=4, learning_rate=0.1, budget=budget).parameters
 
@@ -75,7 +75,7 @@ def test_malenia_averages_each_worker_first(ringleader):
     done = simulate(
         ringleader.Malenia(),
         Heterogeneous().on(3, seed=0),
-        ringleader.FixedTimes(ringleader.TIMES),
+        ringleader.fixed_times(ringleader.TIMES),
         num_workers=3,
         learning_rate=0.3,
         budget=Budget(seconds=5.2),
@@ -85,7 +85,7 @@ def test_malenia_averages_each_worker_first(ringleader):
 
 
 def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worker_and_draw(ringleader):
-    sampler, again = (ringleader.PermutedTimes(8, seed=5) for _ in range(2))
+    sampler, again = (ringleader.permuted_times(8, seed=5) for _ in range(2))
     draws = np.array([[again.draw_one(worker, draw) for draw in reversed(range(300))] for worker in range(8)])
     assert sorted(np.floor(draws.min(axis=1) + 1e-9).astype(int)) == list(range(1, 9))
     assert sampler.draw_one(3, 200) == draws[3, 99]

@@ -16,7 +16,7 @@ from asyncsgd.flat import Layout
 from asyncsgd.flights import State
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Range
-from asyncsgd.simulation.problems import Instance
+from asyncsgd.simulation.instance import Instance
 from asyncsgd.worker import Gradient, Worker, take_local_steps
 
 

@@ -35,7 +35,8 @@ from asyncsgd.runtime.transport.messages import (
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryAddress, SharedMemoryWorker
 from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
-from asyncsgd.simulation.speeds import Sampler, Speeds
+from asyncsgd.simulation.sampler import Sampler
+from asyncsgd.simulation.speeds import Speeds
 from asyncsgd.tasks.base import Task, encode_sums
 from asyncsgd.worker import Savings, Worker, is_out_of_memory
 

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.named_choices import Kind
+from asyncsgd.named_choices import Kind, Named, parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class Change(Named):
     """`worker` leaves or joins when the virtual clock shows `seconds`, before anything that arrives then."""
 
-    name: ClassVar[str]
-
-    worker: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if self.worker < 0:
-            raise ValueError(f"worker must be 0 or more, got {self.worker}")
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise ValueError(f"seconds must be above 0, got {self.seconds:g}")
-
-    def __str__(self) -> str:
-        return f"{self.name}:worker={self.worker},seconds={self.seconds}"
+    worker: int = parameter(at_least=0)
+    seconds: float = parameter(above=0)
 
 
 class Leave(Change):
@@ -42,7 +30,6 @@ class Join(Change):
     name: ClassVar[str] = "join"
 
 
-_BY_NAME: Mapping[str, type[Change]] = {"leave": Leave, "join": Join}
 _KIND = Kind("change", "changes", "--churn")
 
 
@@ -55,7 +42,8 @@ def parse_churn(text: str) -> tuple[Change, ...]:
     Raises:
         UsageError: for what cannot be read.
     """
-    return tuple(_KIND.read(part.strip(), _BY_NAME) for part in text.split(";") if part.strip())
+    known: dict[str, type[Change]] = {"leave": Leave, "join": Join}
+    return tuple(_KIND.read(part.strip(), known) for part in text.split(";") if part.strip())
 
 
 def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
@@ -75,13 +63,8 @@ def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
     for change in ordered:
         if change.worker >= num_workers:
             raise UsageError(f"churn: there is no worker {change.worker}; the workers are 0 to {num_workers - 1}")
-        before = last.get(change.worker)
-        if before is not None and type(before) is type(change):
-            done = {"leave": "left", "join": "joined"}[change.name]
-            raise UsageError(
-                f"churn: worker {change.worker} has {done} at {before.seconds:g} already; leaving and joining take "
-                f"turns"
-            )
+        if type(before := last.get(change.worker)) is type(change):
+            raise UsageError(f"churn: {before}, then {change}; leaving and joining take turns")
         last[change.worker] = change
     if all(absent_at_first(ordered, worker) for worker in range(num_workers)):
         raise UsageError("churn: nobody is there at the beginning; leave one of the workers out")

@@ -53,8 +53,8 @@ from asyncsgd.records.events import (
 )
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge, Report, Result, diverged
 from asyncsgd.schedules import Schedule
-from asyncsgd.simulation.problems import Array, Instance
-from asyncsgd.simulation.speeds import Sampler
+from asyncsgd.simulation.instance import Array, Instance
+from asyncsgd.simulation.sampler import Sampler
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
 _PARTNERS = 13 << 32

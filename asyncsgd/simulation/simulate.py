@@ -28,8 +28,10 @@ from asyncsgd.simulation import gossip, streaming
 from asyncsgd.simulation.asked import Asked
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.gossip import Method
-from asyncsgd.simulation.problems import Instance, parse_problem
-from asyncsgd.simulation.speeds import Network, Sampler, parse_network, parse_speeds
+from asyncsgd.simulation.instance import Instance
+from asyncsgd.simulation.problems import parse_problem
+from asyncsgd.simulation.sampler import Sampler
+from asyncsgd.simulation.speeds import Network, parse_network, parse_speeds
 from asyncsgd.simulation.streaming import StreamingDiLoCo
 
 

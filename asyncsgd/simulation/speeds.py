@@ -12,194 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import typing
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from asyncsgd.errors import UsageError, nearest
-from asyncsgd.named_choices import Kind, describe, spell
+from asyncsgd.errors import UsageError
+from asyncsgd.named_choices import Kind, Named, describe, parameter
 from asyncsgd.records.events import read_events
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from asyncsgd.simulation.sampler import BLOCK, Floats, Sampler, Streams
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there: batches, masks and
 # service times of one seed have separate streams.
 _SERVICE_TIMES = 11 << 32
 
-# Draws made together. One Philox block costs about 3 microseconds, whatever its length up to here, and 100,000
-# workers hold 26 MB. The number is part of the streams: another one gives other (equally distributed) seconds.
-_BLOCK_BITS = 5
-_BLOCK = 1 << _BLOCK_BITS
-
-
-def _positive(name: str, value: float, unit: str = "number of seconds") -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive {unit}, not {value}")
-
-
-def _not_negative(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a number of seconds of at least 0, not {value}")
-
-
-def _measured(value: object) -> float:
-    """`value` if it is a number, else nan: a null or missing measurement must not become 0 seconds."""
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-class Sampler:
-    """The service times of `num_workers` workers under one seed; what `Speeds.on` returns.
-
-    `draw_one` and `draw` are the same function of (worker, draw), bit for bit. They may be asked in any order; asking
-    each worker for its draws in increasing order is the fast case. Not to be shared between threads. A sampler of one's
-    own defines `_draw_one`.
-
-    Attributes:
-        num_workers: workers are 0..num_workers - 1.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-
-    def draw(self, workers: Ints, draws: Ints) -> Floats:
-        """Return the seconds of gradient `draws[j]` on worker `workers[j]`.
-
-        Args:
-            workers: `(k,)`, int64.
-            draws: `(k,)`, int64; how many gradients that worker had *started* before this one, from 0. Neither a
-                version nor a dispatch number.
-
-        Returns:
-            `(k,)`, float64, a new array; inf where the worker never answers.
-
-        Raises:
-            IndexError: for a worker or a draw that does not exist.
-        """
-        workers, draws = np.asarray(workers, dtype=np.int64), np.asarray(draws, dtype=np.int64)
-        if workers.shape != draws.shape or workers.ndim != 1:
-            raise ValueError(f"workers {workers.shape} and draws {draws.shape} must both have shape (k,)")
-        if len(workers):
-            for at in (int(workers.argmin()), int(workers.argmax()), int(draws.argmin())):
-                self._check(int(workers[at]), int(draws[at]))
-        return self._draw(workers, draws)
-
-    def draw_one(self, worker: int, draw: int) -> float:
-        """Return `draw(...)[0]` of one worker, in about a microsecond.
-
-        Raises:
-            IndexError: for a worker or a draw that does not exist.
-        """
-        self._check(worker, draw)
-        return self._draw_one(worker, draw)
-
-    def stretched(self, worker: int, draw: int, computed_seconds: float) -> float:
-        """Return how long a *real* gradient is to take in all, when its computation took `computed_seconds`.
-
-        A worker can be held back, not sped up, so the answer is max(computed_seconds, drawn seconds); the relative
-        model `Slow` gives computed_seconds * factor instead. The caller waits for the difference; inf says that the
-        worker never answers.
-        """
-        return max(computed_seconds, self.draw_one(worker, draw))
-
-    def _check(self, worker: int, draw: int) -> None:
-        if not 0 <= worker < self.num_workers:
-            raise IndexError(f"worker {worker} is not one of 0..{self.num_workers - 1}")
-        if draw < 0:
-            raise IndexError(f"draw {draw} of worker {worker}: draws are counted from 0")
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        return np.array([self._draw_one(worker, draw) for worker, draw in zip(workers, draws, strict=True)])
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        raise TypeError(f"{type(self).__name__} does not define _draw_one()")
-
-
-class _FixedSampler(Sampler):
-    """One number for each worker, nothing random."""
-
-    def __init__(self, seconds: Sequence[float]) -> None:
-        super().__init__(len(seconds))
-        self._list = list(seconds)
-        self._array = np.array(self._list, dtype=np.float64)
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        return self._array[workers]
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        return self._list[worker]
-
-
-class _SlowSampler(_FixedSampler):
-    """`_FixedSampler` with one straggler, which real runs slow down relative to what it computed."""
-
-    def __init__(self, seconds: Sequence[float], worker: int, factor: float) -> None:
-        super().__init__(seconds)
-        self._worker, self._factor = worker, factor
-
-    def stretched(self, worker: int, draw: int, computed_seconds: float) -> float:
-        self._check(worker, draw)
-        return computed_seconds * self._factor if worker == self._worker else computed_seconds
-
-
-class _TraceSampler(_FixedSampler):
-    """Recorded seconds, repeated from the start when a worker has used up its own."""
-
-    def __init__(self, recorded: Sequence[Sequence[float]], num_workers: int) -> None:
-        super().__init__([seconds for sequence in recorded for seconds in sequence])
-        self.num_workers = num_workers
-        self._lengths = np.array([len(sequence) for sequence in recorded], dtype=np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        sequences = workers % len(self._lengths)
-        return self._array[self._starts[sequences] + draws % self._lengths[sequences]]
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        sequence = worker % len(self._lengths)
-        return self._list[self._starts.item(sequence) + draw % self._lengths.item(sequence)]
-
-
-class _RandomSampler(Sampler):
-    """Random seconds, made in blocks of `_BLOCK` draws of one worker; the latest block of each worker is kept.
-
-    Memory is 256 bytes for each worker, however long the run. A block is always made whole and alone, since numpy's
-    vector code may give other last bits at another position of a longer array.
-    """
-
-    def __init__(self, block: Callable[[np.random.Generator, int], Floats], num_workers: int, seed: int) -> None:
-        super().__init__(num_workers)
-        self._block = block
-        self._held = np.full(num_workers, -1, dtype=np.int64)
-        self._seconds = np.empty((num_workers, _BLOCK), dtype=np.float64)
-        # One bit generator, moved by writing its state, is four times as fast as a new one for each block.
-        self._bits = np.random.Philox(key=np.array([seed % 2**64, _SERVICE_TIMES], dtype=np.uint64))
-        self._generator = np.random.Generator(self._bits)
-        self._state: typing.Any = self._bits.state
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        seconds = self._seconds[workers, draws & (_BLOCK - 1)]
-        # One call may ask for a worker's draws of two blocks, so draws outside the held block are read one by one.
-        for at in np.flatnonzero(self._held[workers] != draws >> _BLOCK_BITS).tolist():
-            seconds[at] = self._draw_one(int(workers[at]), int(draws[at]))
-        return seconds
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        block = draw >> _BLOCK_BITS
-        if self._held.item(worker) != block:
-            self._state["state"]["counter"][:] = (0, block, worker, 0)
-            self._bits.state = self._state
-            self._seconds[worker] = self._block(self._generator, worker)
-            self._held[worker] = block
-        return self._seconds.item(worker, draw & (_BLOCK - 1))
-
 
 @dataclasses.dataclass(frozen=True)
-class Speeds:
+class Speeds(Named):
     """Base of all models of service times: parameters only, in seconds; `on` gives the numbers.
 
     >>> Power(exponent=2).on(num_workers=4, seed=0).draw_one(worker=3, draw=0)
@@ -209,11 +38,6 @@ class Speeds:
     >>> str(Exponential(mean=2.0))
     'exponential:mean=2.0'
     """
-
-    name: ClassVar[str]
-    """What the user types after ``--speeds``."""
-    summary: ClassVar[str]
-    """One line for ``--speeds help``."""
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         """Return the service times of workers 0..num_workers - 1 under `seed`.
@@ -228,41 +52,29 @@ class Speeds:
         return self._sampler(num_workers, seed)
 
     def _sampler(self, num_workers: int, seed: int) -> Sampler:
-        raise TypeError(f"{type(self).__name__} does not define _sampler()")
+        streams = Streams(seed, _SERVICE_TIMES)
+        return Sampler(num_workers, lambda worker, block: self.draw(streams.at(worker, block), BLOCK, worker))
 
-    def __str__(self) -> str:
-        return spell(self)
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        """Return the next `n` seconds of `worker`, `(n,)`, all from `generator`.
 
-
-class _RandomSpeeds(Speeds):
-    """Base of the models that draw."""
-
-    def _sampler(self, num_workers: int, seed: int) -> Sampler:
-        return _RandomSampler(self._block, num_workers, seed)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        """The next `_BLOCK` seconds of `worker`, all from `generator`."""
-        raise TypeError(f"{type(self).__name__} does not define _block()")
+        A block is always drawn whole and alone: numpy's vector code may give other last bits at another position of
+        a longer array.
+        """
+        raise TypeError(f"{type(self).__name__} does not define draw()")
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Speeds):
-    """Every gradient takes `seconds`.
+    """Every gradient takes `seconds`."""
 
-    Raises:
-        ValueError: unless `seconds` is positive and finite.
-    """
-
-    seconds: float = 1.0
+    seconds: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "constant"
     summary: ClassVar[str] = "every gradient takes the same time"
 
-    def __post_init__(self) -> None:
-        _positive("seconds", self.seconds)
-
     def _sampler(self, num_workers: int, seed: int) -> Sampler:
-        return _FixedSampler([float(self.seconds)] * num_workers)
+        return Sampler(num_workers, lambda worker, block: self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,19 +82,14 @@ class Power(Speeds):
     """Worker i, from 0, takes seconds * (i + 1)^exponent: exponents 1, 0.5 and 2 are the literature's i, sqrt(i), i^2.
 
     Raises:
-        ValueError: unless `seconds` is positive and both are finite.
+        UsageError: by `on`, if a worker's time is no finite positive number.
     """
 
-    exponent: float = 0.5
-    seconds: float = 1.0
+    exponent: float = parameter(0.5)
+    seconds: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "power"
     summary: ClassVar[str] = "worker i, from 0, takes seconds * (i + 1)^exponent"
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.exponent):
-            raise ValueError(f"exponent must be a finite number, not {self.exponent}")
-        _positive("seconds", self.seconds)
 
     def _sampler(self, num_workers: int, seed: int) -> Sampler:
         try:
@@ -294,31 +101,23 @@ class Power(Speeds):
                 f"--speeds {self} gives worker {num_workers - 1} a time that is no finite positive number;"
                 " type an exponent nearer to 0"
             )
-        return _FixedSampler(times)
+        return Sampler(num_workers, lambda worker, block: times[worker])
 
 
 @dataclasses.dataclass(frozen=True)
 class TwoGroups(Speeds):
     """The last floor(share * N + 1/2) of the N workers take factor * seconds, the others `seconds`.
 
-    Which workers are slow depends on the number of workers.
-
     Raises:
-        ValueError: unless 0 < share <= 1 and `factor` and `seconds` are positive and finite.
+        UsageError: by `on`, if no worker is slow.
     """
 
-    share: float = 0.5
-    factor: float = 10.0
-    seconds: float = 1.0
+    share: float = parameter(0.5, above=0, at_most=1)
+    factor: float = parameter(10.0, above=0)
+    seconds: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "two_groups"
     summary: ClassVar[str] = "the last share of the workers is factor times slower"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, not {self.share}; without slow workers: constant")
-        _positive("factor", self.factor, "number")
-        _positive("seconds", self.seconds)
 
     def _sampler(self, num_workers: int, seed: int) -> Sampler:
         num_slow = math.floor(self.share * num_workers + 0.5)
@@ -326,140 +125,105 @@ class TwoGroups(Speeds):
             raise UsageError(
                 f"--speeds {self} makes none of {num_workers} workers slow; type share={0.5 / num_workers:.3g} or more"
             )
-        fast, slow = float(self.seconds), float(self.seconds * self.factor)
-        return _FixedSampler([fast] * (num_workers - num_slow) + [slow] * num_slow)
+        first_slow, slow = num_workers - num_slow, self.seconds * self.factor
+        return Sampler(num_workers, lambda worker, block: slow if worker >= first_slow else self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential(_RandomSpeeds):
+class Exponential(Speeds):
     """Independent exponential times with the given mean in seconds: P(X > x) = exp(-x / mean).
 
     The literature's Exp(mu) has mean 1/mu.
-
-    Raises:
-        ValueError: unless `mean` is positive and finite.
     """
 
-    mean: float = 1.0
+    mean: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "exponential"
     summary: ClassVar[str] = "exponential with this mean"
 
-    def __post_init__(self) -> None:
-        _positive("mean", self.mean)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        return self.mean * generator.standard_exponential(_BLOCK)
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        return self.mean * generator.standard_exponential(n)
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftedExponential(_RandomSpeeds):
+class ShiftedExponential(Speeds):
     """Independent times shift + E, E exponential with mean `mean`: the expected time is shift + mean seconds.
-
-    Raises:
-        ValueError: unless `shift` is at least 0, `mean` positive, and both finite.
 
     References:
         Dutta, Joshi, Ghosh, Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race: Error-Runtime Trade-offs in
         Distributed SGD, AISTATS 2018 (their Delta + exp(mu) has mean 1/mu after the shift).
     """
 
-    shift: float = 1.0
-    mean: float = 1.0
+    shift: float = parameter(1.0, at_least=0)
+    mean: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "shifted_exponential"
     summary: ClassVar[str] = "shift + exponential with this mean"
 
-    def __post_init__(self) -> None:
-        _not_negative("shift", self.shift)
-        _positive("mean", self.mean)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        return self.shift + self.mean * generator.standard_exponential(_BLOCK)
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        return self.shift + self.mean * generator.standard_exponential(n)
 
 
 @dataclasses.dataclass(frozen=True)
-class HalfNormal(_RandomSpeeds):
+class HalfNormal(Speeds):
     """Worker i, from 0, takes (offset + sqrt(i)) + |N(0, i + 1)| seconds; i + 1 is the *variance* of the normal.
 
     The expected time is offset + sqrt(i) + sqrt(2 (i + 1) / pi).
-
-    Raises:
-        ValueError: unless `offset` is at least 0 and finite.
 
     References:
         The experiments of Maranjyan, Tyurin, Richtárik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time
         Complexity, ICML 2025, as published in their scripts (offset 1, 6174 workers).
     """
 
-    offset: float = 1.0
+    offset: float = parameter(1.0, at_least=0)
 
     name: ClassVar[str] = "half_normal"
     summary: ClassVar[str] = (
         "worker i, from 0, takes offset + sqrt(i) + |N(0, i + 1)|, as in the Ringmaster experiments"
     )
 
-    def __post_init__(self) -> None:
-        _not_negative("offset", self.offset)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        noise = np.abs(generator.standard_normal(_BLOCK))
-        return (self.offset + math.sqrt(worker)) + math.sqrt(worker + 1) * noise
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        return (self.offset + math.sqrt(worker)) + math.sqrt(worker + 1) * np.abs(generator.standard_normal(n))
 
 
 @dataclasses.dataclass(frozen=True)
-class LogNormal(_RandomSpeeds):
+class LogNormal(Speeds):
     """Independent times mean * exp(sigma Z - sigma^2 / 2), Z standard normal; `mean` is the mean, not the median.
 
-    Raises:
-        ValueError: unless 0 < sigma <= 10 and `mean` is positive and finite. Above 10 the mean rests on draws that no
-            run will ever see, P(Z > sigma) < 1e-23.
+    With sigma above 10 the mean would rest on draws that no run will ever see, P(Z > sigma) < 1e-23.
     """
 
-    sigma: float = 0.5
-    mean: float = 1.0
+    sigma: float = parameter(0.5, above=0, at_most=10)
+    mean: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "log_normal"
     summary: ClassVar[str] = "log-normal with this mean; sigma is the standard deviation of the logarithm"
 
-    def __post_init__(self) -> None:
-        if not 0 < self.sigma <= 10:
-            raise ValueError(f"sigma must be above 0 and at most 10, not {self.sigma}; without noise: constant")
-        _positive("mean", self.mean)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        return self.mean * np.exp(self.sigma * generator.standard_normal(_BLOCK) - self.sigma**2 / 2)
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        return self.mean * np.exp(self.sigma * generator.standard_normal(n) - self.sigma**2 / 2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pareto(_RandomSpeeds):
+class Pareto(Speeds):
     """Independent Pareto times of type I: P(X > x) = (least / x)^shape for x >= least = mean (shape - 1) / shape.
 
     Not the Lomax distribution (type II), which starts at 0 and which numpy calls pareto. The variance is infinite for
-    shape <= 2, the default included.
-
-    Raises:
-        ValueError: unless `shape` is above 1 (else there is no mean), `mean` positive, and both finite.
+    shape <= 2, the default included; the mean would be for shape <= 1.
     """
 
-    shape: float = 2.0
-    mean: float = 1.0
+    shape: float = parameter(2.0, above=1)
+    mean: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "pareto"
     summary: ClassVar[str] = "Pareto (type I) with this mean and tail exponent shape"
 
-    def __post_init__(self) -> None:
-        if not 1 < self.shape < math.inf:
-            raise ValueError(f"shape must be above 1 and finite, not {self.shape}; at 1 or below the mean is infinite")
-        _positive("mean", self.mean)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         least = self.mean * (self.shape - 1) / self.shape
-        return least * np.exp(generator.standard_exponential(_BLOCK) / self.shape)
+        return least * np.exp(generator.standard_exponential(n) / self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outages(_RandomSpeeds):
+class Outages(Speeds):
     """A worker that fails and comes back: up for Exp(up) seconds, down for Exp(down) seconds (both means), in turn.
 
     A gradient needs `seconds` of up-time and keeps its progress through outages. So its time is
@@ -469,12 +233,12 @@ class Outages(_RandomSpeeds):
     still while it waits.
 
     Raises:
-        ValueError: unless all three are positive and finite and seconds / up is at most 1e9.
+        ValueError: if seconds / up is above 1e9.
     """
 
-    seconds: float = 1.0
-    up: float = 20.0
-    down: float = 10.0
+    seconds: float = parameter(1.0, above=0)
+    up: float = parameter(20.0, above=0)
+    down: float = parameter(10.0, above=0)
 
     name: ClassVar[str] = "outages"
     summary: ClassVar[str] = (
@@ -482,37 +246,27 @@ class Outages(_RandomSpeeds):
     )
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "up", "down"):
-            _positive(name, getattr(self, name))
+        super().__post_init__()
         if self.seconds / self.up > 1e9:
             raise ValueError(f"up={self.up} means more than 1e9 outages in one gradient; type a longer up time")
 
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        num_outages = generator.poisson(self.seconds / self.up, _BLOCK)
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        num_outages = generator.poisson(self.seconds / self.up, n)
         return self.seconds + self.down * generator.standard_gamma(num_outages)  # a sum of K Exp(1); 0 for K = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Infinite(_RandomSpeeds):
-    """A gradient takes `seconds`, or with this probability forever (inf): that worker never answers.
+class Infinite(Speeds):
+    """A gradient takes `seconds`, or with this probability forever (inf): that worker never answers."""
 
-    Raises:
-        ValueError: unless 0 < probability < 1 and `seconds` is positive and finite.
-    """
-
-    probability: float = 0.01
-    seconds: float = 1.0
+    probability: float = parameter(0.01, above=0, below=1)
+    seconds: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "infinite"
     summary: ClassVar[str] = "with this probability a gradient never arrives, else it takes seconds"
 
-    def __post_init__(self) -> None:
-        if not 0 < self.probability < 1:
-            raise ValueError(f"probability must be above 0 and below 1, not {self.probability}")
-        _positive("seconds", self.seconds)
-
-    def _block(self, generator: np.random.Generator, worker: int) -> Floats:
-        return np.where(generator.random(_BLOCK) < self.probability, math.inf, self.seconds)
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
+        return np.where(generator.random(n) < self.probability, math.inf, self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -523,32 +277,21 @@ class Slow(Speeds):
     computation took, times `factor` for `worker`, and `seconds` plays no part.
 
     Raises:
-        ValueError: unless `worker` is at least 0, `factor` at least 1, `seconds` positive, and all are finite.
+        UsageError: by `on`, if there is no such worker.
     """
 
-    worker: int = 0
-    factor: float = 5.0
-    seconds: float = 1.0
+    worker: int = parameter(0, at_least=0)
+    factor: float = parameter(5.0, at_least=1)
+    seconds: float = parameter(1.0, above=0)
 
     name: ClassVar[str] = "slow"
     summary: ClassVar[str] = "one worker is factor times slower; in real runs relative to its own computation"
 
-    def __post_init__(self) -> None:
-        if self.worker < 0:
-            raise ValueError(f"worker must be at least 0, not {self.worker}")
-        if not 1 <= self.factor < math.inf:
-            raise ValueError(f"factor must be at least 1 and finite, not {self.factor}; a worker can only be slowed")
-        _positive("seconds", self.seconds)
-
     def _sampler(self, num_workers: int, seed: int) -> Sampler:
         if self.worker >= num_workers:
-            raise UsageError(
-                f"--speeds {self}: with {num_workers} worker{'s' if num_workers > 1 else ''} there is no worker"
-                f" {self.worker}; type worker=0{f' to worker={num_workers - 1}' if num_workers > 1 else ''}"
-            )
-        times = [float(self.seconds)] * num_workers
-        times[self.worker] *= self.factor
-        return _SlowSampler(times, self.worker, self.factor)
+            raise UsageError(f"--speeds {self}: there is no such worker; type worker=0 to worker={num_workers - 1}")
+        factors = [self.factor if worker == self.worker else 1.0 for worker in range(num_workers)]
+        return Sampler(num_workers, lambda worker, block: self.seconds * factors[worker], factors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -564,68 +307,55 @@ class Trace(Speeds):
 
     Raises:
         ValueError: if `run` is empty or holds a comma, which would end the parameter.
+        UsageError: by `on`, if the folder has no arrivals whose times were measured.
     """
 
-    run: str
-    turnaround: bool = False
+    run: str = parameter()
+    turnaround: bool = parameter(False)
 
     name: ClassVar[str] = "trace"
     summary: ClassVar[str] = "the measured times of a real run, from its run folder"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.run or "," in self.run:
             raise ValueError(f"run must be the path of a run folder, without a comma, not {self.run!r}")
-
-    def _seconds(self, record: Mapping[str, Any]) -> float:
-        worker = sum(_measured(record.get(f"{part}_seconds")) for part in ("pull", "compute", "push"))
-        if not self.turnaround:
-            return worker
-        flight = _measured(record.get("flight_seconds", 0.0))
-        return (flight if flight > 0 else worker) + _measured(record.get("apply_seconds", 0.0))
 
     def _sampler(self, num_workers: int, seed: int) -> Sampler:
         recorded: dict[int, list[float]] = {}
         events = Path(self.run) / "events.jsonl"
         try:
             for record in read_events(events):
-                if record.get("kind") != "arrival":
-                    continue
-                worker = record.get("worker")
-                seconds = self._seconds(record)
-                if not isinstance(worker, int) or not 0 < seconds < math.inf:
-                    raise ValueError(
-                        f"{events.name} has an arrival (dispatch {record.get('dispatch')}) without worker or measured"
-                        " pull, compute and push seconds"
-                    )
-                steps = record.get("num_local_steps", 1)
-                recorded.setdefault(worker, []).extend([seconds / steps] * steps)
+                if record.get("kind") == "arrival":
+                    steps = record.get("num_local_steps", 1)
+                    recorded.setdefault(record["worker"], []).extend([self._seconds(record) / steps] * steps)
         except OSError as error:
             raise UsageError(
-                f"--speeds {self}: cannot read {events} ({error.strerror}); type the folder of a finished run"
+                f"--speeds {self}: {error.strerror}: {events}; type the folder of a finished run"
             ) from None
-        except ValueError as error:
-            raise UsageError(
-                f"--speeds {self}: {error}; type the folder of a run whose workers were measured"
-            ) from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"--speeds {self}: {error}; type a run whose workers were measured: {events}") from None
         if not recorded:
             raise UsageError(f"--speeds {self}: {events} has no arrivals; type the folder of a run that has trained")
-        return _TraceSampler([recorded[worker] for worker in sorted(recorded)], num_workers)
+        sequences = [np.array(recorded[worker]) for worker in sorted(recorded)]
+
+        def block(worker: int, number: int) -> Floats:
+            sequence = sequences[worker % len(sequences)]
+            return sequence[(number * BLOCK + np.arange(BLOCK)) % len(sequence)]
+
+        return Sampler(num_workers, block)
+
+    def _seconds(self, record: dict[str, Any]) -> float:
+        seconds = sum(float(record.get(f"{part}_seconds", math.nan)) for part in ("pull", "compute", "push"))
+        if self.turnaround:
+            seconds = (record.get("flight_seconds") or seconds) + record.get("apply_seconds", 0.0)
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"dispatch {record.get('dispatch')} took {seconds} seconds")
+        return seconds
 
 
-ALL: tuple[Speeds, ...] = (
-    Constant(),
-    Power(),
-    TwoGroups(),
-    Exponential(),
-    ShiftedExponential(),
-    HalfNormal(),
-    LogNormal(),
-    Pareto(),
-    Outages(),
-    Infinite(),
-    Slow(),
-)
-
+_RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Pareto(), Outages(), Infinite())
+ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
 _BY_NAME: dict[str, type[Speeds]] = {**{speeds.name: type(speeds) for speeds in ALL}, Trace.name: Trace}
 
 
@@ -679,16 +409,9 @@ class Network:
     server_bandwidth: float
 
     def __post_init__(self) -> None:
-        _positive("bytes", self.bytes_per_vector, "number of bytes")
-        if not self.worker_bandwidth:
-            raise ValueError("worker needs the bytes/second of at least one link")
-        links = {"worker": self.worker_bandwidth, "server": (self.server_bandwidth,)}
-        for name, bandwidths in links.items():
-            for bandwidth in bandwidths:
-                if not bandwidth > 0:
-                    raise ValueError(f"{name} must be a positive number of bytes/second, not {bandwidth}")
-        if min(*self.worker_bandwidth, self.server_bandwidth) == math.inf:
-            raise ValueError("all links are infinitely fast; leave the network out")
+        links = (*self.worker_bandwidth, self.server_bandwidth)
+        if not (0 < self.bytes_per_vector < math.inf and all(link > 0 for link in links) and min(links) < math.inf):
+            raise ValueError("bytes and bytes/second must be more than 0, and one link at least finite")
 
     def transfer_seconds(self, worker: int) -> float:
         """Return the seconds that one vector takes between `worker` and the server, either way, without queueing."""
@@ -709,25 +432,12 @@ def parse_network(text: str) -> Network:
     Raises:
         UsageError: for a parameter that is unknown, missing, given twice or out of range.
     """
-    known = ("bytes", "worker", "server")
-    example = "type --network bytes=4e6,worker=1e8,server=1e9"
-    values: dict[str, tuple[float, ...]] = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in known:
-            raise UsageError(f"network has no parameter {key!r}{nearest(key, known)}; it takes {', '.join(known)}")
-        if key in values:
-            raise UsageError(f"network parameter {key!r} is given twice in {text!r}; keep one")
-        if not equals:
-            raise UsageError(f"network parameter {key!r} has no value; {example}")
-        try:
-            values[key] = tuple(float(number) for number in (value.split("/") if key == "worker" else [value]))
-        except ValueError:
-            raise UsageError(f"network parameter {key}={value!r} is not a number; {example}") from None
-    for key in known:
-        if key not in values:
-            raise UsageError(f"network needs {key}; {example}")
     try:
-        return Network(values["bytes"][0], values["worker"], values["server"][0])
+        pairs = [part.split("=") for part in text.split(",")]
+        if sorted(key for key, *_ in pairs) != ["bytes", "server", "worker"]:
+            raise ValueError("it takes bytes, worker and server, each once")
+        values = dict(pairs)
+        links = tuple(float(number) for number in values["worker"].split("/"))
+        return Network(float(values["bytes"]), links, float(values["server"]))
     except ValueError as error:
-        raise UsageError(f"--network {text}: {error}") from None
+        raise UsageError(f"--network {text}: {error}; type --network bytes=4e6,worker=1e8,server=1e9") from None

@@ -44,8 +44,8 @@ from asyncsgd.records.events import DONE, Evaluation, Range, Started
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.schedules import Schedule
 from asyncsgd.simulation.gossip import KIND, Method, Recorder, as_schedule, check_num_workers
-from asyncsgd.simulation.problems import Array, Instance
-from asyncsgd.simulation.speeds import Sampler
+from asyncsgd.simulation.instance import Array, Instance
+from asyncsgd.simulation.sampler import Sampler
 
 
 @dataclasses.dataclass(frozen=True)

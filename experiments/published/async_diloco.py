@@ -40,10 +40,10 @@ from asyncsgd.optimizers import AdamW, OptimizerRecipe
 from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Array, Instance
+from asyncsgd.simulation.instance import Array, Instance
 from asyncsgd.simulation.simulate import simulate
 from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
-from watched import FixedTimes
+from watched import fixed_times
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
@@ -246,7 +246,7 @@ def run_one(task: Task) -> Curve:
     done = simulate(
         Watched(task.rule, cosines),
         Mixture(*task.sizes, seed=task.seed),
-        FixedTimes(SECONDS_PER_STEP),
+        fixed_times(SECONDS_PER_STEP),
         num_workers=len(SECONDS_PER_STEP),
         learning_rate=schedule,
         budget=Budget(samples=total),

@@ -39,9 +39,11 @@ from matplotlib.patheffects import withStroke
 from analysis.statistics.intervals import Interval
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.runtime.base import Budget
+from asyncsgd.simulation.instance import Array
 from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.sampler import BLOCK, Sampler
 from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import Exponential, Floats, Ints, Power, Sampler
+from asyncsgd.simulation.speeds import Exponential, Power
 from reproduction import each, interval, picture, progress, run_script, script_parser, write_table
 
 DIMENSION = 200
@@ -108,12 +110,12 @@ class Measured(NamedTuple):
         return {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}[missed]
 
 
-def mean_seconds(exponent: float, num_workers: int) -> Floats:
+def mean_seconds(exponent: float, num_workers: int) -> Array:
     """tau_1 <= ... <= tau_n."""
     return numpy.arange(1, num_workers + 1, dtype=numpy.float64) ** exponent
 
 
-def theory_asynchronous(taus: Floats, noise: float) -> float:
+def theory_asynchronous(taus: Array, noise: float) -> float:
     """(mean 1/tau)^-1 (1 + s/n).
 
     >>> theory_asynchronous(numpy.ones(4), 8.0)
@@ -122,7 +124,7 @@ def theory_asynchronous(taus: Floats, noise: float) -> float:
     return float((1.0 + noise / len(taus)) / numpy.mean(1.0 / taus))
 
 
-def theory_synchronous(taus: Floats, noise: float) -> tuple[float, int]:
+def theory_synchronous(taus: Array, noise: float) -> tuple[float, int]:
     """min_m tau_m (1 + s/m), and the m.
 
     >>> theory_synchronous(numpy.array([1.0, 2.0, 10.0]), 4.0)
@@ -138,19 +140,14 @@ def theory_ratio(cell: Cell) -> float:
     return theory_asynchronous(taus, cell.noise) / theory_synchronous(taus, cell.noise)[0]
 
 
-class ScaledExponential(Sampler):
+def scaled_exponential(exponent: float, num_workers: int, seed: int) -> Sampler:
     """Exponential times, worker i's with mean i^p (i from 1)."""
-
-    def __init__(self, exponent: float, num_workers: int, seed: int) -> None:
-        super().__init__(num_workers)
-        self._means = mean_seconds(exponent, num_workers)
-        self._unit = Exponential(mean=1.0).on(num_workers, seed)
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        return self._means[workers] * self._unit.draw(workers, draws)
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        return self._means.item(worker) * self._unit.draw_one(worker, draw)
+    means, unit = mean_seconds(exponent, num_workers), Exponential(mean=1.0).on(num_workers, seed)
+    places = numpy.arange(BLOCK)
+    return Sampler(
+        num_workers,
+        lambda worker, block: means[worker] * unit.draw(numpy.full(BLOCK, worker), block * BLOCK + places),
+    )
 
 
 def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, cap: float, step: float) -> float | None:
@@ -158,7 +155,7 @@ def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, c
     problem = Quadratic(dimension=DIMENSION, noise=math.sqrt(cell.noise * TARGET / DIMENSION))
     sampler: Sampler
     if cell.jitter:
-        sampler = ScaledExponential(cell.exponent, cell.num_workers, seed)
+        sampler = scaled_exponential(cell.exponent, cell.num_workers, seed)
     else:
         sampler = Power(exponent=cell.exponent).on(cell.num_workers, seed)
     evaluations = math.floor(cap / step + 1e-9)

@@ -61,18 +61,13 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, Reply, Start, View
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import (
-    Array,
-    Heterogeneous,
-    Indices,
-    LogisticData,
-    dirichlet_shares,
-    hashed_bag_of_words,
-)
+from asyncsgd.simulation.instance import Array, Indices
+from asyncsgd.simulation.logistic import LogisticData, dirichlet_shares, hashed_bag_of_words
+from asyncsgd.simulation.problems import Heterogeneous
+from asyncsgd.simulation.sampler import BLOCK, Sampler, Streams
 from asyncsgd.simulation.simulate import Simulation, simulate
-from asyncsgd.simulation.speeds import Sampler
 from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
-from watched import FixedTimes, Watched
+from watched import Watched, fixed_times
 
 
 @dataclasses.dataclass
@@ -113,32 +108,16 @@ class Malenia(Rule):
         return Reply(state.direction, uses=uses, abandon=abandon, start=tuple(map(Start, view.workers)))
 
 
-class PermutedTimes(Sampler):
+def permuted_times(num_workers: int, seed: int) -> Sampler:
     """Worker i takes b_i + |N(0, b_i)| seconds, b a fixed permutation of 1..n, of (seed, worker, draw) alone."""
+    purpose, length = 15 << 32, 2 * BLOCK
+    base, streams = 1.0 + Streams(0, purpose).at().permutation(num_workers), Streams(seed, purpose)
 
-    BLOCK = 64
-    PURPOSE = 15 << 32
+    def block(worker: int, number: int) -> Array:
+        noise = streams.at(worker, number // 2, part=1).standard_normal(length)[number % 2 * BLOCK :][:BLOCK]
+        return base[worker] + math.sqrt(base[worker]) * numpy.abs(noise)
 
-    def __init__(self, num_workers: int, seed: int) -> None:
-        super().__init__(num_workers)
-        fixed = numpy.random.Generator(numpy.random.Philox(key=numpy.array([0, self.PURPOSE], dtype=numpy.uint64)))
-        self._base = 1.0 + fixed.permutation(num_workers)
-        self._seed = seed
-        self._block = functools.lru_cache(maxsize=4 * num_workers)(self._make_block)
-
-    def _make_block(self, worker: int, block: int) -> list[float]:
-        key = numpy.array([self._seed % 2**64, self.PURPOSE], dtype=numpy.uint64)
-        counter = numpy.array([0, block, worker, 1], dtype=numpy.uint64)
-        noise = numpy.random.Generator(numpy.random.Philox(key=key, counter=counter)).standard_normal(self.BLOCK)
-        base = self._base[worker]
-        seconds: list[float] = (base + math.sqrt(base) * numpy.abs(noise)).tolist()
-        return seconds
-
-    def _draw(self, workers: Indices, draws: Indices) -> Array:
-        return numpy.array([self._draw_one(*pair) for pair in zip(workers.tolist(), draws.tolist(), strict=True)])
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        return self._block(worker, draw // self.BLOCK)[draw % self.BLOCK]
+    return Sampler(num_workers, block)
 
 
 TIMES = (1.0, 2.3, 5.1)
@@ -197,7 +176,7 @@ def ending(rule: Rule, learning_rate: float, seconds: float) -> float:
     done = simulate(
         rule,
         Position(),
-        FixedTimes(TIMES),
+        fixed_times(TIMES),
         num_workers=3,
         learning_rate=learning_rate,
         budget=Budget(seconds=seconds),
@@ -291,7 +270,7 @@ class SetUp:
         return simulate(
             rule,
             GradientNorm(texts.features, texts.labels, shares, self.BATCH, self.PENALTY, seed),
-            PermutedTimes(self.num_workers, seed),
+            permuted_times(self.num_workers, seed),
             num_workers=self.num_workers,
             learning_rate=learning_rate,
             budget=Budget(seconds=self.seconds),

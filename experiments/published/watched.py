@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy
-
-from asyncsgd.simulation.problems import Array, Instance
-from asyncsgd.simulation.speeds import Floats, Ints, Sampler
+from asyncsgd.simulation.instance import Array, Instance
+from asyncsgd.simulation.sampler import Sampler
 
 
-class FixedTimes(Sampler):
+def fixed_times(seconds: Sequence[float]) -> Sampler:
     """The same seconds for every gradient of a worker."""
-
-    def __init__(self, seconds: Sequence[float]) -> None:
-        super().__init__(len(seconds))
-        self._seconds = numpy.array(seconds)
-
-    def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        return self._seconds[workers]
-
-    def _draw_one(self, worker: int, draw: int) -> float:
-        return self._seconds.item(worker)
+    return Sampler(len(seconds), lambda worker, block: seconds[worker])
 
 
 class Watched(Instance):

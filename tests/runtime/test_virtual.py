@@ -19,7 +19,6 @@ from doors import (
     AsyncLocalSGD,
     Budget,
     Constant,
-    Drawn,
     Evaluation,
     Exponential,
     FixedDelay,
@@ -36,6 +35,7 @@ from doors import (
     Synchronous,
     Virtual,
     asyncsgd,
+    drawn,
     simulated,
 )
 from hypothesis import given, settings
@@ -52,7 +52,7 @@ without_interrupts = pytest.mark.parametrize(
 
 def taking(*seconds):
     """Worker w's gradients take the seconds of its list in turn; the last one is repeated."""
-    return Drawn(len(seconds), lambda worker, draw: seconds[worker][min(draw, len(seconds[worker]) - 1)])
+    return drawn(len(seconds), lambda worker, draw: seconds[worker][min(draw, len(seconds[worker]) - 1)])
 
 
 class Tally(Instance):
