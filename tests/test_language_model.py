@@ -28,20 +28,6 @@ def config():
     return copy.deepcopy(read_config(CONFIGS / "language_model-quick.yaml"))
 
 
-@pytest.mark.parametrize("name", ["language_model", "language_model-quick"])
-def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name):
-    jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
-    for job in jobs:
-        check(job)
-    assert len({job.folder for job in jobs}) == len(jobs)
-
-
-def test_arms_of_a_seed_come_in_a_random_order_that_is_always_the_same():
-    first, second = jobs_of(config()), jobs_of(config())
-    assert first == second
-    assert [job.folder for job in first] != sorted(job.folder for job in first)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

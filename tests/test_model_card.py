@@ -85,18 +85,8 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
 def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(pretrained, tmp_path, monkeypatch):
     out = tmp_path / "out"
     name = sorted(path.stem for path in (pretrained.path / "checkpoints").glob("*.json"))[0]
-    export = [
-        "asyncsgd",
-        "export",
-        pretrained.path,
-        "--checkpoint",
-        name,
-        "--cache-dir",
-        pretrained.cache,
-        "--out",
-        out,
-    ]
-    assert cli(export).code == 0
+    line = f"asyncsgd export {pretrained.path} --checkpoint {name} --cache-dir {pretrained.cache} --out {out}"
+    assert cli(line).code == 0
     text = card_of(out)
     assert "It has seen 8 samples in 2 updates." in text
     assert "The run may have gone on after this." in text
@@ -137,19 +127,6 @@ def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, 
     assert "macro_f1 " in text
     assert f"The command was `python experiments/train.py {line}`." in text
     assert loaded(tmp_path / "run" / "model", monkeypatch)["model"].config.id2label == {0: "A", 1: "B"}
-
-
-def test_a_causal_language_model_has_the_class_that_continues_texts(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("\n".join(f"ba di fo {number}" for number in range(60)))
-    line = (
-        f"causal_lm --data {tmp_path}/text.txt --cache-dir {tmp_path}/cache --run-dir {tmp_path}/run --vocab-size 300 "
-        f"--seq-len 16 --batch-size 2 --samples 4 --warmup 0 --device cpu"
-    )
-    assert cli(f"train.py {line}").code == 0
-    data = ModelCard(card_of(tmp_path / "run" / "model")).data
-    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
-    names = loaded(tmp_path / "run" / "model", monkeypatch)
-    assert type(names["model"]).__name__ == "GPT2LMHeadModel"
 
 
 def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(tmp_path, monkeypatch):

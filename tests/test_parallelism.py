@@ -25,11 +25,10 @@ from parallelism import EqualStages, bubble, lacks, main, measure_bubbles, write
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 
 
-@pytest.mark.parametrize(
-    "name", ["parallelism", "parallelism-quick", "parallelism-planted", "parallelism-bert-base", "squad"]
-)
-def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name):
-    jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
+@pytest.mark.parametrize("path", [*CONFIGS.glob("parallelism*"), *CONFIGS.glob("language*"), *CONFIGS.glob("squad*")])
+def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(path):
+    jobs = jobs_of(read_config(path))
+    assert jobs == jobs_of(read_config(path))
     for job in jobs:
         check(job)
     assert len({job.folder for job in jobs}) == len(jobs)

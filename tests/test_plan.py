@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import asyncsgd.study.plan as plan_module
 from asyncsgd.errors import UsageError
 from asyncsgd.study.arms import FLAGS, resolve
 from asyncsgd.study.commands import flags_of
-from asyncsgd.study.config import CONFIG_KEYS, fill_in, read_config
+from asyncsgd.study.config import fill_in, read_config
 from asyncsgd.study.plan import STAGES, PlannedRun, make_plan, sha256_of
 from asyncsgd.study.registration import ENDPOINTS
 from asyncsgd.study.sweep import check, share
@@ -41,60 +40,54 @@ FULL = config_of(
 )
 
 
-def names_of(**parts):
-    return [arm.name for arm in make_plan(config_of(**parts)).arms]
-
-
 def folders_of(plan, stage):
     return [run.folder for run in plan.of_stage(stage)]
 
 
-def test_an_arm_is_named_by_its_algorithm_its_workers_and_the_virtual_clock():
-    assert names_of(conditions=[{"nproc": [2, 4]}, {"nproc": 4, "clock": "virtual"}]) == [
-        "sync-w2",
-        "async-w2",
-        "sync-w4",
-        "async-w4",
-        "sync-w4-virtual",
-        "async-w4-virtual",
-    ]
+ONE = {"algorithms": {"async": ASYNC}}
+SLOW = "slow:worker=0,factor=3"
 
 
-def test_what_is_the_same_in_all_conditions_of_a_clock_is_not_in_the_names_and_what_differs_is():
-    slow = "slow:worker=0,factor=3"
-    assert names_of(conditions={"nproc": 2, "clock": "virtual", "speeds": slow}) == [
-        "sync-w2-virtual",
-        "async-w2-virtual",
-    ]
-    assert names_of(
-        algorithms={"async": ASYNC}, conditions={"nproc": 2, "clock": "virtual", "speeds": [slow, "exponential:1.0"]}
-    ) == ["async-w2-speeds_slow_worker_0_factor_3-virtual", "async-w2-speeds_exponential_1.0-virtual"]
-    assert names_of(algorithms={"async": ASYNC}, conditions={"nproc": 2, "batch_size": [4, 8]}) == [
-        "async-w2-batch_size_4",
-        "async-w2-batch_size_8",
-    ]
-    two = [{"nproc": 2, "batch_size": 4}, {"nproc": 2, "clock": "measured", "batch_size": 8}]  # one clock, said or not
-    assert names_of(algorithms={"async": ASYNC}, conditions=two) == ["async-w2-batch_size_4", "async-w2-batch_size_8"]
-
-
-def test_lists_in_conditions_are_crossed_and_excluded_arms_are_left_out():
-    conditions = [{"nproc": [2, 4], "clock": ["measured", "virtual"]}]
-    everything = set(names_of(conditions=conditions))
-    assert len(everything) == 8
-    left = names_of(
-        conditions=conditions, exclude=[{"algorithm": "sync", "nproc": 4}, {"nproc": 2, "clock": "virtual"}]
-    )
-    assert everything - set(left) == {"sync-w4", "sync-w4-virtual", "sync-w2-virtual", "async-w2-virtual"}
-
-
-def test_an_algorithm_with_conditions_of_its_own_runs_under_these_alone():
-    single = {"mode": "single", "conditions": [{"batch_size": [4, 8]}]}
-    assert names_of(algorithms={"async": ASYNC, "single": single}, conditions={"nproc": [2, 4]}) == [
-        "async-w2",
-        "async-w4",
-        "single-w1-batch_size_4",
-        "single-w1-batch_size_8",
-    ]
+@pytest.mark.parametrize(
+    ("parts", "names"),
+    [
+        (
+            {"conditions": [{"nproc": [2, 4]}, {"nproc": 4, "clock": "virtual"}]},
+            "sync-w2 async-w2 sync-w4 async-w4 sync-w4-virtual async-w4-virtual",
+        ),
+        # What is the same in all conditions of a clock is not in the names.
+        ({"conditions": {"nproc": 2, "clock": "virtual", "speeds": SLOW}}, "sync-w2-virtual async-w2-virtual"),
+        (
+            ONE | {"conditions": {"nproc": 2, "clock": "virtual", "speeds": [SLOW, "exponential:1.0"]}},
+            "async-w2-speeds_slow_worker_0_factor_3-virtual async-w2-speeds_exponential_1.0-virtual",
+        ),
+        (
+            ONE | {"conditions": {"nproc": 2, "batch_size": [4, 8]}},
+            "async-w2-batch_size_4 async-w2-batch_size_8",
+        ),
+        (
+            ONE | {"conditions": [{"nproc": 2, "batch_size": 4}, {"nproc": 2, "clock": "measured", "batch_size": 8}]},
+            "async-w2-batch_size_4 async-w2-batch_size_8",
+        ),
+        (
+            {
+                "conditions": [{"nproc": [2, 4], "clock": ["measured", "virtual"]}],
+                "exclude": [{"algorithm": "sync", "nproc": 4}, {"nproc": 2, "clock": "virtual"}],
+            },
+            "sync-w2 async-w2 async-w4 async-w4-virtual",
+        ),
+        # An algorithm with conditions of its own runs under these alone.
+        (
+            {
+                "algorithms": {"async": ASYNC, "single": {"mode": "single", "conditions": [{"batch_size": [4, 8]}]}},
+                "conditions": {"nproc": [2, 4]},
+            },
+            "async-w2 async-w4 single-w1-batch_size_4 single-w1-batch_size_8",
+        ),
+    ],
+)
+def test_an_arm_is_named_by_its_algorithm_its_workers_what_differs_and_the_virtual_clock(parts, names):
+    assert [arm.name for arm in make_plan(config_of(**parts)).arms] == names.split()
 
 
 def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condition_had_said_so():
@@ -245,30 +238,6 @@ def test_the_order_is_a_function_of_the_config_alone():
     assert sorted(run.folder for run in other) == sorted(run.folder for run in runs)
 
 
-def test_tuning_gives_every_arm_the_same_trials_on_seeds_that_are_never_tested():
-    plan = make_plan(FULL)
-    tuning = plan.of_stage("tuning")
-    budgets = Counter(run.arm for run in tuning)
-    assert budgets == {arm.name: 2 * 2 for arm in plan.arms}
-    assert {run.seed for run in tuning}.isdisjoint({run.seed for run in plan.of_stage("test")})
-    assert sorted(set(folders_of(plan, "tuning"))) == sorted(folders_of(plan, "tuning"))
-
-
-def test_equal_trials_of_an_arm_are_run_once():
-    rule = {"rule": ["k_sync:quorum={max(1, nproc//2)}", "k_sync:quorum=1"]}
-    plan = make_plan(
-        config_of(
-            algorithms={"k": {"mode": "async", "tune": rule}},
-            conditions={"nproc": [2, 4]},
-            tuning={"seeds": [0, 1]},
-            seeds=[9],
-        )
-    )
-    assert Counter(run.arm for run in plan.of_stage("tuning")) == {"k-w2": 2, "k-w4": 4}
-    assert all(run.trial == 0 for run in plan.of_stage("tuning") if run.arm == "k-w2")
-    assert len(plan.arm("k-w2").trials) == 2  # the budget is told as it was planned
-
-
 def test_only_the_measured_clock_has_replicates_since_virtual_ones_would_be_the_same_run():
     plan = make_plan(FULL)
     for arm in plan.arms:
@@ -413,22 +382,6 @@ def test_the_flags_of_settings_read_back_to_the_same_settings(values):
     assert FLAGS.flatten(read) == FLAGS.flatten(settings)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"optimizer": "sgd", "learning_rate": 5e-4},  # the default of the other optimizer
-        {"seconds": 60.0, "samples": 9600},  # the default where seconds are not given
-        {"seconds": 60.0, "samples": 9600, "schedule": "cosine"},
-        {"seconds": 60.0},
-    ],
-)
-def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_follow(values):
-    settings = FLAGS.make(values)
-    assert FLAGS.flatten(
-        FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
-    ) == FLAGS.flatten(settings)
-
-
 REFERENCE = {"analysis": {"reference": "sync"}}
 
 
@@ -471,6 +424,7 @@ REFERENCE = {"analysis": {"reference": "sync"}}
             "a-w2 2",
         ),
         ({"finetune": {"repetitions": 0}}, "finetune.repetitions 1 0"),
+        ({"finetune": {"data": "pydocs", "mode": "sync"}}, "finetune: sync mode: single"),
         ({"finetune": {"sampels": 8}}, "finetune 'sampels' 'samples'"),
         ({"finetune": {"model": "x"}}, "finetune model"),
         ({"finetune": {"task": "tagging"}}, "finetune task classification 'tagging'"),
@@ -499,14 +453,6 @@ def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):
     assert all(word in str(error.value) for word in words.split())
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "hogwild"])
-def test_fine_tuning_in_processes_is_refused_in_a_sweep(mode):
-    finetune = {"data": "pydocs", "mode": mode}
-    said = f"finetune: mode: {mode} needs processes of its own, .*; write mode: single, or clock: virtual"
-    with pytest.raises(UsageError, match=said):
-        check(make_plan(config_of(finetune=finetune)))
-
-
 @pytest.mark.parametrize("values", [{}, {"mode": "single"}, {"mode": "async", "clock": "virtual", "nproc": 2}], ids=str)
 def test_fine_tuning_in_one_process_is_planned(values):
     for task in ("classification", "token_classification"):
@@ -529,14 +475,6 @@ def test_a_file_that_is_no_config_is_refused_by_its_name(text, words, tmp_path):
     with pytest.raises(UsageError) as raised:
         read_config(path)
     assert all(word in str(raised.value) for word in (str(path), *words.split()))
-
-
-def test_texts_name_every_key_of_a_config_and_every_stage():
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    assert [key for key in CONFIG_KEYS if f"\n    {key}: " not in str(plan_module.__doc__)] == []
-    study, folders = (docs / "study.md").read_text(), (docs / "run_folder.md").read_text()
-    assert [stage for stage in STAGES if f". **{stage}**: " not in study] == []
-    assert [stage for stage in STAGES if f"`{stage}/" not in folders] == []
 
 
 CONFIGS = sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml"))

@@ -274,11 +274,6 @@ def test_r9_workers_of_dana_start_where_the_sum_of_all_momenta_would_take_the_se
         start[worker] = x - LEARNING_RATE * beta * momenta.sum(0)
 
 
-def test_r10_delayed_nesterov_with_period_one_is_nesterov_on_every_arrival():
-    ours = run(AsyncLocalSGD(2, 0.7, 0.9, period=1), exponential(1, 0))
-    close(ours.points, run(DiLoCo(2, 0.7, 0.9), exponential(1, 0)).points)
-
-
 @given(period=st.integers(1, 6), num_workers=st.integers(1, 5), seed=st.integers(0, 10**6))
 @settings_
 def test_r10_over_a_block_it_moves_as_one_nesterov_step_on_the_blocks_mean(period, num_workers, seed):

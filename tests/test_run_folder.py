@@ -133,21 +133,6 @@ def test_a_run_is_made_again_by_the_line_in_its_settings_and_gets_a_folder_of_it
         }
 
 
-def test_the_saved_model_is_read_by_transformers_with_its_tokenizer(train):
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-    run = train(mode="single", samples=40)
-    folder = run.path / "model"
-    model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    inputs = tokenizer(f"worker {tokenizer.mask_token} gradient", return_tensors="pt")
-    with torch.no_grad():
-        logits = model(**inputs).logits
-    assert logits.shape == (*inputs["input_ids"].shape, model.config.vocab_size)
-    assert bool(torch.isfinite(logits).all())
-    assert sum(parameter.numel() for parameter in model.parameters()) == run.summary["num_parameters"]
-
-
 @every_mode
 def test_no_samples_is_one_evaluation_whose_loss_does_not_depend_on_mode_or_workers(mode, train):
     run, single = train(**MODES[mode], samples=0), train(mode="single", samples=0)
@@ -203,17 +188,6 @@ def test_continued_pretraining_on_social_media_text_lowers_the_loss(mode, train)
     run = train(**MODES[mode], model=first.path / "model", warmup=64, **common)
     assert (run.summary["from_scratch"], run.summary["data"]) == (False, "small")
     assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"] - 0.05
-
-
-def test_compare_prints_a_table_of_what_was_run(train, tmp_path):
-    for mode in ("single", "async"):
-        shutil.copytree(train(**MODES[mode]).path, tmp_path / mode)
-    (shutil.copytree(train(mode="single", seed=1).path, tmp_path / "killed") / "summary.json").unlink()
-    ended = cli(["analysis.compare", tmp_path])
-    assert ended.code == 0
-    first_words = [line.split()[0] for line in ended.out.splitlines() if line.split()]
-    assert sorted(word for word in first_words if word in ("single", "async")) == ["async", "single"]
-    assert any("UNFINISHED" in line and "killed" in line for line in ended.out.splitlines())
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ import speed_ladder
 from analysis.findings.speed_ladder import NO_MEMORY, read
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.evaluation import Measured
-from asyncsgd.records.events import Event
 from asyncsgd.tasks.masked_lm import MaskedLM
 from speed_ladder import (
     FIRST,
@@ -169,16 +168,6 @@ def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were():
     assert tried([FIRST]) == [[FIRST]]
 
 
-def test_every_rung_names_settings_of_the_stack_and_a_flag():
-    names = {field.name for field in dataclasses.fields(Stack)}
-    for task in ("classification", "masked_lm"):
-        steps = steps_of(task, "cpu", 32)
-        assert all(set(step.change) <= names and step.flags for step in steps)
-        assert any("masked_positions" in step.change for step in steps) == (task == "masked_lm")
-        for step in steps:
-            dataclasses.replace(Stack(), **step.change)
-
-
 def test_a_rung_is_left_out_on_request():
     step = steps_of("classification", "cpu", 32)[0]
     assert reason_not_to(step, "cpu", QUICK, [step.box]) == "left out by --leave-out"
@@ -215,17 +204,6 @@ def test_rates_are_those_after_the_warm_up():
     found = meter.found(Measured(2.0), 0.5, (7, 0))
     assert found["samples_per_second"] == 32 / 4.0
     assert (found["warmup_seconds"], found["loss"], found["score"], found["memory_bytes"]) == (10.0, 2.0, 0.5, 7)
-
-
-def test_an_event_counts_with_the_server_s_part():
-    meter = Meter(0, 16, "cpu")
-    event = Event(
-        *(0, 0, ((0, 0, 1),), 0, 1, 0, "applied", (), (), (), ()),
-        **{"loss": 1.0, "weight": 1.0, "num_samples": 16, "learning_rate": 0.1, "train_seconds": 1.0},
-        **{"total_samples": 16, "flight_seconds": 0.5, "apply_seconds": 0.25},
-    )
-    meter(event)
-    assert meter.turnarounds == [0.75]
 
 
 def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from test_faults import Command, needs_proc, until
 
-import dose_response
 import stilt_mlm
 import sweep as sweep_script
 from asyncsgd.records.events import read_events
@@ -155,11 +154,6 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken)
         assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
     assert not list(out.rglob("*.before-*"))
     assert not list(out.rglob("*.partial"))
-
-
-def test_the_analysis_knows_every_key_that_a_sweep_writes(unbroken):
-    _, out = unbroken
-    assert asyncsgd.load(out).plan.problems == ()
 
 
 def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_chosen(unbroken):
@@ -407,25 +401,6 @@ def test_a_plan_says_what_its_seeds_can_find(num_seeds, num_comparisons, level, 
     )
 
 
-def test_the_printed_command_of_a_run_makes_the_same_run(finished, capsys):
-    config, out = finished
-    before = results_of(out)
-    for folder in (f"tuning/{ASYNC}/t1-s0", f"tuning/{SYNC}/t2-s0"):
-        shutil.rmtree(out / folder)
-    assert sweep(config, out, "--print-commands") == 0
-    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]
-    assert [command[:2] for command in commands] == [["python", "experiments/stilt_mlm.py"]] * 2
-    for command in commands:
-        assert stilt_mlm.SCRIPT.run(command[2:], StopRequest()) == 0
-    assert results_of(out) == before
-    assert sweep(config, out) == 0  # and the sweep takes it as its own
-
-
-def test_dose_response_shows_its_speeds_as_one_types_them():
-    shown = " ".join(dose_response.parser().format_help().split())
-    assert "declared speeds; repeat for more (default: constant:1, log_normal:0.5, exponential:1)" in shown
-
-
 def test_wrong_flags_and_files_end_with_2_and_one_line(unbroken, small, tmp_path, capsys):
     config, _ = unbroken
     new = tmp_path / "new"
@@ -535,13 +510,6 @@ def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, t
     (row,) = [row for row in study.tests.itertuples() if (row.treatment, row.endpoint) == ("words-w1", "span_f1")]
     assert (row.reference, row.endpoint, row.n, row.word) == ("token-w1", "span_f1", 1, "too few seeds")
 
-    shutil.rmtree(out / "finetune" / "words-w1" / "s7-f0")
-    assert sweep(path, out, "--print-commands") == 0
-    (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
-    assert shlex.split(command)[:3] == ["python", "experiments/train.py", "token_classification"]
-    assert run_task(shlex.split(command)[2:], StopRequest()) == 0
-    assert summary_of(out, "finetune/words-w1/s7-f0")["parameters_sha256"] == child["parameters_sha256"]
-
 
 @pytest.fixture(scope="module")
 def stoppable(small, tmp_path_factory):
@@ -599,11 +567,6 @@ def resumes(out, folder):
     """The samples at which a run went on."""
     records = read_events(out / folder / "events.jsonl")
     return [record["total_samples"] for record in records if record["kind"] == "resume"]
-
-
-def test_a_finished_run_keeps_no_checkpoints(stoppable):
-    assert {status for status, _, _ in results_of_all(stoppable[1]).values()} == {"DONE"}
-    assert not list(stoppable[1].rglob("checkpoints"))
 
 
 def results_of_all(out):

@@ -2,7 +2,6 @@
 
 The tests of one tracker's package skip where it is not installed."""
 
-import configparser
 import importlib.util
 import json
 import os
@@ -11,7 +10,7 @@ import sqlite3
 import struct
 
 import pytest
-from doors import ROOT, TRACKERS, UsageError, Virtual, asyncsgd, cli
+from doors import TRACKERS, UsageError, Virtual, asyncsgd, cli
 from tasks import Classes, Plane
 
 
@@ -131,14 +130,6 @@ def test_where_a_run_is_shown_is_no_part_of_what_it_is(train, tmp_path):
     shown = ["--config", run.path / "settings.yaml", "--cache-dir", run.cache, "--run-dir", run.path]
     ended = cli(["stilt_mlm.py", *shown, "--track", "tensorboard"])
     assert "holds this run already, DONE" in ended.err  # and none with other settings
-
-
-def test_every_tracker_has_an_extra_of_its_name():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    assert len(TRACKERS) == 4
-    for name in TRACKERS:
-        assert setup["options.extras_require"][name].strip().startswith(f"{name}>=")
 
 
 def needs(name):

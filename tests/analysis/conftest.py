@@ -32,14 +32,15 @@ def empty(tmp_path_factory):
 
 @pytest.fixture
 def approved(request):
-    """Compare the words of a scenario with its approved file, named after the test; --approve writes that file."""
+    """Compare a text, or the words of a study, with the approved file of the test; --approve writes that file."""
     file = Path(__file__).parent / "approved" / f"{request.node.name.removeprefix('test_')}.txt"
 
     def check(found):
+        text = found if isinstance(found, str) else words(found)
         if request.config.getoption("--approve"):
             file.parent.mkdir(exist_ok=True)
-            file.write_text(words(found), encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
         assert file.is_file(), f"{file.name} is not there: run this test with --approve and read what it writes"
-        assert words(found) == file.read_text(encoding="utf-8"), "run this test with --approve if the words are better"
+        assert text == file.read_text(encoding="utf-8"), "run this test with --approve if the words are better"
 
     return check

@@ -44,11 +44,6 @@ def test_csv_is_unrounded(mixed):
     assert (other["runs"], other["done"], other["diverged"], other["delay_max_mean"]) == ("3", "2", "1", "3.0")
 
 
-def test_the_same_cells_are_in_markdown(mixed):
-    lines = compare(mixed, "--format", "md").out.splitlines()
-    assert any(line.startswith("| async | asynchronous | 4 | 2/3 (diverged 1/3) | 5.2500 ± 0.3536 |") for line in lines)
-
-
 def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     write_run(other / "s0", SYNC, straight(9.0, 4.0, seconds=20.0), seed=7)

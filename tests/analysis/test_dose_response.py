@@ -65,11 +65,6 @@ def test_synchronous_rounds_wait_for_the_slowest_under_random_speeds_and_delayed
         assert uneven.ratios[-1].estimate < even.ratios[-1].estimate
 
 
-def test_a_round_ends_with_its_last_arrival():
-    arrivals = arrival_seconds("slow:worker=0,factor=3", "synchronous", 2, 0, 6)
-    assert arrivals[1::2] == [3.0, 6.0, 9.0]
-
-
 def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage():
     # under exponential times 80 delayed updates end long before 40 rounds of two, and bring next to nothing
     dose = dose_of({1: 100.0, 3: 1.0})
@@ -136,12 +131,6 @@ def test_a_run_that_never_gets_below_its_first_loss_has_no_time_and_says_so():
     dose = dose_of({1: -1.0, 3: 1.0})
     with pytest.raises(UsageError, match="delay 1, seed 100: one of the two runs never gets below its first loss"):
         dose.put_on_clock("constant:1", arrival_seconds)
-
-
-def test_at_delay_0_there_is_nothing_to_compare():
-    dose = dose_of({0: 1.0, 1: 1.0, 3: 1.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    assert [response.delay for response in dose.clocks[0].responses] == [1, 3]
 
 
 def test_table_and_picture_are_written(tmp_path):

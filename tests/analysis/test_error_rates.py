@@ -56,13 +56,6 @@ def test_the_tables_have_a_row_per_noise_and_number_of_pairs():
     assert error_rates(*FEW, "--seed", "1").stdout != done.stdout
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--studies", "0"), ("--task-studies", "0"), ("--seed", "-1")])
-def test_bad_flags_are_refused_with_exit_code_2(flag, value):
-    done = error_rates(flag, value)
-    assert done.returncode == 2
-    assert f"error: {flag} must be" in done.stderr
-
-
 @pytest.mark.slow
 def test_the_rates_that_a_page_states_are_those_that_are_measured(example, tmp_path):
     """Of a wrong better or worse with 8 seeds, within 2 points, where the noise of one arm alone is not symmetric."""

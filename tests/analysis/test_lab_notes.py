@@ -9,7 +9,7 @@ import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
 from analysis.findings.lab_notes import REFERENCE
-from analysis.lab_notes import EXACT_ONLY, PER_PROCESS, lab_notes, main, parser
+from analysis.lab_notes import EXACT_ONLY, PER_PROCESS, lab_notes, main
 from analysis.read import read
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import make_plan
@@ -156,7 +156,3 @@ def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path):
 def test_a_folder_without_runs_is_a_usage_error(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "make one: python experiments/stilt_mlm.py" in capsys.readouterr().err
-
-
-def test_help_names_the_folder_that_the_sweep_of_the_notes_writes():
-    assert "python -m analysis lab_notes runs/lab_notes " in parser().format_help()
