@@ -6,18 +6,21 @@ differ in what moves gradients, and in nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import msgspec
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd import modes
@@ -25,7 +28,7 @@ from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver
 from asyncsgd.errors import RunError
 from asyncsgd.experiment import Course, Experiment, Setup
-from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.flat import FlatModel
 from asyncsgd.hardware import Hardware
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
@@ -40,10 +43,11 @@ from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, NeverSaves, Result,
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Sink
+from asyncsgd.runtime.link import Inherited, Link, Meeting, Pair
 from asyncsgd.runtime.processes import Processes
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
-    Meeting,
+    RankMeeting,
     Stages,
     Training,
     backend_of,
@@ -51,13 +55,11 @@ from asyncsgd.runtime.rank_process import (
     serve_rank,
 )
 from asyncsgd.runtime.ranks import Noticeboard, end_with_launcher
+from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
-from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
-from asyncsgd.runtime.transport.messages import ServerEnd
-from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
-from asyncsgd.runtime.transport.shared_memory import SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Heap
-from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
+from asyncsgd.runtime.worker_loop import Way, serve
+from asyncsgd.runtime.worker_process import Assignment, StepHere, set_up_process
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest
@@ -201,107 +203,89 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
-    if run.setup.runtime.transport == "process_group":
-        transport: ProcessGroupServer | SharedMemoryServer = ProcessGroupServer(run.num_workers, run.flat.layout.size)
-    else:
-        transport = SharedMemoryServer(run.num_workers, run.flat.layout.size)
-    return _serve_workers(
-        run,
-        transport,
-        board,
-        serve_gradients,
-        lambda vector: run.setup.server_recipe.on(*vector),
-    )
+    segment = Segment(run.flat.layout.size, run.num_workers)
+    return _serve_workers(run, segment, board, run.setup.server_recipe.on(segment.parameters, run.flat.layout))
 
 
 def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
-    step = _step_here(run.setup, run.course)
+    step, size = _step_here(run.setup, run.course), run.flat.layout.size
+    assert step is not None
     extra = 0
     if step.share_state:
-        trial = step.recipe.on(torch.zeros(run.flat.layout.size), run.flat.layout)
+        trial = step.recipe.on(torch.zeros(size), run.flat.layout)
         trial.create_state()
         extra = trial.state_size
-    transport = SharedMemoryServer(run.num_workers, run.flat.layout.size, extra=extra, slots=False)
-    return _serve_workers(run, transport, board, serve_hogwild, lambda vector: StepTakenByWorker(), step)
+    return _serve_workers(run, Segment(size, 0, extra), board, StepTakenByWorker())
 
 
-def _step_here(setup: Setup, course: Course) -> StepHere:
-    assert isinstance(setup.runtime, modes.Hogwild)
-    return StepHere(setup.recipe, course.schedule, setup.runtime.share_state)
+def _step_here(setup: Setup, course: Course) -> StepHere | None:
+    """How workers step, where they do."""
+    runtime = setup.runtime
+    return StepHere(setup.recipe, course.schedule, runtime.share_state) if isinstance(runtime, modes.Hogwild) else None
 
 
 def _serve_workers(
-    run: Run,
-    transport: SharedMemoryServer | ProcessGroupServer,
-    board: Noticeboard | None,
-    target: Callable[..., None],
-    optimizer_on: Callable[[tuple[Tensor, Layout]], Optimizer | StepTakenByWorker],
-    *arguments: object,
+    run: Run, segment: Segment, board: Noticeboard | None, optimizer: Optimizer | StepTakenByWorker
 ) -> Result:
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
     assert run.context is not None
-    started_here = range(run.num_workers) if board is None else range(1)
-    address = transport.address
-    if board is not None:
-        board.put(_notice(run, address))
-    try:
-        with Processes(run.context) as processes:
-            for worker in started_here:
-                processes.start(worker, target, run.assignment(worker), address, worker, *arguments)
+    segment.parameters.copy_(run.flat.parameters)
+    shares, step = run.setup.runtime.transport == "shared_memory", _step_here(run.setup, run.course)
+    links: dict[int, Link] = {}
+    with contextlib.ExitStack() as closing:
+        meeting = Meeting("", None)
+        if board is not None or not shares:
+            folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True))
+            meeting = Meeting(folder, segment.path if shares else None)
+        processes = closing.enter_context(Processes(run.context))
+        if board is not None:
+            board.put(_notice(run, meeting))
+        for worker in range(run.num_workers):
+            child, pipe = board is None or worker == 0, None
+            way: Way = meeting
+            if child and shares:
+                ours, pipe = run.context.Pipe()
+                links[worker], way = Link(ours), Inherited(pipe, segment)
+            else:
+                slot = None if shares else segment.slots[worker]
+                links[worker] = Pair(meeting.folder, worker, serves=True, carries_vectors=not shares, slot=slot)
+            if child:
+                processes.start(worker, serve, run.assignment(worker), way, worker, step)
                 run.usage.follow(f"worker {worker}", processes.pid(worker))
-            optimizer = optimizer_on(_vector(run, transport))
-            result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
-            if result.status == INTERRUPTED:
-                processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
-            return result
-    finally:
-        transport.close()
-
-
-def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, Layout]:
-    """The server's vector, with the initial parameters in it, and where the tensors lie in it."""
-    if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
+            if pipe is not None:
+                pipe.close()  # the worker has the only other end now, so its death is the end of the file
+        result = _serve(run, links, segment, optimizer, processes.how_it_ended)
+        if result.status == INTERRUPTED:
+            processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
         with torch.no_grad():
-            transport.parameters.copy_(run.flat.parameters)
-    return transport.parameters, run.flat.layout
+            run.flat.parameters.copy_(segment.parameters)
+        return result
 
 
 def _serve(
-    run: Run,
-    transport: ServerEnd,
-    num_workers: int,
-    optimizer: Optimizer | StepTakenByWorker,
-    dead: Dead = lambda worker, seconds: None,
+    run: Run, links: Mapping[int, Link], segment: Segment, optimizer: Optimizer | StepTakenByWorker, dead: Dead
 ) -> Result:
-    stepping = transport if isinstance(optimizer, StepTakenByWorker) else None
-    assert stepping is None or isinstance(stepping, SharedMemoryServer)
     clock = TrainingClock()
     server = _server(
         run,
-        transport.parameters,
+        segment.parameters,
         optimizer,
         lambda: clock.seconds,
-        num_workers,
-        all_of_budget=stepping is not None,  # a step that was taken cannot be discarded
-        writing=transport.writing,
+        run.num_workers,
+        all_of_budget=isinstance(optimizer, StepTakenByWorker),  # a step that was taken cannot be discarded
+        writing=segment.writing,
     )
-    workers = Workers(
-        transport, run.task, num_workers, clock, stepping=stepping, dead=dead, stop_requested=run.stop_requested
-    )
+    workers = Workers(links, segment, run.task, clock, dead=dead, stop_requested=run.stop_requested)
     fit = _fit(run, server, workers)
     try:
         workers.meet(run.flat.layout.fingerprint)
-        result = fit.run()
+        return fit.run()
     except Interrupted:  # while workers came up
-        result = Result(INTERRUPTED, "interrupted by the user")
+        return Result(INTERRUPTED, "interrupted by the user")
     finally:
         for left in workers.close():  # nothing may change any more, so the rule does not hear of them
             run.record(server.drop(left.worker, left.reason))
-    if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
-        with torch.no_grad():
-            run.flat.parameters.copy_(transport.parameters)
-    return result
 
 
 def _train_sync(run: Run, board: Noticeboard | None) -> Result:
@@ -322,7 +306,7 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
         tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True) as folder,
         Processes(run.context) as processes,
     ):
-        meeting = Meeting(Path(folder), number)
+        meeting = RankMeeting(Path(folder), number)
         for rank in range(1, number):
             processes.start(rank, serve_rank, run.assignment(rank), training, meeting, rank)
             run.usage.follow(f"worker {rank}", processes.pid(rank))
@@ -429,8 +413,7 @@ def execute(run: Run, board: Noticeboard | None) -> Result:
     return _TRAIN[type(run.setup.runtime)](run, board)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Resume:
+class _Resume(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """What the ranks of a synchronous run go on from; empty: nothing."""
 
     folder: str
@@ -438,40 +421,56 @@ class _Resume:
     checkpoint: str
 
 
-_ADDRESSES = Codec(SharedMemoryAddress, ProcessGroupAddress, _Resume)
-"""What rank 0 tells the others, beside what its task has found out. Every rank knows from its own settings what to do
-with it. So a stranger who writes in rank 0's place can name no code.
-"""
+class _Notice(Struct, frozen=True, forbid_unknown_fields=True):
+    """What rank 0 tells the others. Every rank knows from its own settings what to do with it. So a stranger who writes
+    in rank 0's place can name no code.
+    """
+
+    found: dict[str, Any]
+    """What the task's `prepare` has found out."""
+    micro_batches: int
+    """Parts of a batch."""
+    way: Meeting | _Resume
 
 
-HARDWARE = Codec(Hardware)
-"""What the others tell rank 0 where they are on several hosts."""
-
-
-def _notice(run: Run, address: SharedMemoryAddress | ProcessGroupAddress | _Resume) -> bytes:
-    """What the other ranks of torchrun are told: what the task has found out, the parts of a batch, the address."""
-    return b"\n".join((encode_found(run.task), b"%d" % run.setup.micro_batches, _ADDRESSES.encode(address)))
+def _notice(run: Run, way: Meeting | _Resume) -> bytes:
+    found = {name: getattr(run.task, name) for name in found_by(run.task)}
+    return msgspec.json.encode(_Notice(found, run.setup.micro_batches, way))
 
 
 def follow(experiment: Experiment) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
     end_with_launcher(leads=False)
-    board, setup = Noticeboard(), experiment.setup
+    board, setup, task = Noticeboard(), experiment.setup, experiment.task
     if board.several_hosts:
-        board.say(HARDWARE.encode(Hardware.here(setup.device)))
+        board.say(msgspec.json.encode(Hardware.here(setup.device)))
     try:
-        found, parts, address_line = board.get().split(b"\n")
-        task, address = decode_found(experiment.task, found), _ADDRESSES.decode(address_line)
-        setup = dataclasses.replace(setup, micro_batches=int(parts))
-    except (ProtocolError, ValueError) as error:
+        notice = msgspec.json.decode(board.get(), type=_Notice)
+        if notice.found.keys() != set(found_by(task)):
+            raise ValueError(f"{[*notice.found]} is not what a {type(task).__name__} finds out")
+    except ValueError as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
+    found = {name: _tuples(value) for name, value in notice.found.items()}
+    task = dataclasses.replace(task, **found)  # type: ignore[type-var]
+    setup = dataclasses.replace(setup, micro_batches=notice.micro_batches)
     course = experiment.course(task)
     assignment = _assignment(setup, course, task, board.rank)
     if not setup.runtime.has_server:
-        assert isinstance(address, _Resume)
-        resume = (Path(address.folder), address.checkpoint) if address.folder else None
+        assert isinstance(notice.way, _Resume)
+        resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
         _join_ranks(board, assignment, setup.device, _training(setup, course, experiment.cache, resume=resume))
-    if isinstance(setup.runtime, modes.Hogwild):
-        serve_hogwild(assignment, address, board.rank, _step_here(setup, course))
-    serve_gradients(assignment, address, board.rank)
+    assert isinstance(notice.way, Meeting)
+    serve(assignment, notice.way, board.rank, _step_here(setup, course))
     return 0  # not reached: each ends the process
+
+
+def found_by(task: Task) -> list[str]:
+    """The fields that a task's `prepare` fills in."""
+    if not dataclasses.is_dataclass(task):
+        return []
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(task)
+    return [field.name for field in fields if field.metadata.get("found")]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

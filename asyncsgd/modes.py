@@ -17,7 +17,7 @@ from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
 
 _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
-"""Processors on which the sequence lock of shared memory is right; see `runtime.transport.shared_memory`."""
+"""Processors on which the sequence lock of shared memory is right; see `asyncsgd.runtime.segment`."""
 
 
 _AS_CONSTANT = Constant()

@@ -15,12 +15,13 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from asyncsgd import modes
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
-from asyncsgd.execute import HARDWARE, Run, execute
+from asyncsgd.execute import Run, execute
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
 from asyncsgd.finishing import TWICE, finish, write_last
 from asyncsgd.fitting import find_micro_batches
@@ -36,7 +37,6 @@ from asyncsgd.runtime.base import Result
 from asyncsgd.runtime.memory import forget_peaks
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch, Noticeboard, end_with_launcher
-from asyncsgd.runtime.transport.codec import ProtocolError
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy
@@ -302,8 +302,8 @@ def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dic
     described |= {"device": setup.device, "num_devices": setup.num_devices, **dataclasses.asdict(here)}
     if board is not None and board.several_hosts:
         try:
-            others = [HARDWARE.decode(notice) for notice in board.heard()]
-        except ProtocolError as error:
+            others = [msgspec.json.decode(notice, type=Hardware) for notice in board.heard()]
+        except ValueError as error:
             raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
         described["hardware_of_ranks"] = by_ranks([here, *others])
     return described

@@ -112,7 +112,6 @@ def train(small, tmp_path, tmp_path_factory, monkeypatch):
             thread.join()
         assert failed == []
         assert workers() == []
-        assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
         assert list(temporary.glob("asyncsgd-*")) == []
         return Finished(folder), ended
 
@@ -250,16 +249,11 @@ class Command:
     def err(self):
         return (self.folder / "err.txt").read_text()
 
-    def shared(self):
-        return list(Path("/dev/shm").glob(f"asyncsgd-{self.process.pid}-*"))
-
     def end(self):
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
-        for path in self.shared():
-            path.unlink()
         subprocess.run(["rm", "-rf", str(self.temporary)], check=True)
 
 
@@ -292,7 +286,6 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(mode, start, tmp_path)
         "stopping after the current step; a second Ctrl-C leaves at once\nINTERRUPTED: interrupted by the user\n"
     )
     until(lambda: not command.pids(), "all processes to be gone", 30)
-    assert command.shared() == []
     assert command.left() == []
 
     from transformers import AutoModelForMaskedLM
@@ -318,7 +311,6 @@ def test_sigterm_to_every_process_of_a_job_is_heard_by_the_leader_alone(mode, st
     assert summary["num_updates"] > 0
     assert not Finished(tmp_path / "run").records("leave")
     until(lambda: not command.pids(), "all processes to be gone", 30)
-    assert command.shared() == []
 
 
 @pytest.mark.slow
@@ -334,7 +326,6 @@ def test_a_signal_before_training_ends_everything_soon_and_leaves_a_summary(line
     assert Finished(tmp_path / "run").summary["status"] == "INTERRUPTED"
     until(lambda: not command.pids(), "all processes to be gone", 30)
     assert "Traceback" not in command.err
-    assert command.shared() == []
     assert command.left() == []
 
 
@@ -371,7 +362,6 @@ def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_fre
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.wait(10)
     until(lambda: not command.pids(), "workers to go by themselves", 30)
-    assert command.shared() == []
     assert not trains or num_evaluations(tmp_path / "run") >= 3
 
 

@@ -51,7 +51,7 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
     kind = None if model is None else _kind_of_model(model)
     return fork_server_of(
         "asyncsgd.runtime.rank_process",
-        "asyncsgd.runtime.worker_process",
+        "asyncsgd.runtime.worker_loop",
         *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
         *modules,
     )

@@ -116,7 +116,7 @@ def is_lost_contact(error: Exception) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class RankMeeting:
     """Where the ranks of one host meet; can be pickled."""
 
     folder: Path
@@ -159,7 +159,7 @@ class Meeting:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def serve_rank(assignment: Assignment, training: Training, meeting: Meeting, rank: int) -> None:
+def serve_rank(assignment: Assignment, training: Training, meeting: RankMeeting, rank: int) -> None:
     """Entry point of a rank other than 0 that rank 0 has started; blocks."""
     try:
         set_up_process(assignment.threads)

@@ -20,27 +20,34 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
+import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.flights import Arrived, Happened, Left, State, Work
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
 from asyncsgd.runtime.fit import Nobody
-from asyncsgd.runtime.transport.messages import (
+from asyncsgd.runtime.link import (
     Compute,
     Computed,
     Evaluate,
     Evaluated,
+    Gone,
     Holding,
-    Lost,
+    Link,
     Message,
+    Pair,
     Proceed,
     Ready,
-    ServerEnd,
     Stop,
+    Told,
+    Wake,
 )
-from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryServer
+from asyncsgd.runtime.segment import FROZEN, SAMPLES, Segment
 from asyncsgd.tasks.base import Sums, Task, decode_sums
 
 Dead = Callable[[int, float], str | None]
@@ -50,15 +57,20 @@ STOP_SECONDS = 30.0
 """How long a worker that steps may take over its last gradient when a run ends before its budget is spent."""
 
 
+class Lost(Told):
+    """The worker is gone; nobody sends this."""
+
+    reason: str
+
+
 class Workers:
     """The worker processes of a run.
 
     Args:
-        transport: carries the server's parameters; its workers must come up by themselves; the caller closes it.
+        links: to each worker; the caller closes them.
+        segment: with a slot for each worker, unless they step the parameters themselves.
         task: what they learn.
-        num_workers: N, workers 0 to N - 1.
         clock: the training clock.
-        stepping: the transport again, where the workers step the parameters themselves; None: the server does.
         dead: tells how a worker's process ended, for messages and for workers that die before they connect.
         stop_requested: looked at while this waits for workers; `Interrupted` is raised then.
     """
@@ -67,26 +79,29 @@ class Workers:
 
     def __init__(
         self,
-        transport: ServerEnd,
+        links: Mapping[int, Link],
+        segment: Segment,
         task: Task,
-        num_workers: int,
         clock: TrainingClock,
         *,
-        stepping: SharedMemoryServer | None = None,
         dead: Dead = lambda worker, seconds: None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._transport, self._task, self._num_workers = transport, task, num_workers
-        self._clock, self._stepping, self._dead, self._stop_requested = clock, stepping, dead, stop_requested
-        self._alive: set[int] = set()
+        self._links, self._segment, self._task = dict(links), segment, task
+        self._clock, self._dead, self._stop_requested = clock, dead, stop_requested
+        self._steps_there = not segment.slots
+        self._selector = selectors.DefaultSelector()
+        for worker, link in links.items():
+            self._selector.register(link, selectors.EVENT_READ, worker)
+        self._readable: collections.deque[int] = collections.deque()  # workers from whom there is something to read
+        self._ready: set[int] = set()  # and not lost
         self._left: collections.deque[Left] = collections.deque()
         """Lost workers of which the method has not heard."""
         self._reasons: list[str] = []
-        self._working: dict[int, Work] = {}
-        self._unsent: list[Work] = []
-        self._abandoned: set[int] = set()  # workers that still compute what nobody waits for
+        self._works: dict[int, Work] = {}  # of each worker, until it arrives
+        self._unsent: dict[int, Work] = {}  # those that their workers have not been told
+        self._computing: set[int] = set()  # workers that were told one, or another before it, and have not answered
         self._num_samples = 0  # that have arrived
-        self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
         self._held_back: list[tuple[float, int, Computed]] = []
         """Arrivals in an evaluation, with the seconds of the clock at which they count, ascending."""
         self._paused = False  # by an evaluation
@@ -99,23 +114,21 @@ class Workers:
         Args:
             layout: `Layout.fingerprint` that every worker must have.
         """
-        while len(self._alive) + len(self._left) < self._num_workers:
+        while coming := self._links.keys() - self._ready:
             for worker, message in self._wait():
-                if isinstance(message, Lost):
-                    self._lose(worker, message.reason)
-                elif isinstance(message, Ready):
+                if isinstance(message, Ready):
                     if message.layout != layout:
                         raise RuntimeError(
                             f"worker {worker} has built another model: layout {message.layout}, not {layout}"
                         )
-                    self._alive.add(worker)
-            for worker in set(range(self._num_workers)) - self._alive - {left.worker for left in self._left}:
+                    self._ready.add(worker)
+            for worker in coming & self._links.keys():
                 if (reason := self._dead(worker, 0.0)) is not None:
                     self._lose(worker, reason)
 
     @property
     def present(self) -> Sequence[int]:
-        return sorted(self._alive)
+        return sorted(self._ready)
 
     @property
     def now(self) -> float:
@@ -131,28 +144,27 @@ class Workers:
             self._clock.pause()
 
     def stop(self, works: Sequence[Work]) -> None:
+        """Their workers finish what they have begun; only a wait that `Straggling` asks for ends."""
         for work in works:
-            if self._working.pop(work.worker, None) is not None and work not in self._unsent:
-                self._abandoned.add(work.worker)
-        self._unsent = [work for work in self._unsent if work not in works]
+            if self._works.get(work.worker) is work:
+                del self._works[work.worker]
+                if self._unsent.pop(work.worker, None) is None and work.worker in self._computing:
+                    self._send(work.worker, Wake())
 
     def start(self, works: Sequence[Work]) -> None:
-        """The workers hear of it when the next thing is asked for: after an evaluation, if one is due."""
+        """The workers hear of it when the next thing is asked for: after an evaluation, if one is due; and when they
+        are idle.
+        """
         for work in works:
-            self._working[work.worker] = work
-            if work.point is not None:
-                if work.worker in self._abandoned:  # which may write its slot still
-                    raise RuntimeError("a rule that abandons cannot start at exact points on real workers")
-                self._transport.gradient(work.worker).copy_(work.point)
-        self._unsent += works
-        if self._stepping is not None:
-            self._stepping.segment.control[SAMPLES] = self._num_samples
+            self._works[work.worker] = self._unsent[work.worker] = work
+        if self._steps_there:
+            self._segment.control[SAMPLES] = self._num_samples
 
     def next(self, until: float) -> Happened | None:
         """None also after half a second, so that somebody looks at signals."""
         if self._left:
             return self._left.popleft()
-        if not self._alive:
+        if not self._ready:
             raise self._nobody()
         if self.now >= until:
             return None  # whoever stands still since an evaluation goes on doing so
@@ -161,29 +173,21 @@ class Workers:
         if release <= self.now:
             return self._arrived(*self._held_back.pop(0)[1:])
         for worker, message in self._wait(min(release, until) - self.now):
-            if isinstance(message, Lost):
-                self._lose(worker, message.reason)
-            elif isinstance(message, Computed):
+            if isinstance(message, Computed):
                 return self._arrived(worker, message)
         return None
 
-    def settle(self) -> Iterator[Arrived]:
+    def settle(self) -> Iterable[Arrived]:
         """Where workers step, let them stand still until `next`, and tell the steps that they took before they did."""
-        if self._stepping is None:
+        if not self._steps_there:
             return
-        self._stepping.segment.control[FROZEN] = 1
-        asked = {work.worker for work in self._unsent}
-        while self._alive.intersection(self._working) - asked - self._holding:
+        self._freeze()
+        while self._computing - self._holding:
             for worker, message in self._messages():
-                if isinstance(message, Holding):
-                    self._holding.add(worker)
-                elif isinstance(message, Lost):
-                    self._lose(worker, message.reason)
-                elif isinstance(message, Computed) and (arrived := self._arrived(worker, message)) is not None:
+                if isinstance(message, Computed) and (arrived := self._arrived(worker, message)) is not None:
                     yield arrived
-                    asked = {work.worker for work in self._unsent}
 
-    def evaluate(self, parameters: object) -> Measured:
+    def evaluate(self, parameters: Tensor) -> Measured:
         """A shard each; the shards of a worker that is lost meanwhile go to another.
 
         Raises:
@@ -195,8 +199,8 @@ class Workers:
         began, owners, sums = time.perf_counter(), dict(enumerate(self.present)), dict[int, Sums]()
         number = len(owners)
         for shard, worker in owners.items():
-            self._transport.send(worker, Evaluate(shard, number))
-        while self._alive and len(sums) < number:
+            self._send(worker, Evaluate(shard, number), parameters)
+        while self._ready and len(sums) < number:
             for worker, message in self._wait():
                 if isinstance(message, Evaluated):
                     sums[message.shard] = decode_sums(message.sums)
@@ -205,12 +209,11 @@ class Workers:
                 elif isinstance(message, Computed):
                     self._held_back.append((self.now + time.perf_counter() - began, worker, message))
                 elif isinstance(message, Lost):
-                    self._lose(worker, message.reason)
                     for shard in [shard for shard, owner in owners.items() if owner == worker and shard not in sums]:
-                        if self._alive:
-                            owners[shard] = min(self._alive)
-                            self._transport.send(owners[shard], Evaluate(shard, number))
-        if not self._alive:
+                        if self._ready:
+                            owners[shard] = min(self._ready)
+                            self._send(owners[shard], Evaluate(shard, number), parameters)
+        if not self._ready:
             raise self._nobody()
         self._held_back.sort(key=lambda item: item[0])
         peaks = tuple((worker, *peak) for worker, peak in sorted(self._peak_bytes.items()))
@@ -219,73 +222,110 @@ class Workers:
 
     def close(self) -> list[Left]:
         """Tell all workers to stop, and wait for those that step; who was lost of whom the method has not heard."""
-        if self._stepping is not None:
-            self._stepping.segment.control[FROZEN] = 1  # no step that nobody hears of
-        for worker in range(self._num_workers):
-            self._transport.send(worker, Stop())
+        if self._steps_there:
+            self._segment.control[FROZEN] = 1  # no step that nobody hears of
+        for worker in list(self._links):
+            self._send(worker, Stop())
         left, deadline = list(self._left), time.monotonic() + STOP_SECONDS
-        stepping = set() if self._stepping is None else set(self._alive)
-        stepping -= {worker for worker, message in self._inbox if isinstance(message, Lost)}
-        while stepping and time.monotonic() < deadline:
-            messages = self._transport.wait(POLL_SECONDS)
-            stepping -= {worker for worker, message in messages if isinstance(message, Lost)}
+        while self._steps_there and self._ready and time.monotonic() < deadline:
+            self._messages()
         return left
 
     def state_dict(self) -> State:
         """The clock, and the optimizer state that workers share. Workers of their own have no part in it."""
         state: State = {"clock": self._clock.state_dict()}
-        return state if self._stepping is None else state | {"shared": self._stepping.extra}
+        return state | {"shared": self._segment.extra} if self._steps_there else state
 
     def load_state_dict(self, state: State) -> None:
         self._clock.load_state_dict(state["clock"])
-        if self._stepping is not None:
-            self._stepping.extra.copy_(state["shared"])
-            self._stepping.segment.control[SAMPLES] = self._num_samples = state["server"]["num_samples"]
+        if self._steps_there:
+            self._segment.extra.copy_(state["shared"])
+            self._segment.control[SAMPLES] = self._num_samples = state["server"]["num_samples"]
+
+    def _freeze(self) -> None:
+        if not int(self._segment.control[FROZEN]):
+            self._segment.control[FROZEN] = 1
+            for worker in self._computing:
+                self._send(worker, Wake())
 
     def _go_on(self) -> None:
-        """Undo what an evaluation did, and tell workers what they are to compute."""
+        """Undo what an evaluation did, and tell workers that are idle what they are to compute."""
         if self._paused:
             self._paused = False
             self._clock.resume()
-        if self._stepping is not None and self._stepping.segment.control[FROZEN]:
-            self._stepping.segment.control[FROZEN] = 0
+        if self._steps_there and int(self._segment.control[FROZEN]):
+            self._segment.control[FROZEN] = 0
             for worker in self._holding:
-                self._transport.send(worker, Proceed())
+                self._send(worker, Proceed())
             self._holding.clear()
-        for work in self._unsent:
-            exact = None if work.point is None else work.version
-            self._transport.send(work.worker, Compute(work.dispatch, work.batches, work.rate, exact, work.draw))
-        self._unsent.clear()
+        for worker in [worker for worker in self._unsent if worker not in self._computing]:
+            self._tell(self._unsent.pop(worker))
 
-    def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message]]:
+    def _tell(self, work: Work) -> None:
+        """Tell an idle worker to compute. Its slot is free for the point where it starts, if it has to be told one."""
+        worker, point, exact = work.worker, work.point, None if work.point is None else work.version
+        if point is None and self._links[worker].carries_vectors:
+            point, exact = self._segment.parameters, self._segment.version
+        if point is not None:
+            self._segment.slots[worker].copy_(point)
+        self._computing.add(worker)
+        command = Compute(work.dispatch, work.batches, work.rate, exact, work.draw)
+        self._send(worker, command, self._segment.slots[worker] if self._segment.slots else None)
+
+    def _send(self, worker: int, message: Message, vector: Tensor | None = None) -> None:
+        """Whoever is gone is heard to be."""
+        link = self._links[worker]
+        with contextlib.suppress(Gone):
+            link.send(message)
+            if isinstance(link, Pair) and link.carries_vectors and vector is not None:
+                link.send_vector(vector)
+
+    def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | Lost]]:
         """See `_messages`; raises `Interrupted` where the user has asked to stop."""
         if self._stop_requested():
             raise Interrupted
         return self._messages(seconds)
 
-    def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message]]:
+    def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | Lost]]:
         """The next message, or none within `seconds`. One at a time: handling it may wait for others."""
-        if not self._inbox:
-            self._inbox.extend(self._transport.wait(max(0.0, min(seconds, POLL_SECONDS))))
-        return [self._inbox.popleft()] if self._inbox else []
+        if not self._readable:
+            keys = self._selector.select(max(0.0, min(seconds, POLL_SECONDS)))
+            self._readable.extend(key.data for key, _ in keys)
+        if not self._readable:
+            return []
+        worker = self._readable.popleft()
+        try:
+            message = self._links[worker].receive()
+        except Gone as gone:
+            reason = str(gone)
+            self._lose(worker, self._dead(worker, 2.0) or reason)  # its end closes a moment before its process ends
+            return [(worker, Lost(reason))]
+        if isinstance(message, Holding):
+            self._holding.add(worker)
+        elif isinstance(message, Computed):
+            self._computing.discard(worker)
+        return [(worker, message)]
 
     def _arrived(self, worker: int, message: Computed) -> Arrived | None:
         """None if nobody waits for it any more: its batch went to another worker, and it counts in no budget."""
-        work = self._working.get(worker)
-        self._abandoned.discard(worker)
-        if worker not in self._alive or work is None or work.dispatch != message.dispatch:
+        work = self._works.get(worker)
+        if worker not in self._ready or work is None or work.dispatch != message.dispatch:
             return None
-        del self._working[worker]
+        del self._works[worker]
         self._num_samples += message.gradient.num_samples
-        seconds, vector = self.now - work.began, self._transport.gradient(worker)
+        vector = torch.empty(0) if self._steps_there else self._segment.slots[worker]
+        seconds = self.now - work.began
         return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken)
 
     def _lose(self, worker: int, reason: str) -> None:
-        reason = self._dead(worker, 2.0) or reason  # its connection closes a moment before the process has ended
+        self._selector.unregister(self._links[worker])
+        self._links.pop(worker).close()
         self._reasons.append(f"worker {worker}: {reason}")
-        self._alive.discard(worker)
-        self._holding.discard(worker)
+        for numbers in (self._ready, self._holding, self._computing):
+            numbers.discard(worker)
+        self._unsent.pop(worker, None)
         self._held_back = [item for item in self._held_back if item[1] != worker]
+        self._readable = collections.deque(reader for reader in self._readable if reader != worker)
         self._left.append(Left(worker, reason))
 
     def _nobody(self) -> Nobody:

@@ -1,1 +1,0 @@
-"""What moves commands, parameters and gradients between the server and its workers."""

@@ -1,0 +1,201 @@
+"""A worker's process: build the model, obey until the server says stop or is gone. Hogwild's workers are its other
+branch: they step the shared parameters themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from multiprocessing import parent_process
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asyncsgd.batches import indices_of
+from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import Optimizer
+from asyncsgd.records.events import Taken
+from asyncsgd.runtime.link import (
+    Compute,
+    Computed,
+    Evaluate,
+    Evaluated,
+    Gone,
+    Holding,
+    Link,
+    Pair,
+    Proceed,
+    Pushing,
+    Ready,
+    Stop,
+)
+from asyncsgd.runtime.memory import peak_bytes
+from asyncsgd.runtime.processes import NO_BATCH_LEFT
+from asyncsgd.runtime.segment import FROZEN, SAMPLES, Segment
+from asyncsgd.runtime.worker_process import Assignment, StepHere, Straggling, fail, set_up_process
+from asyncsgd.tasks.base import encode_sums
+
+
+class Way(Protocol):
+    """How a worker reaches its server; see `Inherited` and `Meeting`."""
+
+    def join(self, worker: int) -> tuple[Link, Segment | None]: ...
+
+
+def serve(assignment: Assignment, way: Way, worker: int, step: StepHere | None = None) -> None:
+    """Entry point of a worker, of one that steps with `step`; blocks until it is told to stop, and ends the process."""
+    try:
+        set_up_process(assignment.threads)
+        loop = Gradients(assignment, way, worker) if step is None else Steps(assignment, way, worker, step)
+        loop.obey()
+    except Gone:
+        os._exit(1)  # the server is gone and has said why; there is nobody to report to
+    except Exception as error:
+        fail(f"worker {worker}", error)
+    sys.stdout.flush()
+    os._exit(0)  # skips the teardown of threads that torch may still have waiting
+
+
+class Gradients:
+    """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
+
+    def __init__(self, assignment: Assignment, way: Way, number: int) -> None:
+        self._assignment, self._straggling = assignment, Straggling.of(assignment, number)
+        self._device = torch.device(assignment.device)
+        self._link, self._segment = way.join(number)
+        self._through = self._link if isinstance(self._link, Pair) and self._link.carries_vectors else None
+        self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
+        self._flat = self._bound(assignment.task.model(assignment.seed).to(self._device))
+        self._worker = assignment.worker(self._flat)
+        self._inner: Optimizer | None = None
+        self._staging = self._flat.parameters if self._device.type == "cpu" else torch.zeros(self._flat.layout.size)
+        """Where what the link brings is received."""
+        self._last_index = 0
+        self._idle_since = 0.0
+
+    def _bound(self, model: torch.nn.Module) -> FlatModel:
+        return FlatModel(model, gradients=self._slot if self._device.type == "cpu" else None)
+
+    def obey(self) -> None:
+        """Carry out commands in order until `Stop`."""
+        self._link.send(Ready(self._flat.layout.fingerprint))
+        self._idle_since = time.perf_counter()
+        while not isinstance(command := self._link.receive(), Stop):
+            if isinstance(command, Evaluate):
+                self._pull(None)
+                self._evaluate(command)
+                self._idle_since = time.perf_counter()
+            elif isinstance(command, Compute) and not self._compute(command):
+                return
+        self._flat.check()
+
+    def _evaluate(self, command: Evaluate) -> None:
+        sums = encode_sums(self._worker.evaluate(command.shard, command.num_shards))
+        self._link.send(Evaluated(command.shard, sums, peak_bytes(self._flat.parameters.device)))
+
+    def _pull(self, exact_version: int | None) -> int:
+        """Have one consistent version in the model, or the point in the slot; which version it is."""
+        parameters = self._flat.parameters
+        if self._through is not None:
+            self._through.receive_vector(self._staging)
+            if self._staging is not parameters:
+                parameters.copy_(self._staging)
+            return exact_version or 0
+        if exact_version is not None:
+            assert self._slot is not None
+            parameters.copy_(self._slot)
+            return exact_version
+        assert self._segment is not None
+        return self._segment.pull(parameters, self._link.check)
+
+    def _push(self, gradients: Tensor) -> None:
+        """Nothing to do where they were computed in the slot."""
+        if self._through is not None:
+            self._through.send(Pushing())
+            self._through.send_vector(gradients if gradients.is_cpu else self._staging.copy_(gradients))
+            self._through.flush()
+        elif self._slot is not None and gradients.data_ptr() != self._slot.data_ptr():
+            self._slot.copy_(gradients)
+
+    def _compute(self, command: Compute) -> bool:
+        """Answer with a gradient; False if the run is over."""
+        began = time.perf_counter()
+        version = self._pull(command.exact_version)
+        pulled = time.perf_counter()
+        indices, worker = indices_of(command.batches), self._worker
+        if indices[-1] >= self._assignment.num_batches and not worker.has_batch(indices[-1]):
+            # Others compute what is left of the budget. Torchrun would end them all because of an exit code.
+            os._exit(0 if parent_process() is None else NO_BATCH_LEFT)
+        if command.learning_rate is None:
+            gradient = worker.gradient(indices[0])
+        else:
+            self._inner = self._inner or self._assignment.inner.on(self._flat.parameters, self._flat.layout)
+            gradient = worker.pseudo_gradient(indices, self._inner, command.learning_rate)
+        if self._device.type != "cpu":
+            torch.cuda.synchronize(self._device)
+        wait_seconds = self._straggling.wait_seconds(time.perf_counter() - pulled, command.first_draw, len(indices))
+        if wait_seconds > 0:
+            self._link.rest(wait_seconds)  # an abandoned gradient need not be waited for
+        computed = time.perf_counter()
+        self._push(self._flat.gradients)
+        pushed = time.perf_counter()
+        taken = Taken(pulled - began, computed - pulled, pushed - computed, began - self._idle_since)
+        self._link.send(Computed(command.dispatch, version, gradient, taken))
+        self._idle_since = time.perf_counter()
+        # This is done while the server applies. Workers at equal speeds take every N-th batch, so the same stride is
+        # likely.
+        worker.prepare(max(0, 2 * indices[0] - self._last_index))
+        self._last_index = indices[0]
+        return True
+
+
+class Steps(Gradients):
+    """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
+
+    def __init__(self, assignment: Assignment, way: Way, number: int, step: StepHere) -> None:
+        super().__init__(assignment, way, number)
+        assert self._segment is not None
+        self._shared, self._schedule = self._segment, step.schedule
+        self._optimizer = step.recipe.on(self._flat.parameters, self._flat.layout)
+        if step.share_state:
+            self._optimizer.share_state(self._segment.extra)
+
+    def _bound(self, model: torch.nn.Module) -> FlatModel:
+        assert self._segment is not None
+        return FlatModel(model, parameters=self._segment.parameters, keep_parameters=True)
+
+    def _pull(self, exact_version: int | None) -> int:
+        return self._shared.version
+
+    def _compute(self, command: Compute) -> bool:
+        """Answer when the step is taken; False if the run is over."""
+        began, version = time.perf_counter(), self._pull(None)
+        gradient = self._worker.gradient(command.batches[0][1])
+        until = time.perf_counter() + self._straggling.wait_seconds(time.perf_counter() - began, command.first_draw)
+        while (left := until - time.perf_counter()) > 0:
+            self._link.rest(left)
+            held = time.perf_counter()
+            if not self._may_step():
+                return False
+            until += time.perf_counter() - held  # whoever holds does not get nearer to its end
+        computed = time.perf_counter()
+        if not self._may_step():
+            return False
+        control = self._shared.control
+        self._optimizer.step(self._flat.gradients, self._schedule(int(control[SAMPLES]) + gradient.num_samples))
+        taken = Taken(compute=computed - began, wait=began - self._idle_since)
+        self._link.send(Computed(command.dispatch, version, gradient, taken))
+        self._idle_since = time.perf_counter()
+        return True
+
+    def _may_step(self) -> bool:
+        """Keep the gradient unapplied while the parameters are frozen; False if the run is over."""
+        if not int(self._shared.control[FROZEN]):
+            return True
+        self._link.send(Holding())
+        while not isinstance(command := self._link.receive(), Proceed | Stop):
+            if isinstance(command, Evaluate):
+                self._evaluate(command)
+        return isinstance(command, Proceed)
