@@ -291,7 +291,7 @@ def _serve(
 def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
-    training, number = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume), run.num_workers
+    training, number = _training(run.setup, run.course, bool(run.unused), resume), run.num_workers
     if board is not None:
         board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
         _init_process_group(board, run.setup.device)
@@ -352,13 +352,13 @@ def _assignment(setup: Setup, course: Course, task: Task, worker: int | None) ->
 
 
 def _training(
-    setup: Setup, course: Course, cache: Path, find_unused: bool = False, resume: tuple[Path, str] | None = None
+    setup: Setup, course: Course, find_unused: bool = False, resume: tuple[Path, str] | None = None
 ) -> Training:
     runtime = setup.runtime
     stages = None
     if isinstance(runtime, modes.Pipeline):
         config = None if runtime.deepspeed_config is None else Path(runtime.deepspeed_config).absolute()
-        stages = Stages(runtime.stages, runtime.schedule, cache / "extensions", config)
+        stages = Stages(runtime.stages, runtime.schedule, config)
     return Training(setup.recipe, course.schedule, find_unused, resume, stages)
 
 
@@ -458,7 +458,7 @@ def follow(experiment: Experiment) -> int:
     if not setup.runtime.has_server:
         assert isinstance(notice.way, _Resume)
         resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
-        _join_ranks(board, assignment, setup.device, _training(setup, course, experiment.cache, resume=resume))
+        _join_ranks(board, assignment, setup.device, _training(setup, course, resume=resume))
     assert isinstance(notice.way, Meeting)
     serve(assignment, notice.way, board.rank, _step_here(setup, course))
     return 0  # not reached: each ends the process

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,13 +41,10 @@ class Anatomy:
     width: int
     """The last dimension of the hidden states."""
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self.costs) - 2
-
     def cut(self, num_stages: int) -> tuple[range, ...]:
-        """The blocks of each stage, at least one, in order: the costliest stage costs as little as possible. Of equal
-        cuts it is the one whose last stages are the shortest.
+        """The blocks of each stage, at least one, in order, under the smallest cost of a stage that is enough for all.
+
+        Of the cuts with this cost it is the one whose first stages are the longest.
 
         >>> Anatomy("layers", (), costs=(0, 4, 4, 4, 4, 8), width=16).cut(2)
         (range(0, 3), range(3, 4))
@@ -55,28 +52,29 @@ class Anatomy:
         Raises:
             UsageError: if there are fewer blocks than stages.
         """
-        if self.num_blocks < num_stages:
+        num_blocks = len(self.costs) - 2
+        if num_blocks < num_stages:
             raise UsageError(
-                f"the model has {self.num_blocks} blocks ({self.blocks}), which cannot be cut into {num_stages} "
-                f"stages; type --stages {self.num_blocks} or less, or take a deeper model"
+                f"the model has {num_blocks} blocks ({self.blocks}), which cannot be cut into {num_stages} stages; "
+                f"type --stages {num_blocks} or less, or take a deeper model"
             )
-        before, *blocks, after = self.costs
-        # best[end]: the smallest largest cost of cutting the first `end` blocks, and where these cuts are.
-        best: dict[int, tuple[int, tuple[int, ...]]]
-        best = {end: (before + sum(blocks[:end]), (0, end)) for end in range(1, self.num_blocks + 1)}
-        for stage in range(2, num_stages + 1):
-            best = {
-                end: min(
-                    (
-                        (max(cost, sum(blocks[at:end]) + (after if stage == num_stages else 0)), (*cuts, end))
-                        for at, (cost, cuts) in best.items()
-                        if at < end
-                    ),
-                    key=lambda each: (each[0], [-cut for cut in each[1]]),
-                )
-                for end in range(stage, self.num_blocks + 1)
-            }
-        return tuple(range(first, end) for first, end in itertools.pairwise(best[self.num_blocks][1]))
+        caps = {self._cost(first, end) for first, end in itertools.combinations(range(num_blocks + 1), 2)}
+        return next(cut for cap in sorted(caps) if (cut := self._filled(cap, num_stages)))
+
+    def _cost(self, first: int, end: int) -> int:
+        """Of the blocks `first` to `end` - 1, with what runs before the first block and after the last one."""
+        return sum(self.costs[first + (first > 0) : end + 1 + (end == len(self.costs) - 2)])
+
+    def _filled(self, cap: int, num_stages: int) -> tuple[range, ...] | None:
+        """The stages filled one after the other up to a cost of `cap`; None where not all blocks find room."""
+        num_blocks, cuts = len(self.costs) - 2, [0]
+        for later in reversed(range(num_stages)):
+            ends = range(cuts[-1] + 1, num_blocks - later + 1) if later else [num_blocks]
+            fitting = [end for end in ends if self._cost(cuts[-1], end) <= cap]
+            if not fitting:
+                return None
+            cuts.append(fitting[-1])
+        return tuple(itertools.starmap(range, itertools.pairwise(cuts)))
 
     def describe(self, num_stages: int) -> str:
         """Say how the model is cut.
@@ -85,15 +83,10 @@ class Anatomy:
         '2 stages of layers: 0-2, 3 and what follows; 50 % and 50 % of the operations'
         """
         cut = self.cut(num_stages)
-        shares = [sum(self.costs[blocks.start + 1 : blocks.stop + 1]) for blocks in cut]
-        shares[0] += self.costs[0]
-        shares[-1] += self.costs[-1]
-        whole = sum(shares) or 1
+        shares = [self._cost(blocks.start, blocks.stop) / (sum(self.costs) or 1) for blocks in cut]
         parts = [str(r.start) if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in cut]
-        return (
-            f"{num_stages} stages of {self.blocks}: {', '.join(parts)} and what follows; "
-            f"{' and '.join(f'{share / whole:.0%}'.replace('%', ' %') for share in shares)} of the operations"
-        )
+        percent = " and ".join(f"{100 * share:.0f} %" for share in shares)
+        return f"{num_stages} stages of {self.blocks}: {', '.join(parts)} and what follows; {percent} of the operations"
 
 
 def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
@@ -112,50 +105,34 @@ def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
             f"{type(model).__name__} has no list of two or more blocks (torch.nn.ModuleList), so it cannot be cut into "
             f"stages; type --mode sync, or take another model"
         )
-    counter = FlopCounterMode(display=False)
+    paths = [f"{name}.{index}" for index in range(len(blocks))]
     finished: list[str] = []
-    entered: list[nn.Module] = []
-    edges: list[int] = []
+    before: list[str] = []
     widths: list[int] = []
-    handles = []
 
-    def enters(module: nn.Module, inputs: Any) -> None:
-        entered.append(module)
-        edges.append(counter.get_total_flops())
+    def finishes(path: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        finished.append(path)
+        if path in paths and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            widths.append(output.shape[-1])
 
-    def leaves(module: nn.Module, inputs: Any, output: Any) -> None:
-        edges.append(counter.get_total_flops())
-        if not (inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)):
-            raise UsageError(
-                f"a block of {name} does not take hidden states as its first argument and give one tensor on, so "
-                f"{type(model).__name__} cannot be cut into stages; type --mode sync"
-            )
-        widths.append(output.shape[-1])
-
-    try:
-        for path, module in model.named_modules():
-            if not path.startswith(name):
-                handles.append(
-                    module.register_forward_hook(
-                        lambda module, inputs, output, path=path: None if edges else finished.append(path)
-                    )
-                )
-        for block in blocks:
-            handles += [block.register_forward_pre_hook(enters), block.register_forward_hook(leaves)]
-        # Attention as plain products: the counter does not know every fused kernel.
-        with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter:
-            task.loss(task.outputs(model, batch), batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if entered != list(blocks):
+    handles = [module.register_forward_hook(partial(finishes, path)) for path, module in model.named_modules()]
+    handles.append(blocks[0].register_forward_pre_hook(lambda *_: before.extend(finished)))
+    # Attention as plain products: the counter does not know every fused kernel.
+    with evaluating(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        task.loss(task.outputs(model, batch), batch)
+    for handle in handles:
+        handle.remove()
+    if [path for path in finished if path in paths] != paths or len(widths) < len(paths):
         raise UsageError(
-            f"a forward pass does not go through the blocks of {name} one after the other, each once, so "
-            f"{type(model).__name__} cannot be cut into stages; type --mode sync"
+            f"a forward pass does not go through the blocks of {name} one after the other, each once, with one tensor "
+            f"of hidden states from each to the next, so {type(model).__name__} cannot be cut into stages; type --mode "
+            f"sync"
         )
-    before = [path for path in finished if not any(_within(path, other) for other in finished)]
-    costs = (edges[0], *(end - begin for begin, end in zip(edges[::2], edges[1::2], strict=True)))
-    return Anatomy(name, tuple(before), (*costs, counter.get_total_flops() - edges[-1]), widths[0])
+    before = [path for path in dict.fromkeys(before) if not any(_within(path, other) for other in before)]
+    # Modules are known to the counter by their paths behind the name of a class.
+    counts = {path.partition(".")[2]: sum(of.values()) for path, of in counter.get_flop_counts().items()}
+    costs = [sum(counts.get(path, 0) for path in before), *(counts.get(path, 0) for path in paths)]
+    return Anatomy(name, tuple(before), (*costs, counter.get_total_flops() - sum(costs)), widths[0])
 
 
 def _within(path: str, other: str) -> bool:
@@ -210,30 +187,22 @@ class Stage(nn.Module):
         self.number, self.num_stages = number, num_stages
         self._received: Tensor | None = None
         self._only_shape = False
-        own = anatomy.cut(num_stages)[number]
-        blocks = model.get_submodule(anatomy.blocks)
+        own, blocks = anatomy.cut(num_stages)[number], model.get_submodule(anatomy.blocks)
         assert isinstance(blocks, nn.ModuleList)
-        everywhere = _parameters_between(model, [*anatomy.before, anatomy.blocks])
-        in_blocks = {parameter for block in blocks for parameter in block.parameters()}
-        early = {parameter for name in anatomy.before for parameter in model.get_submodule(name).parameters()}
-        late = set(model.parameters()) - in_blocks - (early - _of_others(model, anatomy.before)) - everywhere
-        kept = everywhere | {parameter for number in own for parameter in blocks[number].parameters()}
-        if self.is_first:
-            kept |= early
-        if self.is_last:
-            kept |= late
-        for name in anatomy.before if not self.is_first else ():
-            _replace(model, name, _Placeholder(anatomy.width))
         for index in range(len(blocks)):
             if index not in own:
                 blocks[index] = _PassedBy()
+        for name in anatomy.before if not self.is_first else ():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, _Placeholder(anatomy.width))
         blocks[own.start].register_forward_pre_hook(self._begin)
         if not self.is_last:
             blocks[own.stop - 1].register_forward_hook(self._end)
-        for module in model.modules():
-            for key, parameter in module._parameters.items():
-                if parameter is not None and parameter not in kept:
-                    module._parameters[key] = None  # of another stage, and no pass of this one comes to it
+            early = (*anatomy.before, anatomy.blocks)
+            for path, module in model.named_modules():
+                # What stands in a module around the early ones may be used by any stage.
+                if not any(path in ("", name) or _within(path, name) or _within(name, path) for name in early):
+                    module._parameters.update(dict.fromkeys(module._parameters))  # no pass of this stage comes to it
 
     def names_in_model(self) -> dict[str, str]:
         """The name of each parameter of the stage -> its name in the whole model."""
@@ -280,28 +249,3 @@ class Stage(nn.Module):
         finally:
             self._only_shape = False
         raise AssertionError("a forward pass has come to no block")
-
-
-def _of_others(model: nn.Module, names: Iterable[str]) -> set[nn.Parameter]:
-    """The parameters of all modules outside those of `names`, tied ones too."""
-    return {
-        parameter
-        for path, module in model.named_modules()
-        if not any(path == name or _within(path, name) for name in names)
-        for parameter in module._parameters.values()
-        if parameter is not None
-    }
-
-
-def _parameters_between(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
-    """The parameters that stand in a module around those of `names`. Nobody can tell when they are used, so every stage
-    has them.
-    """
-    around = {path for path, _ in model.named_modules() if any(path == "" or _within(name, path) for name in names)}
-    modules = dict(model.named_modules())
-    return {p for path in around for p in modules[path]._parameters.values() if p is not None}
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)

@@ -230,7 +230,11 @@ def _open(
     setup = dataclasses.replace(setup, micro_batches=parts)
     experiment = dataclasses.replace(experiment, setup=setup)
     if isinstance(setup.runtime, modes.Pipeline) and setup.runtime.schedule == "deepspeed":
-        _check_deepspeed(setup.runtime, experiment.cache, setup.device)
+        from asyncsgd.runtime.deepspeed_engine import prepare
+
+        # Here and not in every rank: what is wrong is said once, and compiling takes a minute or two.
+        config = setup.runtime.deepspeed_config
+        prepare(torch.device(setup.device), None if config is None else Path(config))
     lines = [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]
     policy = experiment.checkpoints(task)
     if resume is not None and policy == Policy():
@@ -284,15 +288,6 @@ def _open(
         usage,
         machine_load,
     )
-
-
-def _check_deepspeed(runtime: modes.Pipeline, cache: Path, device: str) -> None:
-    """Here and not in every rank: what is wrong is said once, and compiling takes a minute or two."""
-    from asyncsgd.runtime.deepspeed_engine import load_helper, read_config
-
-    if runtime.deepspeed_config is not None:
-        read_config(Path(runtime.deepspeed_config))
-    load_helper(cache / "extensions", torch.device(device))
 
 
 def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dict[str, Any]:

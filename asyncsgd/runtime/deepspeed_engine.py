@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -39,72 +37,56 @@ FIXED: dict[str, Any] = {
 one sample."""
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a file like ``experiments/configs/ds_config.json``.
-
-    Raises:
-        UsageError: it cannot be read, or would change the gradient or the step, which are not DeepSpeed's to decide.
-    """
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} must hold a JSON object, not {config!r}")
-    for name, value in FIXED.items():
-        if config.get(name) != value:
-            raise UsageError(f"{path}: {name} is {config.get(name)!r}; this library needs {json.dumps(value)} there")
-    return config
-
-
-def load_helper(folder: Path, device: torch.device) -> None:
-    """Load DeepSpeed's C++ helper into this process; compile it first where `folder` does not have it. Blocks.
+def prepare(device: torch.device, path: Path | None) -> dict[str, Any]:
+    """Load DeepSpeed for `device`, with its C++ helper, and read its configuration. Blocks while the helper compiles.
 
     To be called once before the ranks start, which then find it compiled.
 
     Args:
-        folder: for the compiled helper; created. Every version of DeepSpeed, torch and Python has its own place there.
-        device: nothing is done where it is not a CPU.
+        path: of a file like ``experiments/configs/ds_config.json``; None: what that one holds.
 
     Raises:
-        UsageError: DeepSpeed is not installed.
+        UsageError: the file cannot be read, or would change the gradient or the step, which are not DeepSpeed's to
+            decide.
         RuntimeError: the compiler failed, with what it said.
     """
-    deepspeed = _deepspeed(device)
-    if device.type != "cpu":
-        return
-    import ninja  # DeepSpeed needs it too, and torch looks for its program on the PATH
+    try:
+        config = FIXED if path is None else FIXED | json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
+    for name, value in FIXED.items():
+        if config[name] != value:
+            raise UsageError(f"{path}: {name} is {config[name]!r}; this library needs {json.dumps(value)} there")
+    # It decides for the GPU at its import, also where this run is to use the CPU. Its words are not for standard
+    # output, where others may expect something to parse.
+    with _environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(sys.stderr):
+        import deepspeed
 
-    builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = folder / f"deepspeed-{deepspeed.__version__}-torch-{torch.__version__}-python-{python}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join((ninja.BIN_DIR, os.environ.get("PATH", os.defpath)))
-    with _environment(TORCH_EXTENSIONS_DIR=str(folder), PATH=path), contextlib.redirect_stdout(io.StringIO()):
-        builder.load()
+        if device.type == "cpu":
+            deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+    return config
 
 
 class DeepSpeedEngine:
-    """One rank's stage in DeepSpeed's pipeline. All ranks construct it together, on an initialised process group whose
-    ranks are the stages in order.
+    """One rank's stage in DeepSpeed's pipeline; see `asyncsgd.runtime.pipeline_engine.TorchEngine`. All ranks construct
+    it together, on an initialised process group whose ranks are the stages in order.
 
     Args:
         stage: module whose ``forward(hidden, index=index)`` returns what the next stage gets as `hidden`, and on the
             last stage the loss, `(1,)`. `index`, int64 `(1,)`, says which micro-batch; `hidden` is None on the first.
             The step's loss is the sum over its micro-batches. It lies on `device` already.
-        device: of the stage.
-        config: as `read_config` returns it.
-        extensions: the folder that `load_helper` was given.
-
-    Raises:
-        UsageError: DeepSpeed is not installed.
+        path: as for `prepare`.
     """
 
-    def __init__(self, stage: nn.Module, *, device: torch.device, config: Mapping[str, Any], extensions: Path) -> None:
-        deepspeed = _deepspeed(device)
-        load_helper(extensions, device)
+    in_place = True
+    watch = None
+    """DeepSpeed does not say how long it computes."""
+
+    def __init__(self, stage: nn.Module, device: torch.device, path: Path | None) -> None:
+        config = prepare(device, path)
+        import deepspeed
+
         rank, num_stages = dist.get_rank(), dist.get_world_size()
-        self._stage, self._rank, self.sent = stage, rank, 0
         layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
         layers[rank] = _Layer(stage, first=rank == 0, last=rank == num_stages - 1)
         # DeepSpeed takes the index of a GPU from LOCAL_RANK, which other launchers than its own do not set.
@@ -114,31 +96,18 @@ class DeepSpeedEngine:
             pipeline = deepspeed.pipe.PipelineModule(
                 layers, num_stages=num_stages, partition_method="uniform", loss_fn=self._scaled, dynamic_shape=True
             )
-            self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=_NoSteps(), config=dict(config))
+            self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=_NoSteps(), config=config)
         # Else it would copy all gradients in order to average them over one replica.
         self._engine.pipeline_enable_backward_allreduce = False
 
-    in_place = True
-    """Every parameter has a ``.grad`` that its gradient is added to."""
-    watch = None
-    """DeepSpeed does not say how long it computes."""
-
     def run(self, module: nn.Module, shape: torch.Size, number: int) -> None:
-        """See `asyncsgd.runtime.pipeline_engine.Engine`; `module` is the stage.
-
-        Raises:
-            ValueError: a parameter's ``.grad`` is None.
-        """
-        views = [(parameter, parameter.grad) for parameter in self._stage.parameters() if parameter.requires_grad]
-        if any(view is None for _, view in views):
-            raise ValueError("every parameter of the stage must have a .grad to which its gradient is added")
+        """See `asyncsgd.runtime.pipeline_engine.TorchEngine.run`; `module` is the stage."""
+        views = [(parameter, parameter.grad) for parameter in module.parameters() if parameter.requires_grad]
         self._engine.set_train_batch_size(number)
         with contextlib.redirect_stdout(sys.stderr):
             self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(number)]))
         for parameter, view in views:
             parameter.grad = view
-        hidden = 4 * shape.numel() * number  # float32; the shapes that it sends too are not counted
-        self.sent += hidden * (self._rank < dist.get_world_size() - 1) + hidden * (self._rank > 0)
 
     def _scaled(self, loss: Tensor, labels: tuple[()]) -> Tensor:
         """The loss as DeepSpeed must get it, since it divides by the number of micro-batches."""
@@ -170,37 +139,13 @@ class _NoSteps(torch.optim.Optimizer):
         return None
 
 
-def _deepspeed(device: torch.device) -> ModuleType:
-    """DeepSpeed itself, set to `device` and silent on standard output, where others may expect something to parse.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    # It decides for the GPU at its import, also where this run is to use the CPU.
-    with _environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            import deepspeed
-        except ImportError as error:
-            raise UsageError(
-                f"the pipeline of DeepSpeed needs the package deepspeed, which cannot be imported ({error}); type "
-                f"python -m pip install -c constraints.txt -e '.[deepspeed]'"
-            ) from error
-    for handler in logging.getLogger("DeepSpeed").handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
-    return deepspeed
-
-
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
     """Within it, these environment variables have these values."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = os.environ.copy()
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)

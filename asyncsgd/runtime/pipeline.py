@@ -1,14 +1,9 @@
 """A replica of the model that lies on a row of ranks, a stage on each: pipeline parallelism.
 
 A batch is cut into m micro-batches, which follow one another through the p stages. Stages compute at the same time, on
-different micro-batches:
-
-    stage 0   F0 F1 F2 F3 -- -- B0 -- B1 ...
-    stage 1   -- F0 F1 ...
-
-A stage waits for the share (p - 1) / (m + p - 1) of the time, the bubble, if all passes cost the same (Huang et al.
-2019, "GPipe", section 2.3). The gradient is that of the whole batch, up to rounding: a micro-batch counts with its
-share of the loss terms.
+different micro-batches. A stage waits for the share (p - 1) / (m + p - 1) of the time, the bubble, if all passes cost
+the same (Huang et al. 2019, "GPipe", section 2.3). The gradient is that of the whole batch, up to rounding: a
+micro-batch counts with its share of the loss terms.
 
 Every stage holds its own parameters and its own part of the optimizer's state. A parameter that several stages hold
 has the sum of their gradients on each of them. Gradients are clipped by the norm over all stages."""
@@ -20,10 +15,11 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
@@ -32,11 +28,14 @@ from asyncsgd.flat import FlatModel
 from asyncsgd.flights import State
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.all_ranks import AllRanks
-from asyncsgd.runtime.pipeline_engine import Engine, Grid, MicroBatches, Part, mean_loss
+from asyncsgd.runtime.pipeline_engine import Grid, MicroBatches, Part, TorchEngine, mean_loss
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.stages import Stage, anatomy
 from asyncsgd.tasks.base import Batch, Data, Sums, to_device
 from asyncsgd.worker import Gradient
+
+if TYPE_CHECKING:
+    from asyncsgd.runtime.deepspeed_engine import DeepSpeedEngine
 
 
 class HeldStage:
@@ -44,7 +43,6 @@ class HeldStage:
 
     Args:
         whole: the whole model at the parameters to begin with, on the CPU. Read only.
-        data: the task's.
     """
 
     def __init__(self, assignment: Assignment, grid: Grid, data: Data, whole: FlatModel) -> None:
@@ -79,20 +77,20 @@ class Shared:
     """
 
     def __init__(self, grid: Grid, held: HeldStage, ranks: AllRanks) -> None:
-        sizes = {name: view.numel() for name, view in held.views(held.flat.parameters).items()}
-        by_stage = [json.loads(text) for text in ranks.gather_texts(json.dumps(sizes))][: grid.num_stages]
-        self.names = tuple(map(tuple, by_stage))
+        self.names: list[list[str]] = [json.loads(text) for text in ranks.gather_texts(json.dumps(held.names))]
         """Of the parameters of each stage, in the order of its flat vector."""
         holders: dict[str, list[int]] = {}
-        for stage, names in enumerate(by_stage):
+        for stage, names in enumerate(self.names[: grid.num_stages]):
             for name in names:
                 holders.setdefault(name, []).append(stage)
-        self._sizes = {name: by_stage[stages[0]][name] for name, stages in sorted(holders.items()) if len(stages) > 1}
+        views = held.layout.views(torch.empty(held.layout.size, device="meta"))
+        self._sizes = {name: views[name].numel() for name, stages in sorted(holders.items()) if len(stages) > 1}
         several = sorted({stage for name in self._sizes for stage in holders[name]})
         self._group = grid.of_stages(several) if several else None
         self.again = tuple(name for name in held.names if holders[name][0] != grid.stage)
         """What an earlier stage holds too."""
-        self.sent = 0
+        self.num_bytes = 0 if self._group is None else 4 * sum(self._sizes.values())
+        """That this rank sends for one gradient."""
 
     def add_up(self, gradients: dict[str, Tensor]) -> Callable[[], None]:
         """Begin to add up the gradients of shared parameters over their stages.
@@ -106,15 +104,13 @@ class Shared:
         if self._group is None:
             return lambda: None
         device = next(iter(gradients.values())).device
-        row = torch.cat(
-            [
-                gradients[name].flatten() if name in gradients else torch.zeros(size, device=device)
-                for name, size in self._sizes.items()
-            ]
-        )
+        parts = [
+            gradients[name].flatten() if name in gradients else torch.zeros(size, device=device)
+            for name, size in self._sizes.items()
+        ]
+        row = torch.cat(parts)
         work = dist.all_reduce(row, group=self._group, async_op=True)
         assert work is not None
-        self.sent += row.nbytes
 
         def finish() -> None:
             work.wait()
@@ -140,7 +136,7 @@ class RowOfStages:
         self,
         held: HeldStage,
         grid: Grid,
-        engine: Engine,
+        engine: TorchEngine | DeepSpeedEngine,
         assignment: Assignment,
         data: Data,
         recipe: OptimizerRecipe,
@@ -153,7 +149,7 @@ class RowOfStages:
         self._recipe, self._seed, self._micro_batches = recipe, assignment.seed, assignment.micro_batches
         self._shared = Shared(grid, held, ranks)
         self._schedule_seconds = self._exchange_seconds = 0.0
-        self._exchanged = 0
+        self._sent = 0
 
     def split(self, index: int) -> tuple[Sequence[Batch], list[float]]:
         """The micro-batches of batch `index`, on the CPU, and their loss terms."""
@@ -187,6 +183,21 @@ class RowOfStages:
             )
         return first
 
+    def run(self, module: nn.Module, shape: torch.Size, number: int) -> float:
+        """All passes of `number` micro-batches; the seconds."""
+        began = time.perf_counter()
+        self._engine.run(module, shape, number)
+        neighbours = (self._grid.stage > 0) + (self._grid.stage < self._grid.num_stages - 1)
+        self._sent += neighbours * number * 4 * shape.numel()  # hidden states, or their gradients
+        seconds = time.perf_counter() - began
+        self._schedule_seconds += seconds
+        return seconds
+
+    def add_up(self, held: HeldStage) -> Callable[[], None]:
+        """See `Shared`."""
+        self._sent += self._shared.num_bytes
+        return self._shared.add_up(held.views(held.flat.gradients))
+
     def evaluate_at(self, held: HeldStage) -> Sums:
         """This replica's shard of the evaluation sets. Batches go through the stages one after the other."""
         grid, stage = self._grid, held.module.stage
@@ -209,14 +220,13 @@ class RowOfStages:
         """The vectors of all stages, each in its own layout, as one of the whole model; on the CPU of every rank."""
         whole = torch.zeros(self._held.layout.size)
         views = self._held.layout.views(whole)
-        for stage, names in enumerate(self._shared.names):
-            if not names:
+        for stage in range(self._grid.num_stages):
+            if not (names := self._shared.names[stage]):
                 continue  # all of the stage is frozen
             sizes = [views[name].numel() for name in names]
+            row = torch.empty(sum(sizes), device=self.device)
             if stage == self._grid.stage:
-                row = torch.cat([view.flatten() for view in self._held.views(vector).values()])
-            else:
-                row = torch.empty(sum(sizes), device=self.device)
+                torch.cat([view.flatten() for view in self._held.views(vector).values()], out=row)
             dist.broadcast(row, self._grid.rank_of(stage), group=self._grid.row)
             for name, part in zip(names, row.cpu().split(sizes), strict=True):
                 views[name].copy_(part.view_as(views[name]))
@@ -224,18 +234,13 @@ class RowOfStages:
 
     def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
         """What each rank has done since the call before; see `asyncsgd.records.events.StagesUsed`."""
-        engine, shared = self._engine, self._shared
-        row = [
-            math.nan if engine.watch is None else engine.watch.seconds(),
-            *(self._schedule_seconds, self._exchange_seconds),
-            float(engine.sent + shared.sent + self._exchanged),
-        ]
-        engine.sent = shared.sent = self._exchanged = 0
+        watch = self._engine.watch
+        row = [math.nan if watch is None else watch.seconds(), self._schedule_seconds, self._exchange_seconds]
+        table = self._ranks.gather(torch.tensor([*row, float(self._sent)], dtype=torch.float64)).tolist()
         self._schedule_seconds = self._exchange_seconds = 0.0
-        stages = self._grid.num_stages
-        table = self._ranks.gather(torch.tensor(row, dtype=torch.float64)).tolist()
+        self._sent = 0
         return tuple(
-            (*divmod(rank, stages), None if math.isnan(computed) else computed, passed, exchanged, sent)
+            (*divmod(rank, self._grid.num_stages), None if math.isnan(computed) else computed, passed, exchanged, sent)
             for rank, (computed, passed, exchanged, sent) in enumerate(table)
         )
 
@@ -261,19 +266,17 @@ class Pipeline(RowOfStages):
         split, weights = self.split(index)
         share = weigh(sum(weights))
         held.module.parts = self.parts_of(split, weights, index, share)
-        began = time.perf_counter()
         held.flat.release_gradients()
         if self._engine.in_place:
             held.flat.gather_gradients()  # zeros
-        self._engine.run(held.module, self.shape_of(held, split), len(split))
-        held.flat.gather_gradients()
+        self.run(held.module, self.shape_of(held, split), len(split))
         computed = time.perf_counter()
+        held.flat.gather_gradients()
         if grid.num_replicas > 1:
             dist.all_reduce(held.flat.gradients, group=grid.column)
             # What a ring sends: each number twice, less a share.
-            self._exchanged += 2 * held.flat.gradients.nbytes * (grid.num_replicas - 1) // grid.num_replicas
-        self._shared.add_up(held.views(held.flat.gradients))()
-        self._schedule_seconds += computed - began
+            self._sent += 2 * held.flat.gradients.nbytes * (grid.num_replicas - 1) // grid.num_replicas
+        self.add_up(held)()
         self._exchange_seconds += time.perf_counter() - computed
         return Gradient(mean_loss(held.module.parts), sum(weights), self.task.batch_size)
 

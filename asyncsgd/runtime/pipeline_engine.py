@@ -1,4 +1,4 @@
-"""How micro-batches go through the stages of a pipeline: `torch.distributed.pipelining`, measured.
+"""How micro-batches go through the stages of a pipeline: orders of `torch.distributed.pipelining`, timed.
 
     gpipe   all forward passes, then all backward passes (Huang et al. 2019, "GPipe", section 2.3 and figure 2)
     1f1b    a backward pass as soon as there is one, so at most p micro-batches are in memory (Narayanan et al. 2019,
@@ -14,8 +14,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,63 +35,26 @@ class Grid:
     def __init__(self, ranks: AllRanks, num_stages: int) -> None:
         self.num_stages, self.num_replicas = num_stages, ranks.number // num_stages
         self.replica, self.stage = divmod(ranks.rank, num_stages)
-        self._first = self.replica * num_stages
-        rows = [[replica * num_stages + s for s in range(num_stages)] for replica in range(self.num_replicas)]
-        self.row = self.group_of(rows)
+        self._rank = ranks.rank
+        self.row = self.of_stages(range(num_stages))
         """The stages of this rank's replica."""
-        self.column = self.group_of([list(column) for column in zip(*rows, strict=True)])
+        self.column = self._group(range(stage, ranks.number, num_stages) for stage in range(num_stages))
         """This rank's stage in all replicas."""
+        self.speakers: Sequence[int] = range(num_stages - 1, ranks.number, num_stages)
+        """The last stage of every replica, which alone knows the loss."""
 
-    def group_of(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    def _group(self, groups: Iterator[Sequence[int]]) -> dist.ProcessGroup | None:
         """The one of several disjoint groups of ranks that this rank is in; all ranks call it."""
-        mine = None
-        for members in groups:
-            group = dist.new_group(list(members))
-            if self.rank_of(self.stage) in members:
-                mine = group
-        return mine
+        made = [(members, dist.new_group(list(members))) for members in groups]
+        return next((group for members, group in made if self._rank in members), None)
 
     def of_stages(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
         """The group of some stages of this rank's replica; None for a rank that is in none. All ranks call it."""
-        return self.group_of([[r * self.num_stages + s for s in stages] for r in range(self.num_replicas)])
+        return self._group([r * self.num_stages + s for s in stages] for r in range(self.num_replicas))
 
     def rank_of(self, stage: int) -> int:
         """The rank of a stage of this rank's replica."""
-        return self._first + stage
-
-    @property
-    def speakers(self) -> Sequence[int]:
-        """The last stage of every replica, which alone knows the loss."""
-        return range(self.num_stages - 1, self.num_stages * self.num_replicas, self.num_stages)
-
-
-class Stopwatch:
-    """Adds up seconds of computing: of the process on a CPU, of the device's queue on CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._seconds, self._events = 0.0, list[tuple[Any, Any]]()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if self._cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            yield
-            end.record()
-            self._events.append((begin, end))
-        else:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
-
-    def seconds(self) -> float:
-        """What was added up since the call before."""
-        for begin, end in self._events:
-            end.synchronize()
-            self._seconds += begin.elapsed_time(end) / 1e3
-        seconds, self._seconds, self._events = self._seconds, 0.0, []
-        return seconds
+        return self.replica * self.num_stages + stage
 
 
 @dataclasses.dataclass
@@ -130,7 +93,8 @@ class MicroBatches(nn.Module):
         part = self.parts[int(index)]
         # The one allowed use of torch's default generator: dropout draws from nothing else.
         torch.manual_seed(part.seed)
-        with self._autocast():
+        device, lower = next(self.parameters()).device.type, self._precision != torch.float32
+        with torch.autocast(device, dtype=self._precision if lower else None, enabled=lower):
             said = self.stage(part.batch, hidden)
             if not self.stage.is_last:
                 # Where all before is frozen, nothing needs a gradient, and torch's stage would fail.
@@ -143,43 +107,41 @@ class MicroBatches(nn.Module):
         part.loss = loss.detach()
         return (loss.float() * part.scale).reshape(1)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._precision == torch.float32:
-            return nullcontext()
-        return torch.autocast(next(self.parameters()).device.type, dtype=self._precision)
+
+class Stopwatch:
+    """Adds up seconds of computing: of the process on a CPU, of the device's queue on CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds, self._events = 0.0, list[tuple[Any, Any]]()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._cuda:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            yield
+            end.record()
+            self._events.append((begin, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - began
+
+    def seconds(self) -> float:
+        """What was added up since the call before."""
+        for begin, end in self._events:
+            end.synchronize()
+            self._seconds += begin.elapsed_time(end) / 1e3
+        seconds, self._seconds, self._events = self._seconds, 0.0, []
+        return seconds
 
 
-class Engine(Protocol):
-    """Moves the micro-batches of a step through this rank's stage, and adds up the parameters' gradients."""
+class TimedStage(PipelineStage):
+    """torch's stage, with a stopwatch, and a call after each micro-batch's backward pass."""
 
-    sent: int
-    """Bytes that this rank has sent to other stages."""
-
-    @property
-    def watch(self) -> Stopwatch | None:
-        """Of what this rank has computed; None where the engine does not say."""
-
-    @property
-    def in_place(self) -> bool:
-        """Whether every ``.grad`` has to be there and is added to. Otherwise it may be None."""
-
-    def run(self, module: nn.Module, shape: torch.Size, number: int) -> None:
-        """Compute all passes of a step of `number` micro-batches, each with hidden states of `shape`."""
-
-
-class MeasuredStage(PipelineStage):
-    """torch's stage, which counts what it sends and how long it computes.
-
-    Args:
-        finished: called with the number of each micro-batch whose backward pass is done.
-    """
-
-    def __init__(
-        self, *arguments: Any, watch: Stopwatch, finished: Callable[[int], None] | None = None, **named: Any
-    ) -> None:
-        super().__init__(*arguments, **named)
-        self.watch, self.sent = watch, 0
-        self._finished = finished
+    watch: Stopwatch
+    finished: Callable[[int], None] | None
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         with self.watch():
@@ -188,46 +150,37 @@ class MeasuredStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
         with self.watch():
             super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
-        if self._finished is not None:
-            self._finished(bwd_chunk_id)
-
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
-
-    def _counted(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
-        self.sent += sum(operation.tensor.nbytes for operation in operations)
-        return operations
+        if self.finished is not None:
+            self.finished(bwd_chunk_id)
 
 
 class TorchEngine:
-    """An `Engine` of `torch.distributed.pipelining`.
+    """Moves the micro-batches of a step through this rank's stage, and adds up the parameters' gradients.
 
     Args:
         kind: of `SCHEDULES`.
-        finished: see `MeasuredStage`.
+        finished: called with the number of each micro-batch whose backward pass is done.
     """
 
     in_place = False
+    """Whether every ``.grad`` has to be there and is added to. Here it may be None."""
 
     def __init__(
         self, grid: Grid, device: torch.device, kind: str, finished: Callable[[int], None] | None = None
     ) -> None:
-        self.sent = 0
         self.watch: Stopwatch | None = Stopwatch(device)
+        """Of what this rank has computed; None where an engine does not say."""
         self._grid, self._device, self._kind, self._finished = grid, device, SCHEDULES[kind], finished
         self._built: tuple[torch.Size, int] | None = None
 
     def run(self, module: nn.Module, shape: torch.Size, number: int) -> None:
+        """Compute all passes of a step of `number` micro-batches, each with hidden states of `shape`."""
         grid = self._grid
         is_last = grid.stage == grid.num_stages - 1
         if self._built != (shape, number):
             # A stage has buffers for all that it receives. With shapes given, nobody sends them as pickles.
             hidden = torch.empty(shape, device="meta", requires_grad=True)
-            assert self.watch is not None
-            stage = MeasuredStage(
+            stage = TimedStage(
                 module,
                 grid.stage,
                 grid.num_stages,
@@ -235,12 +188,11 @@ class TorchEngine:
                 input_args=() if grid.stage == 0 else (hidden,),
                 output_args=(torch.empty(1, device="meta", requires_grad=True) if is_last else hidden,),
                 group=grid.row,
-                watch=self.watch,
-                finished=self._finished,
             )
+            assert self.watch is not None
+            stage.watch, stage.finished = self.watch, self._finished
             # Losses come scaled: scale_grads would divide whatever is in .grad, once a step.
             self._schedule = self._kind(stage, number, loss_fn=lambda loss, index: loss.squeeze(0), scale_grads=False)
-            self._stage, self._built = stage, (shape, number)
+            self._built = shape, number
         index = torch.arange(number)
         self._schedule.step(index=index, target=index if is_last else None)
-        self.sent, self._stage.sent = self.sent + self._stage.sent, 0

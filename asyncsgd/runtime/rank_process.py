@@ -34,8 +34,6 @@ class Stages:
     number: int
     schedule: str
     """``2bw``, ``deepspeed``, or of `asyncsgd.runtime.pipeline_engine.SCHEDULES`."""
-    extensions: Path
-    """Where DeepSpeed's helper is compiled."""
     config: Path | None = None
     """Of DeepSpeed."""
 
@@ -45,7 +43,7 @@ class Stages:
         """This rank's part of a pipeline, on the initialised process group; called by all ranks."""
         # The rest of torch.distributed.pipelining is slow to import, and most runs have no pipeline.
         from asyncsgd.runtime.pipeline import HeldStage, Pipeline
-        from asyncsgd.runtime.pipeline_engine import Engine, Grid, TorchEngine
+        from asyncsgd.runtime.pipeline_engine import Grid, TorchEngine
         from asyncsgd.runtime.two_buffered import TwoVersions
 
         device, grid = torch.device(assignment.device), Grid(ranks, self.number)
@@ -55,12 +53,10 @@ class Stages:
             second = HeldStage(assignment, grid, data, model)
             row = TwoVersions((first, second), grid, assignment, data, recipe, ranks, schedule)
             return InStep(row, ranks, row.update)
-        engine: Engine
         if self.schedule == "deepspeed":
-            from asyncsgd.runtime.deepspeed_engine import FIXED, DeepSpeedEngine, read_config
+            from asyncsgd.runtime.deepspeed_engine import DeepSpeedEngine
 
-            config = FIXED if self.config is None else read_config(self.config)
-            engine = DeepSpeedEngine(first.module, device=device, config=config, extensions=self.extensions)
+            engine: TorchEngine | DeepSpeedEngine = DeepSpeedEngine(first.module, device, self.config)
         else:
             engine = TorchEngine(grid, device, self.schedule)
         replica = Pipeline(first, grid, engine, assignment, data, recipe, ranks)

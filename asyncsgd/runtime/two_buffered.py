@@ -15,10 +15,10 @@ A direction is not clipped: its norm would make every stage wait for all others.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,10 @@ LONGEST_GROUP = 8
 """Batches. The bubble of a group is (p - 1) / (8 m + p - 1), and hidden states of all of them have buffers."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Coming:
+class Coming(NamedTuple):
     """A batch of a group."""
 
-    index: int
+    number: int
     learning_rate: float
     parts: list[Part]
     weight: float
@@ -88,10 +87,7 @@ class TwoVersions(RowOfStages):
         self._group = group
         for copy in self._copies:
             copy.module.parts = [part for coming in group for part in coming.parts]
-        began = time.perf_counter()
-        self._engine.run(self._switch, shape, len(group) * self._micro_batches)
-        seconds = time.perf_counter() - began
-        self._schedule_seconds += seconds
+        seconds = self.run(self._switch, shape, len(group) * self._micro_batches)
         while self._exchanging:
             self._take(min(self._exchanging))
         losses = torch.tensor([mean_loss(coming.parts) for coming in group], dtype=torch.float64)
@@ -117,7 +113,7 @@ class TwoVersions(RowOfStages):
     def _before(self, micro_batch: int) -> int:
         """Which copy computes a micro-batch of the group; it is ready then."""
         number, part = divmod(micro_batch, self._micro_batches)
-        batch = self._group[number].index
+        batch = self._group[number].number
         if part == 0:
             if batch - 2 in self._exchanging:
                 self._take(batch - 2)
@@ -127,24 +123,23 @@ class TwoVersions(RowOfStages):
     def _went_back(self, micro_batch: int) -> None:
         number, part = divmod(micro_batch, self._micro_batches)
         if part == self._micro_batches - 1:
-            batch = self._group[number].index
+            batch = self._group[number].number
             copy = self._copies[batch % 2]
             copy.flat.gather_gradients()
-            self._exchanging[batch] = self._shared.add_up(copy.views(copy.flat.gradients))
+            self._exchanging[batch] = self.add_up(copy)
 
     def _take(self, batch: int) -> None:
         """Update `batch`. What other stages add to its gradient is waited for here, when a later batch needs it: to
         wait for it at once would stop the pipeline.
         """
-        began = time.perf_counter()
+        began = perf_counter()
         self._exchanging.pop(batch)()
-        self._exchange_seconds += time.perf_counter() - began
+        self._exchange_seconds += perf_counter() - began
         own, other = self._copies[batch % 2], self._copies[(batch - 1) % 2]
         with torch.no_grad():
             own.flat.parameters.copy_(other.flat.parameters)
         self._optimizer.move(own.flat.parameters)
-        (learning_rate,) = [coming.learning_rate for coming in self._group if coming.index == batch]
-        self._optimizer.step(own.flat.gradients, learning_rate)
+        self._optimizer.step(own.flat.gradients, self._group[batch - self._group[0].number].learning_rate)
         self._taken = batch + 1
 
     @property
