@@ -186,6 +186,17 @@ def drawn(num_workers: int, seconds: Callable[[int, int], float]) -> Sampler:
     return Sampler(num_workers, lambda worker, block: [one(worker, 32 * block + place) for place in range(32)])
 
 
+def arrival(number: int, worker: int = 0, **more: Any) -> Event:
+    """The `number`-th record of an arrival, from 0: 4 samples and half a second later than the one before."""
+    facts = {
+        **{"dispatch": number, "worker": worker, "batches": ((0, number, number + 1),), "read_version": number},
+        **{"version": number + 1, "arrival_delay": 0, "outcome": "applied", "uses": ((number, number),), "drops": ()},
+        **{"abandoned": (), "started": (), "loss": 1.0, "weight": 1.0, "num_samples": 4, "learning_rate": 0.5},
+        **{"train_seconds": 0.5 * (number + 1), "total_samples": 4 * (number + 1)},
+    }
+    return Event(**facts | more)
+
+
 class Simulated(NamedTuple):
     """A simulation that has ended."""
 

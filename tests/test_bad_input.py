@@ -1,6 +1,5 @@
 """What a tired researcher types: exit code 2, one message that says what to type instead, and nothing left behind."""
 
-import contextlib
 import json
 import os
 import pickle
@@ -18,7 +17,6 @@ import torch
 from marks import slow
 
 import stilt_mlm
-from asyncsgd.signals import StopRequest
 from asyncsgd.worker import is_out_of_memory
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
@@ -88,6 +86,7 @@ def small(text):
         ("--nproc", "argument --nproc/--nproc-per-node/--nprocs/--workers: expected one argument"),
         ("--config none.yaml", "--config none.yaml cannot be read: No such file or directory"),
         ("train.py", "unexpected argument 'train.py'"),
+        ("--overwrite", "--overwrite does nothing without --run-dir"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused_before_anything_is_made(words, said, refused, tmp_path):
@@ -105,33 +104,10 @@ def test_launcher_variables_left_over_in_the_shell_are_named(environment, said, 
     assert said in refused("--mode", "sync")
 
 
-def test_overwrite_without_a_folder_to_overwrite_is_refused(refused, tmp_path, text):
-    assert "--run-dir" in refused(*small(text), "--overwrite")
-    assert not (tmp_path / "runs").exists()
-
-
 def failed(folder, said):
     """Whether a run folder holds a summary with this failure, and no model."""
     summary = json.loads((folder / "summary.json").read_text())
     return (summary["status"], summary["message"], (folder / "model").exists()) == ("FAILED", said, False)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ("ringmaster:treshold=4", "rule 'ringmaster' has no parameter 'treshold'; did you mean 'threshold'?"),
-        ("ringmaster:threshold=0", "--rule ringmaster:threshold=0: "),
-        (
-            "dana",
-            "rule 'dana' has a momentum or a force of its own and needs plain SGD at the server; type --optimizer sgd",
-        ),
-    ],
-)
-def test_a_rule_that_does_not_exist_is_refused(rule, said, refused, text):
-    message = refused(*small(text), "--mode", "async", "--rule", rule, "--run-dir", "run")
-    assert message.startswith(said)
-    assert not Path("run").exists()
 
 
 LATIN1 = "Schöne Grüße\n".encode("latin-1") * 50
@@ -249,11 +225,18 @@ def test_cuda_without_a_gpu_is_refused(refused, text):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ("--rule ringmaster:treshold=4", "has no parameter 'treshold'; did you mean 'threshold'?"),
+        ("--rule ringmaster:threshold=0", "--rule ringmaster:threshold=0: "),
+        ("--rule dana", "'dana' has a momentum or a force of its own and needs plain SGD at the server; type --opti"),
         ("--speeds exponetial:1", "unknown speeds 'exponetial'; did you mean 'exponential'?"),
         ("--speeds slow:worker=7,factor=3", "--speeds slow:"),
         ("--clock virtual --network bytes=six", "--network"),
         ("--eval-data nowhere.txt", "there is no file or folder 'nowhere.txt'; --eval-data takes a folder, or a file"),
         ("--data hub:", "'hub:' does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG"),
+        (
+            "--cache-dir text.txt/cache",
+            "the cache folder text.txt/cache cannot be made (Not a directory); type",
+        ),
     ],
 )
 def test_a_mistyped_word_leaves_no_folder_behind(flags, said, refused, text):
@@ -319,33 +302,6 @@ def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(flags,
     assert failed(tmp_path / "run", done.stderr.removeprefix("error: ").rstrip("\n"))
 
 
-def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_is(refused, script, text, cache):
-    flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
-    assert script.SCRIPT.run(flags, StopRequest()) == 0
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-    assert refused(*flags, "--seed", "3", "--warmup", "0") == (
-        "run holds a run with other settings (seed 0 -> 3, warmup 640 -> 0); type another --run-dir, or --overwrite"
-    )
-    assert refused(*flags) == (
-        "run holds this run already, DONE; type another --run-dir, or --overwrite to run it again"
-    )
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
-    assert script.SCRIPT.run([*flags, "--seed", "3", "--overwrite"], StopRequest()) == 0
-    assert json.loads(Path("run/summary.json").read_text())["seed"] == 3
-    assert json.loads(Path("run.before-1/summary.json").read_text())["seed"] == 0
-
-
-def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(refused, script, text, cache):
-    kept = text.read_bytes()
-    flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
-    text.write_text("")
-    message = refused(*flags)
-    text.write_bytes(kept)
-    assert script.SCRIPT.run(flags, StopRequest()) == 0
-    assert failed(Path("run.before-1"), message)
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "DONE"
-
-
 def test_a_folder_that_is_no_run_folder_is_refused_and_stays_as_it_is(refused, text, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
@@ -360,22 +316,6 @@ def test_a_place_that_cannot_be_written_is_refused(flag, refused, text):
     below_a_file = text / "runs"
     message = refused(*small(text), flag, below_a_file)
     assert message.startswith(f"{below_a_file} cannot be written (Not a directory); type {flag} ")
-
-
-def test_a_cache_folder_that_cannot_be_made_is_refused(refused, text):
-    below_a_file = text / "cache"
-    message = refused(*small(text), "--cache-dir", below_a_file, "--run-dir", "run")
-    assert message.startswith(f"the cache folder {below_a_file} cannot be made (Not a directory); type --cache-dir")
-    assert not Path("run").exists()
-
-
-def test_a_read_only_folder_is_refused(refused, text, tmp_path):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    with contextlib.suppress(PermissionError):
-        (closed / "probe").write_text("x")
-        pytest.skip("permissions are not enforced for this user")
-    assert "closed cannot be written (Permission denied)" in refused(*small(text), "--runs-dir", closed)
 
 
 @pytest.mark.processes

@@ -12,8 +12,6 @@ from doors import (
     Hogwild,
     InProcess,
     Processes,
-    Task,
-    TensorData,
     UsageError,
     Virtual,
     asyncsgd,
@@ -21,6 +19,7 @@ from doors import (
 )
 from safetensors.torch import load_model
 from tasks import Plane
+from test_checking import Tokens
 from torch import nn
 
 NUM_STEPS = 6
@@ -52,39 +51,6 @@ class Normed(Plane):
     def model(self, seed):
         with seeded(seed):
             return nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 1))
-
-
-class Tied(nn.Module):
-    """One matrix on the way in and out, and a frozen part."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.out = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
-        self.frozen = nn.Linear(4, 4).requires_grad_(False)
-        self.out.weight = self.table.weight
-
-    def forward(self, x):
-        return self.out(self.frozen(self.table(x)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokens(Task):
-    name = "tokens"
-    batch_size: int = 8
-
-    def model(self, seed):
-        with seeded(seed):
-            return Tied()
-
-    def data(self, seed):
-        tokens = torch.arange(50) % 5
-        return TensorData((tokens, tokens.roll(1)), (tokens, tokens.roll(1)), self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch[1])
 
 
 def plain_loop(optimizer, model, num_workers):

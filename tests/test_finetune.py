@@ -192,12 +192,6 @@ def copied(run, to, **changes):
     return to
 
 
-def test_masked_language_modelling_goes_on_from_a_run_too(tune, parent, train):
-    again = train(mode="single", samples=0, model=parent.path, vocab_size=8192)
-    assert again.summary["parameters_sha256"] == parent.summary["parameters_sha256"]
-    assert again.summary["from_scratch"] is False
-
-
 def test_only_a_finished_run_of_masked_language_modelling_whose_model_is_whole_can_be_begun_from(
     tune, parent, tmp_path
 ):

@@ -53,35 +53,30 @@ def without(part):
     return change
 
 
-def test_a_whole_checkpoint_has_no_new_parameters(saved):
-    built = build(str(saved))
-    assert built.new_parameters == ()
+PLACES, BIAS = "bert.embeddings.position_embeddings.weight", "bert.encoder.layer.0.output.dense.bias"
 
 
-def test_missing_encoder_tensors_are_refused_by_name_and_number(checkpoint):
-    folder = checkpoint(without("encoder.layer.1."))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            without("encoder.layer.1."),
+            "16 of 42 tensors are missing, e.g. bert.encoder.layer.1.attention.output.LayerNorm.bias; ",
+        ),
+        (
+            lambda tensors: tensors.update({PLACES: torch.zeros(7, 128)}),
+            f"1 of 42 tensors has another shape, e.g. {PLACES}; ",
+        ),
+        (lambda tensors: tensors[BIAS].fill_(torch.nan), f"1 of 42 tensors holds NaN or infinity, e.g. {BIAS}; "),
+        (lambda tensors: tensors[BIAS].fill_(torch.inf), f"1 of 42 tensors holds NaN or infinity, e.g. {BIAS}; "),
+    ],
+    ids=["missing", "shape", "nan", "inf"],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name_and_number(change, said, checkpoint):
+    folder = checkpoint(change)
     with pytest.raises(UsageError) as refused:
         build(folder)
-    assert str(refused.value).startswith(
-        f"{folder}: 16 of 42 tensors are missing, e.g. bert.encoder.layer.1.attention.output.LayerNorm.bias; "
-    )
-
-
-def test_a_tensor_of_another_shape_is_refused_by_name(checkpoint):
-    name = "bert.embeddings.position_embeddings.weight"
-    folder = checkpoint(lambda tensors: tensors.update({name: torch.zeros(7, 128)}))
-    with pytest.raises(UsageError) as refused:
-        build(folder)
-    assert str(refused.value).startswith(f"{folder}: 1 of 42 tensors has another shape, e.g. {name}; ")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_tensor_that_is_no_number_is_refused_by_name(value, checkpoint):
-    name = "bert.encoder.layer.0.output.dense.bias"
-    folder = checkpoint(lambda tensors: tensors[name].fill_(value))
-    with pytest.raises(UsageError) as refused:
-        build(folder)
-    assert str(refused.value).startswith(f"{folder}: 1 of 42 tensors holds NaN or infinity, e.g. {name}; ")
+    assert str(refused.value).startswith(f"{folder}: {said}")
 
 
 def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(saved, tmp_path, train):

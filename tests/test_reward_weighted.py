@@ -1,4 +1,4 @@
-"""The example of a loss of one's own: it is the weighted loss that its first lines write down, in every mode."""
+"""The example of a loss of one's own: it is the weighted loss that its first lines write down."""
 
 from __future__ import annotations
 
@@ -66,14 +66,6 @@ def test_a_text_of_reward_0_is_not_there_and_one_of_reward_2_is_there_twice(task
     assert loss_of(task, model, doubled) == pytest.approx(loss_of(task, model, twice), rel=1e-6)
 
 
-def test_the_losses_of_two_workers_weighted_by_their_weights_are_the_loss_of_both_batches(task, batch, model):
-    parts = [rows_of(batch, slice(2)), rows_of(batch, slice(2, 6))]
-    weights = [task.weight(part) for part in parts]
-    losses = [loss_of(task, model, part) for part in parts]
-    mean = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
-    assert mean == pytest.approx(loss_of(task, model, batch), rel=1e-6)
-
-
 def test_rewards_are_those_of_the_texts(task, batch):
     from transformers import AutoTokenizer
 
@@ -101,17 +93,8 @@ def test_check_finds_no_mistake_in_it(task):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--mode single",
-        "--mode async --nproc 2",
-        "--mode sync --nproc 2",
-        "--mode hogwild --nproc 2",
-        "--clock virtual --nproc 3 --speeds exponential:1",
-    ],
-)
-def test_the_script_trains_in_every_mode(flags, tmp_path):
+@pytest.mark.parametrize("flags", ["--mode async --nproc 2", "--clock virtual --nproc 3 --speeds exponential:1"])
+def test_the_script_trains(flags, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"ba di {'return' * (n % 2)} fo {n}" for n in range(120)))
     small = "--data text.txt --vocab-size 300 --seq-len 16 --batch-size 4 --samples 64 --warmup 0 --evaluations 1"
     command = [sys.executable, str(SCRIPT), *flags.split(), *small.split(), "--cache-dir", "cache", "--device", "cpu"]

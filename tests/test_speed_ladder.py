@@ -50,25 +50,6 @@ def rate(samples_per_second):
     }
 
 
-def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once():
-    calls = []
-    sides = [lambda turn, name=name: calls.append(f"{name}{turn}") or f"{name}{turn}" for name in "ab"]
-    assert in_turns("x", 3, sides, now) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
-    first = list(calls)
-    calls.clear()
-    in_turns("x", 3, sides, now)
-    assert calls == first
-    assert sorted(calls) == ["a0", "a1", "a2", "b0", "b1", "b2"]
-    orders = {tuple(in_order(f"x{number}")) for number in range(8)}
-    assert orders == {("a", "b"), ("b", "a")}
-
-
-def in_order(name):
-    calls = []
-    in_turns(name, 1, [lambda turn: calls.append("a"), lambda turn: calls.append("b")], now)
-    return calls
-
-
 def now(name, measure):
     """Keeps nothing."""
     return measure()
@@ -118,17 +99,6 @@ def test_a_rung_without_memory_is_left_out_and_the_climb_goes_on():
     steps = [Step("batch", "A", "", {"batch_size": 64}), Step("fused", "B", "", {"fused": True})]
     _, rungs = climb(lambda turn: rate(10.0 + turn), train, steps, 3, lambda step: "", now)
     assert [(rung["reason"], len(rung["after"])) for rung in rungs] == [("", 3), (NO_MEMORY, 0), ("", 3)]
-
-
-@pytest.mark.parametrize(("device", "number", "measured"), [("cpu", 0, False), ("cuda", 1, False), ("cuda", 2, True)])
-def test_data_parallel_is_a_rung_where_there_are_two_gpus(device, number, measured, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
-    (step,) = (step for step in steps_of("classification", device, 32) if step.box == "All GPUs")
-    assert stack_of([step]).workers == "data_parallel"
-    reason = reason_not_to(step, device, FULL, [])
-    assert reason == (
-        "" if measured else "it gives each of several GPUs a part of the batch, and here are fewer than two"
-    )
 
 
 def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one():
@@ -190,11 +160,6 @@ def test_a_rung_is_left_out_on_request():
 def test_what_cannot_be_measured_is_refused(words, message):
     with pytest.raises(UsageError, match=message):
         size_of(parser().parse_args(words))
-
-
-def test_a_larger_batch_takes_steps_that_are_longer_by_the_square_root():
-    assert Stack().learning_rate(1e-3) == 1e-3
-    assert Stack(batch_size=64).learning_rate(1e-3) == pytest.approx(2e-3)
 
 
 def test_rates_are_those_after_the_warm_up():

@@ -4,39 +4,17 @@ import json
 import os
 
 import pytest
-from doors import Evaluation, Event, RunFolder, cli
-
-
-def arrival(worker, train_seconds, **seconds):
-    return Event(
-        dispatch=0,
-        worker=worker,
-        batches=((0, 0, 1),),
-        read_version=0,
-        version=1,
-        arrival_delay=0,
-        outcome="applied",
-        uses=((0, 0),),
-        drops=(),
-        abandoned=(),
-        started=(),
-        loss=1.0,
-        weight=1.0,
-        num_samples=1,
-        learning_rate=0.1,
-        train_seconds=train_seconds,
-        total_samples=1,
-        **seconds,
-    )
+from doors import Evaluation, RunFolder, arrival, cli
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path / "runs" / "first")
-    folder.append(arrival(1, 10.0, wait_seconds=1.0, pull_seconds=0.5, compute_seconds=4.0, apply_seconds=0.25))
+    parts = {"wait_seconds": 1.0, "pull_seconds": 0.5, "compute_seconds": 4.0, "apply_seconds": 0.25}
+    folder.append(arrival(0, 1, train_seconds=10.0, **parts))
     folder.append(Evaluation(1, 1, 10.0, 5.0, 10.0, {}, 2.0))
-    folder.append(arrival(0, 12.0, compute_seconds=8.0, push_seconds=1.0))
+    folder.append(arrival(1, 0, train_seconds=12.0, compute_seconds=8.0, push_seconds=1.0))
     folder.close()
     return folder.path
 
@@ -77,7 +55,7 @@ def test_what_cannot_be_drawn_is_refused(line, said, run):
 
 def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last(run):
     other = RunFolder(run.parent / "fist")
-    other.append(arrival(0, 1.0, compute_seconds=1.0))
+    other.append(arrival(0, train_seconds=1.0, compute_seconds=1.0))
     other.close()
     os.utime(run / "events.jsonl", (2e9, 2e9))
     last, bare, whole = (cli(f"analysis.timeline {name}").out for name in ("last", "fir", "runs/fir"))

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy
 import yaml
+from doors import arrival
 
-from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Event
+from asyncsgd.records.events import DIVERGED, DONE, Evaluation
 from asyncsgd.records.run_folder import RunFolder, write_json
+from asyncsgd.records.totals import Delays
 from asyncsgd.tasks.classification import Classification
 
 STRAGGLER = "slow:worker=0,factor=3"
@@ -193,7 +195,7 @@ def write_run(
             "eval_weight": 300.0,
             "samples_per_second": last_samples / last_seconds if last_seconds else None,
             "num_samples_applied": last_samples,
-            "delay": _delay_summary(delays),
+            "delay": Delays(delays).summary(),
             "data": "synthetic",
             "data_fingerprint": data_fingerprint,
             "num_parameters": 10,
@@ -205,46 +207,23 @@ def write_run(
 
 
 def _arrival(number, delay, arm, of, seconds, samples):
-    end = seconds * (number + 1) / of
     cycle = seconds * arm.num_workers / of
-    return Event(
-        dispatch=number,
-        worker=number % arm.num_workers,
-        batches=((0, number, number + 1),),
+    parts = {"flight": 0.8, "pull": 0.05, "compute": 0.7, "push": 0.05, "wait": 0.2}
+    return arrival(
+        number,
+        number % arm.num_workers,
         read_version=max(0, number - delay),
-        version=number + 1,
         arrival_delay=delay,
-        outcome="applied",
         uses=((number, delay),),
-        drops=(),
-        abandoned=(),
-        started=(),
         loss=5.0,
         weight=30.0,
         num_samples=arm.batch_size,
         learning_rate=arm.learning_rate,
-        train_seconds=end,
+        train_seconds=seconds * (number + 1) / of,
         total_samples=samples * (number + 1) // of,
-        flight_seconds=0.8 * cycle,
-        pull_seconds=0.05 * cycle,
-        compute_seconds=0.7 * cycle,
-        push_seconds=0.05 * cycle,
-        wait_seconds=0.2 * cycle,
-        apply_seconds=0.0,
         gradient_norm=None if arm.gradient_norm is None else arm.gradient_norm * (number + 1),
+        **{f"{part}_seconds": share * cycle for part, share in parts.items()},
     )
-
-
-def _delay_summary(delays):
-    ordered = sorted(delays)
-    if not ordered:
-        return {"mean": None, "p50": None, "p95": None, "max": None}
-
-    def quantile(share):
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-    mean = sum(ordered) / len(ordered)
-    return {"mean": mean, "p50": quantile(0.5), "p95": quantile(0.95), "max": ordered[-1]}
 
 
 def write_finetuning(

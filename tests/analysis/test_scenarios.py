@@ -52,11 +52,6 @@ def test_two_targets_that_disagree(tmp_path, approved):
     approved(found)
 
 
-def test_targets_that_agree_are_not_spoken_of(tmp_path):
-    found = two_arms(tmp_path, [reaches(time) for time in EIGHT], [reaches(time) for time in SOONER])
-    assert "depends on the target" not in found.headlines[0].text
-
-
 @pytest.mark.parametrize("edge", ["sync", "async"])
 def test_a_learning_rate_at_the_edge_of_its_grid(tmp_path, edge):
     grid = {"tuning_seeds": (0,), "trial_losses": ((5.0,), (5.2,), (5.4,))}

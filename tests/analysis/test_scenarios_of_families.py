@@ -88,9 +88,3 @@ def test_seeds_outside_the_margin_are_counted_beside_an_equivalence(tmp_path):
     assert (row.word, row.outside) == ("equivalent", 4)
     told = "4 of 8 seeds were outside the margin, and with 95 % confidence at most 81 % of seeds are."
     assert f"Loss at equal samples: {told}" in found.headlines[0].details
-
-
-def test_a_verdict_that_was_not_registered_says_so_in_the_headline(tmp_path):
-    """Comparisons beyond the primary family: 15 families of them hold a false difference in 48 % of null studies."""
-    found = two_arms(tmp_path, [reaches(time) for time in EIGHT], [reaches(time) for time in SOONER])
-    assert "(secondary)." in found.headlines[0].text

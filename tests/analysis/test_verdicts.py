@@ -124,18 +124,6 @@ def test_another_model_is_not_comparable_although_the_plan_says_it(tmp_path):
 MEASURED = [dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC)]
 
 
-@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"threads_per_worker": 4}, {"cpu": "another"}])
-def test_seconds_of_other_devices_threads_or_machines_are_not_compared(tmp_path, changes):
-    def change(study):
-        for path in of_arm(study, MEASURED[1], "environment.json"):
-            edit_json(path, **changes)
-
-    study = two_arms(tmp_path, *CURVES, arms=MEASURED, afterwards=change)
-    words = dict(zip(study.tests["endpoint"], study.tests["word"], strict=True))
-    assert words["time_to_target"] == words["loss_at_equal_seconds"] == "not comparable"
-    assert words["loss_at_equal_samples"] == "better"
-
-
 def test_machines_that_nobody_knows_are_not_the_same(tmp_path):
     def change(study):
         for arm in MEASURED:

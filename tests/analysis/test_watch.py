@@ -10,24 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from doors import arrival
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.watch import DEAD, QUIET_SECONDS, RUNNING, Watched, main
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, Evaluation, Event, Fault, Membership
+from asyncsgd.records.events import DONE, Evaluation, Fault, Membership
 from asyncsgd.records.run_folder import RunFolder
-
-
-def arrival(number, worker=0, **more):
-    """The `number`-th, counted from 0: 4 samples and half a second later than the one before."""
-    facts = {
-        **{"dispatch": number, "worker": worker, "batches": (), "read_version": number, "version": number + 1},
-        **{"arrival_delay": 0, "outcome": "applied", "uses": ((number, number),), "drops": (), "abandoned": ()},
-        **{"started": (), "loss": 1.0, "weight": 1.0, "num_samples": 4, "learning_rate": 0.5},
-        **{"train_seconds": 0.5 * (number + 1), "total_samples": 4 * (number + 1)},
-    }
-    return Event(**facts | more)
 
 
 def evaluation(number, loss):
