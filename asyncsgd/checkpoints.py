@@ -66,15 +66,6 @@ class Policy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
-    """A state that was written, or was not."""
-
-    name: str
-    sha256: str = ""
-    error: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """The description that lies beside a state: where in the run it was taken."""
 
@@ -91,7 +82,7 @@ class Checkpoint:
     totals: Mapping[str, Any]
     """See `asyncsgd.records.totals.Totals.state`."""
     began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Hashes of what the run began from; see `Checkpoints`."""
+    """Hashes of what the run began from; see `Saver`."""
     cut_short: str | None = None
     """Why a run with a larger budget cannot go on from here; None: it can."""
     policy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -109,24 +100,32 @@ def name_of(total_samples: int) -> str:
     return f"{total_samples:012d}"
 
 
-class StateWriter:
-    """Copies states and writes the copies in a thread, one at a time.
+class Saver:
+    """Takes the states of a run in the process that owns its folder: copies one, and a thread writes the copy.
 
     Args:
         folder: of the run.
-        policy: when a state is due.
-        written: called in the thread with what was written.
-        resumes_at: the samples that had arrived at the checkpoint from which the run goes on; None for a new run.
+        policy: when a state is due, and how many are kept.
+        record: gets the record of every state; its `totals` are kept beside the state.
+        began_from: hashes of the data and the initial parameters, by what they are of, so that no run goes on from
+            others.
+        tell: says a line to the user.
     """
 
     def __init__(
-        self, folder: Path, policy: Policy, written: Callable[[Written], None], resumes_at: int | None = None
+        self,
+        folder: RunFolder,
+        policy: Policy,
+        record: Recorder,
+        began_from: Mapping[str, Any],
+        tell: Callable[[str], None],
     ) -> None:
-        self._folder, self._policy, self._written = Path(folder) / FOLDER, policy, written
-        self.resumes_at = resumes_at
-        """There is a state of this moment already. A run that is stopped there keeps it and writes no other."""
+        self._run, self._policy, self._record, self._began_from, self._tell = folder, policy, record, began_from, tell
+        self._folder = folder.path / FOLDER
+        # There is a state of this moment already. A run that is stopped there keeps it and writes no other.
+        self._resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
         self._thread: threading.Thread | None = None
-        self._wait_for_next(resumes_at or 0)
+        self._wait_for_next(self._resumes_at or 0)
 
     def _wait_for_next(self, num_samples: int) -> None:
         every = self._policy.every
@@ -134,7 +133,9 @@ class StateWriter:
         self._last = time.monotonic()
 
     def due(self, num_samples: int, *, at_end: bool = False) -> bool:
-        """Whether a state is to be taken now. While one is still being written none is, but `at_end` of a run."""
+        """Whether a state is to be taken now. While one is still being written none is, but `at_end` of a run that is
+        DONE.
+        """
         by_samples = self._next is not None and num_samples >= self._next
         seconds = self._policy.seconds
         if at_end:
@@ -143,101 +144,71 @@ class StateWriter:
             return False
         return self._thread is None or not self._thread.is_alive()
 
-    def take(
-        self, state: State, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
-    ) -> Checkpointed:
-        """Copy `state` and begin to write it; the record of it. `start` the thread after the record was reported."""
-        self.finish()
-        began = time.perf_counter()
-        copy = Copy(state)
-        name = name_of(num_samples)
-        self._wait_for_next(num_samples)
-        self._thread = threading.Thread(target=self._write, args=(name, copy), name="checkpoint", daemon=True)
-        return Checkpointed(name, version, num_samples, train_seconds, time.perf_counter() - began, cut_short)
+    def save(
+        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> None:
+        """Copy `state` and begin to write the copy.
 
-    def start(self) -> None:
-        """Begin to write what `take` has copied."""
-        assert self._thread is not None
+        Args:
+            cut_short: why a run with a larger budget would have gone on otherwise from here; None: it would not.
+        """
+        if num_samples == self._resumes_at:
+            return
+        self.finish()
+        began, name = time.perf_counter(), name_of(num_samples)
+        copy = Copy(state)
+        self._wait_for_next(num_samples)
+        copy_seconds = time.perf_counter() - began
+        self._record(Checkpointed(name, version, num_samples, train_seconds, copy_seconds, cut_short))
+        totals = self._record.totals.state()
+        made = Checkpoint(
+            name=name,
+            total_samples=num_samples,
+            version=version,
+            train_seconds=train_seconds,
+            eval_loss=None if totals["last"] is None else totals["last"]["loss"],
+            sha256="",
+            events_bytes=self._run.flushed_bytes(),
+            totals=totals,
+            began_from=self._began_from,
+            cut_short=cut_short,
+            policy=dataclasses.asdict(self._policy),
+        )
+        self._thread = threading.Thread(target=self._write, args=(copy, made), name="checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """Wait until nothing is being written any more."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
-    def _write(self, name: str, copy: Copy) -> None:
-        path = self._folder / f"{name}.pt"
-        partial = path.with_suffix(".partial")
+    def _write(self, copy: Copy, made: Checkpoint) -> None:
+        """Write the state, then its name, and remove those that are not kept."""
+        partial = self._folder / f"{made.name}.partial"
         try:
             self._folder.mkdir(exist_ok=True)
             with open(partial, "wb") as file:
                 torch.save({"schema": SCHEMA, "state": copy.state()}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            done = Written(name, sha256_of(partial))
-            os.replace(partial, path)
+            made = dataclasses.replace(made, sha256=sha256_of(partial))
+            os.replace(partial, partial.with_suffix(".pt"))
+            sync(self._folder)
+            sync(self._run.path / EVENTS)  # the records first: a description is of no use without those it names
+            sync(self._run.path)
+            write_json(self._folder / f"{made.name}.json", dataclasses.asdict(made))
             sync(self._folder)
         except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
             with contextlib.suppress(OSError):
                 partial.unlink()
-            done = Written(name, error=reason(error) if isinstance(error, OSError) else str(error).splitlines()[0])
-        self._written(done)
+            why = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
+            earlier = [found.name for found in _all(self._folder) if found.name < made.name]
+            left = f"the last good one is {earlier[-1]}" if earlier else "there is none before it"
+            self._tell(f"checkpoint {made.name} could not be written ({why}); the run goes on, and {left}")
+        else:
+            self._remove_old([found for found in _all(self._folder) if found.name <= made.name])
 
-
-class Checkpoints:
-    """The checkpoints of a run, in the process that owns its folder.
-
-    Args:
-        folder: of the run.
-        policy: how many are kept.
-        tell: says a line to the user.
-        began_from: hashes of the data and the initial parameters, by what they are of, so that no run goes on from
-            others.
-    """
-
-    def __init__(
-        self, folder: Path, policy: Policy, tell: Callable[[str], None], began_from: Mapping[str, Any]
-    ) -> None:
-        self._run, self._policy, self._tell, self._began_from = Path(folder), policy, tell, began_from
-        self._marks: dict[str, dict[str, Any]] = {}
-
-    def mark(self, record: Checkpointed, events_bytes: int, totals: Mapping[str, Any]) -> None:
-        """Note where in the records a state was taken; to be called as soon as its record is written."""
-        last = totals["last"]
-        self._marks[record.name] = {
-            "total_samples": record.total_samples,
-            "version": record.version,
-            "train_seconds": record.train_seconds,
-            "eval_loss": None if last is None else last["loss"],
-            "events_bytes": events_bytes,
-            "totals": totals,
-            "began_from": self._began_from,
-            "cut_short": record.cut_short,
-            "policy": dataclasses.asdict(self._policy),
-        }
-
-    def complete(self, written: Written) -> None:
-        """The state is on disk: describe it, and remove those that are not kept."""
-        mark = self._marks.pop(written.name)
-        folder = self._run / FOLDER
-        earlier = [checkpoint for checkpoint in _all(folder) if checkpoint.name < written.name]
-        error = written.error
-        if not error:
-            made = Checkpoint(name=written.name, sha256=written.sha256, **mark)
-            try:
-                sync(self._run / EVENTS)  # the records first: a description is of no use without those it names
-                sync(self._run)
-                write_json(folder / f"{made.name}.json", dataclasses.asdict(made))
-                sync(folder)
-            except OSError as failed:
-                error = reason(failed)
-        if error:
-            left = f"the last good one is {earlier[-1].name}" if earlier else "there is none before it"
-            self._tell(f"checkpoint {written.name} could not be written ({error}); the run goes on, and {left}")
-            return
-        self._remove_old(folder, [*earlier, made])
-
-    def _remove_old(self, folder: Path, found: Sequence[Checkpoint]) -> None:
+    def _remove_old(self, found: Sequence[Checkpoint]) -> None:
         losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
         best = min(losses, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.name), default=None)
         can_grow = [checkpoint.name for checkpoint in found if checkpoint.cut_short is None]
@@ -246,36 +217,7 @@ class Checkpoints:
             if checkpoint.name not in kept and checkpoint != best:
                 for suffix in (".json", ".pt"):  # in this order, so that no description is left without its state
                     with contextlib.suppress(OSError):
-                        (folder / (checkpoint.name + suffix)).unlink()
-
-
-class RunSaver:
-    """Takes the states of a run in the process that owns its folder.
-
-    Args:
-        folder: of the run.
-        policy: when states are taken.
-        checkpoints: of the same run.
-        record: gets the record of every state; its `totals` are kept beside the state.
-    """
-
-    def __init__(self, folder: RunFolder, policy: Policy, checkpoints: Checkpoints, record: Recorder) -> None:
-        self._folder, self._checkpoints, self._record = folder, checkpoints, record
-        resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
-        self._writer = StateWriter(folder.path, policy, checkpoints.complete, resumes_at)
-        self.due = self._writer.due
-        self.finish = self._writer.finish
-
-    def save(
-        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
-    ) -> None:
-        """See `asyncsgd.runtime.base.Saver`."""
-        if num_samples == self._writer.resumes_at:
-            return
-        taken = self._writer.take(state, version, num_samples, train_seconds, cut_short)
-        self._record(taken)
-        self._checkpoints.mark(taken, self._folder.flushed_bytes(), self._record.totals.state())
-        self._writer.start()
+                        (self._folder / (checkpoint.name + suffix)).unlink()
 
 
 @dataclasses.dataclass(frozen=True)

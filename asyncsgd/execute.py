@@ -25,7 +25,7 @@ from torch import Tensor
 
 from asyncsgd import modes
 from asyncsgd.batches import Batches
-from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver
+from asyncsgd.checkpoints import Found, Policy, Saver
 from asyncsgd.errors import RunError
 from asyncsgd.experiment import Course, Experiment, Setup
 from asyncsgd.flat import FlatModel
@@ -39,7 +39,7 @@ from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.all_ranks import TIMEOUT
-from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, NeverSaves, Result, TrainingClock
+from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, Result, TrainingClock
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Sink
@@ -87,10 +87,8 @@ class Run:
     """Says a line to the user."""
     policy: Policy
     """When checkpoints are taken."""
-    checkpoints: Checkpoints | None
-    """None where nothing is written."""
-    saver: RunSaver | None
-    """Takes the states of a runtime in this process."""
+    saver: Saver | None
+    """Takes the states; None where nothing is written."""
     tracking: Tracking
     usage: Usage
     machine_load: MachineLoad
@@ -172,7 +170,7 @@ def _server(
 
 def _fit(run: Run, method: Server, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
-    sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
+    sink = Sink(run.record, run.saver, run.stop_requested)
     fit = Fit(method, backend, run.course.budget, run.course.evaluations, sink, parameters)
     run.go_on(fit)
     return fit

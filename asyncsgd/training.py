@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from asyncsgd import modes
-from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver
+from asyncsgd.checkpoints import Found, Policy, Saver
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.execute import Run, execute
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
@@ -266,10 +266,7 @@ def _open(
     if parts != before:
         now = record.totals
         record(Parts(before, parts, now.num_updates, now.num_samples, now.train_seconds))
-    checkpoints = saver = None
-    if folder is not None:
-        checkpoints = Checkpoints(folder.path, policy, tell, began_from)
-        saver = RunSaver(folder, policy, checkpoints, record)
+    saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
     return Run(
         experiment,
         task,
@@ -282,7 +279,6 @@ def _open(
         stop,
         tell,
         policy,
-        checkpoints,
         saver,
         tracking,
         usage,
@@ -305,7 +301,7 @@ def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dic
 
 
 def _began_from(task: Task, setup: Setup, init_sha256: str) -> dict[str, Any]:
-    """Hashes of the data and the initial parameters; see `Checkpoints`."""
+    """Hashes of the data and the initial parameters; see `Saver`."""
     facts = facts_of(task, setup.seed)
     began_from = {"data": facts["data_fingerprint"], "initial parameters": init_sha256}
     if "candidates_sha256" in facts:

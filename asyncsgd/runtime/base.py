@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -20,34 +20,6 @@ POLL_SECONDS = 0.5
 
 Report = Callable[[Record], None]
 """Receives every record of a run, in order, in the process that owns the run folder."""
-
-
-class Saver(Protocol):
-    """Takes the state of a run for a checkpoint; see `asyncsgd.checkpoints`."""
-
-    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
-        """Whether a state is wanted now that so many samples have arrived; `at_end`: and the run is DONE."""
-
-    def save(
-        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
-    ) -> None:
-        """Copy `state` and keep the copy; returns before it is written.
-
-        Args:
-            cut_short: why a run with a larger budget would have gone on otherwise from here; None: it would not.
-        """
-
-
-class NeverSaves:
-    """A `Saver` of runs without a folder."""
-
-    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
-        return False
-
-    def save(
-        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
-    ) -> None:
-        return
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from asyncsgd.checkpoints import Saver
 from asyncsgd.evaluation import Measured
 from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, State, Step, Work
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, MemoryUsed, Record, StagesUsed
@@ -23,10 +24,8 @@ from asyncsgd.runtime.base import (
     EvaluationPoints,
     Interrupted,
     Judge,
-    NeverSaves,
     Report,
     Result,
-    Saver,
     diverged,
 )
 
@@ -130,7 +129,7 @@ class Sink:
 
     report: Report | None = None
     """Receives the records; None where nobody wants them, only `Fit.evaluations`."""
-    saver: Saver = NeverSaves()  # noqa: RUF009 - it has no state
+    saver: Saver | None = None
     """Takes states for checkpoints, and one when the run is asked to stop."""
     stop_requested: Callable[[], bool] = lambda: False
     """Looked at between events."""
@@ -192,14 +191,19 @@ class Fit:
                     self._tell(Joined(worker))
                 while result is None:
                     result = self._advance()
-                    if result is None and backend.settled and saver.due(method.num_samples):
+                    if result is None and saver is not None and backend.settled and saver.due(method.num_samples):
                         self._save()
         if result is None or result.status == DONE:
             self._settle()
             if self.evaluations[-1].version != method.version:
                 result = self._evaluate(last=True)
         result = result or Result(DONE)
-        if result.status == DONE and self.num_arrivals and saver.due(method.num_samples, at_end=True):
+        if (
+            result.status == DONE
+            and self.num_arrivals
+            and saver is not None
+            and saver.due(method.num_samples, at_end=True)
+        ):
             self._save()
         return result
 
@@ -233,6 +237,8 @@ class Fit:
             self._tell(arrived)
 
     def _save(self) -> None:
+        if self._sink.saver is None:
+            return
         self._settle()
         self._sink.saver.save(
             self.state_dict(),
