@@ -21,7 +21,7 @@ _HOME = {
     "load": "api",
     "compare": "api",
     "simulate": "simulation.simulate",
-    "check": "tasks.checking",
+    "check": "checking",
     "seeded": "models",
     "dropout_seed": "data.random",
     "TrainedRun": "api",

@@ -24,6 +24,7 @@ import io
 import json
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -270,7 +271,8 @@ def read_back(state: State, rule_module: str = "") -> State:
 
 def unread(error: pickle.UnpicklingError) -> str:
     """What could not be read, in a few words."""
-    return next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line), str(error))
+    holds = re.search(r"GLOBAL (\S+) was not", str(error))
+    return f"it holds a {holds[1]}" if holds else str(error)
 
 
 def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -> State:

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from asyncsgd import modes
+from asyncsgd.checking import check_state
 from asyncsgd.checkpoints import Found, Policy, Saver
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.execute import Run, execute
@@ -242,6 +243,8 @@ def _open(
     environment = _environment(setup, launch, board)
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
+        if not type(setup.rule).__module__.startswith("asyncsgd."):
+            check_state(setup.rule, setup.rule.init(torch.zeros(1)))
         began_from = _began_from(task, setup, init_sha256)
         if folder.resume is not None:
             _check_began_from(folder.resume, began_from)

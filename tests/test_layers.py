@@ -16,7 +16,7 @@ batches data hardware optimizers rules settings simulation.churn simulation.inst
 simulation.problems simulation.sampler simulation.speeds
 masking
 checkpoints models origin modes server study.config recorded_run study.arms tasks
-evaluation study.finetuning stages study.registration throughput worker profiling study.plan
+checking evaluation study.finetuning stages study.registration throughput worker profiling study.plan
 runtime
 experiment simulation fitting execute finishing training scripts
 replaying scripts.export scripts.predict scripts.replay study api __init__

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -51,6 +52,7 @@ from doors import (
     UsageError,
     WeightedMean,
     Work,
+    asyncsgd,
     parse_rule,
     read_back,
 )
@@ -378,6 +380,45 @@ def test_a_rule_keeps_its_contract(rule, before, after, num_workers):
     again.drive(before).through_a_file()
     again.drive(after)
     assert_same_run(straight, again)
+
+
+@every_rule
+def test_a_dry_run_of_a_rule_gives_its_state_as_a_checkpoint_gives_it_back(rule):
+    assert type(asyncsgd.check(rule)) is type(rule.init(torch.zeros(1)))
+
+
+@dataclasses.dataclass
+class Seen:
+    what: object
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeping(Asynchronous):
+    """Asynchronous, and its state holds something."""
+
+    name = "keeping"
+    make: object = list
+
+    def init(self, like):
+        return Seen(self.make())
+
+    def arrive(self, state, arrival, view):
+        state.count += 1
+        return super().arrive(state, arrival, view)
+
+
+def test_a_dry_run_names_the_field_of_a_rules_state_that_would_not_come_back():
+    assert asyncsgd.check(Keeping(dict)) == Seen({}, 20)
+    for make, why in [
+        (collections.deque, "it holds a collections.deque"),
+        (threading.Lock, "cannot pickle"),
+        (lambda: frozenset([1]), "it holds a frozenset"),
+    ]:
+        with pytest.raises(
+            UsageError, match=rf"rule keeping: Seen\.what would not come back from a checkpoint \({why}"
+        ):
+            asyncsgd.check(Keeping(make))
 
 
 def plain_loop(build, weight_decay, learning_rate, steps):
