@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from doors import Finished, asyncsgd
@@ -48,3 +51,31 @@ def test_a_hangup_that_nohup_ignores_stays_ignored_and_handlers_are_as_before_th
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+STOPS = """
+import os, signal, sys
+from doors import asyncsgd
+from tasks import Plane
+
+def report(record):
+    if record.kind == "arrival" and record.version == 2:
+        os.kill(os.getpid(), signal.SIGTSTP)
+
+asyncsgd.train(Plane(batch_size=4), samples=80, evaluations=2, folder=sys.argv[1], report=report, quiet=True)
+"""
+
+
+def test_seconds_in_which_ctrl_z_holds_a_run_are_no_seconds_of_training(tmp_path):
+    # In a process group of its own, whose parent is in another: else the system ignores the signal.
+    command = [sys.executable, "-c", STOPS, str(tmp_path / "run")]
+    with subprocess.Popen(command, process_group=0, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}) as held:
+        _, status = os.waitpid(held.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        began = time.monotonic()
+        time.sleep(2.0)
+        held_for = time.monotonic() - began
+        os.kill(held.pid, signal.SIGCONT)
+        assert held.wait(60) == 0
+    assert Finished(tmp_path / "run").summary["status"] == "DONE"
+    assert Finished(tmp_path / "run").summary["train_seconds"] < held_for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from asyncsgd.flights import State
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
+from asyncsgd.runtime.awake import awake
 
 POLL_SECONDS = 0.5
 """Seconds between two looks of a wait, for Ctrl-C and for workers that died before they connected."""
@@ -153,7 +153,7 @@ class EvaluationPoints:
 
 
 class TrainingClock:
-    """Seconds of training: starts with `resume`, stands still between `pause` and `resume`."""
+    """Seconds of training: starts with `resume`, stands still from `pause` to `resume`, and while this process does."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -165,13 +165,13 @@ class TrainingClock:
 
     @property
     def seconds(self) -> float:
-        return self._total + (0.0 if self._since is None else time.perf_counter() - self._since)
+        return self._total + (0.0 if self._since is None else awake() - self._since)
 
     def pause(self) -> None:
         self._total, self._since = self.seconds, None
 
     def resume(self) -> None:
-        self._since = time.perf_counter()
+        self._since = awake()
 
     def state_dict(self) -> State:
         """The seconds so far."""
