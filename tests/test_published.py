@@ -4,7 +4,6 @@ import importlib
 import math
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -108,12 +107,6 @@ def test_the_floor_of_asynchronous_sgd_is_its_closed_form(error_runtime):
             assert error_runtime.k_batch_async_floor([curvature], eta, sigma, workers, 1) == pytest.approx(closed)
 
 
-def test_the_floor_of_k_async_with_all_workers_is_that_of_synchronous_sgd(error_runtime):
-    exact = error_runtime.synchronous_floor([0.2, 1.0], 0.3, 0.7, 8)
-    assert error_runtime.k_async_floor([0.2, 1.0], 0.3, 0.7, 8, 8) == pytest.approx(exact)
-    assert error_runtime.k_batch_async_floor([0.2, 1.0], 0.3, 0.7, 8, 8) > 1.02 * exact  # which K-batch-async is not
-
-
 def test_measured_seconds_and_floors_agree_with_the_closed_forms(error_runtime, monkeypatch):
     monkeypatch.setattr(error_runtime, "EVALUATIONS", 300)
     exponential = error_runtime.SPEEDS[0]
@@ -165,12 +158,6 @@ def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(bac
         assert backup_workers.run_arm(arm).steps == steps  # its noise is too small to matter
 
 
-def test_a_round_of_96_takes_as_long_as_its_order_statistic(backup_workers):
-    measured = backup_workers.run_arm(backup_workers.Arm("", 0.05, 96, 0, 60))
-    assert measured.steps == 60
-    assert measured.virtual_seconds / 60 == pytest.approx(backup_workers.round_seconds(96, 0.05), rel=0.01)
-
-
 def test_backup_workers_writes_both_tables(backup_workers, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(backup_workers, "PUBLISHED", {1.0: (69, 1.98)})
     monkeypatch.setattr(backup_workers, "QUICK_QUORUMS", (50, 100))
@@ -181,11 +168,6 @@ def test_backup_workers_writes_both_tables(backup_workers, tmp_path, monkeypatch
     assert row[:4] == ["1.0", "69", "69", row[3]]
     assert 68 <= int(row[3]) <= 70  # 100 rounds do not tell neighbours apart
     assert "bias-dominated: expected N = 50, measured N = 50" in capsys.readouterr().out
-
-
-def test_one_worker_is_gradient_descent(implicit_momentum):
-    mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(1, range(2)))
-    assert mean == pytest.approx([0.8**t for t in range(14)], rel=1e-12)
 
 
 def test_the_mean_iterate_obeys_the_closed_recursion(implicit_momentum):
@@ -207,13 +189,6 @@ def test_a_jackknife_removes_the_bias_of_a_square(implicit_momentum):
     assert result.estimate == pytest.approx(2.0**2 - 2.0 / 2)
 
 
-def test_mean_staleness_is_one_less_than_the_workers(implicit_momentum):
-    counts = np.array(implicit_momentum.staleness(implicit_momentum.StalenessArm(4, 0, 4000)))
-    assert counts.sum() == 4000
-    assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(3.0, abs=0.01)  # the conservation law
-    assert counts[0] / counts.sum() == pytest.approx(0.25, abs=0.03)
-
-
 def test_implicit_momentum_writes_both_tables(implicit_momentum, tmp_path, monkeypatch):
     monkeypatch.setattr(implicit_momentum, "WORKERS", (1, 2))
     monkeypatch.setattr(implicit_momentum, "LONG_RUNS", 2)
@@ -226,15 +201,6 @@ def test_implicit_momentum_writes_both_tables(implicit_momentum, tmp_path, monke
 def test_seeds_that_do_not_fill_the_groups_are_refused(implicit_momentum, tmp_path, capsys):
     assert implicit_momentum.main(["--seeds", "15", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "error: --seeds must be a multiple of 10, the number of groups, got 15\n"
-
-
-@pytest.mark.processes
-def test_a_wrong_flag_ends_with_code_2_and_says_which():
-    command = [sys.executable, str(FOLDER / "ringmaster.py"), "--quik"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "--quik" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @needs_proc

@@ -136,7 +136,7 @@ def test_a_cell_that_misses_its_target_is_marked_and_not_dropped(phase):
     assert phase.Measured(cell, reached, missed).mark == "<"
 
 
-@pytest.mark.parametrize("name", ["async_diloco", "ringleader", "phase_diagram"])
+@pytest.mark.parametrize("name", ["async_diloco", "ringleader", "phase_diagram", "backup_workers"])
 def test_a_wrong_flag_is_one_clear_message_and_code_two(name, capsys):
     assert importlib.import_module(name).main(["--seeds", "0"]) == 2
     assert capsys.readouterr().err == "error: --seeds must be 1 or more, got 0\n"

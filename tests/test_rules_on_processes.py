@@ -93,23 +93,6 @@ def test_on_the_virtual_clock_real_gradients_replay_too_and_two_runs_are_the_sam
     assert run.summary["train_seconds"] == again.summary["train_seconds"]
 
 
-@pytest.mark.parametrize(
-    "rule",
-    ["k_sync:quorum=1", *slow("asynchronous", "synchronous", "ringmaster", "rennala:batch=1", "fixed_delay:delay=0")],
-)
-@pytest.mark.parametrize("clock", ["measured", "virtual"])
-def test_one_worker_is_the_single_process_bit_for_bit_on_either_clock(train, rule, clock):
-    run = train(mode="async", nproc=1, rule=rule, clock=clock)
-    assert run.summary["parameters_sha256"] == train(mode="single").summary["parameters_sha256"]
-
-
-@pytest.mark.parametrize("clock", ["measured", "virtual"])
-def test_waiting_for_all_is_synchronous_bit_for_bit_on_either_clock(train, clock):
-    run = train(mode="async", nproc=2, rule="k_sync:quorum=2", clock=clock)
-    synchronous = train(mode="async", nproc=2, rule="synchronous")
-    assert run.summary["parameters_sha256"] == synchronous.summary["parameters_sha256"]
-
-
 def test_every_version_at_a_fixed_delay_is_the_same_bits_on_either_clock_and_for_any_number_of_workers(train):
     # At a constant learning rate: the k-th gradient is computed at version k - 2, so equal losses are equal versions.
     losses = set()

@@ -56,15 +56,6 @@ def test_the_advantage_is_lost_where_an_update_is_worth_less_than_one_of_tau_plu
     assert answer(dose.clocks[0].points[-1]).startswith("the advantage is lost at tau = 3")
 
 
-def test_synchronous_rounds_wait_for_the_slowest_under_random_speeds_and_delayed_updates_do_not():
-    dose = dose_of({1: 1.0, 3: 1.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    dose.put_on_clock("exponential:1", arrival_seconds)
-    constant, exponential = (clock.responses for clock in dose.clocks)
-    for even, uneven in zip(constant, exponential, strict=True):
-        assert uneven.ratios[-1].estimate < even.ratios[-1].estimate
-
-
 def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage():
     # under exponential times 80 delayed updates end long before 40 rounds of two, and bring next to nothing
     dose = dose_of({1: 100.0, 3: 1.0})
