@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from msgspec import Struct
 from torch import Tensor
 
@@ -38,28 +35,18 @@ from asyncsgd.records.machine import MachineLoad, Usage
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.base import Rule
-from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, Result, TrainingClock
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Sink
+from asyncsgd.runtime.launch import Processes, World, end_with_launcher
 from asyncsgd.runtime.link import Inherited, Link, Meeting, Pair
-from asyncsgd.runtime.processes import Processes
-from asyncsgd.runtime.rank_process import (
-    LOST_CONTACT,
-    RankMeeting,
-    Stages,
-    Training,
-    backend_of,
-    is_lost_contact,
-    serve_rank,
-)
-from asyncsgd.runtime.ranks import Noticeboard, end_with_launcher
+from asyncsgd.runtime.rank_process import LOST_CONTACT, Stages, Training, is_lost_contact, serve_rank
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
 from asyncsgd.runtime.worker_loop import Way, serve
-from asyncsgd.runtime.worker_process import Assignment, StepHere, set_up_process
+from asyncsgd.runtime.worker_process import Assignment, StepHere
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest
@@ -125,7 +112,7 @@ class Run:
         return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
 
 
-def _train_single(run: Run, board: Noticeboard | None) -> Result:
+def _train_single(run: Run, board: World | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = run.setup.runtime
     assert isinstance(runtime, modes.InProcess)
@@ -181,7 +168,7 @@ def _optimizer(run: Run) -> Optimizer:
     return run.setup.server_recipe.on(run.flat.parameters, run.flat.layout)
 
 
-def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
+def _train_virtual(run: Run, board: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
     assignment, runtime = run.assignment(), run.setup.runtime
     assert isinstance(runtime, modes.Virtual)
@@ -199,13 +186,13 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     return _fit(run, server, heap).run()
 
 
-def _train_async(run: Run, board: Noticeboard | None) -> Result:
+def _train_async(run: Run, board: World | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
     segment = Segment(run.flat.layout.size, run.num_workers)
     return _serve_workers(run, segment, board, run.setup.server_recipe.on(segment.parameters, run.flat.layout))
 
 
-def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
+def _train_hogwild(run: Run, board: World | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
     step, size = _step_here(run.setup, run.course), run.flat.layout.size
     assert step is not None
@@ -223,9 +210,7 @@ def _step_here(setup: Setup, course: Course) -> StepHere | None:
     return StepHere(setup.recipe, course.schedule, runtime.share_state) if isinstance(runtime, modes.Hogwild) else None
 
 
-def _serve_workers(
-    run: Run, segment: Segment, board: Noticeboard | None, optimizer: Optimizer | StepTakenByWorker
-) -> Result:
+def _serve_workers(run: Run, segment: Segment, board: World | None, optimizer: Optimizer | StepTakenByWorker) -> Result:
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
     assert run.context is not None
     segment.parameters.copy_(run.flat.parameters)
@@ -286,41 +271,40 @@ def _serve(
             run.record(server.drop(left.worker, left.reason))
 
 
-def _train_sync(run: Run, board: Noticeboard | None) -> Result:
+def _train_sync(run: Run, board: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
     training, number = _training(run.setup, run.course, bool(run.unused), resume), run.num_workers
-    if board is not None:
-        board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
-        _init_process_group(board, run.setup.device)
-        try:
-            return _lead_ranks(run, training)
-        except RuntimeError as error:
-            if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
-                return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
-            raise
-    assert run.context is not None
-    with (
-        tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True) as folder,
-        Processes(run.context) as processes,
-    ):
-        meeting = RankMeeting(Path(folder), number)
-        for rank in range(1, number):
-            processes.start(rank, serve_rank, run.assignment(rank), training, meeting, rank)
-            run.usage.follow(f"worker {rank}", processes.pid(rank))
-        while not meeting.complete(POLL_SECONDS):
+    with contextlib.ExitStack() as closing:
+        world, processes = board, None
+        if board is not None:
+            board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
+        if world is None:
+            folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
+            world = World(0, number, closing.enter_context(folder))
+            assert run.context is not None
+            processes = closing.enter_context(Processes(run.context))
+            for rank in range(1, number):
+                there = World(rank, number, world.folder)
+                processes.start(rank, serve_rank, run.assignment(rank), training, there)
+                run.usage.follow(f"worker {rank}", processes.pid(rank))
+        while not world.complete(POLL_SECONDS):
             if run.stop_requested():
-                processes.stop_seconds = 1.0
+                if processes is not None:
+                    processes.stop_seconds = 1.0
                 return Result(INTERRUPTED, "interrupted by the user")
-            if any(processes.exit_code(rank) is not None for rank in range(1, number)):
+            if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
                 raise _rank_is_lost(processes, number)
         try:
-            with meeting.group(0, run.assignment().device):
+            with world.group(run.assignment().device):
                 return _lead_ranks(run, training)
         except RuntimeError as error:
-            if is_lost_contact(error):
+            if not is_lost_contact(error):
+                raise
+            if processes is not None:
                 raise _rank_is_lost(processes, number) from error
-            raise
+            # This rank has the parameters of the last step that all have taken.
+            return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
 
 
 def _lead_ranks(run: Run, training: Training) -> Result:
@@ -360,22 +344,6 @@ def _training(
     return Training(setup.recipe, course.schedule, find_unused, resume, stages)
 
 
-def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> NoReturn:
-    """A rank of torchrun's other than 0; ends the process."""
-    set_up_process(assignment.threads)
-    _init_process_group(board, device)
-    training.in_step(assignment, training.model(assignment)).follow()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A teardown may find threads of the group still at work, and end with SIGABRT after all was well.
-    os._exit(0)
-
-
-def _init_process_group(board: Noticeboard, device: str) -> None:
-    backend = backend_of(device, board.world_size)
-    dist.init_process_group(backend, store=board.store, rank=board.rank, world_size=board.world_size, timeout=TIMEOUT)
-
-
 def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
     rank, reason = _first_lost(processes, num_workers)
     return RunError(
@@ -392,7 +360,7 @@ def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
     return min(to_blame.items(), default=(0, "its connection was closed"))
 
 
-_TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] = {
+_TRAIN: dict[type[modes.Runtime], Callable[[Run, World | None], Result]] = {
     modes.InProcess: _train_single,
     modes.AllReduce: _train_sync,
     modes.Pipeline: _train_sync,
@@ -402,7 +370,7 @@ _TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] =
 }
 
 
-def execute(run: Run, board: Noticeboard | None) -> Result:
+def execute(run: Run, board: World | None) -> Result:
     """Train.
 
     Args:
@@ -439,7 +407,7 @@ def _notice(run: Run, way: Meeting | _Resume) -> bytes:
 def follow(experiment: Experiment) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
     end_with_launcher(leads=False)
-    board, setup, task = Noticeboard(), experiment.setup, experiment.task
+    board, setup, task = World.of_torchrun(), experiment.setup, experiment.task
     if board.several_hosts:
         board.say(msgspec.json.encode(Hardware.here(setup.device)))
     try:
@@ -456,7 +424,7 @@ def follow(experiment: Experiment) -> int:
     if not setup.runtime.has_server:
         assert isinstance(notice.way, _Resume)
         resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
-        _join_ranks(board, assignment, setup.device, _training(setup, course, resume=resume))
+        serve_rank(assignment, _training(setup, course, resume=resume), board)
     assert isinstance(notice.way, Meeting)
     serve(assignment, notice.way, board.rank, _step_here(setup, course))
     return 0  # not reached: each ends the process

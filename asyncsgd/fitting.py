@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 
 import torch
@@ -19,8 +18,8 @@ from asyncsgd.errors import NOT_ONE_SAMPLE, RunError, UsageError
 from asyncsgd.experiment import Experiment, Setup
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
+from asyncsgd.runtime.launch import OUT_OF_MEMORY, Processes
 from asyncsgd.runtime.memory import leave_memory_for
-from asyncsgd.runtime.processes import OUT_OF_MEMORY, Processes
 from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
 from asyncsgd.tasks.base import Batch, Task, tensors_in
 
@@ -41,7 +40,7 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
     Sizes are doubled until one does not fit, and then bisected. Each is tried with the batch that has the most numbers.
 
     Args:
-        context: of `asyncsgd.runtime.processes.fork_server`.
+        context: of `asyncsgd.runtime.launch.fork_server`.
         tell: says a line to the user.
 
     Raises:
@@ -100,7 +99,7 @@ def _fits(setup: Setup, task: Task, micro_batches: int, index: int, context: For
     assignment = dataclasses.replace(setup.assignment(task, 0), micro_batches=micro_batches)
     with Processes(context) as processes:
         processes.start(0, _try, assignment, setup.recipe, index)
-        wait([processes.sentinels[0]])
+        processes.join(0)
         code = processes.exit_code(0)
     if code not in (0, OUT_OF_MEMORY, KILLED):
         raise RunError(f"a batch of {task.batch_size} samples could not be tried: {processes.how_it_ended(0, 1.0)}")

@@ -35,9 +35,8 @@ from asyncsgd.records.machine import MachineLoad, Usage, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.runtime.base import Result
+from asyncsgd.runtime.launch import Launch, World, end_with_launcher, fork_server
 from asyncsgd.runtime.memory import forget_peaks
-from asyncsgd.runtime.processes import fork_server
-from asyncsgd.runtime.ranks import Launch, Noticeboard, end_with_launcher
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy
@@ -162,7 +161,7 @@ def _attempt(
                 closing.enter_context(one_writer(Path(output), flag_of(name)))
         stop.check()
         end_with_launcher(leads=True)
-        board = None if launch.rank is None else Noticeboard()
+        board = None if launch.rank is None else World.of_torchrun()
         opened = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
         stop.check()
         closing.enter_context(stop.during_a_run())
@@ -201,7 +200,7 @@ def _attempt(
 def _open(
     experiment: Experiment,
     launch: Launch,
-    board: Noticeboard | None,
+    board: World | None,
     folder: RunFolder | None,
     context: ForkServerContext | None,
     stop: StopRequest,
@@ -289,7 +288,7 @@ def _open(
     )
 
 
-def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dict[str, Any]:
+def _environment(setup: Setup, launch: Launch, board: World | None) -> dict[str, Any]:
     """What a run is made with; on several hosts also the hardware of every rank."""
     here = Hardware.here(setup.device)
     described = describe_environment(setup.runtime.threads, launch.num_workers)

@@ -22,8 +22,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.locks import lock
 from asyncsgd.records.machine import available_cores
+from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.pool import Pool
-from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest

@@ -39,7 +39,7 @@ from asyncsgd.experiment import cache_folder, resolve_device
 from asyncsgd.hardware import Hardware
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import run_script
 from asyncsgd.signals import StopRequest
 from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject

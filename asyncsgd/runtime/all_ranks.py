@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = datetime.timedelta(minutes=30)
-"""Longest wait in a collective: a gradient or an evaluation shard may take as long. It is for ranks that hang, and for
-hosts that vanish. The others notice at once that the process of a rank has ended.
-"""
+from asyncsgd.runtime.launch import TIMEOUT
 
 
 class AllRanks:

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from asyncsgd.errors import RunError
-from asyncsgd.runtime.processes import end_with_parent, fork_server_of
+from asyncsgd.runtime.launch import end_with_parent, fork_server_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from asyncsgd.checkpoints import load_state
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
-from asyncsgd.runtime.all_ranks import TIMEOUT, AllRanks
+from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.collective import InStep, Rounds
 from asyncsgd.runtime.data_parallel import DataParallel
+from asyncsgd.runtime.launch import World
 from asyncsgd.runtime.worker_process import Assignment, Straggling, fail, set_up_process
 from asyncsgd.schedules import Schedule
 
@@ -100,71 +97,23 @@ class Training:
         return FlatModel(assignment.task.model(assignment.seed).to(device))
 
 
-def backend_of(device: str, num_workers: int) -> str:
-    """NCCL where every rank has a GPU of its own (it refuses two on one), gloo elsewhere."""
-    return "nccl" if device.startswith("cuda") and torch.cuda.device_count() >= num_workers else "gloo"
-
-
 def is_lost_contact(error: Exception) -> bool:
     """Whether a collective failed because its peers did, as far as gloo and NCCL let one tell."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
 
 
-@dataclasses.dataclass(frozen=True)
-class RankMeeting:
-    """Where the ranks of one host meet; can be pickled."""
-
-    folder: Path
-    """Private to the user."""
-    number: int
-    """Of ranks."""
-
-    def join(self, rank: int) -> None:
-        """Say that a rank is ready to enter the group."""
-        (self.folder / str(rank)).touch()
-
-    def complete(self, seconds: float) -> bool:
-        """Wait so long at most for all ranks from 1 on; whether they are ready."""
-        until = time.monotonic() + seconds
-        while not all((self.folder / str(rank)).exists() for rank in range(1, self.number)):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.01)
-        return True
-
-    @contextmanager
-    def group(self, rank: int, device: str) -> Iterator[None]:
-        """Within it, this process is a rank of the process group."""
-        before = os.environ.get("GLOO_SOCKET_IFNAME")
-        if sys.platform == "linux":
-            # Gloo would resolve the host's name, which may have no address, and an interface that the user has named
-            # is for hosts.
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        try:
-            store = dist.FileStore(str(self.folder / "store"), self.number)
-            store.set_timeout(datetime.timedelta(minutes=5))
-            kind = backend_of(device, self.number)
-            dist.init_process_group(kind, store=store, rank=rank, world_size=self.number, timeout=TIMEOUT)
-            yield
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            os.environ.pop("GLOO_SOCKET_IFNAME", None)
-            if before is not None:
-                os.environ["GLOO_SOCKET_IFNAME"] = before
-
-
-def serve_rank(assignment: Assignment, training: Training, meeting: RankMeeting, rank: int) -> None:
-    """Entry point of a rank other than 0 that rank 0 has started; blocks."""
+def serve_rank(assignment: Assignment, training: Training, world: World) -> NoReturn:
+    """Entry point of a rank other than 0; blocks, and ends the process."""
     try:
         set_up_process(assignment.threads)
         flat = training.model(assignment)
-        meeting.join(rank)
-        with meeting.group(rank, assignment.device):
+        world.arrive()
+        with world.group(assignment.device):
             training.in_step(assignment, flat).follow()
+            sys.stdout.flush()
             os._exit(0)  # skips the teardown of a group whose other members may be gone
     except Exception as error:
         if is_lost_contact(error):
             os._exit(LOST_CONTACT)  # rank 0 names the rank that is gone
-        fail(f"rank {rank}", error)
+        fail(f"rank {world.rank}", error)

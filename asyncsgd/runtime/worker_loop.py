@@ -17,6 +17,7 @@ from asyncsgd.batches import indices_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer
 from asyncsgd.records.events import Taken
+from asyncsgd.runtime.launch import NO_BATCH_LEFT
 from asyncsgd.runtime.link import (
     Compute,
     Computed,
@@ -32,7 +33,6 @@ from asyncsgd.runtime.link import (
     Stop,
 )
 from asyncsgd.runtime.memory import peak_bytes
-from asyncsgd.runtime.processes import NO_BATCH_LEFT
 from asyncsgd.runtime.segment import FROZEN, SAMPLES, Segment
 from asyncsgd.runtime.worker_process import Assignment, StepHere, Straggling, fail, set_up_process
 from asyncsgd.tasks.base import encode_sums

@@ -16,7 +16,7 @@ import torch
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.profiling import Profile, ProfiledWorker
-from asyncsgd.runtime.processes import OUT_OF_MEMORY, REASONS
+from asyncsgd.runtime.launch import OUT_OF_MEMORY, REASONS
 from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.sampler import Sampler

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
-from asyncsgd.runtime.ranks import another_speaks
+from asyncsgd.runtime.launch import another_speaks
 from asyncsgd.signals import StopRequest
 
 

@@ -72,7 +72,7 @@ def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path,
     """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
     from asyncsgd.experiment import experiment_of
     from asyncsgd.replaying import settings_of_run
-    from asyncsgd.runtime.ranks import Launch
+    from asyncsgd.runtime.launch import Launch
     from asyncsgd.scripts.run_folder import open_run_folder
     from asyncsgd.training import lead
 

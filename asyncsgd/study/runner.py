@@ -22,7 +22,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FAILED, FINISHED
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.runtime.processes import end_with_parent
+from asyncsgd.runtime.launch import end_with_parent
 from asyncsgd.scripts.run_folder import CHECKPOINTS, open_run_folder, set_aside
 from asyncsgd.signals import NUMBERS
 from asyncsgd.study.arms import FLAGS
@@ -51,7 +51,7 @@ class Runner:
     """Makes runs, one at a time where time is measured, several at a time where it is not.
 
     Args:
-        context: of `asyncsgd.runtime.processes.fork_server`, with `PRELOAD`.
+        context: of `asyncsgd.runtime.launch.fork_server`, with `PRELOAD`.
         jobs: how many runs may go on side by side.
     """
 
@@ -214,7 +214,7 @@ def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
     tracking = Tracking(names_in(job.values["track"]), identity)
     try:
         from asyncsgd.experiment import experiment_of
-        from asyncsgd.runtime.ranks import Launch
+        from asyncsgd.runtime.launch import Launch
         from asyncsgd.training import lead
 
         if job.run.stage == "finetune":

@@ -27,8 +27,7 @@ import torch
 
 from asyncsgd.experiment import experiment_of
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.runtime.processes import Processes, fork_server
-from asyncsgd.runtime.ranks import Launch
+from asyncsgd.runtime.launch import Launch, Processes, fork_server
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.task import task_flags

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from analysis.report.tables.text import as_csv, markdown
 from analysis.statistics.intervals import Interval, t_interval
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.runtime.processes import end_with_parent
+from asyncsgd.runtime.launch import end_with_parent
 from asyncsgd.scripts import base
 from asyncsgd.signals import StopRequest
 
