@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def parameter(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
     """Declare a parameter of a `Named` with the bounds of `asyncsgd.numbers.out_of_bounds`: ``above=0, at_most=1``."""
-    return dataclasses.field(default=default, metadata=bounds)
+    return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Named:
     """Base of what has a name and parameters; its text is read back to an equal object.
 
     Raises:
-        ValueError: if a parameter is out of its bounds, or a number that is not finite.
+        ValueError: if a `parameter` is out of its bounds, or a number that is not finite.
     """
 
     name: ClassVar[str]
@@ -38,8 +38,10 @@ class Named:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            if (bounds := field.metadata.get("bounds")) is None:
+                continue
             value = getattr(self, field.name)
-            wanted = out_of_bounds(value, **field.metadata)
+            wanted = out_of_bounds(value, **bounds)
             if not wanted and isinstance(value, float) and not math.isfinite(value):
                 wanted = "finite"
             if wanted:

@@ -11,7 +11,7 @@ from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.rules.dana import DANA
 from asyncsgd.rules.dc_asgd import DCASGD
-from asyncsgd.rules.delay_adaptive import DelayAdaptive
+from asyncsgd.rules.delay_scaled import DelayAdaptive, Hinge, Koloskova, Polynomial, StalenessAware
 from asyncsgd.rules.diloco import DiLoCo
 from asyncsgd.rules.downpour import Downpour
 from asyncsgd.rules.easgd import EASGD
@@ -21,16 +21,13 @@ from asyncsgd.rules.gap_aware import GapAware
 from asyncsgd.rules.ia2sgd import IA2SGD
 from asyncsgd.rules.k_async import KAsync, KBatchAsync
 from asyncsgd.rules.k_sync import KSync
-from asyncsgd.rules.koloskova import Koloskova
 from asyncsgd.rules.local_sgd import LocalSGD
 from asyncsgd.rules.ormo import OrMo
-from asyncsgd.rules.polynomial import Hinge, Polynomial
 from asyncsgd.rules.rennala import Rennala
 from asyncsgd.rules.rescaled import Rescaled
 from asyncsgd.rules.ringleader import Ringleader
 from asyncsgd.rules.ringmaster import Ringmaster
 from asyncsgd.rules.ssp import SSP
-from asyncsgd.rules.staleness_aware import StalenessAware
 from asyncsgd.rules.synchronous import Synchronous
 
 ALL: tuple[Rule, ...] = (

@@ -25,6 +25,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
@@ -37,7 +38,7 @@ class Block:
     momentum: Tensor
     total: Tensor
     direction: Tensor
-    arrivals: list[int]
+    arrivals: int
     speeds: dict[int, float]
 
 
@@ -58,30 +59,20 @@ class AsyncLocalSGD(Rule):
     summary: ClassVar[str] = "local steps applied as they arrive, Delayed Nesterov, DyLU (Liu et al. 2024)"
     local_steps: ClassVar[bool] = True
 
-    num_local_steps: int = 10
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
-    period: int = 4
-    spread: float = 0.0
+    num_local_steps: int = parameter(10, at_least=1)
+    outer_learning_rate: float = parameter(0.7, above=0)
+    outer_momentum: float = parameter(0.9, at_least=0, below=1)
+    period: int = parameter(4, at_least=1)
+    spread: float = parameter(0.0, at_least=0)
     dynamic: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_local_steps < 1 or self.period < 1 or not 0 <= self.outer_momentum < 1:
-            raise ValueError(
-                f"num_local_steps and period must be 1 or more and outer_momentum in [0, 1), got "
-                f"{self.num_local_steps}, {self.period} and {self.outer_momentum}"
-            )
-        if not self.outer_learning_rate > 0 or not 0 <= self.spread <= 1 / self.period:
-            raise ValueError(
-                f"outer_learning_rate must be positive and spread in [0, 1/period], got "
-                f"{self.outer_learning_rate} and {self.spread}"
-            )
+        super().__post_init__()
+        if self.spread > 1 / self.period:
+            raise ValueError(f"spread must be in [0, 1/period], got {self.spread}")
 
     def init(self, like: Tensor) -> Block:
-        return Block(like.new_zeros(like.shape), like.new_zeros(like.shape), like.new_zeros(like.shape), [0], {})
-
-    def join(self, state: Block, worker: int, view: View) -> Reply:
-        return Reply(start=(Start(worker, self.num_local_steps),))
+        return Block(like.new_zeros(like.shape), like.new_zeros(like.shape), like.new_zeros(like.shape), 0, {})
 
     def leave(self, state: Block, worker: int, view: View) -> Reply:
         state.speeds.pop(worker, None)
@@ -92,12 +83,12 @@ class AsyncLocalSGD(Rule):
         if arrival.seconds > 0:
             state.speeds[arrival.worker] = arrival.num_local_steps / arrival.seconds
         state.total.add_(arrival.gradient)
-        state.arrivals[0] += 1
+        state.arrivals += 1
         share = c
-        if state.arrivals[0] == n:
+        if state.arrivals == n:
             state.momentum.mul_(beta).add_(state.total, alpha=1.0 / n)
             state.total.zero_()
-            state.arrivals[0] = 0
+            state.arrivals = 0
             share = 1.0 - c * n + c
         eta = self.outer_learning_rate
         state.direction.copy_(arrival.gradient).mul_(eta / n).add_(state.momentum, alpha=eta * share * beta)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
-from asyncsgd.named_choices import spell
+from asyncsgd.named_choices import Named
 
 if TYPE_CHECKING:  # rules are read and listed without importing torch
     from torch import Tensor
@@ -134,17 +134,13 @@ class Reply(Struct, frozen=True, gc=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(Named):
     """Base of all rules: `init`, `join`, `leave`, `arrive`, `resume`; the state belongs to the caller.
 
     The runtime calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The state
     is updated in place and is part of checkpoints and replays: a dataclass of tensors, numbers and containers of them.
     """
 
-    name: ClassVar[str]
-    """What the user types after ``--rule``."""
-    summary: ClassVar[str]
-    """One line for ``--rule help``."""
     needs_plain_sgd: ClassVar[bool] = False
     """The rule has a momentum or a force of its own. Other server optimizers, weight decay and clipping are then
     refused.
@@ -170,8 +166,10 @@ class Rule:
         return None
 
     def join(self, state: Any, worker: int, view: View) -> Reply:
-        """`worker` has entered `view.workers`. By default it starts at the current parameters."""
-        return Reply(start=(Start(worker),))
+        """`worker` has entered `view.workers`. By default it starts at the current parameters, and takes the rule's
+        `num_local_steps` where it has them.
+        """
+        return Reply(start=(Start(worker, getattr(self, "num_local_steps", 1)),))
 
     def leave(self, state: Any, worker: int, view: View) -> Reply:
         """`worker` has gone from `view.workers` and from `view.in_flight`. By default nothing follows."""
@@ -212,9 +210,6 @@ class Rule:
         """Go on after a reply with `again`; by default nothing follows."""
         return Reply()
 
-    def __str__(self) -> str:
-        return spell(self)
-
 
 class WeightedMean:
     """The mean of gradients weighted by their loss terms, summed in the order of `add`: sum_i w_i g_i / sum_i w_i.
@@ -252,3 +247,61 @@ class WeightedMean:
     def clear(self) -> None:
         self.total_weight = self._first_weight = 0.0
         self.count = 0
+
+
+class Held:
+    """Copies of gradients that have arrived and wait, with their weights.
+
+    >>> import torch
+    >>> held = Held(torch.zeros(1))
+    >>> held.add(Arrival(1, 7, 0, torch.tensor([4.0]), weight=1.0, num_samples=1, seconds=0.0))
+    >>> held.add(Arrival(0, 9, 0, torch.tensor([1.0]), weight=3.0, num_samples=1, seconds=0.0))
+    >>> held.dispatches, held.mean().item(), len(held)
+    ((9, 7), 1.75, 2)
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._mean = WeightedMean(like)
+        self._gradients: dict[tuple[int, int], tuple[Tensor, float]] = {}
+
+    def add(self, arrival: Arrival, factor: float = 1.0) -> None:
+        """Copy the arriving gradient, times `factor`."""
+        gradient = arrival.gradient.clone() if factor == 1.0 else arrival.gradient * factor
+        self._gradients[arrival.worker, arrival.dispatch] = (gradient, arrival.weight)
+
+    def __len__(self) -> int:
+        return len(self._gradients)
+
+    @property
+    def dispatches(self) -> tuple[int, ...]:
+        """In the order of (worker, dispatch), which is the order of summation."""
+        return tuple(dispatch for _, dispatch in sorted(self._gradients))
+
+    def mean(self) -> Tensor:
+        """sum_i w_i g_i / sum_i w_i, `(P,)`; valid until the next call."""
+        self._mean.clear()
+        for key in sorted(self._gradients):
+            self._mean.add(*self._gradients[key])
+        return self._mean.value()
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self._gradients.clear()
+
+
+class Collecting(Rule):
+    """Base of the rules that hold gradients until there are enough. A subclass says in `fire` what follows then."""
+
+    def init(self, like: Tensor) -> Any:
+        return Held(like)
+
+    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+        state.add(arrival)
+        return self.fire(state, view)
+
+    def leave(self, state: Any, worker: int, view: View) -> Reply:
+        return self.fire(state, view)
+
+    def fire(self, state: Any, view: View) -> Reply:
+        """The step along what is held, if it is enough; nothing if not."""
+        raise TypeError(f"{type(self).__name__} does not define fire()")

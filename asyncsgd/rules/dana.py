@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
@@ -36,11 +37,7 @@ class DANA(Rule):
     summary: ClassVar[str] = "a momentum per worker, and starts at the predicted parameters (Hakimi et al. 2019)"
     needs_plain_sgd: ClassVar[bool] = True
 
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+    momentum: float = parameter(0.9, at_least=0, below=1)
 
     def init(self, like: Tensor) -> Momenta:
         return Momenta({}, like.new_zeros(like.shape))

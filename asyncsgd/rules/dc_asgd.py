@@ -20,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 EPSILON = 1e-7
@@ -47,17 +48,14 @@ class DCASGD(Rule):
     summary: ClassVar[str] = "asynchronous, stale gradients corrected by lambda g*g*(x_t - x_r) (Zheng et al. 2017)"
     needs_points: ClassVar[bool] = True
 
-    compensation: float = 0.04
+    compensation: float = parameter(0.04, at_least=0)
     adaptive: bool = False
-    decay: float = 0.95
+    decay: float = parameter(0.95, at_least=0, below=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.adaptive and self.decay != DCASGD.decay:
             raise ValueError("decay is that of the adaptive form; add adaptive=true, or leave it out")
-        if not self.compensation >= 0 or not 0 <= self.decay < 1:
-            raise ValueError(
-                f"compensation must be 0 or more and decay in [0, 1), got {self.compensation} and {self.decay}"
-            )
 
     def init(self, like: Tensor) -> MeanSquare:
         return MeanSquare(like.new_zeros(like.shape), like.new_zeros(like.shape))

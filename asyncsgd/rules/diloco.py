@@ -17,21 +17,40 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.parts.held_gradients import Held
-from asyncsgd.rules.parts.nesterov import Nesterov
+from asyncsgd.named_choices import parameter
+from asyncsgd.rules.base import Collecting, Held, Reply, Start, View
 
 
-@dataclasses.dataclass
-class Round:
+class Nesterov:
+    """m <- beta m + g, then g + beta m.
+
+    >>> import torch
+    >>> outer = Nesterov(torch.zeros(1))
+    >>> [outer.step(torch.ones(1), 0.5).item() for _ in range(2)]
+    [1.5, 1.75]
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.momentum = like.new_zeros(like.shape)
+        self._direction = like.new_zeros(like.shape)
+
+    def step(self, gradient: Tensor, beta: float, scale: float = 1.0) -> Tensor:
+        """`scale` times the Nesterov direction, `(P,)`; valid until the next call."""
+        self.momentum.mul_(beta).add_(gradient)
+        self._direction.copy_(gradient).add_(self.momentum, alpha=beta)
+        return self._direction if scale == 1.0 else self._direction.mul_(scale)
+
+
+class Round(Held):
     """The round's pseudo-gradients, and the outer optimizer."""
 
-    held: Held
-    outer: Nesterov
+    def __init__(self, like: Tensor) -> None:
+        super().__init__(like)
+        self.outer = Nesterov(like)
 
 
 @dataclasses.dataclass(frozen=True)
-class DiLoCo(Rule):
+class DiLoCo(Collecting):
     """Rounds of local steps by everybody, then one outer Nesterov step along the mean displacement.
 
     Args:
@@ -45,35 +64,18 @@ class DiLoCo(Rule):
     local_steps: ClassVar[bool] = True
     in_rounds: ClassVar[bool] = True
 
-    num_local_steps: int = 10
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        if self.num_local_steps < 1 or not 0 <= self.outer_momentum < 1 or not self.outer_learning_rate > 0:
-            raise ValueError(
-                f"num_local_steps must be 1 or more, outer_learning_rate positive and outer_momentum in [0, 1), got "
-                f"{self.num_local_steps}, {self.outer_learning_rate} and {self.outer_momentum}"
-            )
+    num_local_steps: int = parameter(10, at_least=1)
+    outer_learning_rate: float = parameter(0.7, above=0)
+    outer_momentum: float = parameter(0.9, at_least=0, below=1)
 
     def init(self, like: Tensor) -> Round:
-        return Round(Held(like), Nesterov(like))
+        return Round(like)
 
-    def join(self, state: Round, worker: int, view: View) -> Reply:
-        return Reply(start=(Start(worker, self.num_local_steps),))
-
-    def arrive(self, state: Round, arrival: Arrival, view: View) -> Reply:
-        state.held.add(arrival)
-        return self._fire_when_all_are_in(state, view)
-
-    def leave(self, state: Round, worker: int, view: View) -> Reply:
-        return self._fire_when_all_are_in(state, view)
-
-    def _fire_when_all_are_in(self, state: Round, view: View) -> Reply:
-        if view.in_flight or not len(state.held):
+    def fire(self, state: Round, view: View) -> Reply:
+        if view.in_flight or not len(state):
             return Reply()
-        direction = state.outer.step(state.held.mean(), self.outer_momentum, self.outer_learning_rate)
+        direction = state.outer.step(state.mean(), self.outer_momentum, self.outer_learning_rate)
         start = tuple([Start(worker, self.num_local_steps) for worker in view.workers])
-        reply = Reply(direction, uses=state.held.dispatches, start=start)
-        state.held.clear()
+        reply = Reply(direction, uses=state.dispatches, start=start)
+        state.clear()
         return reply

@@ -16,14 +16,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
-
-@dataclasses.dataclass
-class SinceFetch:
-    """Minibatches since each worker's last fetch."""
-
-    minibatches: dict[int, int]
+SinceFetch = dict[int, int]
+"""Minibatches since each worker's last fetch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,29 +39,30 @@ class Downpour(Rule):
     local_steps: ClassVar[bool] = True
     needs_points: ClassVar[bool] = True
 
-    n_push: int = 1
-    n_fetch: int = 1
+    n_push: int = parameter(1, at_least=1)
+    n_fetch: int = parameter(1, at_least=1)
 
     def __post_init__(self) -> None:
-        if self.n_push < 1 or self.n_fetch < self.n_push or self.n_fetch % self.n_push:
-            raise ValueError(f"n_fetch must be a multiple of n_push, and both 1 or more: {self.n_fetch}, {self.n_push}")
+        super().__post_init__()
+        if self.n_fetch % self.n_push:
+            raise ValueError(f"n_fetch must be a multiple of n_push, got {self.n_fetch} and {self.n_push}")
 
     def init(self, like: Tensor) -> SinceFetch:
-        return SinceFetch({})
+        return {}
 
     def join(self, state: SinceFetch, worker: int, view: View) -> Reply:
-        state.minibatches[worker] = 0
+        state[worker] = 0
         return Reply(start=(Start(worker, self.n_push),))
 
     def leave(self, state: SinceFetch, worker: int, view: View) -> Reply:
-        del state.minibatches[worker]
+        del state[worker]
         return Reply()
 
     def arrive(self, state: SinceFetch, arrival: Arrival, view: View) -> Reply:
         worker, offset = arrival.worker, None
-        state.minibatches[worker] += self.n_push
-        if state.minibatches[worker] >= self.n_fetch:
-            state.minibatches[worker] = 0
+        state[worker] += self.n_push
+        if state[worker] >= self.n_fetch:
+            state[worker] = 0
         else:
             assert arrival.start_point is not None
             # Its own parameters, start minus gradient, seen from the server's after this step, x minus gradient.

@@ -17,14 +17,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-
-
-@dataclasses.dataclass
-class Force:
-    """Where minus d is built."""
-
-    direction: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +35,16 @@ class EASGD(Rule):
     local_steps: ClassVar[bool] = True
     needs_points: ClassVar[bool] = True
 
-    alpha: float = 0.225
-    num_local_steps: int = 10
+    alpha: float = parameter(0.225, at_least=0, at_most=1)
+    num_local_steps: int = parameter(10, at_least=1)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1 or self.num_local_steps < 1:
-            raise ValueError(
-                f"alpha must be in [0, 1] and num_local_steps 1 or more, got {self.alpha}, {self.num_local_steps}"
-            )
+    def init(self, like: Tensor) -> Tensor:
+        return like.new_zeros(like.shape)  # where minus d is built
 
-    def init(self, like: Tensor) -> Force:
-        return Force(like.new_zeros(like.shape))
-
-    def join(self, state: Force, worker: int, view: View) -> Reply:
-        return Reply(start=(Start(worker, self.num_local_steps),))
-
-    def arrive(self, state: Force, arrival: Arrival, view: View) -> Reply:
+    def arrive(self, state: Tensor, arrival: Arrival, view: View) -> Reply:
         assert arrival.start_point is not None
         apart = arrival.start_point - arrival.gradient - view.parameters  # y_i - x
-        state.direction.copy_(apart).mul_(-self.alpha)
+        state.copy_(apart).mul_(-self.alpha)
         offset = apart.mul_(1.0 - 2.0 * self.alpha)  # (y_i - d) - (x + d)
         start = Start(arrival.worker, self.num_local_steps, offset)
-        return Reply(state.direction, uses=(arrival.dispatch,), start=(start,))
+        return Reply(state, uses=(arrival.dispatch,), start=(start,))

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from asyncsgd.delay_factors import polynomial
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.delay_scaled import polynomial
 
 
 @dataclasses.dataclass
@@ -41,25 +42,13 @@ class FedBuff(Rule):
     summary: ClassVar[str] = "local steps, one server step per K pseudo-gradients (Nguyen et al. 2022)"
     local_steps: ClassVar[bool] = True
 
-    buffer: int = 4
-    num_local_steps: int = 4
-    server_learning_rate: float = 1.0
-    exponent: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.buffer < 1 or self.num_local_steps < 1:
-            raise ValueError(f"buffer and num_local_steps must be 1 or more, got {self.buffer}, {self.num_local_steps}")
-        if not self.server_learning_rate > 0 or not self.exponent >= 0:
-            raise ValueError(
-                f"server_learning_rate must be positive and exponent 0 or more, got {self.server_learning_rate} and "
-                f"{self.exponent}"
-            )
+    buffer: int = parameter(4, at_least=1)
+    num_local_steps: int = parameter(4, at_least=1)
+    server_learning_rate: float = parameter(1.0, above=0)
+    exponent: float = parameter(0.5, at_least=0)
 
     def init(self, like: Tensor) -> Buffer:
         return Buffer(like.new_zeros(like.shape), [])
-
-    def join(self, state: Buffer, worker: int, view: View) -> Reply:
-        return Reply(start=(Start(worker, self.num_local_steps),))
 
     def arrive(self, state: Buffer, arrival: Arrival, view: View) -> Reply:
         factor = self.server_learning_rate * polynomial(view.version - arrival.read_version, self.exponent)

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
@@ -52,11 +53,7 @@ class FixedDelay(Rule):
     summary: ClassVar[str] = "every gradient is exactly tau updates old, whatever the speeds"
     exact_start: ClassVar[bool] = True
 
-    delay: int = 1
-
-    def __post_init__(self) -> None:
-        if self.delay < 0:
-            raise ValueError(f"delay must be 0 or more, got {self.delay}")
+    delay: int = parameter(1, at_least=0)
 
     def init(self, like: Tensor) -> Queue:
         return Queue([], [])

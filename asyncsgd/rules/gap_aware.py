@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 TINY = 1e-20
@@ -50,11 +51,7 @@ class GapAware(Rule):
     summary: ClassVar[str] = "asynchronous, gradients divided by how far each parameter has moved (Barkai et al. 2020)"
     needs_points: ClassVar[bool] = True
 
-    decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {self.decay}")
+    decay: float = parameter(0.999, at_least=0, below=1)
 
     def init(self, like: Tensor) -> Steps:
         return Steps(like.new_zeros(like.shape))

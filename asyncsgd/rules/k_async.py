@@ -17,12 +17,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.parts.held_gradients import Held
+from asyncsgd.named_choices import parameter
+from asyncsgd.rules.base import Arrival, Collecting, Held, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
-class KAsync(Rule):
+class KAsync(Collecting):
     """Step along the mean of K distinct workers' gradients and start those K again; the others compute on.
 
     Args:
@@ -32,23 +32,9 @@ class KAsync(Rule):
     name: ClassVar[str] = "k_async"
     summary: ClassVar[str] = "one update per K distinct workers, who then start together (Dutta et al. 2018)"
 
-    quorum: int = 2
+    quorum: int = parameter(2, at_least=1)
 
-    def __post_init__(self) -> None:
-        if self.quorum < 1:
-            raise ValueError(f"quorum must be 1 or more, got {self.quorum}")
-
-    def init(self, like: Tensor) -> Held:
-        return Held(like)
-
-    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
-        state.add(arrival)
-        return self._fire_at_quorum(state, view)
-
-    def leave(self, state: Held, worker: int, view: View) -> Reply:
-        return self._fire_at_quorum(state, view)
-
-    def _fire_at_quorum(self, state: Held, view: View) -> Reply:
+    def fire(self, state: Held, view: View) -> Reply:
         # Nobody is in flight short of the quorum only where no batches are left.
         if not len(state) or (view.in_flight and len(state) < min(self.quorum, len(view.workers))):
             return Reply()
@@ -69,11 +55,7 @@ class KBatchAsync(Rule):
     name: ClassVar[str] = "k_batch_async"
     summary: ClassVar[str] = "one update per K gradients from anyone, stale ones included (Dutta et al., n-softsync)"
 
-    batch: int = 4
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch must be 1 or more, got {self.batch}")
+    batch: int = parameter(4, at_least=1)
 
     def init(self, like: Tensor) -> Held:
         return Held(like)

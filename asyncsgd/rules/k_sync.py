@@ -15,14 +15,12 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor
-
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.parts.held_gradients import Held
+from asyncsgd.named_choices import parameter
+from asyncsgd.rules.base import Arrival, Collecting, Held, Reply, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
-class KSync(Rule):
+class KSync(Collecting):
     """Step along the mean of the first `quorum` gradients of a round and start everybody again.
 
     Args:
@@ -34,26 +32,15 @@ class KSync(Rule):
     name: ClassVar[str] = "k_sync"
     summary: ClassVar[str] = "step along the first K gradients of each round (K-sync, backup workers, m-sync)"
 
-    quorum: int = 2
+    quorum: int = parameter(2, at_least=1)
     interrupt: bool = True
-
-    def __post_init__(self) -> None:
-        if self.quorum < 1:
-            raise ValueError(f"quorum must be 1 or more, got {self.quorum}")
-
-    def init(self, like: Tensor) -> Held:
-        return Held(like)
 
     def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
         if arrival.read_version < view.version:
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
-        state.add(arrival)
-        return self._fire_at_quorum(state, view)
+        return super().arrive(state, arrival, view)
 
-    def leave(self, state: Held, worker: int, view: View) -> Reply:
-        return self._fire_at_quorum(state, view)
-
-    def _fire_at_quorum(self, state: Held, view: View) -> Reply:
+    def fire(self, state: Held, view: View) -> Reply:
         # Nobody is in flight short of the quorum only where no batches are left.
         if not len(state) or (view.in_flight and len(state) < min(self.quorum, len(view.workers))):
             return Reply()

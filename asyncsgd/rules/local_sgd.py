@@ -14,14 +14,12 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor
-
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.parts.held_gradients import Held
+from asyncsgd.named_choices import parameter
+from asyncsgd.rules.base import Collecting, Held, Reply, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalSGD(Rule):
+class LocalSGD(Collecting):
     """Rounds of local steps by everybody, then the weighted mean of where they ended.
 
     Args:
@@ -36,27 +34,13 @@ class LocalSGD(Rule):
     local_steps: ClassVar[bool] = True
     in_rounds: ClassVar[bool] = True
 
-    num_local_steps: int = 4
-    post: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_local_steps < 1 or self.post < 0:
-            raise ValueError(f"num_local_steps must be 1 or more, post 0 or more: {self.num_local_steps}, {self.post}")
-
-    def init(self, like: Tensor) -> Held:
-        return Held(like)
+    num_local_steps: int = parameter(4, at_least=1)
+    post: int = parameter(0, at_least=0)
 
     def join(self, state: Held, worker: int, view: View) -> Reply:
         return Reply(start=(Start(worker, self._steps(view.version)),))
 
-    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
-        state.add(arrival)
-        return self._fire_when_all_are_in(state, view)
-
-    def leave(self, state: Held, worker: int, view: View) -> Reply:
-        return self._fire_when_all_are_in(state, view)
-
-    def _fire_when_all_are_in(self, state: Held, view: View) -> Reply:
+    def fire(self, state: Held, view: View) -> Reply:
         if view.in_flight or not len(state):
             return Reply()
         start = tuple([Start(worker, self._steps(view.version + 1)) for worker in view.workers])

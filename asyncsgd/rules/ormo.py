@@ -23,16 +23,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass
 class Ordered:
-    """u, where the direction is built, and [K, the current group]; K is 0 until the first arrival."""
+    """u, where the direction is built, K (0 until the first arrival), and the current group."""
 
     momentum: Tensor
     direction: Tensor
-    group: list[int]
+    size: int
+    group: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,23 +53,19 @@ class OrMo(Rule):
     needs_plain_sgd: ClassVar[bool] = True
     exact_start: ClassVar[bool] = True
 
-    momentum: float = 0.9
-    group: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1 or self.group < 0:
-            raise ValueError(f"momentum must be in [0, 1) and group 0 or more, got {self.momentum} and {self.group}")
+    momentum: float = parameter(0.9, at_least=0, below=1)
+    group: int = parameter(0, at_least=0)
 
     def init(self, like: Tensor) -> Ordered:
-        return Ordered(like.new_zeros(like.shape), like.new_zeros(like.shape), [self.group, 0])
+        return Ordered(like.new_zeros(like.shape), like.new_zeros(like.shape), self.group)
 
     def arrive(self, state: Ordered, arrival: Arrival, view: View) -> Reply:
         beta, u = self.momentum, state.momentum
-        size = state.group[0] = state.group[0] or len(view.workers)
+        size = state.size = state.size or len(view.workers)
         current = math.ceil(view.version / size)
         state.direction.zero_()
-        if current > state.group[1]:
-            state.group[1] = current
+        if current > state.group:
+            state.group = current
             u.mul_(beta)
             state.direction.copy_(u)
         late = current - math.ceil(arrival.read_version / size)

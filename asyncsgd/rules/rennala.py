@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.parts.held_gradients import Held
+from asyncsgd.named_choices import parameter
+from asyncsgd.rules.base import Arrival, Held, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,8 @@ class Rennala(Rule):
     name: ClassVar[str] = "rennala"
     summary: ClassVar[str] = "step along B gradients at the current point, from anyone (Rennala, K-batch-sync)"
 
-    batch: int = 4
+    batch: int = parameter(4, at_least=1)
     interrupt: bool = True
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch must be 1 or more, got {self.batch}")
 
     def init(self, like: Tensor) -> Held:
         return Held(like)

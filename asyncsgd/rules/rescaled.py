@@ -17,12 +17,8 @@ from torch import Tensor
 
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
-
-@dataclasses.dataclass
-class Seconds:
-    """worker -> [number of arrivals, mean seconds]."""
-
-    of: dict[int, tuple[int, float]]
+Seconds = dict[int, tuple[int, float]]
+"""Worker -> number of arrivals, mean seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +31,19 @@ class Rescaled(Rule):
     )
 
     def init(self, like: Tensor) -> Seconds:
-        return Seconds({})
+        return {}
 
     def leave(self, state: Seconds, worker: int, view: View) -> Reply:
-        state.of.pop(worker, None)
+        state.pop(worker, None)
         return Reply()
 
     def arrive(self, state: Seconds, arrival: Arrival, view: View) -> Reply:
         start = (Start(arrival.worker),)
         if arrival.seconds > 0:
-            number, mean = state.of.get(arrival.worker, (0, 0.0))
-            state.of[arrival.worker] = (number + 1, mean + (arrival.seconds - mean) / (number + 1))
-        if arrival.worker not in state.of:
+            number, mean = state.get(arrival.worker, (0, 0.0))
+            state[arrival.worker] = (number + 1, mean + (arrival.seconds - mean) / (number + 1))
+        if arrival.worker not in state:
             return Reply(arrival.gradient, uses=(arrival.dispatch,), start=start)
-        rates = [1.0 / mean for _, mean in state.of.values()]
-        factor = state.of[arrival.worker][1] * sum(rates) / len(rates)
+        rates = [1.0 / mean for _, mean in state.values()]
+        factor = state[arrival.worker][1] * sum(rates) / len(rates)
         return Reply(arrival.gradient, factor, uses=(arrival.dispatch,), start=start)

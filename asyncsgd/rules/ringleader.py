@@ -58,8 +58,8 @@ class Ringleader(Rule):
         drops = _forget(state.following, worker)
         if not state.to_update:
             return Reply(drops=drops + _forget(state.now, worker))
-        state.to_update.discard(worker)
-        return Reply(drops=drops + (self._finish(state) if not state.to_update else ()))
+        self._updated(state, worker)
+        return Reply(drops=drops)
 
     def arrive(self, state: Tables, arrival: Arrival, view: View) -> Reply:
         worker, start = arrival.worker, (Start(arrival.worker),)
@@ -75,24 +75,22 @@ class Ringleader(Rule):
         for mean in state.now.values():
             state.direction.add_(mean.total, alpha=1.0 / (len(mean.dispatches) * len(state.now)))
         uses = tuple([dispatch for mean in state.now.values() for dispatch in mean.dispatches])
-        state.to_update.discard(worker)
-        if not state.to_update:
-            self._finish(state)
+        self._updated(state, worker)
         return Reply(state.direction, uses=uses, start=start)
 
-    def _finish(self, state: Tables) -> tuple[int, ...]:
-        """Go on with the next round's table; every gradient of this one has been used."""
-        state.now, state.following = state.following, {}
-        return ()
+    def _updated(self, state: Tables, worker: int) -> None:
+        """`worker` has no update left; after the last one the next round's table is this round's."""
+        state.to_update.discard(worker)
+        if not state.to_update:
+            state.now, state.following = state.following, {}
 
 
 def _add(table: dict[int, Mean], arrival: Arrival) -> None:
-    mean = table.get(arrival.worker)
-    if mean is None:
-        table[arrival.worker] = Mean(arrival.gradient.clone(), [arrival.dispatch])
+    if arrival.worker in table:
+        table[arrival.worker].total.add_(arrival.gradient)
+        table[arrival.worker].dispatches.append(arrival.dispatch)
     else:
-        mean.total.add_(arrival.gradient)
-        mean.dispatches.append(arrival.dispatch)
+        table[arrival.worker] = Mean(arrival.gradient.clone(), [arrival.dispatch])
 
 
 def _forget(table: dict[int, Mean], worker: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 from typing import Any, ClassVar
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
@@ -33,12 +34,8 @@ class Ringmaster(Rule):
     name: ClassVar[str] = "ringmaster"
     summary: ClassVar[str] = "asynchronous, gradients with delay >= threshold are dropped (Maranjyan et al. 2025)"
 
-    threshold: int = 8
+    threshold: int = parameter(8, at_least=1)
     stops: bool = False
-
-    def __post_init__(self) -> None:
-        if self.threshold < 1:
-            raise ValueError(f"threshold must be 1 or more, got {self.threshold}")
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         if view.version - arrival.read_version >= self.threshold:

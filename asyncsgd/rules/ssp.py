@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
@@ -39,11 +40,7 @@ class SSP(Rule):
     name: ClassVar[str] = "ssp"
     summary: ClassVar[str] = "asynchronous, nobody more than s clocks ahead of the slowest (Ho et al. 2013)"
 
-    slack: int = 2
-
-    def __post_init__(self) -> None:
-        if self.slack < 0:
-            raise ValueError(f"slack must be 0 or more, got {self.slack}")
+    slack: int = parameter(2, at_least=0)
 
     def init(self, like: Tensor) -> Clocks:
         return Clocks({}, [])

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncsgd.rules.base import Rule
-from asyncsgd.rules.delay_adaptive import DelayAdaptive
+from asyncsgd.rules.delay_scaled import DelayAdaptive
 from asyncsgd.rules.k_sync import KSync
 from asyncsgd.rules.rennala import Rennala
 from asyncsgd.rules.ringmaster import Ringmaster

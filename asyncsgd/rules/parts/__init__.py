@@ -1,1 +1,0 @@
-"""Parts of several rules; no rule is here."""
