@@ -52,7 +52,7 @@ from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.launch import Launch, fork_server
-from asyncsgd.runtime.log import read_log
+from asyncsgd.runtime.replay import read_log
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.training import COMMON, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.flights import State
-from asyncsgd.records.events import EVENTS, read_header
+from asyncsgd.records.events import EVENTS, Event, Parts, read_header
 from asyncsgd.runtime.computation import ModelGradients
-from asyncsgd.runtime.log import LogRecord
-from asyncsgd.runtime.replay import Difference, Replay, follows
+from asyncsgd.runtime.replay import Difference, Log, Replay, follows
 from asyncsgd.server import Server
 from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks import task_class
@@ -48,9 +47,7 @@ def settings_of_run(folder: Path, changes: Mapping[str, Any], kind: type[Task] |
     return flags.make({**flags.load_yaml(folder / "settings.yaml"), **changes})
 
 
-def nearest_checkpoint(
-    folder: Path, version: int, records: Sequence[LogRecord]
-) -> tuple[Found, State, list[LogRecord]] | None:
+def nearest_checkpoint(folder: Path, version: int, log: Log) -> tuple[Found, State, Log] | None:
     """The last checkpoint up to `version` from which the log can be replayed, its state, and the records after it; None
     where there is none.
     """
@@ -60,9 +57,9 @@ def nearest_checkpoint(
             found = find(folder, lambda checkpoint: checkpoint.version <= version and checkpoint.name not in tried)
         except UsageError:
             return None
-        with open(folder / EVENTS, "rb") as log:
-            lines = log.read(found.checkpoint.events_bytes).count(b"\n")
-        after = [record for record in records if record["line"] > lines or record["kind"] == "parts"]
+        with open(folder / EVENTS, "rb") as file:
+            lines = file.read(found.checkpoint.events_bytes).count(b"\n")
+        after = [(line, record) for line, record in log if line > lines or isinstance(record, Parts)]
         state = found.load()
         if follows(state, after):
             return found, state, after
@@ -74,9 +71,9 @@ class PreparedReplay:
 
     Args:
         experiment: as the run was asked for; its thread count is used.
-        records: its event log; see `asyncsgd.runtime.log.read_log`.
+        log: of its events.
         check_every: see `Replay`.
-        state: of the checkpoint that `records` come after; see `nearest_checkpoint`. None: they are the whole log.
+        state: of the checkpoint that `log` comes after; see `nearest_checkpoint`. None: they are the whole log.
 
     Raises:
         UsageError: if the log of a run in float16 does not say at which scales its gradients were computed.
@@ -85,7 +82,7 @@ class PreparedReplay:
     def __init__(
         self,
         experiment: Experiment,
-        records: Sequence[LogRecord],
+        log: Log,
         check_every: int = 1,
         state: State | None = None,
     ) -> None:
@@ -95,13 +92,13 @@ class PreparedReplay:
                 "a run with --compile cannot be replayed: which code computes a batch depends on the shapes that its "
                 "process met before, so a replay may round differently; run its settings again"
             )
-        _check_loss_scales(setup.precision == torch.float16, records)
+        _check_loss_scales(setup.precision == torch.float16, log)
         torch.set_num_threads(setup.runtime.threads)
         self.task = experiment.task.prepare(setup.seed, experiment.cache)
         self._facts = facts_of(self.task, setup.seed)
         self._flat = FlatModel(self.task.model(setup.seed))
         device = device_of_worker(setup.device, 0)
-        parts = next((r["before"] for r in records if r["kind"] == "parts"), setup.micro_batches)
+        parts = next((record.before for _, record in log if isinstance(record, Parts)), setup.micro_batches)
         assignment = dataclasses.replace(setup.assignment(self.task), micro_batches=parts)
         worker = assignment.worker(FlatModel(self.task.model(setup.seed).to(device)))
         optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout)
@@ -115,7 +112,7 @@ class PreparedReplay:
             num_workers=runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
             starts=False,
         )
-        self._replay = Replay(self._server, ModelGradients(worker, setup.recipe), records, check_every)
+        self._replay = Replay(self._server, ModelGradients(worker, setup.recipe), log, check_every)
         if state is not None:
             self._replay.go_on_from(state)
 
@@ -162,20 +159,14 @@ class PreparedReplay:
         save_model(self._experiment, self.task, self._flat.model, folder, known, None)
 
 
-def _check_loss_scales(half: bool, records: Sequence[LogRecord]) -> None:
+def _check_loss_scales(half: bool, log: Log) -> None:
     """A worker's loss scale depends on everything that it has computed, and the log does not hold all of that."""
-    for record in records:
-        if record["kind"] != "arrival":
+    for line, record in log:
+        if not isinstance(record, Event):
             continue
-        wanted, found = count_batches(record["batches"]) if half else 0, len(record["loss_scales"])
-        if found == wanted:
-            continue
-        line = f"events.jsonl, line {record['line']}: the arrival has {found} loss_scales"
-        if not half:
+        wanted, found = count_batches(record.batches) if half else 0, len(record.loss_scales)
+        if found != wanted:
             raise UsageError(
-                f"{line}, which only float16 has, and the run has another --precision; give the log as the run wrote it"
+                f"events.jsonl, line {line}: the arrival has {found} loss_scales, and {wanted} gradients in float16; a "
+                f"run whose log does not have all scales cannot be replayed, run it again"
             )
-        raise UsageError(
-            f"{line} and {wanted} gradient{'s' * (wanted != 1)} in float16; a run whose log does not have all scales "
-            f"cannot be replayed, run it again"
-        )

@@ -15,27 +15,68 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
 from asyncsgd.batches import count_batches
+from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.flights import Arrived, Happened, Joined, Left, State, Work
-from asyncsgd.records.events import Event, Membership, Record, Taken
+from asyncsgd.records.events import (
+    Evaluation,
+    Event,
+    Extended,
+    Membership,
+    Parts,
+    Record,
+    Started,
+    Taken,
+    read_numbered_events,
+)
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Fit, Nobody, Sink
-from asyncsgd.runtime.log import LogRecord
 from asyncsgd.server import Server
 
+KINDS = {
+    "arrival": Event,
+    "join": Membership,
+    "leave": Membership,
+    "extend": Extended,
+    "parts": Parts,
+    "evaluate": Evaluation,
+}
+"""Of the records that a replay needs."""
 COMPARED = ("batches", "weight", "num_samples", "outcome", "uses", "drops", "abandoned", "version", "total_samples")
-"""Keys of a record that the replay's must have with the same value, where the log has them."""
+"""Fields of a record that the replay's must have with the same value."""
+
+Log = Sequence[tuple[int, Record]]
+"""Records that a replay needs, each with the number of its line."""
+
+
+def read_log(path: Path) -> Log:
+    """The event log as a replay reads it; records of other kinds are left out.
+
+    Raises:
+        UsageError: if the file cannot be read, or a line is no record of a run; it names the line.
+    """
+    log = []
+    try:
+        for line, fields in read_numbered_events(path):
+            if (kind := KINDS.get(fields["kind"])) is not None:
+                given = {name: math.nan if value is None else value for name, value in fields.items()}
+                log.append((line, msgspec.convert(given, kind)))
+    except msgspec.ValidationError as error:
+        what = f"events.jsonl, line {line} is no record of a run ({error}); give the log as the run wrote it"
+        raise UsageError(what) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the event log cannot be read: {error}") from error
+    return log
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +96,8 @@ class Differs(Exception):
         self.difference = Difference(version, message)
 
 
-def follows(state: State, records: Sequence[LogRecord]) -> bool:
-    """Whether the state of a checkpoint holds all points that the gradients in `records`, which come after it, were
+def follows(state: State, log: Log) -> bool:
+    """Whether the state of a checkpoint holds all points that the gradients in `log`, which comes after it, were
     computed at.
 
     In one process and on the virtual clock it does. Workers that are processes read the parameters by themselves, so
@@ -64,8 +105,8 @@ def follows(state: State, records: Sequence[LogRecord]) -> bool:
     there.
     """
     known = {work.dispatch for work in state["server"]["in_flight"].values() if work.point is not None}
-    arrivals = [record for record in records if record["kind"] == "arrival"]
-    return all(r["read_version"] >= state["server"]["version"] or r["dispatch"] in known for r in arrivals)
+    arrivals = [record for _, record in log if isinstance(record, Event)]
+    return all(r.read_version >= state["server"]["version"] or r.dispatch in known for r in arrivals)
 
 
 class Replay:
@@ -75,7 +116,7 @@ class Replay:
         server: new, on the initial parameters, without a budget, since the log says where the run ended; it starts
             nobody by itself, since the log does. Changed by `run`.
         computation: computes the gradients again.
-        records: the log, in order; see `asyncsgd.runtime.log.read_log`.
+        log: in order.
         check_every: compare every `check_every`-th gradient's loss; every reply is compared.
     """
 
@@ -87,19 +128,21 @@ class Replay:
         self,
         server: Server,
         computation: Computation,
-        records: Sequence[LogRecord],
+        log: Log,
         check_every: int = 1,
     ) -> None:
         self._server, self._computation = server, computation
-        arrivals = [place for place, record in enumerate(records) if record["kind"] == "arrival"]
+        arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
         last = max(arrivals, default=0)
         # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
-        self._records = collections.deque(
-            record for place, record in enumerate(records) if place <= last or record.get("uses")
+        self._log = collections.deque(
+            entry for place, entry in enumerate(log) if place <= last or bool(getattr(entry[1], "uses", False))
         )
-        self._record: LogRecord = {}  # what happens now
+        self._line, self._record = 0, log[0][1] if log else None  # what happens now
+        self._started: Sequence[Started] = ()
+        """By what happened last, in the log."""
         self._check_every = check_every
-        self._readers = collections.Counter(records[place]["read_version"] for place in arrivals)
+        self._readers = collections.Counter(record.read_version for _, record in log if isinstance(record, Event))
         self._kept: dict[int, Tensor] = {}
         self.num_checked = 0
 
@@ -144,26 +187,27 @@ class Replay:
     def next(self, until: float) -> Happened | None:
         self._follow()
         self._keep()
-        while self._records:
-            self._record = record = self._records.popleft()
-            kind = record["kind"]
-            if kind == "arrival":
+        while self._log:
+            self._line, self._record = line, record = self._log.popleft()
+            self._started = getattr(record, "started", ())
+            if isinstance(record, Event):
                 return self._arrived(record)
-            if kind == "join":
-                return Joined(record["worker"])
-            if kind == "leave":
-                self._computation.forget(record["worker"])
-                return Left(record["worker"], record.get("reason", ""))
-            if kind == "parts":
-                self._computation.cut_into(record["micro_batches"])
+            if isinstance(record, Membership):
+                if record.kind == "join":
+                    return Joined(record.worker)
+                self._computation.forget(record.worker)
+                return Left(record.worker, record.reason)
+            if isinstance(record, Parts):
+                self._computation.cut_into(record.micro_batches)
                 continue
-            if kind == "extend":  # what the rule had asked for before is started now
-                self._follow()
-            self._check(record, {"version": self._server.version, "total_samples": self._server.num_samples})
+            self._follow()  # what the rule had asked for before an extended run is started now
+            for name, here in (("version", self._server.version), ("total_samples", self._server.num_samples)):
+                if getattr(record, name) != here:
+                    raise self._differs(f"{name} of line {line} is {here}, the log has {getattr(record, name)}")
         raise Nobody("the log ends")
 
-    def _arrived(self, record: LogRecord) -> Arrived:
-        worker, dispatch, version = record["worker"], record["dispatch"], record["read_version"]
+    def _arrived(self, record: Event) -> Arrived:
+        worker, dispatch, version = record.worker, record.dispatch, record.read_version
         work = self._server.in_flight.get(worker)
         if work is None or work.dispatch != dispatch:
             raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
@@ -175,14 +219,14 @@ class Replay:
                 f"it has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, work.batches, point, work.rate, record["loss_scales"])
+        gradient = self._computation.compute(worker, work.batches, point, work.rate, record.loss_scales)
         if dispatch % self._check_every == 0:
             self.num_checked += 1
-            here = gradient.loss if math.isfinite(gradient.loss) else None  # JSON has no nan
-            if here != record.get("loss"):
-                what = f"the loss of dispatch {dispatch} at version {version} is {here!r}"
-                raise Differs(version, f"{what}, the log has {record.get('loss')!r}")
-        return Arrived(work, version, self._computation.gradient, gradient, record["flight_seconds"], Taken())
+            both_infinite = not (math.isfinite(gradient.loss) or math.isfinite(record.loss))  # JSON has neither
+            if gradient.loss != record.loss and not both_infinite:
+                what = f"the loss of dispatch {dispatch} at version {version} is {gradient.loss!r}"
+                raise Differs(version, f"{what}, the log has {record.loss!r}")
+        return Arrived(work, version, self._computation.gradient, gradient, record.flight_seconds, Taken())
 
     def stop(self, works: Sequence[Work]) -> None:
         """Nobody computes but when it arrives."""
@@ -192,7 +236,8 @@ class Replay:
 
     def _follow(self) -> None:
         """Start what the log started, if the rule asked for it here and these batches are the next."""
-        for worker, dispatch, batches, rate in self._record.get("started", ()):
+        started, self._started = self._started, ()
+        for worker, dispatch, batches, rate in started:
             # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
             here = self._server.start(worker, count_batches(batches))
             if here is None:
@@ -206,13 +251,12 @@ class Replay:
 
     def _compare(self, record: Record) -> None:
         """The record of what happened here beside the one in the log."""
-        if isinstance(record, Event | Membership):
-            self._check(self._record, msgspec.structs.asdict(record))
-
-    def _check(self, logged: LogRecord, here: dict[str, Any]) -> None:
+        if not isinstance(record, Event | Membership):
+            return
         for name in COMPARED:
-            if logged.get(name) is not None and name in here and json.dumps(here[name]) != json.dumps(logged[name]):
-                raise self._differs(f"{name} of line {logged['line']} is {here[name]}, the log has {logged[name]}")
+            here, logged = getattr(record, name, None), getattr(self._record, name, None)
+            if here != logged:
+                raise self._differs(f"{name} of line {self._line} is {here}, the log has {logged}")
 
     def _differs(self, what: str) -> Differs:
         return Differs(self._server.version, f"at version {self._server.version}: {what}")

@@ -57,7 +57,7 @@ def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
 def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any], given: argparse.Namespace) -> int:
     """Replay up to a version and save its model; the exit code."""
     from asyncsgd.replaying import PreparedReplay, experiment_of_run, nearest_checkpoint
-    from asyncsgd.runtime.log import read_log
+    from asyncsgd.runtime.replay import read_log
 
     if {"simulate", "task_class"} & settings.keys():
         raise UsageError("--to saves a model of a script's run of a task; drop it")
@@ -85,7 +85,7 @@ def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any]
 
 def replay_simulation(folder: Path, settings: dict[str, Any], summary: dict[str, Any]) -> int:
     """A run of simulate.py: the same server and rule, fed the log's arrivals."""
-    from asyncsgd.runtime.log import read_log
+    from asyncsgd.runtime.replay import read_log
     from asyncsgd.simulation.simulate import SimulationSettings, vector_sha256
 
     replaying, server = SimulationSettings(**settings).replay(read_log(folder / "events.jsonl"))

@@ -19,8 +19,7 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.fit import Fit, Sink
-from asyncsgd.runtime.log import LogRecord
-from asyncsgd.runtime.replay import Replay
+from asyncsgd.runtime.replay import Log, Replay
 from asyncsgd.runtime.virtual import Heap
 from asyncsgd.schedules import Schedule
 from asyncsgd.server import Server
@@ -146,7 +145,7 @@ class SimulationSettings(Asked):
         )
         return Finished(gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0)), None)
 
-    def replay(self, records: Sequence[LogRecord], check_every: int = 1) -> tuple[Replay, Server]:
+    def replay(self, log: Log, check_every: int = 1) -> tuple[Replay, Server]:
         """A replay of the run's log, and the server that it changes.
 
         Raises:
@@ -166,7 +165,7 @@ class SimulationSettings(Asked):
             num_workers=self.workers,
             starts=False,
         )
-        return Replay(server, computation, records, check_every), server
+        return Replay(server, computation, log, check_every), server
 
 
 def vector_sha256(parameters: Tensor) -> str:
