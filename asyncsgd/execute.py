@@ -45,7 +45,7 @@ from asyncsgd.runtime.rank_process import LOST_CONTACT, Stages, Training, is_los
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
-from asyncsgd.runtime.worker_loop import Way, serve
+from asyncsgd.runtime.worker_loop import serve
 from asyncsgd.runtime.worker_process import Assignment, StepHere
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
@@ -223,10 +223,10 @@ def _serve_workers(run: Run, segment: Segment, board: World | None, optimizer: O
             meeting = Meeting(folder, segment.path if shares else None)
         processes = closing.enter_context(Processes(run.context))
         if board is not None:
-            board.put(_notice(run, meeting))
+            board.put("run", _notice(run, meeting))
         for worker in range(run.num_workers):
             child, pipe = board is None or worker == 0, None
-            way: Way = meeting
+            way: Inherited | Meeting = meeting
             if child and shares:
                 ours, pipe = run.context.Pipe()
                 links[worker], way = Link(ours), Inherited(pipe, segment)
@@ -278,7 +278,7 @@ def _train_sync(run: Run, board: World | None) -> Result:
     with contextlib.ExitStack() as closing:
         world, processes = board, None
         if board is not None:
-            board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
+            board.put("run", _notice(run, _Resume(*map(str, resume or ("", "")))))
         if world is None:
             folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
             world = World(0, number, closing.enter_context(folder))
@@ -409,9 +409,9 @@ def follow(experiment: Experiment) -> int:
     end_with_launcher(leads=False)
     board, setup, task = World.of_torchrun(), experiment.setup, experiment.task
     if board.several_hosts:
-        board.say(msgspec.json.encode(Hardware.here(setup.device)))
+        board.put(f"rank{board.rank}", msgspec.json.encode(Hardware.here(setup.device)))
     try:
-        notice = msgspec.json.decode(board.get(), type=_Notice)
+        notice = msgspec.json.decode(board.get("run"), type=_Notice)
         if notice.found.keys() != set(found_by(task)):
             raise ValueError(f"{[*notice.found]} is not what a {type(task).__name__} finds out")
     except ValueError as error:

@@ -295,7 +295,8 @@ def _environment(setup: Setup, launch: Launch, board: World | None) -> dict[str,
     described |= {"device": setup.device, "num_devices": setup.num_devices, **dataclasses.asdict(here)}
     if board is not None and board.several_hosts:
         try:
-            others = [msgspec.json.decode(notice, type=Hardware) for notice in board.heard()]
+            notices = [board.get(f"rank{rank}") for rank in range(1, board.number)]
+            others = [msgspec.json.decode(notice, type=Hardware) for notice in notices]
         except ValueError as error:
             raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
         described["hardware_of_ranks"] = by_ranks([here, *others])

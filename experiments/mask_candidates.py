@@ -23,7 +23,7 @@ from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.locks import lock
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.launch import go_offline
-from asyncsgd.runtime.pool import Pool
+from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
@@ -92,7 +92,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
             raise UsageError(f"another command is filling {out}; wait for it, or type another --out")
         start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
         modules = ["asyncsgd.masking.candidates", *["transformers.models.auto.modeling_auto"] * finder.has_model]
-        pool = closing.enter_context(Pool(processes, start, modules))  # which start sooner with these
+        mapped = closing.enter_context(mapping(processes, start, modules))  # which start sooner with these
         bar = closing.enter_context(tqdm(unit=" texts", unit_scale=True, dynamic_ncols=True, smoothing=0.05))
 
         def told(done: int, total: int) -> None:
@@ -107,7 +107,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
             tokenizer,
             ready,
             out,
-            pool.map,
+            mapped,
             finder=given.finder,
             model=given.model,
             chunk_texts=given.chunk_texts,

@@ -19,7 +19,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.masking.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.pool import Pool
+from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
@@ -39,10 +39,10 @@ def run(argv: list[str], stop: StopRequest) -> int:
         for flag, source, target in files
         if source is not None
     ]
-    with Pool(given.processes, modules=["asyncsgd.masking.normalizing"]) as pool:
+    with mapping(given.processes, modules=["asyncsgd.masking.normalizing"]) as mapped:
         for source, target in sources:
             before = time.perf_counter()
-            changes = normalize_file(source, target, lower=given.lower, text_column=given.text_column, mapped=pool.map)
+            changes = normalize_file(source, target, lower=given.lower, text_column=given.text_column, mapped=mapped)
             print(f"wrote  {target} ({time.perf_counter() - before:.1f} s)", flush=True)
             for kind, number in changes.items():
                 print(f"{number:14,}  {kind.replace('_', ' ')}")

@@ -30,9 +30,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.console import best_effort
 from asyncsgd.signals import held
 
-_LAUNCHER_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-)
+_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for its own ranks. Processes that this library starts must not see it, or they would act as such
 ranks.
 """
@@ -104,14 +102,11 @@ class Launch:
 def another_speaks(environment: Mapping[str, str]) -> bool:
     """Whether this is one of several ranks and not the first, so that what all of them have to say is said already.
 
-    A RANK that is left over from another program makes no rank.
-
-    >>> launched = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    >>> another_speaks(launched), another_speaks(launched | {"RANK": "0"}), another_speaks({"RANK": "1"})
-    (True, False, False)
+    >>> another_speaks({"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29500"}), another_speaks({"RANK": "1"})
+    (True, False)
     """
-    complete = all(name in environment for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"))
-    return complete and environment["WORLD_SIZE"] != "1" and environment["RANK"] != "0"
+    # A RANK that is left over from another program makes no rank.
+    return "MASTER_PORT" in environment and environment.get("WORLD_SIZE", "1") != "1" and environment["RANK"] != "0"
 
 
 @functools.cache  # once in a process
@@ -201,7 +196,7 @@ def _clean_environment() -> Iterator[None]:
     """
     # Each process then sets the number of OpenMP threads that it was told.
     here = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    before = {name: os.environ.pop(name, None) for name in (*_LAUNCHER_VARIABLES, *here)}
+    before = {name: os.environ.pop(name, None) for name in (*_LAUNCHED, *here)}
     os.environ.update(here)
     try:
         yield
@@ -326,25 +321,15 @@ class World:
         store.set_timeout(TIMEOUT)
         return store
 
-    def put(self, notice: bytes) -> None:
-        """Publish `notice`; rank 0 only."""
-        self._store.set("notice", notice)
+    def put(self, name: str, notice: bytes) -> None:
+        """Publish a notice."""
+        self._store.set(name, notice)
 
-    def get(self) -> bytes:
-        """Wait for what rank 0 publishes. It may come from a stranger."""
-        self._store.wait(["notice"], TIMEOUT)
-        notice: bytes = self._store.get("notice")
+    def get(self, name: str) -> bytes:
+        """Wait for a notice. It may come from a stranger."""
+        self._store.wait([name], TIMEOUT)
+        notice: bytes = self._store.get(name)
         return notice
-
-    def say(self, notice: bytes) -> None:
-        """Publish a notice of this rank for rank 0."""
-        self._store.set(f"rank{self.rank}", notice)
-
-    def heard(self) -> list[bytes]:
-        """Wait for what the ranks from 1 on `say`; rank 0 only. It may come from a stranger."""
-        names = [f"rank{rank}" for rank in range(1, self.number)]
-        self._store.wait(names, TIMEOUT)
-        return [self._store.get(name) for name in names]
 
     def arrive(self) -> None:
         """Say that this rank is ready to enter the group."""

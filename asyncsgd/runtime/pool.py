@@ -3,76 +3,70 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any
 
 from asyncsgd.errors import RunError
 from asyncsgd.runtime.launch import end_with_parent, fork_server_of
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def _nothing(number: int) -> None:
     pass
 
 
-class Pool:
-    """Processes from a fork server, so none inherits this process's threads or its CUDA context. A context manager.
+@contextlib.contextmanager
+def mapping(
+    processes: int, begin: Callable[[int], None] = _nothing, modules: Iterable[str] = ()
+) -> Iterator[Callable[..., Iterator[Any]]]:
+    """Give ``mapped(function, items)``: the result of each item, in order; two items a process are read ahead at most.
+
+    Processes come from a fork server, so none inherits this process's threads or its CUDA context.
 
     Args:
         processes: how many; 1: everything is done in this process.
         begin: called once in each process, with its number in [0, processes); pickled.
         modules: imported once, by the fork server; none may run a tensor operation.
+
+    Raises:
+        RunError: if a process was killed. An exception of `function` comes out as it is.
     """
-
-    def __init__(self, processes: int, begin: Callable[[int], None] = _nothing, modules: Iterable[str] = ()) -> None:
-        self._processes = processes
-        self._executor: ProcessPoolExecutor | None = None
-        if processes == 1:
-            begin(0)
-            return
-        context = fork_server_of(*modules)
-        numbers = context.SimpleQueue()
-        for number in range(processes):
-            numbers.put(number)
-        self._executor = ProcessPoolExecutor(processes, context, _begin, (numbers, begin))
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """``function(item)`` of each item, in order; at most two items a process are read ahead.
-
-        Raises:
-            RunError: if a process was killed. An exception of `function` comes out as it is.
-        """
-        if self._executor is None:
-            yield from map(function, items)
-            return
-        pending: collections.deque[Future[Result]] = collections.deque()
+    if processes == 1:
+        begin(0)
+        yield map
+        return
+    context = fork_server_of(*modules)
+    numbers = context.SimpleQueue()
+    for number in range(processes):
+        numbers.put(number)
+    with ProcessPoolExecutor(processes, context, _begin, (numbers, begin)) as executor:
         try:
-            for item in items:
-                pending.append(self._executor.submit(function, item))
-                if len(pending) == 2 * self._processes:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+            yield functools.partial(_mapped, executor, 2 * processes)
         except BrokenProcessPool as error:
             raise RunError(
                 "a process was killed, perhaps for want of memory; run the same command again, with fewer --processes"
             ) from error
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if self._executor is None:
-            return
-        if kind is not None:  # nobody waits for results any more
-            for process in list((self._executor._processes or {}).values()):
+        except BaseException:  # nobody waits for results any more
+            for process in list(executor._processes.values()):
                 process.kill()
-        self._executor.shutdown(cancel_futures=True)
+            executor.shutdown(cancel_futures=True)
+            raise
+
+
+def _mapped(
+    executor: ProcessPoolExecutor, ahead: int, function: Callable[..., Any], items: Iterable[Any]
+) -> Iterator[Any]:
+    pending: collections.deque[Future[Any]] = collections.deque()
+    for item in items:
+        pending.append(executor.submit(function, item))
+        if len(pending) == ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 def _begin(numbers: Any, begin: Callable[[int], None]) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from multiprocessing import parent_process
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +24,8 @@ from asyncsgd.runtime.link import (
     Evaluated,
     Gone,
     Holding,
-    Link,
+    Inherited,
+    Meeting,
     Pair,
     Proceed,
     Pushing,
@@ -33,19 +33,18 @@ from asyncsgd.runtime.link import (
     Stop,
 )
 from asyncsgd.runtime.memory import peak_bytes
-from asyncsgd.runtime.segment import FROZEN, SAMPLES, Segment
+from asyncsgd.runtime.segment import FROZEN, SAMPLES
 from asyncsgd.runtime.worker_process import Assignment, StepHere, Straggling, fail, set_up_process
 from asyncsgd.tasks.base import encode_sums
 
 
-class Way(Protocol):
-    """How a worker reaches its server; see `Inherited` and `Meeting`."""
+def serve(assignment: Assignment, way: Inherited | Meeting, worker: int, step: StepHere | None = None) -> None:
+    """Entry point of a worker; blocks until it is told to stop, and ends the process.
 
-    def join(self, worker: int) -> tuple[Link, Segment | None]: ...
-
-
-def serve(assignment: Assignment, way: Way, worker: int, step: StepHere | None = None) -> None:
-    """Entry point of a worker, of one that steps with `step`; blocks until it is told to stop, and ends the process."""
+    Args:
+        way: to the server.
+        step: where it steps the shared parameters itself.
+    """
     try:
         set_up_process(assignment.threads)
         loop = Gradients(assignment, way, worker) if step is None else Steps(assignment, way, worker, step)
@@ -61,7 +60,7 @@ def serve(assignment: Assignment, way: Way, worker: int, step: StepHere | None =
 class Gradients:
     """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
 
-    def __init__(self, assignment: Assignment, way: Way, number: int) -> None:
+    def __init__(self, assignment: Assignment, way: Inherited | Meeting, number: int) -> None:
         self._assignment, self._straggling = assignment, Straggling.of(assignment, number)
         self._device = torch.device(assignment.device)
         self._link, self._segment = way.join(number)
@@ -154,7 +153,7 @@ class Gradients:
 class Steps(Gradients):
     """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
 
-    def __init__(self, assignment: Assignment, way: Way, number: int, step: StepHere) -> None:
+    def __init__(self, assignment: Assignment, way: Inherited | Meeting, number: int, step: StepHere) -> None:
         super().__init__(assignment, way, number)
         assert self._segment is not None
         self._shared, self._schedule = self._segment, step.schedule

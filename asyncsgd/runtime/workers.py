@@ -44,7 +44,6 @@ from asyncsgd.runtime.link import (
     Proceed,
     Ready,
     Stop,
-    Told,
     Wake,
 )
 from asyncsgd.runtime.segment import FROZEN, SAMPLES, Segment
@@ -57,17 +56,11 @@ STOP_SECONDS = 30.0
 """How long a worker that steps may take over its last gradient when a run ends before its budget is spent."""
 
 
-class Lost(Told):
-    """The worker is gone; nobody sends this."""
-
-    reason: str
-
-
 class Workers:
     """The worker processes of a run.
 
     Args:
-        links: to each worker; the caller closes them.
+        links: to each worker.
         segment: with a slot for each worker, unless they step the parameters themselves.
         task: what they learn.
         clock: the training clock.
@@ -208,7 +201,7 @@ class Workers:
                         self._peak_bytes[worker] = (message.peak_bytes[0], message.peak_bytes[1])
                 elif isinstance(message, Computed):
                     self._held_back.append((self.now + time.perf_counter() - began, worker, message))
-                elif isinstance(message, Lost):
+                elif message is None:
                     for shard in [shard for shard, owner in owners.items() if owner == worker and shard not in sums]:
                         if self._ready:
                             owners[shard] = min(self._ready)
@@ -280,14 +273,16 @@ class Workers:
             if isinstance(link, Pair) and link.carries_vectors and vector is not None:
                 link.send_vector(vector)
 
-    def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | Lost]]:
+    def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
         """See `_messages`; raises `Interrupted` where the user has asked to stop."""
         if self._stop_requested():
             raise Interrupted
         return self._messages(seconds)
 
-    def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | Lost]]:
-        """The next message, or none within `seconds`. One at a time: handling it may wait for others."""
+    def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
+        """The next message, or none within `seconds`; None from a worker that is lost. One at a time: handling it may
+        wait for others.
+        """
         if not self._readable:
             keys = self._selector.select(max(0.0, min(seconds, POLL_SECONDS)))
             self._readable.extend(key.data for key, _ in keys)
@@ -297,9 +292,8 @@ class Workers:
         try:
             message = self._links[worker].receive()
         except Gone as gone:
-            reason = str(gone)
-            self._lose(worker, self._dead(worker, 2.0) or reason)  # its end closes a moment before its process ends
-            return [(worker, Lost(reason))]
+            self._lose(worker, self._dead(worker, 2.0) or str(gone))  # its end closes a moment before its process does
+            return [(worker, None)]
         if isinstance(message, Holding):
             self._holding.add(worker)
         elif isinstance(message, Computed):

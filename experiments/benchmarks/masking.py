@@ -37,7 +37,7 @@ from asyncsgd.experiment import cache_folder
 from asyncsgd.masking.candidates import Chunk, begin, found_in, make_chunk
 from asyncsgd.masking.finders import Find, Ner
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.pool import Pool
+from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import run_script
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -171,13 +171,13 @@ def seconds_to_find(
         pools = {}
         for processes in seconds:
             start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
-            pool = closing.enter_context(Pool(processes, start, ["transformers.models.auto.modeling_auto"]))
-            list(pool.map(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))  # each has to take a part of it
-            pools[processes] = pool
+            mapped = closing.enter_context(mapping(processes, start, ["transformers.models.auto.modeling_auto"]))
+            list(mapped(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))  # each has to take a part of it
+            pools[processes] = mapped
         for _ in range(rounds):
-            for processes, pool in pools.items():
+            for processes, mapped in pools.items():
                 began = time.perf_counter()
-                list(pool.map(make_chunk, chunks(texts, "chunk")))
+                list(mapped(make_chunk, chunks(texts, "chunk")))
                 seconds[processes].append(time.perf_counter() - began)
     return seconds
 
