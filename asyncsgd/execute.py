@@ -26,9 +26,8 @@ from asyncsgd.checkpoints import Found, Policy, Saver
 from asyncsgd.errors import RunError
 from asyncsgd.experiment import Course, Experiment, Setup
 from asyncsgd.flat import FlatModel
-from asyncsgd.hardware import Hardware
+from asyncsgd.measure import TRACE, Hardware, Profile
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
-from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import FAILED, INTERRUPTED
 from asyncsgd.records.machine import MachineLoad, Usage

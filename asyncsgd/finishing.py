@@ -16,14 +16,13 @@ from asyncsgd.evaluation import evaluating
 from asyncsgd.execute import Run
 from asyncsgd.experiment import device_of_worker, facts_of, model_at, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.measure import peak_bytes, throughput
 from asyncsgd.records.console import shown_metrics
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.runtime.base import Result
-from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.signals import held
-from asyncsgd.throughput import throughput
 
 TWICE = Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved", has_parameters=False)
 

@@ -17,11 +17,11 @@ import torch
 from asyncsgd.errors import NOT_ONE_SAMPLE, RunError, UsageError
 from asyncsgd.experiment import Experiment, Setup
 from asyncsgd.flat import FlatModel
+from asyncsgd.measure import leave_memory_for
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, Processes
-from asyncsgd.runtime.memory import leave_memory_for
 from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
-from asyncsgd.tasks.base import Batch, Task, tensors_in
+from asyncsgd.tasks.base import Task, tensors_in
 
 LOOKED_AT = 1000
 """Batches among which the largest is looked for."""
@@ -70,9 +70,8 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     limit = f"{bad} do not" if bad <= most else "the data have no more"
     tell(f"fits   {good} sample{'s' * (good > 1)} at once; {limit}")
-    asked, tuned = task.batch_size, ""
-    if asked > good:
-        tuned = f", or --batch-size {asked} --micro-batches {math.ceil(asked / good)} for the batch that was asked for"
+    asked, parts = task.batch_size, math.ceil(task.batch_size / good)
+    tuned = f", or --batch-size {asked} --micro-batches {parts} for the batch that was asked for" if parts > 1 else ""
     tell(f"type   --batch-size {good} --micro-batches 1{tuned}")
     return good
 
@@ -118,16 +117,12 @@ class _LargestBatch:
         number = LOOKED_AT if samples is None else min(LOOKED_AT, max(1, samples // task.batch_size))
         data, largest, at = task.data(self._seed), 0, 0
         for index in range(number):
-            if (numbers := _num_numbers(data.batch(0, index))) > largest:
+            if (numbers := sum(tensor.numel() for tensor in tensors_in(data.batch(0, index)))) > largest:
                 largest, at = numbers, index
             if largest >= 0.95 * self._numbers_per_sample * task.batch_size > 0:
                 break  # as long as any that was seen among smaller batches
         self._numbers_per_sample = max(self._numbers_per_sample, largest / task.batch_size)
         return at
-
-
-def _num_numbers(batch: Batch) -> int:
-    return sum(tensor.numel() for tensor in tensors_in(batch))
 
 
 def _try(assignment: Assignment, recipe: OptimizerRecipe, index: int) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from asyncsgd.data.tokenizer import is_model_folder, refuse_own_code
 from asyncsgd.errors import UsageError
-from asyncsgd.flat import ALIGNMENT, FlatModel, parameters_sha256
+from asyncsgd.flat import ALIGNMENT
 from asyncsgd.signals import held
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -111,7 +111,6 @@ def load_model(model: str, num_tokens: int, family: Family, *, seq_len: int, dro
     """
     with seeded(seed):
         built, new = _load(model, dropout, family)
-    _check_finite(model, built)
     _check_positions(model, getattr(built.config, "max_position_embeddings", None), seq_len)
     if num_tokens > built.config.vocab_size:
         raise UsageError(
@@ -159,41 +158,8 @@ def _check_positions(model: str, limit: int | None, seq_len: int) -> None:
         )
 
 
-def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
-    """Return a text classifier on the encoder of a masked-language model; see `_with_head` for its first values.
-
-    Args:
-        masked_lm: an `AutoModelForMaskedLM`; its encoder's values are copied.
-        labels: the names of the classes, for the configuration.
-        dropout: of the head, in [0, 1).
-
-    Raises:
-        UsageError: if the architecture has no classifier, or one that the encoder does not fit.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    kind, problem = AutoModelForSequenceClassification, "single_label_classification"
-    return _with_head(masked_lm, kind, problem, labels, dropout=dropout, seed=seed)
-
-
-def build_tagger(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
-    """Return a classifier of single tokens on the encoder of a masked-language model, as `build_classifier` does."""
-    from transformers import AutoModelForTokenClassification
-
-    return _with_head(masked_lm, AutoModelForTokenClassification, None, labels, dropout=dropout, seed=seed)
-
-
-def build_answerer(masked_lm: Any, *, dropout: float, seed: int) -> Built:
-    """Return a model that says of each token how well an answer begins and ends there, as `build_classifier` does."""
-    from transformers import AutoModelForQuestionAnswering
-
-    return _with_head(masked_lm, AutoModelForQuestionAnswering, None, ("start", "end"), dropout=dropout, seed=seed)
-
-
-def _with_head(
-    masked_lm: Any, auto_model: Any, problem_type: str | None, labels: Sequence[str], *, dropout: float, seed: int
-) -> Built:
-    """Return an `auto_model` on the encoder of a masked-language model.
+def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
+    """Return a model with a new head on the encoder of a masked-language model, whose values are copied.
 
     A masked-language model does not train the pooler and the new head, so they are drawn here. Matrices are drawn from
     a normal distribution with the configuration's ``initializer_range``, in the order of their names. The rest begins
@@ -202,24 +168,42 @@ def _with_head(
     pretraining has lost it.
 
     Args:
-        auto_model: the class of transformers that knows the architecture's form.
-        problem_type: of the configuration.
+        masked_lm: an `AutoModelForMaskedLM`.
+        kind: ``SequenceClassification``, ``TokenClassification`` or ``QuestionAnswering``.
+        labels: the names of the classes, for the configuration.
+        dropout: of the head, in [0, 1).
+
+    Raises:
+        UsageError: if the architecture has no such form, or one that the encoder does not fit.
     """
+    import transformers
+
     config = copy.deepcopy(masked_lm.config)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
-    config.problem_type = problem_type
+    config.problem_type = "single_label_classification" if kind == "SequenceClassification" else None
     for name in ("classifier_dropout", "seq_classif_dropout", "qa_dropout"):
         if hasattr(config, name):
             setattr(config, name, dropout)
     with seeded(seed):
         try:
             # A configuration may name a half-precision type, which the encoder's values must not pass through.
+            auto_model = getattr(transformers, f"AutoModelFor{kind}")
             built: Any = auto_model.from_config(config, trust_remote_code=False).float()
         except ValueError as error:
-            raise UsageError(f"{type(masked_lm).__name__} has no form for classification: {error}") from error
+            raise UsageError(f"{type(masked_lm).__name__} has no form for {kind}: {error}") from error
     encoder = masked_lm.base_model.state_dict()
-    _check_encoder_fits(built, built.base_model.load_state_dict(encoder, strict=False), encoder)
+    loaded = built.base_model.load_state_dict(encoder, strict=False)
+    # Only whole parts that the masked-language model does not have, like the pooler, may stay without a value.
+    parts = {key.partition(".")[0] for key in encoder}
+    missing = [key for key in loaded.missing_keys if key.partition(".")[0] in parts]
+    name = type(built).__name__
+    for keys, problem in (
+        (loaded.unexpected_keys, f"of the encoder have no place in a {name}"),
+        (missing, f"of a {name} are not in the encoder"),
+    ):
+        if keys:
+            raise UsageError(f"{len(keys)} tensors {problem}, e.g. {min(keys)}; start from another model")
     copied = {id(parameter) for name, parameter in built.base_model.named_parameters() if name in encoder}
     drawn = {name: parameter for name, parameter in built.named_parameters() if id(parameter) not in copied}
     generator = torch.Generator().manual_seed(seed)
@@ -228,21 +212,6 @@ def _with_head(
             if drawn[name].ndim >= 2:
                 drawn[name].normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
     return Built(built.train(), tuple(sorted(drawn)))
-
-
-def _check_encoder_fits(classifier: nn.Module, loaded: Any, encoder: Iterable[str]) -> None:
-    """Only whole parts that the masked-language model does not have, like the pooler, may stay without a value."""
-    name = type(classifier).__name__
-    if left_over := sorted(loaded.unexpected_keys):
-        raise UsageError(
-            f"{len(left_over)} tensors of the encoder have no place in a {name}, e.g. {left_over[0]}; start from "
-            f"another model"
-        )
-    parts = {key.partition(".")[0] for key in encoder}
-    if missing := sorted(key for key in loaded.missing_keys if key.partition(".")[0] in parts):
-        raise UsageError(
-            f"{len(missing)} tensors of a {name} are not in the encoder, e.g. {missing[0]}; start from another model"
-        )
 
 
 def restored(weights: str | None, config: str, dropout: float, seed: int, family: Family = MASKED_LM) -> nn.Module:
@@ -302,16 +271,6 @@ def save_whole(save: Callable[[Path], None], folder: Path) -> None:
             partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def saved_parameters_sha256(folder: Path) -> str:
-    """Return the hash of the parameters of a saved masked-language model, as the summary of its run has it.
-
-    Raises:
-        UsageError: if the folder holds no model.
-    """
-    flat = FlatModel(_load(str(folder), 0.0, MASKED_LM)[0].float())
-    return parameters_sha256(flat.layout, flat.parameters)
 
 
 @contextlib.contextmanager
@@ -374,35 +333,25 @@ def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any], family: 
     """The parameters that transformers' report on loading says are missing, all of them of the head.
 
     Raises:
-        UsageError: if the encoder lacks some, or any has another shape.
+        UsageError: if the encoder lacks some, or any has another shape, or is not finite.
     """
-    names = [name for name, _ in loaded.named_parameters()]
+    parameters = dict(loaded.named_parameters())
+    new = parameters.keys() & set(report.get("missing_keys", ()))
     fix = (
         f"it is damaged or of another architecture than its config.json says; copy it again, or type --model "
         f"{family.built_in[0]}"
     )
-    odd = sorted(entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ()))
-    if odd:
-        raise UsageError(f"{model}: {_said(odd, names, 'has another shape', 'have another shape')}; {fix}")
+    odd = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
+    of_encoder = [name for name in new if name.startswith(f"{loaded.base_model_prefix}.")]
+    wild = [name for name, tensor in parameters.items() if not bool(torch.isfinite(tensor).all())]
+    for names, one, several, advice in (
+        (odd, "has another shape", "have another shape", fix),
+        (of_encoder, "is missing", "are missing", fix),
+        (wild, "holds NaN or infinity", "hold NaN or infinity", "take a checkpoint from before the run diverged"),
+    ):
+        if names:
+            said = f"{len(names)} of {len(parameters)} tensors {several if len(names) > 1 else one}, e.g. {min(names)}"
+            raise UsageError(f"{model}: {said}; {advice}")
     if errors := list(report.get("error_msgs", ())):
         raise UsageError(f"{model}: cannot be loaded as {family.description}: {errors[0]}; {fix}")
-    missing = set(report.get("missing_keys", ()))
-    of_encoder = sorted(name for name in names if name in missing and name.startswith(f"{loaded.base_model_prefix}."))
-    if of_encoder:
-        raise UsageError(f"{model}: {_said(of_encoder, names, 'is missing', 'are missing')}; {fix}")
-    return tuple(sorted(missing.intersection(names)))
-
-
-def _check_finite(model: str, loaded: nn.Module) -> None:
-    names = [name for name, _ in loaded.named_parameters()]
-    wrong = sorted(name for name, tensor in loaded.named_parameters() if not bool(torch.isfinite(tensor).all()))
-    if wrong:
-        raise UsageError(
-            f"{model}: {_said(wrong, names, 'holds NaN or infinity', 'hold NaN or infinity')}; take a checkpoint from "
-            f"before the run diverged"
-        )
-
-
-def _said(some: Sequence[str], all_names: Sequence[str], one: str, several: str) -> str:
-    """How many of the tensors it is, and the first by name."""
-    return f"{len(some)} of {len(all_names)} tensors {one if len(some) == 1 else several}, e.g. {some[0]}"
+    return tuple(sorted(new))

@@ -27,7 +27,7 @@ from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, fac
 from asyncsgd.finishing import TWICE, finish, write_last
 from asyncsgd.fitting import find_micro_batches
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.hardware import Hardware, by_ranks
+from asyncsgd.measure import Hardware, by_ranks, forget_peaks
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
@@ -36,7 +36,6 @@ from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.runtime.base import Result
 from asyncsgd.runtime.launch import Launch, World, end_with_launcher, fork_server
-from asyncsgd.runtime.memory import forget_peaks
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy

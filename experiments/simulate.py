@@ -79,7 +79,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     """Run, write the folder, say what came out; the exit code."""
     import torch
 
-    from asyncsgd.hardware import Hardware
+    from asyncsgd.measure import Hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
     from asyncsgd.records.machine import describe_environment

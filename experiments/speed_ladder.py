@@ -36,7 +36,7 @@ from torch import nn
 
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.experiment import cache_folder, resolve_device
-from asyncsgd.hardware import Hardware
+from asyncsgd.measure import Hardware
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.launch import fork_server

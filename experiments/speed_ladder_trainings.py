@@ -24,16 +24,15 @@ from asyncsgd.data.documents import Documents
 from asyncsgd.data.labelled import load_labelled
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets, measured
+from asyncsgd.measure import flops_per_sample, forget_peaks, peak_bytes
 from asyncsgd.records.events import Event, Record
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
-from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.signals import StopRequest
 from asyncsgd.simulation.simulate import arrival_seconds
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.text_task import Batch
-from asyncsgd.throughput import flops_per_sample
 
 BATCH_SIZE, SEQ_LEN, DROPOUT, WEIGHT_DECAY = 16, 256, 0.1, 0.01
 """Of the naive loop; weight decay is what torch's AdamW has by default."""

@@ -12,11 +12,11 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 # From bottom to top: a part imports parts of its own floor and of lower ones.
 FLOORS = """
 __main__ errors flights numbers prefetching schedules signals torchrun flat named_choices records
-batches data hardware optimizers rules settings simulation.churn simulation.instance simulation.logistic \
+batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
 simulation.problems simulation.sampler simulation.speeds
 masking
 checkpoints models origin modes server study.config recorded_run study.arms tasks
-checking evaluation study.finetuning stages study.registration throughput worker profiling study.plan
+checking evaluation study.finetuning stages study.registration worker measure study.plan
 runtime
 experiment simulation fitting execute finishing training scripts
 replaying scripts.export scripts.predict scripts.replay study api __init__

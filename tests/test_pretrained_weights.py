@@ -100,7 +100,7 @@ def test_an_encoder_that_has_no_place_in_the_classifier_is_refused(saved):
     masked_lm = build(str(saved)).model
     masked_lm.base_model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(UsageError, match=r"2 tensors of the encoder have no place in a BertForSeq.*, e.g. extra.bias"):
-        models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=0)
+        models.build_head(masked_lm, "SequenceClassification", ["a", "b"], dropout=0.0, seed=0)
 
 
 def bert(seed):
@@ -110,10 +110,13 @@ def bert(seed):
 
 
 def test_a_new_head_is_a_function_of_the_seed_whatever_the_model():
-    one, other = (models.build_classifier(bert(seed), ["a", "b"], dropout=0.1, seed=9).model for seed in (0, 1))
+    one, other = (
+        models.build_head(bert(seed), "SequenceClassification", ["a", "b"], dropout=0.1, seed=9).model
+        for seed in (0, 1)
+    )
     for name in ("classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"):
         assert torch.equal(one.get_parameter(name), other.get_parameter(name))
-    tagger = models.build_tagger(bert(0), ["B", "I", "O"], dropout=0.3, seed=9)
+    tagger = models.build_head(bert(0), "TokenClassification", ["B", "I", "O"], dropout=0.3, seed=9)
     drawn = torch.empty(3, 32).normal_(0.0, 0.02, generator=torch.Generator().manual_seed(9))
     assert torch.equal(tagger.model.classifier.weight, drawn)
 
@@ -121,6 +124,6 @@ def test_a_new_head_is_a_function_of_the_seed_whatever_the_model():
 def test_a_half_precision_configuration_does_not_round_the_encoder():
     masked_lm = bert(0)
     masked_lm.config.dtype = torch.bfloat16
-    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9).model
+    classifier = models.build_head(masked_lm, "SequenceClassification", ["a", "b"], dropout=0.0, seed=9).model
     weight = masked_lm.base_model.embeddings.word_embeddings.weight
     assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.flights import Arrived, State
+from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.single import InOrder
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule

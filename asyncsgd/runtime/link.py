@@ -93,7 +93,7 @@ class Evaluated(Told):
     sums: str
     """See `asyncsgd.tasks.base.encode_sums`."""
     peak_bytes: tuple[int, ...]
-    """See `asyncsgd.runtime.memory.peak_bytes`."""
+    """See `asyncsgd.measure.peak_bytes`."""
 
 
 class Holding(Told):

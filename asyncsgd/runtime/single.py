@@ -15,9 +15,9 @@ from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.flights import Arrived, State, Work
+from asyncsgd.measure import peak_bytes
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.worker import Worker
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asyncsgd.batches import indices_of
 from asyncsgd.flat import FlatModel
+from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import Optimizer
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.launch import NO_BATCH_LEFT
@@ -32,7 +33,6 @@ from asyncsgd.runtime.link import (
     Ready,
     Stop,
 )
-from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.segment import FROZEN, SAMPLES
 from asyncsgd.runtime.worker_process import Assignment, StepHere, Straggling, fail, set_up_process
 from asyncsgd.tasks.base import encode_sums

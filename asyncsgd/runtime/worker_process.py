@@ -14,8 +14,8 @@ from typing import NoReturn
 import torch
 
 from asyncsgd.flat import FlatModel
+from asyncsgd.measure import Profile, ProfiledWorker
 from asyncsgd.optimizers import OptimizerRecipe
-from asyncsgd.profiling import Profile, ProfiledWorker
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, REASONS
 from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS

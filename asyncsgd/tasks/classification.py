@@ -140,9 +140,10 @@ class Classification(TextTask):
         return Samples.of(ids=_beginnings(texts, tokenizer, self.seq_len), labels=_classes(corpus, side))
 
     def head(self, initial: Built, seed: int) -> Built:
-        from asyncsgd.models import build_classifier
+        from asyncsgd.models import build_head
 
-        return build_classifier(initial.model, self.known["labels"], dropout=self.dropout, seed=seed)
+        labels = self.known["labels"]
+        return build_head(initial.model, "SequenceClassification", labels, dropout=self.dropout, seed=seed)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         labels, counts = self.known["labels"], self.known["counts"]

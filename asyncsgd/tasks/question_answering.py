@@ -122,9 +122,10 @@ class QuestionAnswering(TextTask):
         (folder / "scored.json").write_text(json.dumps(scored), encoding="utf-8")
 
     def head(self, initial: Built, seed: int) -> Built:
-        from asyncsgd.models import build_answerer
+        from asyncsgd.models import build_head
 
-        return build_answerer(initial.model, dropout=self.dropout, seed=seed)
+        ends = ("start", "end")
+        return build_head(initial.model, "QuestionAnswering", ends, dropout=self.dropout, seed=seed)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         assert isinstance(corpus, QuestionCorpus)

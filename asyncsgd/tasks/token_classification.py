@@ -114,9 +114,10 @@ class TokenClassification(TextTask):
         return samples.select(keep)
 
     def head(self, initial: Built, seed: int) -> Built:
-        from asyncsgd.models import build_tagger
+        from asyncsgd.models import build_head
 
-        return build_tagger(initial.model, self.known["labels"], dropout=self.dropout, seed=seed)
+        labels = self.known["labels"]
+        return build_head(initial.model, "TokenClassification", labels, dropout=self.dropout, seed=seed)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         notes, where = list(corpus.notes), f"have no word piece within the {self.seq_len} tokens of a sentence"

@@ -1,0 +1,245 @@
+"""What a training is measured by: the hardware, peaks of memory, a profiler's trace, tokens a second, utilisation.
+
+    MFU = f R / (D F)
+
+f is the number of floating-point operations of the model for one sample, R the samples trained on in a second, D the
+number of devices and F what one device can do in a second (Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with
+Pathways", appendix B). Here f is counted, not estimated: `torch.utils.flop_counter` counts the matrix products of a
+forward pass, padding included, and a backward pass takes twice as many. F is measured: the rate of one large matrix
+product in the run's number format. It is not what the maker of the device promises."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import resource
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from asyncsgd.evaluation import evaluating
+from asyncsgd.records.machine import available_cores, cpu_model
+from asyncsgd.tasks.base import Batch, Task, map_tensors
+from asyncsgd.worker import Gradient, Worker
+
+TRACE = Path("profile") / "worker0.json.gz"
+"""In the run's folder."""
+WARM_UP = 3
+"""Gradients before a trace begins; the first ones allocate memory and choose kernels."""
+SHORTEST_SECONDS = 1.0
+"""Of training. The rates of a shorter run say how it began."""
+BATCHES = 8
+"""Samples have different lengths, so tokens and operations are means over so many batches."""
+SIDE = {"cpu": 1024, "cuda": 8192}
+"""Of the matrices whose product is timed."""
+FIELDS = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second", "model_flops_utilisation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """What a process computes on. Seconds on others are not compared. No host name."""
+
+    cpu: str | None
+    cores: int
+    gpus: tuple[str, ...]
+    """All that it sees; empty where it computes on the CPU."""
+    torch_build: str
+    """The version with what it was built for: ``2.11.0+cpu``."""
+    cpu_capability: str
+    """The widest instructions of the processor that torch uses: ``AVX512``."""
+
+    @classmethod
+    def here(cls, device: str) -> Hardware:
+        """Of this process; `device` is ``cpu`` or ``cuda``."""
+        gpus = range(torch.cuda.device_count()) if device == "cuda" else ()
+        return cls(
+            cpu_model(),
+            available_cores(),
+            tuple(torch.cuda.get_device_name(gpu) for gpu in gpus),
+            str(torch.__version__),
+            torch.backends.cpu.get_cpu_capability(),
+        )
+
+
+def by_ranks(hardware: Sequence[Hardware]) -> list[dict[str, Any]]:
+    """As JSON, each once with the ranks that have it; `hardware` is that of every rank.
+
+    >>> slow, fast = Hardware("slow", 4, (), "2.11.0+cpu", "AVX2"), Hardware("fast", 64, (), "2.11.0+cpu", "AVX512")
+    >>> [(row["ranks"], row["cpu"]) for row in by_ranks([slow, slow, fast])]
+    [([0, 1], 'slow'), ([2], 'fast')]
+    """
+    return [
+        {"ranks": [rank for rank, other in enumerate(hardware) if other == one], **dataclasses.asdict(one)}
+        for one in dict.fromkeys(hardware)
+    ]
+
+
+def peak_bytes(device: torch.device) -> tuple[int, int]:
+    """The most bytes that this process has had in memory, and that torch has had on `device` (0 on a CPU).
+
+    The first is the peak of the resident set, shared pages included. Linux keeps it in ``/proc/self/status``;
+    `resource.getrusage` may give that of the program that started this one.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        resident = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):  # not Linux
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resident, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def forget_peaks(device: torch.device) -> None:
+    """Measure `peak_bytes` from here on: a process may make several runs. Where the system cannot, it goes on from the
+    peak before.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def leave_memory_for(others: int, device: torch.device) -> None:
+    """Let this process have its share of the free memory alone, with `others` that want as much each.
+
+    On a CPU that is what the system calls available. So this process is refused more in good order, and the system need
+    not kill one. On a GPU it is a share of all its memory.
+    """
+    if device.type == "cuda":
+        on_this_one = math.ceil((others + 1) / torch.cuda.device_count())
+        torch.cuda.set_per_process_memory_fraction(1.0 / on_this_one, device)
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = psutil.Process().memory_info().vms + psutil.virtual_memory().available // (others + 1)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What to trace with `torch.profiler`; can be sent to another process."""
+
+    num_gradients: int
+    path: Path
+    """Of the trace, which ends in ``.json.gz``; its folder is made."""
+
+    def describe(self) -> str:
+        """What the user is told at the end of the run."""
+        if self.path.is_file():
+            return f"trace  {self.path}; open it at https://ui.perfetto.dev"
+        return (
+            f"trace  none: worker 0 computed fewer than {self.num_gradients + WARM_UP} gradients; type more --samples"
+        )
+
+    def profiler(self) -> torch.profiler.profile:
+        """Of gradients, each followed by its ``step()``."""
+        steps = torch.profiler.schedule(wait=0, warmup=WARM_UP, active=self.num_gradients, repeat=1)
+        return torch.profiler.profile(schedule=steps, on_trace_ready=self._write, record_shapes=True)
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        if profiler.step_num >= WARM_UP + self.num_gradients:  # else the run has ended
+            self.path.parent.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(self.path))
+
+
+class ProfiledWorker(Worker):
+    """A worker that traces some of its gradients, and what its process does between them."""
+
+    profile: Profile
+    """To be set before the first gradient."""
+    _profiler: torch.profiler.profile | None = None
+
+    def gradient(
+        self, index: int, weigh: Callable[[float], float] | None = None, loss_scale: float | None = None
+    ) -> Gradient:
+        if self._profiler is None:
+            self._profiler = self.profile.profiler()
+            self._profiler.start()
+            # A run may end before its trace does, and torch crashes if its profiler still runs when the process ends.
+            weakref.finalize(self, self._profiler.stop)
+        with torch.profiler.record_function(f"gradient of batch {index}"):
+            gradient = super().gradient(index, weigh, loss_scale)
+        self._profiler.step()
+        return gradient
+
+
+def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> float | None:
+    """The operations of a forward and a backward pass on one training sample; None where they cannot be counted.
+
+    Nothing is computed: the pass goes through fake tensors, which have shapes and no values. A model whose shapes
+    depend on values cannot be counted so.
+
+    Args:
+        task: prepared.
+        batches: to take the mean over.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter, fake = FlopCounterMode(display=False), FakeTensorMode(allow_non_fake_inputs=True)
+    device = next(model.parameters()).device
+    try:
+        # Attention as plain products: the counter does not know every fused kernel.
+        with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter, fake:
+            for batch in batches:
+                task.outputs(model, map_tensors(lambda tensor: fake.from_tensor(tensor).to(device), batch))
+    except Exception:  # a user's own model may do anything, and the run has ended well
+        return None
+    return 3.0 * counter.get_total_flops() / (len(batches) * task.batch_size)
+
+
+@functools.cache
+def peak_flops(device: str, precision: torch.dtype) -> float:
+    """Operations a second of one large matrix product on a device, in this process and with its threads; measured.
+
+    Args:
+        device: ``cpu`` or a GPU's name.
+    """
+    side = SIDE[torch.device(device).type]
+    left, best = torch.ones(side, side, dtype=precision, device=device), math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        product = left @ left
+        if product.is_cuda:
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2.0 * side**3 / best
+
+
+def throughput(
+    task: Task, model: nn.Module, totals: Mapping[str, Any], *, seed: int, device: str, num_devices: int, precision: Any
+) -> dict[str, Any]:
+    """The summary's fields of a run on the measured clock; each is None where it is not known.
+
+    Args:
+        totals: `asyncsgd.records.totals.Totals.as_summary`.
+        device: one that a worker computed on; each of `num_devices` is like it.
+    """
+    found: dict[str, Any] = dict.fromkeys(FIELDS)
+    rate = totals["samples_per_second"]
+    if rate is None or totals["train_seconds"] < SHORTEST_SECONDS:
+        return found
+    try:
+        data = task.data(seed)
+        batches = [data.batch(0, index) for index in range(BATCHES)]
+        tokens = [task.count_tokens(batch) for batch in batches]
+    except Exception:  # a user's own data may have fewer batches, and the run has ended well
+        return found
+    if None not in tokens:
+        found["tokens_per_second"] = rate * sum(filter(None, tokens)) / (len(batches) * task.batch_size)
+    operations = flops_per_sample(task, model, batches)
+    with contextlib.suppress(RuntimeError):  # e.g. no product in this number format
+        found["peak_flops_per_second"] = peak_flops(device, precision)
+    if operations:
+        found["model_flops_per_sample"] = operations
+        if found["peak_flops_per_second"]:
+            found["model_flops_utilisation"] = operations * rate / (num_devices * found["peak_flops_per_second"])
+    return found
