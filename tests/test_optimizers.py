@@ -118,10 +118,6 @@ class Scaling(torch.optim.SGD):
         return super().step(closure)
 
 
-def lbfgs(groups):
-    return torch.optim.LBFGS([parameter for group in groups for parameter in group["params"]])
-
-
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [

@@ -19,7 +19,7 @@ from doors import arrival
 
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation
 from asyncsgd.records.run_folder import RunFolder, write_json
-from asyncsgd.records.totals import Delays
+from asyncsgd.records.totals import Totals
 from asyncsgd.tasks.classification import Classification
 
 STRAGGLER = "slow:worker=0,factor=3"
@@ -121,43 +121,34 @@ def write_run(
         delays: of the applied gradients; the arrivals are spread evenly over the run, workers in turn.
         summary: further or other keys of summary.json.
     """
-    folder = RunFolder(path, task="masked_lm", better=MASKED_LM)
-    last_seconds = float(curve[-1][1]) if curve else 0.0
-    last_samples = int(curve[-1][0]) if curve else 0
-    arrivals = [
-        _arrival(number, delay, arm, len(delays), last_seconds, last_samples) for number, delay in enumerate(delays)
-    ]
+    folder, totals = RunFolder(path, task="masked_lm", better=MASKED_LM), Totals()
+    last_samples, last_seconds = (int(curve[-1][0]), float(curve[-1][1])) if curve else (0, 0.0)
+    records = [_arrival(n, delay, arm, len(delays), last_seconds, last_samples) for n, delay in enumerate(delays)]
     for samples, seconds, loss in curve:
-        while arrivals and arrivals[0].train_seconds <= seconds:
-            folder.append(arrivals.pop(0))
         value = math.nan if loss is None else float(loss)
         metrics = {"accuracy": 0.5, "perplexity": math.exp(value)}
-        folder.append(Evaluation(int(samples) // 16, int(samples), float(seconds), value, 300.0, metrics, 0.01))
+        records.append(Evaluation(int(samples) // 16, int(samples), float(seconds), value, 300.0, metrics, 0.01))
+    for record in sorted(records, key=lambda record: (record.train_seconds, record.kind)):
+        folder.append(record)
+        totals(record)
+    shared = {"mode": arm.mode, "rule": arm.rule, "clock": arm.clock, "speeds": arm.speeds, "seed": seed}
+    shared["batch_size"] = arm.batch_size
     settings = {
-        "mode": arm.mode,
+        **shared,
         "nproc": arm.num_workers,
-        "rule": arm.rule,
-        "clock": arm.clock,
-        "speeds": arm.speeds,
-        "seed": seed,
         "samples": None if arm.settings.get("seconds") else budget or last_samples,
         "learning_rate": arm.learning_rate if learning_rate is None else learning_rate,
-        "batch_size": arm.batch_size,
         "model": "tiny" if from_scratch else "base",
         **arm.settings,
     }
     (path / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    virtual = arm.clock == "virtual"
     folder.write_environment(
         {
-            "python": "3.11.7",
-            "platform": "linux",
             "versions": {"torch": "2.13.0", "asyncsgd": "0.1.0"},
             "commit": "c0ffee",
             "modified": False,
             "cores": 2,
             "threads_per_worker": 1,
-            "num_workers": arm.num_workers,
             "cpu": "a processor",
             "device": "cpu",
             "num_devices": min(2, arm.num_workers),
@@ -165,37 +156,22 @@ def write_run(
         }
     )
     if status is not None:
-        first, last = (curve[0][2], curve[-1][2]) if curve else (None, None)
-        if oversubscription is None and not virtual:
+        if oversubscription is None and arm.clock != "virtual":
             oversubscription = 1.0
         content = {
+            **shared,
+            **totals.as_summary(),
             "status": status,
             "message": message,
             "experiment": "stilt_mlm",
             "task": "masked_lm",
-            "mode": arm.mode,
-            "rule": arm.rule,
             "from_scratch": from_scratch,
             "init_sha256": hashlib.sha256(f"{settings['model']} {seed}".encode()).hexdigest(),
             "num_workers": arm.num_workers,
             "threads": 1,
-            "seed": seed,
-            "batch_size": arm.batch_size,
-            "clock": arm.clock,
-            "speeds": arm.speeds,
             "oversubscription": oversubscription,
-            "num_samples": last_samples,
             "num_updates": last_samples // 16,
-            "train_seconds": last_seconds,
-            "eval_seconds": 0.1,
-            "first_eval_loss": first,
-            "final_eval_loss": last,
-            "metrics": {"accuracy": 0.5, "perplexity": None if last is None else math.exp(last)},
-            "details": {},
-            "eval_weight": 300.0,
-            "samples_per_second": last_samples / last_seconds if last_seconds else None,
             "num_samples_applied": last_samples,
-            "delay": Delays(delays).summary(),
             "data": "synthetic",
             "data_fingerprint": data_fingerprint,
             "num_parameters": 10,
@@ -226,67 +202,40 @@ def _arrival(number, delay, arm, of, seconds, samples):
     )
 
 
-def write_finetuning(
-    path,
-    *,
-    seed,
-    macro_f1,
-    parent,
-    accuracy=0.8,
-    status=DONE,
-    from_scratch=False,
-    confusion=((40, 10), (10, 40)),
-    labels=("hate", "other"),
-    hatecheck=None,
-    data_fingerprint="feed",
-    majority=None,
-    summary=None,
-):
-    """Write one fine-tuning run folder; that of a tagger, whose span F1 is `macro_f1`, where `majority` is given."""
-    tagger = majority is not None
-    better = {"span_f1": "higher", "accuracy": "higher"} if tagger else Classification.better
-    folder = RunFolder(path, task="token_classification" if tagger else "classification", better=better)
+def write_finetuning(path, *, seed, macro_f1, parent, accuracy=0.8, confusion=((40, 10), (10, 40)), hatecheck=None):
+    """Write one fine-tuning run folder."""
+    better, labels = Classification.better, ["hate", "other"]
+    folder = RunFolder(path, task="classification", better=better)
     metrics = dict(zip(better, (macro_f1, accuracy), strict=True))
-    details: dict[str, Any]
-    if tagger:
-        details = {"per_type": {"MAT": {"f1": macro_f1}, "DEV": {"f1": None}}, "majority": majority}
-    else:
-        details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
-    num_texts = sum(map(sum, confusion))
+    details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
+    totals, num_texts = Totals(), sum(map(sum, confusion))
     for samples, loss in ((0, 0.69), (100, 0.4)):
         record = Evaluation(samples // 10, samples, samples / 100, loss, num_texts, metrics, 0.01, details=details)
         folder.append(record)
+        totals(record)
     content = {
-        "experiment": "token_classification" if tagger else "classification",
-        "task": "token_classification" if tagger else "classification",
-        "status": status,
+        **totals.as_summary(),
+        "experiment": "classification",
+        "task": "classification",
+        "status": DONE,
         "message": "",
         "seed": seed,
         "model": "base",
-        "from_scratch": from_scratch,
+        "from_scratch": False,
         "parent": parent,
         "data": "labelled",
-        "data_fingerprint": data_fingerprint,
+        "data_fingerprint": "feed",
         "split": "test",
-        "labels": list(labels),
+        "labels": labels,
         "num_train_samples": 100,
         "num_eval_samples": num_texts,
         "class_weights": False,
         "batch_size": 10,
-        "num_samples": 100,
-        "num_updates": 10,
-        "train_seconds": 1.0,
-        "eval_seconds": 0.1,
-        "samples_per_second": 100.0,
-        "final_eval_loss": 0.4,
-        "metrics": metrics,
-        "details": details,
-        "eval_weight": num_texts,
         "hatecheck": hatecheck,
         "parameters_sha256": hashlib.sha256(str(path).encode()).hexdigest(),
         "num_parameters": 10,
     }
-    folder.write_summary(content | dict(summary or {}))
+    folder.write_summary(content)
     folder.close()
     return path
 
@@ -325,7 +274,7 @@ def write_registration(folder, **other):
     return hashlib.sha256(text).hexdigest()
 
 
-def write_study(folder, curves, arms, *, first_seed=100, registration=None, delays=None, from_scratch=False):
+def write_study(folder, curves, arms, *, registration=None, delays=None):
     """Write a planned study with one test run per arm and seed.
 
     Args:
@@ -342,12 +291,12 @@ def write_study(folder, curves, arms, *, first_seed=100, registration=None, dela
         arm = by_name[str(name)]
         most = max((curve[-1][0] for curve in of_arm if curve), default=None)
         for number, curve in enumerate(of_arm):
-            seed = first_seed + number
+            seed = 100 + number
             path = f"test/{arm.name}/s{seed}"
             runs.append(planned(path, "test", arm.name, seed))
             own = (delays or {}).get(arm.name, ())
             status = DIVERGED if curve and curve[-1][2] is None else DONE
-            how = {"seed": seed, "delays": own, "from_scratch": from_scratch, "status": status, "budget": most}
+            how = {"seed": seed, "delays": own, "status": status, "budget": most}
             write_run(folder / path, arm, curve, **how)
     if registration is not None:
         write_registration(folder, **registration)
@@ -355,13 +304,13 @@ def write_study(folder, curves, arms, *, first_seed=100, registration=None, dela
     return folder
 
 
-def example_study(folder, *, seeds=8, generator_seed=0, from_scratch=False):
+def example_study(folder, *, seeds=8):
     """Write a study that has every part: a base model, two clocks on two machines, three algorithms, 2 to 16 workers,
     tuning, fine-tuning, replicates, pilots of one arm, a diverged run, a missing one.
 
     Curves are exponentials with noise per seed; asynchronous arms are faster and a little worse.
     """
-    generator = numpy.random.default_rng(generator_seed)
+    generator = numpy.random.default_rng(0)
     algorithms = ("sync", "async", "ringmaster")
     places = [(workers, "virtual") for workers in (2, 4, 8, 16)] + [(2, "measured")]
     arms, runs = [], []
@@ -377,7 +326,7 @@ def example_study(folder, *, seeds=8, generator_seed=0, from_scratch=False):
             path = f"tuning/{arm.name}/t{number}-s0"
             runs.append(planned(path, "tuning", arm.name, 0, trial=number))
             curve = straight(9.0, arm.trial_losses[number][0] or 9.0, seconds=10.0)
-            write_run(folder / path, arm, curve, seed=0, learning_rate=rate, from_scratch=from_scratch)
+            write_run(folder / path, arm, curve, seed=0, learning_rate=rate)
     runs.insert(0, planned("base", "base", "base", 0))
     one = SyntheticArm("single", 1, "measured", None)
     write_run(folder / "base", one, straight(9.0, 6.0, seconds=10.0), from_scratch=True)
@@ -411,7 +360,6 @@ def example_study(folder, *, seeds=8, generator_seed=0, from_scratch=False):
                     seed=seed,
                     status=status,
                     delays=delays,
-                    from_scratch=from_scratch,
                     budget=samples[-1],
                     oversubscription=1.0 if arm.clock == "measured" else None,
                     environment={"cores": 4} if arm.clock == "measured" else None,
@@ -438,7 +386,6 @@ def example_study(folder, *, seeds=8, generator_seed=0, from_scratch=False):
                     parent=None if parent is None else {"run": parent, "seed": seed},
                     confusion=((right, 100 - right), (100 - right, right)),
                     hatecheck=found,
-                    from_scratch=from_scratch,
                 )
     targets = {arm.name: 5.3 for arm in arms if arm.algorithm == "sync"}
     pilots = {"sync-w4-virtual": {"runs": 2, "first_loss": 9.0, "best_loss": 5.1}}

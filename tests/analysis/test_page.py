@@ -12,7 +12,6 @@ from doors import UsageError, asyncsgd, cli
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, study_of, two_arms
 from synthetic import SyntheticArm, edit_json
 
-VOID = {"meta", "br", "img", "input", "link", "hr", "path", "use", "rect"}
 pytestmark = pytest.mark.filterwarnings("error")
 
 

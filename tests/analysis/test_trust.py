@@ -25,10 +25,6 @@ def every(arm, **changes):
     return change
 
 
-MARK = "from scratch: not STILT"
-SAME = every(ASYNC, parameters_sha256="00")
-
-
 @pytest.mark.parametrize(
     ("title", "arms", "change", "value", "level"),
     [

@@ -77,7 +77,7 @@ def test_key_words_are_common_here_rare_there_and_seen_often_enough(tmp_path):
         found(f"{finder},threshold=1000", [], tmp_path, corpus)
 
 
-def saved_tagger(folder, labels, *, positions=64, by_word=True):
+def saved_tagger(folder, labels):
     """A model that says of a piece what its id says: id modulo the number of labels."""
     tokenizer = train_wordpiece(TEXTS * 5, 128)
     config = BertConfig(
@@ -86,7 +86,7 @@ def saved_tagger(folder, labels, *, positions=64, by_word=True):
         num_hidden_layers=0,
         num_attention_heads=1,
         intermediate_size=8,
-        max_position_embeddings=positions,
+        max_position_embeddings=64,
         id2label=dict(enumerate(labels)),
         label2id={label: number for number, label in enumerate(labels)},
     )
