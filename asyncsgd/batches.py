@@ -6,7 +6,6 @@ import heapq
 import math
 from typing import Protocol
 
-from asyncsgd.flights import State
 from asyncsgd.records.events import Range
 
 
@@ -19,11 +18,6 @@ class Source(Protocol):
     def give_back(self, ranges: tuple[Range, ...]) -> None:
         """Return the batches of a lost or abandoned gradient."""
 
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`, whose budget may have been another one."""
-
 
 class Batches:
     """Hands out the batches of one stream: first those that were returned, lowest index first, then the next ones.
@@ -35,6 +29,8 @@ class Batches:
     >>> batches.take(0, 2), batches.take(1, 1)
     ((((0, 0, 1), (0, 3, 4)), 2), ((), 0))
     """
+
+    KEPT = ("_next", "_returned")
 
     def __init__(self, samples: int | None, batch_size: int) -> None:
         self._limit = math.inf if samples is None else math.ceil(samples / batch_size)
@@ -61,12 +57,6 @@ class Batches:
         for index in indices_of(ranges):
             heapq.heappush(self._returned, index)
 
-    def state_dict(self) -> State:
-        return {"next": self._next, "returned": self._returned}
-
-    def load_state_dict(self, state: State) -> None:
-        self._next, self._returned = state["next"], state["returned"]
-
 
 class OwnStreams:
     """A stream per worker: its k-th batch depends neither on the rule nor on the other workers.
@@ -78,6 +68,8 @@ class OwnStreams:
     >>> streams.take(1, 1)
     (((1, 1, 2),), 1)
     """
+
+    KEPT = ("_next",)
 
     def __init__(self, num_workers: int, samples: int | None) -> None:
         self._next = [0] * num_workers
@@ -99,11 +91,8 @@ class OwnStreams:
             self._next[stream] = first
             self._left += end - first
 
-    def state_dict(self) -> State:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: State) -> None:
-        self._next = state["next"]
+    def restored(self) -> None:
+        """The budget may be another one."""
         self._left = self._budget - sum(self._next)
 
 

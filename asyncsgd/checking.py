@@ -50,7 +50,7 @@ def _check_rule(rule: Rule, seed: int) -> Any:
         step = server.react(Arrived(work, work.version, vector, Gradient(1.0, 1.0, 1), 1.0, Taken()))
         stopped = {stop.dispatch for stop in step.stop}
         working = [work for work in working if work.dispatch not in stopped] + list[Work](step.start)
-    return check_state(rule, server.state_dict()["server"]["rule_state"])
+    return check_state(rule, server.rule_state)
 
 
 def check_state(rule: Rule, state: Any) -> Any:

@@ -6,7 +6,7 @@
       000000002400.pt    the state, for torch.load(weights_only=True)
       000000002400.json  its description: where in the run it was taken, and the hash of the state
 
-A state is tensors, numbers, strings and what holds them (see `asyncsgd.flights.State`), so reading one runs no code.
+A state is tensors, numbers, strings and what holds them (see `asyncsgd.state`), so reading one runs no code.
 Training stands still while the state is copied. A thread writes the copy. A description is written when its state is
 durable.
 
@@ -37,16 +37,19 @@ from torch import Tensor
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, reason
-from asyncsgd.flights import State
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed
 from asyncsgd.records.run_folder import RunFolder, sync, write_json
+from asyncsgd.state import State
 
 SCHEMA = 4
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"
-HOLDERS = ("asyncsgd.flights", "asyncsgd.records.events", "asyncsgd.rules.", "asyncsgd.runtime.base")
+HOLDERS = (
+    *("asyncsgd.flights", "asyncsgd.records.events", "asyncsgd.rules.", "asyncsgd.runtime.base"),
+    "asyncsgd.simulation.churn",
+)
 """Modules of the classes that a state may hold, beside tensors, numbers, strings, lists, tuples, sets and dicts."""
 
 

@@ -49,6 +49,7 @@ from asyncsgd.runtime.worker_process import Assignment, StepHere
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest
+from asyncsgd.state import restore
 from asyncsgd.tasks.base import Task
 
 
@@ -87,7 +88,7 @@ class Run:
     def go_on(self, runtime: Fit) -> None:
         """Give a new runtime the state that the run goes on from, if there is one."""
         if self.resume is not None:
-            runtime.load_state_dict(self.resume.load(self.flat.parameters.device, self.setup.rule))
+            restore(runtime, self.resume.load(self.flat.parameters.device, self.setup.rule))
 
     @property
     def setup(self) -> Setup:

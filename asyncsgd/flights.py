@@ -6,16 +6,11 @@ Shapes: P parameters (gaps of the flat vector included).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.records.events import Gradient, Range, Record, Taken
-
-State = dict[str, Any]
-"""What decides the rest of a run, or a part of it: tensors, numbers, strings, and lists, tuples, sets, dicts, structs
-and dataclasses of them. It is live: a caller that keeps it copies it. See `asyncsgd.checkpoints`."""
 
 STOPPED = "the run was stopped, and goes on from a checkpoint"
 """Why workers leave where a run of real workers is resumed: the gradients that they had in flight are lost."""

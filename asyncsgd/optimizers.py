@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
-from asyncsgd.flights import State
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 """Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``."""
@@ -54,6 +53,8 @@ class Optimizer:
         clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
             (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
     """
+
+    KEPT = ("_optimizer",)
 
     def __init__(
         self,
@@ -145,14 +146,6 @@ class Optimizer:
                 size = state[key].numel()
                 state[key] = vector[:size].view(state[key].shape)
                 vector = vector[size:]
-
-    def state_dict(self) -> State:
-        """The torch optimizer's state."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`, of an optimizer that was built in the same way on a vector of the same size."""
-        self._optimizer.load_state_dict(state)
 
     def move(self, parameters: Tensor) -> None:
         """Step another vector of the same size from now on, with the same state; borrowed."""
@@ -269,6 +262,7 @@ class PlainSGD:
 
     plain = True
     norm = None
+    KEPT = ()
 
     def __init__(self, parameters: Tensor) -> None:
         self._parameters = parameters
@@ -277,27 +271,14 @@ class PlainSGD:
         """Take one step along `direction`, `(P,)`."""
         self._parameters.add_(direction, alpha=-learning_rate)
 
-    def state_dict(self) -> State:
-        """Nothing: it has no state."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to load."""
-
 
 class StepTakenByWorker:
     """Takes the place of an `Optimizer` where workers or ranks have already stepped: the server only counts."""
 
     plain = False
+    KEPT = ()
     norm: float | None = None
     """Of their last direction, where it is known."""
 
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return
-
-    def state_dict(self) -> State:
-        """Nothing: the workers' own optimizers have it."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to load."""

@@ -15,12 +15,12 @@ from asyncsgd.checkpoints import Found, find
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.flights import State
 from asyncsgd.records.events import EVENTS, Event, Parts, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Difference, Log, Replay, follows
 from asyncsgd.server import Server
 from asyncsgd.settings.task import task_flags
+from asyncsgd.state import State
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.base import Task
 

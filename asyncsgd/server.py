@@ -9,8 +9,6 @@ Shapes: P parameters (gaps of the flat vector included).
 
 from __future__ import annotations
 
-import array
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.batches import Source
-from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, State, Step, Work
+from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
 from asyncsgd.records.events import APPLIED, DROPPED, HELD, Event, Extended, Membership, RuleActed, Started
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
@@ -64,6 +62,11 @@ class Server:
     (((0, 0),), 1, [0.5, 1.5])
     """
 
+    KEPT = (
+        *("parameters", "num_samples", "view", "rule_acted", "rule_state", "_optimizer", "_batches", "_waiting"),
+        *("_draws", "_round_is_cut", "_read_versions", "_worker_of"),
+    )
+
     def __init__(
         self,
         parameters: Tensor,
@@ -90,9 +93,9 @@ class Server:
         self._clock, self._starts, self._writing, self._records = clock, starts, writing, records
         self._local_steps, self._needs_points = rule.local_steps, rule.needs_points
         self._exact = rule.exact_start or rule.needs_points
-        self._state = rule.init(parameters)
-        self._view = View(parameters=parameters if rule.needs_points else None)
-        self._view.learning_rate = 1.0 if self._local_steps else schedule(0)
+        self.rule_state = rule.init(parameters)
+        self.view = View(parameters=parameters if rule.needs_points else None)
+        self.view.learning_rate = 1.0 if self._local_steps else schedule(0)
         self._present: set[int] = set()  # the view's workers, for looking up
         self._snapshot: tuple[int, Tensor] | None = None
         self._waiting: dict[int, Start | Work] = {}
@@ -100,22 +103,22 @@ class Server:
         spent; as `Work` those that are to start at an exact point."""
         self._draws = [0] * num_workers
         self._round_is_cut = False
-        # One entry per dispatch: eight bytes each, so a table method may use a dispatch as often as it likes.
-        self._read_versions, self._worker_of = array.array("q"), array.array("q")
+        # One entry per dispatch, so a table method may use a dispatch as often as it likes.
+        self._read_versions, self._worker_of = list[int](), list[int]()
 
     @property
     def version(self) -> int:
-        return self._view.version
+        return self.view.version
 
     @property
     def workers(self) -> tuple[int, ...]:
         """Those present, in order."""
-        return tuple(self._view.workers)
+        return tuple(self.view.workers)
 
     @property
     def in_flight(self) -> dict[int, Work]:
         """worker -> what it is computing, oldest dispatch first; live, to be read only."""
-        return self._view.in_flight
+        return self.view.in_flight
 
     @property
     def present(self) -> Sequence[int]:
@@ -144,7 +147,7 @@ class Server:
 
     def _arrive(self, arrived: Arrived) -> Step:
         """The samples count as arrived before the rule decides, so it sees the rate of a step that is taken now."""
-        work, view, began = arrived.work, self._view, self._clock()
+        work, view, began = arrived.work, self.view, self._clock()
         gradient, vector, read_version = arrived.gradient, arrived.vector, arrived.read_version
         worker, dispatch = work.worker, work.dispatch
         if view.in_flight.pop(worker, None) is not work:
@@ -165,7 +168,7 @@ class Server:
             work.num_local_steps,
             work.point if self._needs_points else None,
         )
-        reply = self.rule.arrive(self._state, arrival, view)
+        reply = self.rule.arrive(self.rule_state, arrival, view)
         self.rule_acted.arrivals += 1
         if not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
@@ -192,8 +195,8 @@ class Server:
         if worker in self._present:
             raise RuntimeError(f"worker {worker} has joined already")
         self._present.add(worker)
-        self._view.come(worker)
-        return self._membership("join", worker, self.rule.join(self._state, worker, self._view))
+        self.view.come(worker)
+        return self._membership("join", worker, self.rule.join(self.rule_state, worker, self.view))
 
     def _leave(self, left: Left) -> Step:
         """Its batches are handed out again."""
@@ -202,12 +205,12 @@ class Server:
         if worker not in self._present:  # lost before training began
             return self._membership("leave", worker, Reply(), left.reason)
         self._present.remove(worker)
-        lost = self._view.go(worker)
+        lost = self.view.go(worker)
         if lost is not None:
             self._batches.give_back(lost.batches)
             if left.reason == STOPPED:
                 self._draws[worker] -= lost.num_local_steps  # the next gradient takes the time of this
-        return self._membership("leave", worker, self.rule.leave(self._state, worker, self._view), left.reason, lost)
+        return self._membership("leave", worker, self.rule.leave(self.rule_state, worker, self.view), left.reason, lost)
 
     def _membership(self, kind: str, worker: int, reply: Reply, reason: str = "", lost: Work | None = None) -> Step:
         uses, drops, stop, start, stepped = self._carry_out(reply)
@@ -258,7 +261,7 @@ class Server:
         """Step, abandon and start what the rule asks for, as often as it wants to go on: uses, drops, what stops, what
         starts, and whether a step was taken.
         """
-        view, read_versions = self._view, self._read_versions
+        view, read_versions = self.view, self._read_versions
         uses: tuple[tuple[int, int], ...] = ()
         drops: tuple[int, ...] = ()
         stop: list[Work] = []
@@ -278,7 +281,7 @@ class Server:
                 starts = [*starts, *asked] if starts else asked
             if not reply.again:
                 break
-            reply = self.rule.resume(self._state, view)
+            reply = self.rule.resume(self.rule_state, view)
         for work in stop:
             self._batches.give_back(work.batches)
         start = self._start(starts)
@@ -290,7 +293,7 @@ class Server:
         return bool(self._present and self._starts and not self._waiting and self.num_samples < self._samples)
 
     def _step(self, direction: Tensor, learning_rate: float) -> None:
-        view = self._view
+        view = self.view
         if self._writing is None:
             self._optimizer.step(direction, learning_rate)
             view.version += 1
@@ -302,7 +305,7 @@ class Server:
     def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
         if self._local_steps:
             raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
-        in_flight, worker_of = self._view.in_flight, self._worker_of
+        in_flight, worker_of = self.view.in_flight, self._worker_of
         works = [in_flight.pop(worker_of[dispatch], None) for dispatch in dispatches]
         if any(work is None or work.dispatch != number for work, number in zip(works, dispatches, strict=True)):
             raise RuntimeError(f"rule {self.rule.name} abandoned one of {dispatches}, which is not in flight")
@@ -339,7 +342,7 @@ class Server:
 
     def _give(self, starts: Sequence[Start | Work]) -> list[Work]:
         """Give batches to those that start; where none are left, the rest waits."""
-        view, draws, now, rate, works = self._view, self._draws, self._clock(), None, list[Work]()
+        view, draws, now, rate, works = self.view, self._draws, self._clock(), None, list[Work]()
         for start in starts:
             worker, count = start.worker, start.num_local_steps
             if worker in view.in_flight or worker not in self._present:
@@ -363,48 +366,13 @@ class Server:
             works.append(work)
         return works
 
-    def state_dict(self) -> State:
-        """All that decides what follows: parameters, counts, rule, optimizer, batches and what is in flight."""
-        own = {
-            "rule": str(self.rule),
-            "parameters": self.parameters,
-            "version": self.version,
-            "num_samples": self.num_samples,
-            "rule_acted": [self.rule_acted.arrivals, self.rule_acted.altered],
-            "rule_state": self._state,
-            "optimizer": self._optimizer.state_dict(),
-            "workers": self._view.workers,
-            "in_flight": self.in_flight,
-            "waiting": self._waiting,
-            "batches": self._batches.state_dict(),
-            "draws": self._draws,
-            "round_is_cut": self._round_is_cut,
-            "dispatches": [torch.tensor(self._read_versions), torch.tensor(self._worker_of)],
-        }
-        return {"server": own}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`, of a server with an equal rule and optimizer and as many parameters; it becomes ours.
-
-        Raises:
-            ValueError: if the rule is another one.
-        """
-        state = state["server"]
-        if state["rule"] != str(self.rule):
-            raise ValueError(f"the state is of rule {state['rule']}, this server's is {self.rule}")
-        writing = contextlib.nullcontext() if self._writing is None else self._writing(state["version"] - 1)
-        with torch.no_grad(), writing:
-            self.parameters.copy_(state["parameters"])
-        view = self._view
-        view.version, view.in_flight, view.workers = state["version"], state["in_flight"], state["workers"]
-        self._present, self.num_samples = set(view.workers), state["num_samples"]
-        view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
-        self.rule_acted.arrivals, self.rule_acted.altered = state["rule_acted"]
-        self._state, self._snapshot = state["rule_state"], None
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._waiting, self._draws, self._round_is_cut = state["waiting"], state["draws"], state["round_is_cut"]
-        self._batches.load_state_dict(state["batches"])
-        self._read_versions, self._worker_of = (array.array("q", table.tolist()) for table in state["dispatches"])
+    def restored(self) -> None:
+        """The learning rate may be another one, since the budget may."""
+        self._present, self._snapshot = set(self.view.workers), None
+        self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
+        if self._writing is not None:
+            with self._writing(self.version - 1):  # whoever shares the parameters learns their version
+                pass
 
 
 def _dispatches(works: Iterable[Work]) -> tuple[int, ...]:

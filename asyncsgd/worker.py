@@ -19,9 +19,9 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
-from asyncsgd.flights import State
 from asyncsgd.prefetching import Prefetching
 from asyncsgd.records.events import Gradient
+from asyncsgd.state import restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
 
 
@@ -190,6 +190,8 @@ class Worker:
         savings: see `Savings`.
     """
 
+    KEPT = ("_loss_scale",)
+
     def __init__(
         self,
         flat: FlatModel,
@@ -228,12 +230,12 @@ class Worker:
         shapes = {str(_shapes(self.data.batch(self._stream, index))) for index in range(LOOKED_AT)}
         # Ranks would split what is compiled later at their buckets, which torch cannot with checkpointed activations.
         torch._dynamo.config.optimize_ddp = False
-        before = self.state_dict()
+        before = state_of(self)
         self.gradient(0)  # a task may set up things in its first pass, such as hooks, and code from before it is slow
         # Where shapes differ, a compiler that took the first for the only one would begin again at the second.
         self.loss.compile(dynamic=len(shapes) > 1 or None)
         self.gradient(0)
-        self.load_state_dict(before)
+        restore(self, before)
         return time.perf_counter() - began
 
     def gradient(
@@ -323,15 +325,6 @@ class Worker:
         """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`."""
         return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
-    def state_dict(self) -> State:
-        """What later gradients depend on: float16's loss scale."""
-        return {} if self._loss_scale is None else self._loss_scale.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`, of a worker of the same precision."""
-        if self._loss_scale is not None:
-            self._loss_scale.load_state_dict(state)
-
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation, and what it raises is
         not told: the data may end before it.
@@ -408,19 +401,12 @@ class LossScale:
     worker. (torch's GradScaler skips the step instead, which a server cannot tell from a lost gradient.) Below 1 the
     overflow is the model's own and is passed on."""
 
+    KEPT = ("value", "_good")
     PATIENCE = 2000
 
     def __init__(self) -> None:
         self.value = 2.0**16
         self._good = 0
-
-    def state_dict(self) -> State:
-        """The scale and how many gradients have fitted it."""
-        return {"value": self.value, "good": self._good}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`."""
-        self.value, self._good = state["value"], state["good"]
 
     def accept(self, flat: FlatModel) -> bool:
         """Look at a gradient computed with the scale; return False if the batch has to be computed again."""

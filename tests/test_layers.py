@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text("utf-8")]
 # From bottom to top: a part imports parts of its own floor and of lower ones.
 FLOORS = """
-__main__ errors flights numbers prefetching schedules signals torchrun flat named_choices records
+__main__ errors flights state numbers prefetching schedules signals torchrun flat named_choices records
 batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
 simulation.problems simulation.sampler simulation.speeds
 masking

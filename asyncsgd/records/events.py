@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -232,6 +232,8 @@ Record = Event | Evaluation | Membership | Fault | Checkpointed | Parts | Resume
 @dataclasses.dataclass
 class RuleActed:
     """How often a rule did something else than asynchronous SGD does; a server counts it, the summary has it."""
+
+    KEPT: ClassVar = ("arrivals", "altered")
 
     arrivals: int = 0
     altered: int = 0

@@ -73,6 +73,7 @@ class View:
     """
 
     __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
+    KEPT = ("version", "workers", "in_flight")
 
     def __init__(
         self,

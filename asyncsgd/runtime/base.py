@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncsgd.flights import State
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.awake import awake
@@ -103,6 +102,8 @@ class EvaluationPoints:
     [False, True, False, True]
     """
 
+    KEPT = ("_taken",)
+
     def __init__(self, budget: Budget, count: int) -> None:
         every, self._taken = budget.evaluate_every, -math.inf  # all points up to here are taken
         self.by_samples = budget.samples is not None or every is not None
@@ -143,17 +144,15 @@ class EvaluationPoints:
         self._taken = max(self._taken, now)
         return due
 
-    def state_dict(self) -> State:
-        """The points taken."""
-        return {"taken": self._taken}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on after the points taken in `state`. With a larger budget they lie elsewhere."""
-        self.due(state["taken"])
+    def restored(self) -> None:
+        """Go on after the points taken. With a larger budget they lie elsewhere."""
+        self.due(self._taken)
 
 
 class TrainingClock:
     """Seconds of training: starts with `resume`, stands still from `pause` to `resume`, and while this process does."""
+
+    KEPT = ("seconds",)
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -167,19 +166,16 @@ class TrainingClock:
     def seconds(self) -> float:
         return self._total + (0.0 if self._since is None else awake() - self._since)
 
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        """Stand still at `seconds`."""
+        self._total, self._since = seconds, None
+
     def pause(self) -> None:
         self._total, self._since = self.seconds, None
 
     def resume(self) -> None:
         self._since = awake()
-
-    def state_dict(self) -> State:
-        """The seconds so far."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state: State) -> None:
-        """Stand still at the seconds of `state`."""
-        self._total, self._since = state["seconds"], None
 
 
 def diverged(what: str) -> Result:
@@ -200,12 +196,14 @@ class Judge:
     [False, False, False, False, False, True]
     """
 
+    KEPT = ("_best_loss", "_best_samples", "_since", "_newest", "best", "best_parameters")
+
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._best_loss, self._best_samples, self._since = math.inf, 0, 0
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
-        self._best: Best | None = None
-        self._best_parameters: Tensor | None = None
+        self.best: Best | None = None
+        self.best_parameters: Tensor | None = None
 
     def of(
         self, evaluation: Evaluation, parameters: Callable[[], Tensor] | None = None, *, last: bool = False
@@ -223,8 +221,8 @@ class Judge:
         if loss < self._best_loss:
             self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
             if self._budget.keep_best and parameters is not None:
-                self._best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
-                self._best_parameters = parameters().detach().to("cpu", copy=True)
+                self.best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
+                self.best_parameters = parameters().detach().to("cpu", copy=True)
         else:
             self._since += 1
         self._newest = loss, evaluation.total_samples
@@ -257,22 +255,4 @@ class Judge:
 
     def with_best(self, result: Result) -> Result:
         """`result` with the version that was best."""
-        return dataclasses.replace(result, best=self._best, best_parameters=self._best_parameters)
-
-    def state_dict(self) -> State:
-        """The lowest loss, the evaluations since and the newest one, and what is kept."""
-        return {
-            "best_loss": self._best_loss,
-            "best_samples": self._best_samples,
-            "since": self._since,
-            "newest": self._newest,
-            "best": self._best,
-            "best_parameters": self._best_parameters,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`."""
-        self._best_loss, self._best_samples = state["best_loss"], state["best_samples"]
-        self._since, self._newest = state["since"], state["newest"]
-        self._best, parameters = state["best"], state["best_parameters"]
-        self._best_parameters = None if parameters is None else parameters.cpu()
+        return dataclasses.replace(result, best=self.best, best_parameters=self.best_parameters)

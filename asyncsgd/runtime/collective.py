@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flights import Arrived, State
+from asyncsgd.flights import Arrived
 from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
@@ -27,6 +27,7 @@ from asyncsgd.runtime.base import TrainingClock
 from asyncsgd.runtime.single import InOrder
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
+from asyncsgd.state import State
 from asyncsgd.tasks.base import Sums, Task, decode_sums, encode_sums
 
 
@@ -174,6 +175,9 @@ class InStep:
         """See `Replica.state_dict`."""
         return self._lead(STATE)
 
+    def load_state_dict(self, state: State) -> None:
+        """The ranks have loaded it, all of them together."""
+
     def stop(self) -> None:
         """Let the others go."""
         self._ranks.told(STOP, 0, 0)
@@ -209,6 +213,8 @@ class Collective(InOrder):
         ahead: given the next batch, how many the ranks compute at once; None: as many as are in flight.
     """
 
+    KEPT = ("_clock", "_started", "ranks")
+
     def __init__(
         self,
         ranks: InStep,
@@ -218,7 +224,7 @@ class Collective(InOrder):
         ahead: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(clock, num_workers)
-        self._ranks, self._optimizer, self._ahead = ranks, optimizer, ahead
+        self.ranks, self._optimizer, self._ahead = ranks, optimizer, ahead
         self._computed: collections.deque[Computed] = collections.deque()
 
     def next(self, until: float) -> Arrived | None:
@@ -229,9 +235,9 @@ class Collective(InOrder):
                 return None
             first = self._started[0].batches[0][1]
             count = len(self._started) if self._ahead is None else self._ahead(first)
-            self._computed.extend(self._ranks.update(first, count))
-            self._optimizer.norm = self._ranks.replica.norm
-        work = self._started.popleft()
+            self._computed.extend(self.ranks.update(first, count))
+            self._optimizer.norm = self.ranks.replica.norm
+        work = self._started.pop(0)
         gradient, taken = self._computed.popleft()
         return Arrived(work, work.version, torch.empty(0), gradient, self.now - work.began, taken)
 
@@ -241,16 +247,4 @@ class Collective(InOrder):
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
-        return self._ranks.evaluate()
-
-    def state_dict(self) -> State:
-        return {
-            **self._ranks.state_dict(),
-            "clock": self._clock.state_dict(),
-            "started": list(self._started),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """The ranks have loaded it, all of them together."""
-        self._clock.load_state_dict(state["clock"])
-        self._started.extend(state["started"])
+        return self.ranks.evaluate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured, measured
 from asyncsgd.flat import Layout
-from asyncsgd.flights import State
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Range
 from asyncsgd.simulation.instance import Instance
+from asyncsgd.state import restore
 from asyncsgd.worker import Gradient, Worker, take_local_steps
 
 
@@ -47,12 +47,6 @@ class Computation(Protocol):
     def forget(self, worker: int) -> None:
         """`worker` has left: its inner optimizer is gone."""
 
-    def state_dict(self) -> State:
-        """Of the inner optimizers and of what else decides later gradients."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`."""
-
 
 class ModelGradients:
     """Real gradients of a model; every virtual worker has an inner optimizer of its own where local steps need one.
@@ -61,6 +55,8 @@ class ModelGradients:
         worker: its flat parameters are not the server's.
         inner: the optimizer of local steps.
     """
+
+    KEPT = ("_worker", "_optimizers")
 
     def __init__(self, worker: Worker, inner: OptimizerRecipe) -> None:
         self._worker, self._inner = worker, inner
@@ -84,9 +80,15 @@ class ModelGradients:
         indices = indices_of(batches)
         if learning_rate is None:
             return self._worker.gradient(indices[0], loss_scale=loss_scales[0] if loss_scales else None)
+        return self._worker.pseudo_gradient(indices, self._optimizer(worker), learning_rate, loss_scales)
+
+    def _optimizer(self, worker: int) -> Optimizer:
         if worker not in self._optimizers:
-            self._optimizers[worker] = self._inner.on(flat.parameters, flat.layout)
-        return self._worker.pseudo_gradient(indices, self._optimizers[worker], learning_rate, loss_scales)
+            self._optimizers[worker] = self._inner.on(self._worker.flat.parameters, self._worker.flat.layout)
+        return self._optimizers[worker]
+
+    def restored(self) -> None:
+        _restore_each(self._optimizers, self._optimizer)
 
     def cut_into(self, micro_batches: int) -> None:
         self._worker.cut_into(micro_batches)
@@ -94,16 +96,13 @@ class ModelGradients:
     def forget(self, worker: int) -> None:
         self._optimizers.pop(worker, None)
 
-    def state_dict(self) -> State:
-        inner = {worker: optimizer.state_dict() for worker, optimizer in self._optimizers.items()}
-        return {"inner": inner, "worker": self._worker.state_dict()}
 
-    def load_state_dict(self, state: State) -> None:
-        flat = self._worker.flat
-        self._optimizers = {worker: self._inner.on(flat.parameters, flat.layout) for worker in state["inner"]}
-        for worker, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(state["inner"][worker])
-        self._worker.load_state_dict(state["worker"])
+def _restore_each(optimizers: dict[int, Any], make: Callable[[int], Any]) -> None:
+    """Make those whose states are in their places."""
+    states = dict(optimizers)
+    optimizers.clear()
+    for worker, state in states.items():
+        restore(make(worker), state)
 
 
 def whole_evaluation(worker: Worker) -> Callable[[Tensor], Measured]:
@@ -125,6 +124,8 @@ class ProblemGradients:
         instance: of the problem.
         inner: the optimizer of local steps; None: plain SGD.
     """
+
+    KEPT = ("_optimizers",)
 
     def __init__(self, instance: Instance, inner: OptimizerRecipe | None = None) -> None:
         self._instance, self._inner = instance, inner
@@ -176,13 +177,8 @@ class ProblemGradients:
             self._optimizers[worker] = self._inner.on(self._scratch, Layout.of_vector(len(self._scratch)))
         return self._optimizers[worker]
 
-    def state_dict(self) -> State:
-        return {"inner": {worker: optimizer.state_dict() for worker, optimizer in self._optimizers.items()}}
-
-    def load_state_dict(self, state: State) -> None:
-        self._optimizers.clear()
-        for worker, inner in state["inner"].items():
-            self._optimizer(worker).load_state_dict(inner)
+    def restored(self) -> None:
+        _restore_each(self._optimizers, self._optimizer)
 
     def measure(self, parameters: Tensor) -> Measured:
         """The excess f(x) - f*, and no metrics."""

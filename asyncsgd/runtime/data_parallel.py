@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from asyncsgd.flights import State
 from asyncsgd.optimizers import Optimizer
 from asyncsgd.runtime.all_ranks import AllRanks
+from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Sums
 from asyncsgd.worker import Gradient, Worker
 
@@ -70,17 +70,18 @@ class DataParallel:
     def state_dict(self) -> State:
         return {
             "parameters": self._flat.parameters,
-            "optimizer": self._optimizer.state_dict(),
-            "workers": self._ranks.gather_texts(json.dumps(self._worker.state_dict())),
+            "optimizer": state_of(self._optimizer),
+            "workers": self._ranks.gather_texts(json.dumps(state_of(self._worker))),
         }
 
     def load_state_dict(self, state: State) -> None:
         """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
         gradient that nobody uses is computed first, where the run before had computed one.
         """
-        if state["server"]["version"] > 0:
+        if state["method"]["view"]["version"] > 0:
             self._worker.gradient(0, lambda weight: 1.0)
+        own = state["backend"]["ranks"]
         with torch.no_grad():
-            self._flat.parameters.copy_(state["parameters"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._worker.load_state_dict(json.loads(state["workers"][self._ranks.rank]))
+            self._flat.parameters.copy_(own["parameters"])
+        restore(self._optimizer, own["optimizer"])
+        restore(self._worker, json.loads(own["workers"][self._ranks.rank]))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asyncsgd.checkpoints import Saver
 from asyncsgd.evaluation import Measured
-from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, State, Step, Work
+from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, Step, Work
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, MemoryUsed, Record, StagesUsed
 from asyncsgd.runtime.base import (
     Budget,
@@ -28,6 +28,7 @@ from asyncsgd.runtime.base import (
     Result,
     diverged,
 )
+from asyncsgd.state import state_of
 
 
 class Nobody(Exception):
@@ -62,12 +63,6 @@ class Method(Protocol):
 
     def extend(self) -> Step | None:
         """Start who was to start when the budget of the state that was loaded was spent; None: there is nobody."""
-
-    def state_dict(self) -> State:
-        """What decides the rest of a run; live, so a caller that keeps it copies it."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`, which may hold more."""
 
 
 class Backend(Protocol):
@@ -116,12 +111,6 @@ class Backend(Protocol):
             Nobody: if nobody is left to do it.
         """
 
-    def state_dict(self) -> State:
-        """What decides the rest of a run; live, so a caller that keeps it copies it."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state`, which may hold more."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Sink:
@@ -144,6 +133,8 @@ class Fit:
         parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
     """
 
+    KEPT = ("method", "backend", "_points", "judge", "evaluations", "num_arrivals", "_evaluation_due")
+
     def __init__(
         self,
         method: Method,
@@ -153,9 +144,9 @@ class Fit:
         sink: Sink,
         parameters: Callable[[], Tensor] | None = None,
     ) -> None:
-        self._method, self._backend, self._budget, self._sink = method, backend, budget, sink
+        self.method, self.backend, self._budget, self._sink = method, backend, budget, sink
         self._parameters = parameters or (lambda: method.parameters)
-        self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
+        self._points, self.judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False  # the run was stopped amid one
@@ -163,7 +154,7 @@ class Fit:
     @property
     def train_seconds(self) -> float:
         """The training clock."""
-        return self._backend.now
+        return self.backend.now
 
     def run(self) -> Result:
         """Train until the budget is spent; called once, on a new object or on one that has loaded a state.
@@ -179,10 +170,10 @@ class Fit:
             result = Result(FAILED, str(why))
         if result.status == INTERRUPTED and self.evaluations:
             self._save()
-        return self._judge.with_best(result)
+        return self.judge.with_best(result)
 
     def _run(self) -> Result:
-        method, backend, saver = self._method, self._backend, self._sink.saver
+        method, backend, saver = self.method, self.backend, self._sink.saver
         goes_on = bool(self.evaluations)
         result = self._go_on() if goes_on else self._evaluate()
         if result is None and self._budget.samples != 0:
@@ -207,33 +198,9 @@ class Fit:
             self._save()
         return result
 
-    def state_dict(self) -> State:
-        """All that decides the rest of a run that was stopped.
-
-        Of the method and the backend too. A run that has loaded it goes on as if it had never stopped.
-        """
-        return {
-            **self._method.state_dict(),
-            **self._backend.state_dict(),
-            "points": self._points.state_dict(),
-            "judge": self._judge.state_dict(),
-            "evaluations": self.evaluations,
-            "num_arrivals": self.num_arrivals,
-            "evaluation_due": self._evaluation_due,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state` at the next `run`."""
-        self._method.load_state_dict(state)
-        self._backend.load_state_dict(state)
-        self._points.load_state_dict(state["points"])
-        self._judge.load_state_dict(state["judge"])
-        self.evaluations = state["evaluations"]
-        self.num_arrivals, self._evaluation_due = state["num_arrivals"], state["evaluation_due"]
-
     def _settle(self) -> None:
         """Let the method hear of all that has changed what is evaluated."""
-        for arrived in self._backend.settle():
+        for arrived in self.backend.settle():
             self._tell(arrived)
 
     def _save(self) -> None:
@@ -241,20 +208,20 @@ class Fit:
             return
         self._settle()
         self._sink.saver.save(
-            self.state_dict(),
-            version=self._method.version,
-            num_samples=self._method.num_samples,
+            state_of(self),
+            version=self.method.version,
+            num_samples=self.method.num_samples,
             train_seconds=self.train_seconds,
-            cut_short=self._method.cut_short,
+            cut_short=self.method.cut_short,
         )
 
     def _go_on(self) -> Result | None:
         """Bring the run to where its state left it; the result, if it had ended, or ends with an evaluation that was
         due. What the smaller budget of that state had kept from starting starts.
         """
-        method, backend = self._method, self._backend
+        method, backend = self.method, self.backend
         spent = self._budget.spent_by(method.num_samples)
-        if not self._evaluation_due and (ended := self._judge.verdict() or (Result(DONE) if spent else None)):
+        if not self._evaluation_due and (ended := self.judge.verdict() or (Result(DONE) if spent else None)):
             return ended
         if backend.anew:
             for worker in method.present:
@@ -265,7 +232,7 @@ class Fit:
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
-        method, backend, points, budget = self._method, self._backend, self._points, self._budget
+        method, backend, points, budget = self.method, self.backend, self._points, self._budget
         if backend.settled and self._sink.stop_requested():
             raise Interrupted
         if budget.spent_by(method.num_samples):  # as those say who step themselves
@@ -294,12 +261,12 @@ class Fit:
     def _diverged(self, arrived: Arrived) -> Result:
         loss, worker = arrived.gradient.loss, arrived.work.worker
         what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
-        self._report(Fault(what, worker, self._method.version, self.train_seconds))
+        self._report(Fault(what, worker, self.method.version, self.train_seconds))
         return diverged(what)
 
     def _tell(self, happened: Happened) -> bool:
         """Tell the method, and carry out what follows; whether what is evaluated has changed."""
-        step = self._method.react(happened)
+        step = self.method.react(happened)
         self._carry_out(step)
         self.num_arrivals += isinstance(happened, Arrived)
         return step.changed
@@ -307,16 +274,16 @@ class Fit:
     def _carry_out(self, step: Step) -> None:
         """Stop and start gradients, and write it down."""
         if step.stop:
-            self._backend.stop(step.stop)
+            self.backend.stop(step.stop)
         if step.start:
-            self._backend.start(step.start)
+            self.backend.start(step.start)
         if step.record is not None and self._sink.report is not None:
             self._sink.report(step.record)
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
-        method, self._evaluation_due = self._method, True
+        method, self._evaluation_due = self.method, True
         self._settle()
-        measured = self._backend.evaluate(method.parameters)
+        measured = self.backend.evaluate(method.parameters)
         version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         self.evaluations.append(evaluation)
@@ -326,7 +293,7 @@ class Fit:
             self._report(MemoryUsed(measured.peak_bytes, version, num_samples, seconds))
         if measured.stages:
             self._report(StagesUsed(measured.stages, version, num_samples, seconds))
-        return self._judge.of(evaluation, self._parameters, last=last)
+        return self.judge.of(evaluation, self._parameters, last=last)
 
     def _report(self, record: Record) -> None:
         if self._sink.report is not None:

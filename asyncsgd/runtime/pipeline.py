@@ -25,12 +25,12 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
-from asyncsgd.flights import State
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.pipeline_engine import Grid, MicroBatches, Part, TorchEngine, mean_loss
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.stages import Stage, anatomy
+from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, to_device
 from asyncsgd.worker import Gradient
 
@@ -305,8 +305,9 @@ class Pipeline(RowOfStages):
         self._held.flat.check()
 
     def state_dict(self) -> State:
-        return {"parameters": self.parameters(), "optimizers": self.gather_states(self._optimizer.state_dict())}
+        return {"parameters": self.parameters(), "optimizers": self.gather_states(state_of(self._optimizer))}
 
     def load_state_dict(self, state: State) -> None:
-        self._held.put(state["parameters"])
-        self._optimizer.load_state_dict(self.own_state(state["optimizers"]))
+        own = state["backend"]["ranks"]
+        self._held.put(own["parameters"])
+        restore(self._optimizer, self.own_state(own["optimizers"]))

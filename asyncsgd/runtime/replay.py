@@ -26,7 +26,7 @@ from torch import Tensor
 from asyncsgd.batches import count_batches
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
-from asyncsgd.flights import Arrived, Happened, Joined, Left, State, Work
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
 from asyncsgd.records.events import (
     Evaluation,
     Event,
@@ -42,6 +42,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Fit, Nobody, Sink
 from asyncsgd.server import Server
+from asyncsgd.state import State, restore
 
 KINDS = {
     "arrival": Event,
@@ -104,9 +105,9 @@ def follows(state: State, log: Log) -> bool:
     what they had in flight was computed at versions that no checkpoint has, unless it was lost: the run went on from
     there.
     """
-    known = {work.dispatch for work in state["server"]["in_flight"].values() if work.point is not None}
+    known = {work.dispatch for work in state["method"]["view"]["in_flight"].values() if work.point is not None}
     arrivals = [record for _, record in log if isinstance(record, Event)]
-    return all(r.read_version >= state["server"]["version"] or r.dispatch in known for r in arrivals)
+    return all(r.read_version >= state["method"]["view"]["version"] or r.dispatch in known for r in arrivals)
 
 
 class Replay:
@@ -123,6 +124,7 @@ class Replay:
     present: Sequence[int] = ()
     """Everybody joins by the log."""
     now, settled, anew = 0.0, True, False
+    KEPT = ()
 
     def __init__(
         self,
@@ -148,9 +150,9 @@ class Replay:
 
     def go_on_from(self, state: State) -> None:
         """Begin at a checkpoint, where `follows` allows it; the records are those after it."""
-        self._server.load_state_dict(state)
-        if "computation" in state:
-            self._computation.load_state_dict(state["computation"])
+        restore(self._server, state["method"])
+        if "computation" in state["backend"]:
+            restore(self._computation, state["backend"]["computation"])
 
     def run(self, until: int | None = None) -> Difference | None:
         """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
@@ -177,12 +179,6 @@ class Replay:
     def evaluate(self, parameters: Tensor) -> Measured:
         """Evaluations change nothing, so they are left out."""
         return Measured(0.0)
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        pass
 
     def next(self, until: float) -> Happened | None:
         self._follow()

@@ -5,7 +5,6 @@ is 0. Several pretend workers under the rule `Synchronous` accumulate that many 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flights import Arrived, State, Work
+from asyncsgd.flights import Arrived, Work
 from asyncsgd.measure import peak_bytes
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import TrainingClock
@@ -25,10 +24,11 @@ class InOrder:
     """What a backend has whose gradients arrive in the order of their starts, on the measured clock."""
 
     settled, anew = True, False
+    KEPT: tuple[str, ...] = ("_clock", "_started")
 
     def __init__(self, clock: TrainingClock, num_workers: int) -> None:
         self.present, self._clock = range(num_workers), clock
-        self._started: collections.deque[Work] = collections.deque()
+        self._started: list[Work] = []
 
     @property
     def now(self) -> float:
@@ -60,6 +60,8 @@ class Single(InOrder):
         num_workers: how many pretend workers.
     """
 
+    KEPT = ("_worker", "_clock", "_started")
+
     def __init__(self, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
         super().__init__(clock, num_workers)
         self._worker = worker
@@ -69,7 +71,7 @@ class Single(InOrder):
             self._clock.resume()
         if self.now >= until:
             return None
-        work = self._started.popleft()
+        work = self._started.pop(0)
         began = time.perf_counter()
         gradient = self._worker.gradient(work.batches[0][1])
         if self._worker.flat.parameters.device.type == "cuda":
@@ -83,15 +85,3 @@ class Single(InOrder):
         shards = [self._worker.evaluate(shard, number) for shard in range(number)]
         peaks = ((0, *peak_bytes(parameters.device)),)
         return measured_in_shards(self._worker.task, shards, time.perf_counter() - began, peaks)
-
-    def state_dict(self) -> State:
-        return {
-            "worker": self._worker.state_dict(),
-            "clock": self._clock.state_dict(),
-            "started": list(self._started),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._worker.load_state_dict(state["worker"])
-        self._clock.load_state_dict(state["clock"])
-        self._started.extend(state["started"])

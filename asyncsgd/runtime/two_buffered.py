@@ -23,7 +23,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.flights import State
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
@@ -33,6 +32,7 @@ from asyncsgd.runtime.pipeline import HeldStage, RowOfStages
 from asyncsgd.runtime.pipeline_engine import Grid, Part, TorchEngine, mean_loss
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule
+from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Data, Sums
 
 LONGEST_GROUP = 8
@@ -166,14 +166,14 @@ class TwoVersions(RowOfStages):
         return {
             "parameters": self.parameters(),
             "before": self.whole(self._older.flat.parameters),
-            "optimizers": self.gather_states(self._optimizer.state_dict()),
+            "optimizers": self.gather_states(state_of(self._optimizer)),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._taken = state["server"]["version"]
-        self._newest.put(state["parameters"])
-        self._older.put(state["before"])
-        self._optimizer.load_state_dict(self.own_state(state["optimizers"]))
+        own, self._taken = state["backend"]["ranks"], state["method"]["view"]["version"]
+        self._newest.put(own["parameters"])
+        self._older.put(own["before"])
+        restore(self._optimizer, self.own_state(own["optimizers"]))
 
 
 class Ahead:

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured
-from asyncsgd.flights import Arrived, Happened, Joined, Left, State, Work
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Nobody
@@ -69,6 +69,10 @@ class Heap:
     """
 
     settled, anew = True, False
+    KEPT = (
+        *("now", "computation", "_heap", "_root_is_free", "_uploads", "_link_free", "_changes", "_dead", "_working"),
+        *("_idle_since", "_pulled_at", "_computed_at"),
+    )
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Heap:
         churn: Sequence[Change] = (),
     ) -> None:
         self.now = 0.0
-        self._parameters, self._computation, self._measure = parameters, computation, measure
+        self._parameters, self.computation, self._measure = parameters, computation, measure
         self._sampler, self._network = sampler, network
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
         self._heap: list[Entry] = []
@@ -106,30 +110,6 @@ class Heap:
 
     def evaluate(self, parameters: Tensor) -> Measured:
         return self._measure(parameters)
-
-    def state_dict(self) -> State:
-        self._free_root()
-        return {
-            "computation": self._computation.state_dict(),
-            "train_seconds": self.now,
-            "heap": self._heap,
-            "uploads": self._uploads,
-            "link_free": self._link_free,
-            "dead": self._dead,
-            "changes_left": len(self._changes),
-            "working": self._working,
-            "idle_since": self._idle_since,
-            "pulled_at": self._pulled_at,
-            "computed_at": self._computed_at,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._computation.load_state_dict(state["computation"])
-        self.now, self._heap, self._uploads = state["train_seconds"], state["heap"], state["uploads"]
-        self._link_free, self._dead = state["link_free"], state["dead"]
-        self._changes = self._changes[len(self._changes) - state["changes_left"] :]
-        self._working, self._idle_since = state["working"], state["idle_since"]
-        self._pulled_at, self._computed_at = state["pulled_at"], state["computed_at"]
 
     def next(self, until: float) -> Happened | None:
         change = self._changes[0].seconds if self._changes else math.inf
@@ -182,13 +162,13 @@ class Heap:
         if isinstance(change, Join):
             self._idle_since[change.worker] = self.now
             return Joined(change.worker)
-        self._computation.forget(change.worker)
+        self.computation.forget(change.worker)
         return Left(change.worker)
 
     def _arrived(self, work: Work) -> Arrived:
         worker, began, now = work.worker, work.began, self.now
         assert work.point is not None
-        gradient = self._computation.compute(worker, work.batches, work.point, work.rate)
+        gradient = self.computation.compute(worker, work.batches, work.point, work.rate)
         pulled = computed = 0.0
         if self._network is not None:
             pulled, computed = self._pulled_at[worker] - began, self._computed_at[worker] - began
@@ -196,7 +176,7 @@ class Heap:
             computed = now - began
         taken = Taken(pulled, computed - pulled, now - began - computed, began - self._idle_since[worker])
         self._working[worker], self._idle_since[worker] = None, now
-        return Arrived(work, work.version, self._computation.gradient, gradient, now - began, taken)
+        return Arrived(work, work.version, self.computation.gradient, gradient, now - began, taken)
 
     def _transfer(self, seconds: float, worker: int) -> float:
         """When a vector that is ready at `seconds` is through the server's link."""

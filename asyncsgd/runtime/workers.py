@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flights import Arrived, Happened, Left, State, Work
+from asyncsgd.flights import Arrived, Happened, Left, Work
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
 from asyncsgd.runtime.fit import Nobody
 from asyncsgd.runtime.link import (
@@ -69,6 +69,7 @@ class Workers:
     """
 
     settled, anew = True, True
+    KEPT = ("_clock", "_num_samples", "_shared")
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Workers:
         self._unsent: dict[int, Work] = {}  # those that their workers have not been told
         self._computing: set[int] = set()  # workers that were told one, or another before it, and have not answered
         self._num_samples = 0  # that have arrived
+        self._shared = segment.extra  # the optimizer state that workers share; those of their own have no part in it
         self._held_back: list[tuple[float, int, Computed]] = []
         """Arrivals in an evaluation, with the seconds of the clock at which they count, ascending."""
         self._paused = False  # by an evaluation
@@ -224,16 +226,8 @@ class Workers:
             self._messages()
         return left
 
-    def state_dict(self) -> State:
-        """The clock, and the optimizer state that workers share. Workers of their own have no part in it."""
-        state: State = {"clock": self._clock.state_dict()}
-        return state | {"shared": self._segment.extra} if self._steps_there else state
-
-    def load_state_dict(self, state: State) -> None:
-        self._clock.load_state_dict(state["clock"])
-        if self._steps_there:
-            self._segment.extra.copy_(state["shared"])
-            self._segment.control[SAMPLES] = self._num_samples = state["server"]["num_samples"]
+    def restored(self) -> None:
+        self._segment.control[SAMPLES] = self._num_samples
 
     def _freeze(self) -> None:
         if not int(self._segment.control[FROZEN]):

@@ -98,7 +98,7 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
     state = load_state(folder, checkpoint.name)
     totals = Totals()
     totals.load_state(checkpoint.totals)
-    parameters, known = (state if "parameters" in state else state["server"])["parameters"], totals.as_summary()
+    parameters, known = (state["backend"].get("ranks") or state["method"])["parameters"], totals.as_summary()
     if arguments.best:
         best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
         if best is None:

@@ -55,6 +55,8 @@ from doors import (
     asyncsgd,
     parse_rule,
     read_back,
+    restore,
+    state_of,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -310,11 +312,11 @@ class Driver:
 
     def through_a_file(self):
         """Let the server go on from its saved state alone; what its rule had is destroyed."""
-        state = self.server.state_dict()
+        state = state_of(self.server)
         saved = read_back(state, type(self.server.rule).__module__)
-        poison(state["server"]["rule_state"])
+        poison(state["rule_state"])
         self.points.pop()  # which loading writes again
-        self.server.load_state_dict(saved)
+        restore(self.server, saved)
         for worker, work in self.server.in_flight.items():
             self.pending[worker].work = work
 
