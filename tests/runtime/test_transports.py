@@ -17,7 +17,7 @@ from tasks import Classes
 from asyncsgd.batches import Batches
 from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import Event, Gradient, Taken
-from asyncsgd.rules import Asynchronous
+from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.runtime.base import Budget, TrainingClock
 from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.link import (
@@ -32,6 +32,7 @@ from asyncsgd.runtime.link import (
     Pushing,
     Ready,
     Stop,
+    Wake,
     decode,
     encode,
 )
@@ -57,11 +58,16 @@ def joined(way, segment, number, folder):
 
 
 class Worker(threading.Thread):
-    """Every gradient is -1, so with learning rate 1 every element of x is its version; `seen` is what was pulled."""
+    """Every gradient is -1, so with learning rate 1 every element of x is its version; `seen` is what was pulled. It
+    stands still in its first gradient until `goes_on`.
+    """
 
-    def __init__(self, way, number, size, seen):
+    def __init__(self, way, number, size, seen, goes_on=None):
         super().__init__(daemon=True)
         self.way, self.number, self.size, self.seen = way, number, size, seen
+        self.goes_on = goes_on or threading.Event()
+        if goes_on is None:
+            self.goes_on.set()
         self.start()
 
     def run(self):
@@ -69,6 +75,8 @@ class Worker(threading.Thread):
         pulled = torch.zeros(self.size)
         link.send(Ready("layout"))
         while not isinstance(command := link.receive(), Stop):
+            if isinstance(command, Wake):
+                continue
             if segment is None:
                 link.receive_vector(pulled)
             if isinstance(command, Evaluate):
@@ -82,16 +90,17 @@ class Worker(threading.Thread):
                 link.send(Pushing())
                 link.send_vector(torch.full((self.size,), -1.0))
                 link.flush()
+            self.goes_on.wait(TIMEOUT)
             self.seen[command.dispatch] = (pulled.min(), pulled.max())
             link.send(Computed(command.dispatch, version, Gradient(1.0, 4.0, 2), Taken()))
 
 
-def trained(links, segment, samples):
-    """The run of these workers under `Asynchronous` with rate 1: server, result, records."""
+def trained(links, segment, samples, rule=Asynchronous(), report=lambda record: None):  # noqa: B008 - it is frozen
+    """The run of these workers under `rule` with rate 1: server, result, records."""
     x, records = segment.parameters, []
     server = Server(
         x,
-        Asynchronous(),
+        rule,
         Optimizer(x, len(x), SGD()),
         lambda num_samples: 1.0,
         Batches(None, 2),
@@ -100,7 +109,9 @@ def trained(links, segment, samples):
         writing=segment.writing,
     )
     workers = Workers(links, segment, Classes(), TrainingClock())
-    fit = Fit(server, workers, Budget(samples=samples), 1, Sink(records.append))
+    fit = Fit(
+        server, workers, Budget(samples=samples), 1, Sink(lambda record: (records.append(record), report(record)))
+    )
     workers.meet("layout")
     result = fit.run()
     workers.close()
@@ -124,6 +135,26 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(way, tmp_pa
     assert len(events) == 300
     assert all(seen[event.dispatch] == (event.read_version,) * 2 for event in events)
     assert all(event.version - 1 - event.read_version == event.arrival_delay for event in events)
+
+
+@every_way
+def test_a_worker_that_stands_still_blocks_nobody_and_computes_the_last_gradient_it_was_asked_for(way, tmp_path):
+    """Of 400 rounds that one worker decides, the other one's gradients are abandoned."""
+    segment, goes_on, quick, slow = Segment(100, 2), threading.Event(), {}, {}
+    ends = [joined(way, segment, number, tmp_path) for number in range(2)]
+    threads = [Worker(ends[0][1], 0, 100, quick), Worker(ends[1][1], 1, 100, slow, goes_on)]
+
+    def report(record):
+        if isinstance(record, Event) and record.version == 400:
+            goes_on.set()
+
+    links = {number: ours for number, (ours, _) in enumerate(ends)}
+    _, result, _ = trained(links, segment, 1000, KSync(quorum=1), report)
+    assert result.status == "DONE"
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert sorted(slow)[0] == 1
+    assert sorted(slow)[1] > sorted(quick)[398]
 
 
 def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it_is_gone():
@@ -172,8 +203,9 @@ def test_nothing_that_is_sent_is_executed_and_no_port_is_open_to_other_hosts(way
     links = {number: ours for number, (ours, _) in enumerate(ends)}
     stranger, _ = ends[0][1].join(0)
     stranger._put(pickle.dumps(Bomb()))
-    Worker(ends[1][1], 1, 4, {})
+    other = Worker(ends[1][1], 1, 4, {})
     _, result, _ = trained(links, segment, 8)
+    other.join(TIMEOUT)
     ports = listening()
     assert result.status == "DONE"  # the other goes on
     assert not (tmp_path / "executed").exists()
