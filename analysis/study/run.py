@@ -16,8 +16,8 @@ from asyncsgd.records.events import (
     DONE,
     EVENTS,
     SCHEMA,
-    read_better,
     read_events,
+    read_header,
     read_json,
 )
 from asyncsgd.settings.yaml_reader import read_yaml
@@ -80,7 +80,7 @@ class Run:
     problems: tuple[str, ...]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     better: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The metrics that the header of its records names; see `asyncsgd.records.events.read_better`."""
+    """The metrics that the header of its records names."""
     num_resumes: int = 0
     """How often it went on from a checkpoint."""
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -161,7 +161,8 @@ def _load_run(path: Path, name: str) -> Run:
     problems: list[str] = []
     try:
         if (path / EVENTS).is_file():
-            better = read_better(path / EVENTS)
+            found = read_header(path / EVENTS).get("better")
+            better = found if isinstance(found, dict) else {}
         summary = _read_summary(path / "summary.json", better, problems)
         evaluations, num_resumes = _read_records(path / EVENTS, better, problems)
         if summary["status"] == DONE and summary.get("task") != FINETUNING and (path / EVENTS).is_file():

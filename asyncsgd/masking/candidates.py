@@ -322,7 +322,7 @@ def _draw(statistics: Mapping[str, Any], path: Path) -> None:
 
 
 def read_complete(candidates: str | Path) -> dict[str, Any]:
-    """The manifest of a folder of candidates that a training can use.
+    """The manifest of a folder of candidates that a training can use; its ``sha256`` is of all that was found.
 
     Raises:
         UsageError: if there is none, it cannot be read, is of another version, or is not complete.
@@ -367,11 +367,6 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
         raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
     marked, num_train = list(read_chunks(folder, manifest["chunks"]).candidates), len(corpus.train.texts)
     return marked[:num_train] if side == "train" else marked[num_train:]
-
-
-def hash_of_candidates(candidates: str) -> str:
-    """16 hexadecimal digits that change whenever what was found does."""
-    return str(read_complete(candidates)["sha256"])[:16]
 
 
 def hash_of_texts(texts: Iterable[str]) -> str:

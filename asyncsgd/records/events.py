@@ -341,15 +341,6 @@ def read_header(path: Path) -> dict[str, Any]:
         return _decoded(file.readline())
 
 
-def read_better(path: Path) -> dict[str, str]:
-    """The metrics that the header of an events.jsonl names, and which way each is better, the primary one first.
-
-    Empty where it names none: on closed-form problems, and in a file that is damaged there.
-    """
-    better = read_header(path).get("better")
-    return {name: str(way) for name, way in better.items()} if isinstance(better, dict) else {}
-
-
 def read_json(path: Path) -> Any:
     """What a JSON file holds.
 

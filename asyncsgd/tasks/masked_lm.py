@@ -124,9 +124,9 @@ class MaskedLM(LanguageModel):
             "special_ids": sorted(tokenizer.all_special_ids),
         }
         if self.candidates is not None:
-            from asyncsgd.masking.candidates import hash_of_candidates
+            from asyncsgd.masking.candidates import read_complete
 
-            known["candidates_sha256"] = hash_of_candidates(self.candidates)
+            known["candidates_sha256"] = read_complete(self.candidates)["sha256"][:16]
         return known
 
     def rows_depend_on(self) -> Sequence[object]:
