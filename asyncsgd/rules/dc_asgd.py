@@ -14,7 +14,6 @@ With the exact Hessian in place of lambda g * g the correction undoes the delay 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -62,19 +61,11 @@ class DCASGD(Rule):
 
     def arrive(self, state: MeanSquare, arrival: Arrival, view: View) -> Reply:
         assert arrival.start_point is not None
-        gradient = arrival.gradient
-        moved = view.parameters - arrival.start_point
-        corrected = compensate(gradient, moved, lambda g: self._curvature(state, g), out=state.corrected)
-        return Reply(corrected, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
-
-    def _curvature(self, state: MeanSquare, gradient: Tensor) -> Tensor:
+        gradient, moved = arrival.gradient, view.parameters - arrival.start_point
         square = gradient * gradient
-        if not self.adaptive:
-            return square.mul_(self.compensation)
-        state.value.mul_(self.decay).add_(square, alpha=1.0 - self.decay)
-        return square.mul_(self.compensation).div_((state.value + EPSILON).sqrt_())
-
-
-def compensate(gradient: Tensor, moved: Tensor, curvature: Callable[[Tensor], Tensor], *, out: Tensor) -> Tensor:
-    """g + h(g) * (x_t - x_r) into `out`, for a diagonal estimate h of the Hessian; all `(P,)`."""
-    return torch.addcmul(gradient, curvature(gradient), moved, out=out)
+        curvature = square * self.compensation
+        if self.adaptive:
+            state.value.mul_(self.decay).add_(square, alpha=1.0 - self.decay)
+            curvature.div_((state.value + EPSILON).sqrt_())
+        torch.addcmul(gradient, curvature, moved, out=state.corrected)
+        return Reply(state.corrected, uses=(arrival.dispatch,), start=(Start(arrival.worker),))

@@ -21,32 +21,12 @@ from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Collecting, Held, Reply, Start, View
 
 
-class Nesterov:
-    """m <- beta m + g, then g + beta m.
-
-    >>> import torch
-    >>> outer = Nesterov(torch.zeros(1))
-    >>> [outer.step(torch.ones(1), 0.5).item() for _ in range(2)]
-    [1.5, 1.75]
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self.momentum = like.new_zeros(like.shape)
-        self._direction = like.new_zeros(like.shape)
-
-    def step(self, gradient: Tensor, beta: float, scale: float = 1.0) -> Tensor:
-        """`scale` times the Nesterov direction, `(P,)`; valid until the next call."""
-        self.momentum.mul_(beta).add_(gradient)
-        self._direction.copy_(gradient).add_(self.momentum, alpha=beta)
-        return self._direction if scale == 1.0 else self._direction.mul_(scale)
-
-
 class Round(Held):
-    """The round's pseudo-gradients, and the outer optimizer."""
+    """The round's pseudo-gradients, m, and where the direction is built."""
 
     def __init__(self, like: Tensor) -> None:
         super().__init__(like)
-        self.outer = Nesterov(like)
+        self.momentum, self.direction = like.new_zeros(like.shape), like.new_zeros(like.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +54,10 @@ class DiLoCo(Collecting):
     def fire(self, state: Round, view: View) -> Reply:
         if view.in_flight or not len(state):
             return Reply()
-        direction = state.outer.step(state.mean(), self.outer_momentum, self.outer_learning_rate)
+        mean, beta = state.mean(), self.outer_momentum
+        state.momentum.mul_(beta).add_(mean)
+        state.direction.copy_(mean).add_(state.momentum, alpha=beta).mul_(self.outer_learning_rate)
         start = tuple([Start(worker, self.num_local_steps) for worker in view.workers])
-        reply = Reply(direction, uses=state.dispatches, start=start)
+        reply = Reply(state.direction, uses=state.dispatches, start=start)
         state.clear()
         return reply

@@ -51,7 +51,8 @@ class _Noise:
         elif self._kind == "full":
             out += self._noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
         else:
-            progress = len(x) - int((x[::-1] != 0.0).argmax()) if x.any() else 0
+            nonzero = np.flatnonzero(x)
+            progress = nonzero[-1] + 1 if len(nonzero) else 0
             out[progress:] *= 1.0 / self._noise if self._scalar(worker, index) < self._noise else 0.0
 
     def _scalar(self, worker: int, index: int) -> float:
@@ -253,28 +254,29 @@ class Heterogeneous(ClosedForm):
         return sum(values[worker % 3] for worker in range(self.num_workers)) / self.num_workers
 
     @functools.cached_property
-    def _curvature_and_optimum(self) -> tuple[float, float]:
-        return (curvature := self._mean(self._CURVATURES)), self._mean(self._SLOPES) / curvature
+    def _whole(self) -> tuple[float, float, float]:
+        """Of f: its curvature, its minimiser, and its least value."""
+        curvature, slope = self._mean(self._CURVATURES), self._mean(self._SLOPES)
+        return curvature, slope / curvature, -0.5 * slope * (slope / curvature)
 
     def _differentiate(self, x: Array, worker: int, out: Array) -> float:
         point, curvature, slope = float(x[0]), self._CURVATURES[worker % 3], self._SLOPES[worker % 3]
         out[0] = curvature * point - slope
-        lowest = -0.5 * self._mean(self._SLOPES) * self._curvature_and_optimum[1]
-        return (0.5 * curvature * point - slope) * point - lowest
+        return (0.5 * curvature * point - slope) * point - self._whole[2]
 
     def exact_gradient(self, x: Array) -> Array:
-        curvature, optimum = self._curvature_and_optimum
+        curvature, optimum, _ = self._whole
         return np.array([curvature * (float(x[0]) - optimum)])
 
     def loss(self, x: Array) -> float:
-        curvature, optimum = self._curvature_and_optimum
+        curvature, optimum, _ = self._whole
         return 0.5 * curvature * (float(x[0]) - optimum) ** 2
 
     def initial(self) -> Array:
         return np.zeros(1)
 
     def optimum(self) -> Array:
-        return np.array([self._curvature_and_optimum[1]])
+        return np.array([self._whole[1]])
 
 
 ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(), Logistic())
