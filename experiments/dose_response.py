@@ -27,7 +27,8 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FINISHED
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.launch import fork_server, go_offline
+from asyncsgd.runtime.launch import fork_server
+from asyncsgd.scripts.base import go_offline
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
 from asyncsgd.study.runner import PRELOAD, Stopped, carry_out

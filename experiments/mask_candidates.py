@@ -22,9 +22,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.locks import lock
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.pool import mapping
-from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM

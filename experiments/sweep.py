@@ -20,7 +20,8 @@ from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import names_in
-from asyncsgd.runtime.launch import fork_server, go_offline
+from asyncsgd.runtime.launch import fork_server
+from asyncsgd.scripts.base import go_offline
 from asyncsgd.settings.flags import Parser
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan

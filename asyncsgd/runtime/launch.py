@@ -99,16 +99,6 @@ class Launch:
         return self.rank in (None, 0)
 
 
-def another_speaks(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several ranks and not the first, so that what all of them have to say is said already.
-
-    >>> another_speaks({"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29500"}), another_speaks({"RANK": "1"})
-    (True, False)
-    """
-    # A RANK that is left over from another program makes no rank.
-    return "MASTER_PORT" in environment and environment.get("WORLD_SIZE", "1") != "1" and environment["RANK"] != "0"
-
-
 @functools.cache  # once in a process
 def end_with_launcher(*, leads: bool) -> None:
     """Look, from a thread, for the torchrun that started this process; do nothing where none did.
@@ -130,16 +120,6 @@ def end_with_launcher(*, leads: bool) -> None:
             os._exit(1)
 
     threading.Thread(target=look, name="launcher", daemon=True).start()
-
-
-def go_offline(model: str, data: str) -> None:
-    """No network call where the user named neither a Hub model nor a Hub data set; to be called before transformers
-    is imported.
-    """
-    if (
-        model in ("tiny", "small", "tiny-distilbert") or os.path.isdir(os.path.expanduser(model))
-    ) and "hub:" not in data:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def fork_server(model: str | None, *modules: str) -> ForkServerContext:

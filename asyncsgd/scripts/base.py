@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
-from asyncsgd.runtime.launch import another_speaks
 from asyncsgd.signals import StopRequest
 
 
@@ -43,3 +42,23 @@ def run_script(
         except KeyboardInterrupt:
             print("interrupted" + "; the same command goes on from here" * goes_on, file=sys.stderr)
             return 130
+
+
+def another_speaks(environment: Mapping[str, str]) -> bool:
+    """Whether this is one of several ranks and not the first, so that what all of them have to say is said already.
+
+    >>> another_speaks({"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29500"}), another_speaks({"RANK": "1"})
+    (True, False)
+    """
+    # A RANK that is left over from another program makes no rank.
+    return "MASTER_PORT" in environment and environment.get("WORLD_SIZE", "1") != "1" and environment["RANK"] != "0"
+
+
+def go_offline(model: str, data: str) -> None:
+    """No network call where the user named neither a Hub model nor a Hub data set; to be called before transformers
+    is imported.
+    """
+    if (
+        model in ("tiny", "small", "tiny-distilbert") or os.path.isdir(os.path.expanduser(model))
+    ) and "hub:" not in data:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -19,7 +19,8 @@ from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.runtime.launch import Launch, fork_server, go_offline
+from asyncsgd.runtime.launch import Launch, fork_server
+from asyncsgd.scripts.base import go_offline
 from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
