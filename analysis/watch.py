@@ -26,7 +26,7 @@ from asyncsgd.records.events import EVENTS, Lines, read_json
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.machine import USAGE
 from asyncsgd.records.run_folder import find_run
-from asyncsgd.records.totals import Delays, Progress
+from asyncsgd.records.totals import Delays, Totals
 from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Watched:
         self.settings = _settings(self.path)
         self._lines, self._offset, self._rest = Lines(EVENTS), 0, b""
         self._inode = self._events.stat().st_ino
-        self.progress = Progress()
+        self.progress = Totals()
         self.evaluations: list[Mapping[str, Any]] = []
         self.workers: dict[int, Worker] = {}
         self.faults: list[str] = []

@@ -40,11 +40,11 @@ def run(argv: list[str], stop: StopRequest) -> int:
         value = getattr(given, name)
         if value is not None and (wanted := out_of_bounds(value, at_least=1)):
             raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
-    from asyncsgd.masking.finders import parse_finder
+    from asyncsgd.masking.finders import Ner, parse_finder
 
     finder = parse_finder(given.finder)
-    if not finder.asks_hub:
-        go_offline(given.model, f"{given.data} {given.eval_data}")
+    if not isinstance(finder, Ner) or Path(finder.model).expanduser().is_dir():
+        go_offline(given.model, f"{given.data} {given.eval_data} {given.finder}")
     manifest = find(given, finder)
     statistics = manifest["statistics"]
     for side in ("train", "eval"):
@@ -67,13 +67,14 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from asyncsgd.data.tokens import plain_backend
     from asyncsgd.experiment import cache_folder
     from asyncsgd.masking.candidates import begin, find_candidates
+    from asyncsgd.masking.tagger import Tagger
     from asyncsgd.origin import read_origin
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
     corpus = load_corpus(given.data, eval_data=given.eval_data, text_column=given.text_column, cache_dir=cache)
     tokenizer = load_tokenizer(read_origin(given.model).model, corpus, vocab_size=given.vocab_size, cache_dir=cache)
     ready = finder.prepare(corpus.train.texts, cache)
-    devices = devices_of(given) if finder.has_model else []
+    devices = devices_of(given) if isinstance(ready, Tagger) else []
     processes = len(devices) or given.processes or available_cores()
     where = f" on {', '.join(sorted(set(devices)))}" if devices else ""
     print(
@@ -90,7 +91,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
         if not lock(file):
             raise UsageError(f"another command is filling {out}; wait for it, or type another --out")
         start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
-        modules = ["asyncsgd.masking.candidates", *["transformers.models.auto.modeling_auto"] * finder.has_model]
+        modules = ["asyncsgd.masking.candidates", *["transformers.models.auto.modeling_auto"] * bool(devices)]
         mapped = closing.enter_context(mapping(processes, start, modules))  # which start sooner with these
         bar = closing.enter_context(tqdm(unit=" texts", unit_scale=True, dynamic_ncols=True, smoothing=0.05))
 

@@ -1,12 +1,12 @@
 """Finders say which words of a text are worth masking; one a class, and a name in `ALL`.
 
-A finder as the user names it becomes a `Find` in one process, which reads what is slow to read. Any process calls the
-`Find`.
+A finder as the user names it is a frozen dataclass, whose fields are its parameters. Its `prepare` reads what is slow
+to read in one process, given the training texts, which some finders count the words of, and the folder of prepared
+data; a UsageError says what the user must change. It returns a `Find`, which any process calls.
 """
 
 from __future__ import annotations
 
-import abc
 import functools
 import hashlib
 import math
@@ -40,33 +40,6 @@ class Find(Protocol):
 
         A pure function of the texts of this call. An empty one has no spans. `device`, ``cpu`` or ``cuda:N``, is for
         what computes with torch.
-        """
-
-
-@dataclass(frozen=True)
-class Finder(abc.ABC):
-    """A finder as the user names it. Subclasses are frozen dataclasses; their fields are its parameters."""
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    has_model: ClassVar[bool] = False
-    """Whether it computes with torch, so that it may have a GPU."""
-
-    @property
-    def asks_hub(self) -> bool:
-        """Whether it may need the Hugging Face Hub."""
-        return any("hub:" in str(value) for value in vars(self).values())
-
-    @abc.abstractmethod
-    def prepare(self, texts: Sequence[str], cache: Path) -> Find:
-        """Read what the finder needs.
-
-        Args:
-            texts: the training texts, which some finders count the words of.
-            cache: folder of prepared data.
-
-        Raises:
-            UsageError: if the user must change something; the message says what.
         """
 
 
@@ -122,7 +95,7 @@ def _terms_in(text: str, by_first: dict[str, list[tuple[list[str], bool]]]) -> I
 
 
 @dataclass(frozen=True)
-class Terms(Finder):
+class Terms:
     """The terms of a text file, one a line; see `Lexicon`."""
 
     name: ClassVar[str] = "terms"
@@ -143,7 +116,7 @@ class Terms(Finder):
 
 
 @dataclass(frozen=True)
-class Keyness(Finder):
+class Keyness:
     """Words that are key to a corpus: much commoner there than in a reference corpus.
 
     A word that stands a times among the corpus's c words and b times among the reference's d words has
@@ -214,7 +187,7 @@ def _count(texts: Iterable[str]) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class Ner(Finder):
+class Ner:
     """Named entities: the spans that a token-classification model tags.
 
     The model may be a run of ``train.py token_classification``, any other folder with a model and a fast tokenizer,
@@ -226,15 +199,10 @@ class Ner(Finder):
 
     name: ClassVar[str] = "ner"
     summary: ClassVar[str] = "what a model tags: a run of token_classification, another folder, or a name on the Hub"
-    has_model: ClassVar[bool] = True
 
     model: str
     types: str = ""
     """Only these types, with plus signs between them; empty: all."""
-
-    @property
-    def asks_hub(self) -> bool:
-        return not Path(self.model).expanduser().is_dir()
 
     def prepare(self, texts: Sequence[str], cache: Path) -> Tagger:
         folder = _folder(self.model)
@@ -270,7 +238,8 @@ def _folder(model: str) -> Path:
         ) from error
 
 
-ALL: Mapping[str, type[Finder]] = {finder.name: finder for finder in (Ner, Terms, Keyness)}
+Finder = Ner | Terms | Keyness
+ALL: Mapping[str, type[Finder]] = {"ner": Ner, "terms": Terms, "keyness": Keyness}
 
 _KIND = Kind("finder", "finders", "--finder", first_is_positional=True)
 

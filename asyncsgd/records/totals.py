@@ -39,34 +39,14 @@ class Delays(collections.Counter[int]):
         return {"mean": mean, "p50": self.quantile(0.5), "p95": self.quantile(0.95), "max": max(self, default=None)}
 
 
-class Progress:
-    """How far a run has come: what its arrivals, evaluations, joins and leaves add up to.
-
-    A leave may cause a step too, where a round was waiting for that worker.
-    """
+class Totals:
+    """The totals of a run's records; call it with each record, in order."""
 
     def __init__(self) -> None:
         self.num_updates = 0
         self.num_samples = 0
         self.train_seconds = 0.0
         self.delays = Delays()
-
-    def advance(
-        self, version: int, num_samples: int, train_seconds: float, uses: Iterable[tuple[int, int]] = ()
-    ) -> None:
-        """Take in a record: what it says of the run, and the (dispatch, delay) of the gradients in its steps."""
-        self.num_updates = max(self.num_updates, version)
-        self.num_samples = max(self.num_samples, num_samples)
-        self.train_seconds = max(self.train_seconds, train_seconds)
-        for _, delay in uses:
-            self.delays[delay] += 1
-
-
-class Totals(Progress):
-    """The totals of a run's records; call it with each record, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
         self.num_samples_applied = 0
         self.eval_seconds = 0.0
         self.first_eval_loss: float | None = None
@@ -79,6 +59,17 @@ class Totals(Progress):
         """The parts that a batch is computed in."""
         self.samples_of: dict[int, int] = {}
         """Of each dispatch that has arrived and is not applied yet."""
+
+    def advance(
+        self, version: int, num_samples: int, train_seconds: float, uses: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """Take in how far the run has come, and the (dispatch, delay) of the gradients in a record's steps: of a leave,
+        too, for which a round may have waited."""
+        self.num_updates = max(self.num_updates, version)
+        self.num_samples = max(self.num_samples, num_samples)
+        self.train_seconds = max(self.train_seconds, train_seconds)
+        for _, delay in uses:
+            self.delays[delay] += 1
 
     def __call__(self, record: Record) -> None:
         if isinstance(record, Event | Evaluation | Membership):
