@@ -35,17 +35,8 @@ class Measured:
 
     def record(self, *, version: int, num_samples: int, train_seconds: float) -> Evaluation:
         """The record that says so, of that version at that moment."""
-        return Evaluation(
-            version=version,
-            total_samples=num_samples,
-            train_seconds=train_seconds,
-            loss=self.loss,
-            weight=self.weight,
-            metrics=self.metrics,
-            eval_seconds=self.eval_seconds,
-            worker_losses=self.worker_losses,
-            details=self.details,
-        )
+        said = {name: value for name, value in vars(self).items() if name in Evaluation.__struct_fields__}
+        return Evaluation(version=version, total_samples=num_samples, train_seconds=train_seconds, **said)
 
 
 MAIN = "main"

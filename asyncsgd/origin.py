@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.data.tokenizer import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
-from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,7 +53,7 @@ def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = T
     if folder.name == BEST_MODEL and (folder.parent / "settings.yaml").is_file():
         return _run_origin(folder.parent, task, best=True)
     if (folder / "config.json").is_file():
-        base = _read_json(folder / "base.json") if (folder / "base.json").is_file() else {}
+        base = read_of_run(folder, "base.json") if (folder / "base.json").is_file() else {}
         return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
     if folder.is_dir():
         inside = sorted(path.parent.name for path in folder.glob("*/settings.yaml"))
@@ -72,12 +71,7 @@ def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = T
 
 
 def _run_origin(folder: Path, task: str, best: bool = False) -> Origin:
-    if not (folder / "summary.json").is_file():
-        raise UsageError(
-            f"--model {folder}: the run has no summary.json, so it is still going or was killed; wait for it or run it "
-            f"again"
-        )
-    summary = _read_json(folder / "summary.json")
+    summary = read_of_run(folder, "summary.json")
     if (task_of_run := summary.get("task", task)) != task:
         raise UsageError(f"--model {folder} is a run of the task {task_of_run}; name one of {task}")
     status = summary.get("status")
@@ -90,7 +84,7 @@ def _run_origin(folder: Path, task: str, best: bool = False) -> Origin:
     if not (model / "config.json").is_file():
         raise UsageError(f"--model {folder}: the run folder has no {model.name}/; run it again, it was not kept")
     sha256 = ((summary.get("best") or {}) if best else summary).get("parameters_sha256")
-    settings = _read_yaml(folder / "settings.yaml")
+    settings = read_of_run(folder, "settings.yaml")
     parent = {
         "run": Path(os.path.abspath(folder)).name,
         **{key: summary.get(key) for key in ("mode", "rule", "num_workers", "seed", "clock")},
@@ -99,24 +93,6 @@ def _run_origin(folder: Path, task: str, best: bool = False) -> Origin:
     }
     from_scratch = summary.get("from_scratch", settings.get("model") in TRAINED_HERE)
     return Origin(str(model), bool(from_scratch), parent, sha256)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
-    return content if isinstance(content, dict) else {}
 
 
 def hash_of(model: nn.Module, origin: Origin) -> str:

@@ -202,7 +202,7 @@ def test_only_a_finished_run_of_masked_language_modelling_whose_model_is_whole_c
         (copied(parent, tmp_path / "stopped", status="INTERRUPTED"), "INTERRUPTED"),
         (tune(samples=8).path, "is a run of the task classification; name one of masked_lm"),
         (without_model, "no model/"),
-        (bare, "no summary.json"),
+        (bare, "holds no finished run (summary.json"),
         (tmp_path, "neither"),
         ("./nowhere", "--model ./nowhere"),
     ):
