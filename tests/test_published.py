@@ -18,24 +18,13 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 
 
-@pytest.fixture(scope="module")
-def ringmaster():
-    return importlib.import_module("ringmaster")
+def script(module):
+    """A fixture that imports a script, which takes a while."""
+    return pytest.fixture(scope="module")(lambda: importlib.import_module(module))
 
 
-@pytest.fixture(scope="module")
-def error_runtime():
-    return importlib.import_module("error_runtime")
-
-
-@pytest.fixture(scope="module")
-def backup_workers():
-    return importlib.import_module("backup_workers")
-
-
-@pytest.fixture(scope="module")
-def implicit_momentum():
-    return importlib.import_module("implicit_momentum")
+ringmaster, error_runtime = script("ringmaster"), script("error_runtime")
+backup_workers, implicit_momentum = script("backup_workers"), script("implicit_momentum")
 
 
 def written(folder):

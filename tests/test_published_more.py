@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_published import script
 
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Heterogeneous
@@ -14,19 +15,7 @@ from asyncsgd.simulation.simulate import simulate
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def diloco():
-    return importlib.import_module("async_diloco")
-
-
-@pytest.fixture(scope="module")
-def ringleader():
-    return importlib.import_module("ringleader")
-
-
-@pytest.fixture(scope="module")
-def phase():
-    return importlib.import_module("phase_diagram")
+diloco, ringleader, phase = script("async_diloco"), script("ringleader"), script("phase_diagram")
 
 
 def test_the_gradient_of_the_mlp_is_that_of_its_loss(diloco):
