@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import random
 import shutil
 import subprocess
 import sys
@@ -14,18 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from gallery import sentences
 from marks import slow
 
 import stilt_mlm
 from asyncsgd.worker import is_out_of_memory
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
-WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
-
-
-def sentences(count):
-    draw = random.Random(0)
-    return [" ".join(draw.choices(WORDS, k=12)) + f" {line}" for line in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +30,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("\n".join(sentences(300)))
+    path.write_text(sentences(300, seed=0))
     return path
 
 
@@ -111,7 +105,7 @@ def failed(folder, said):
 
 
 LATIN1 = "Schöne Grüße\n".encode("latin-1") * 50
-TABLE = "\n".join(["id,txt", *(f"{i},{s}" for i, s in enumerate(sentences(100)))]).encode()
+TABLE = "\n".join(["id,txt", *(f"{i},{s}" for i, s in enumerate(sentences(100, seed=0).split("\n")))]).encode()
 
 
 @pytest.mark.parametrize(
@@ -140,26 +134,10 @@ def test_data_that_cannot_be_read_is_refused(name, content, said, is_read, refus
     assert failed(Path("run"), message) if is_read else not Path("run").exists()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+@pytest.fixture
+def model(train):
     """A saved model with its tokenizer."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    from asyncsgd.data.tokenizer import train_wordpiece
-
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_wordpiece(sentences(300), 512)
-    config = BertConfig(
-        vocab_size=512,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=16,
-        max_position_embeddings=256,
-    )
-    BertForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return train(mode="single", samples=0).path / "model"
 
 
 class Bomb:
@@ -209,9 +187,10 @@ def test_a_model_folder_that_cannot_be_loaded_is_refused(gone, written, said, re
 
 
 def test_a_sequence_length_beyond_the_models_positions_is_refused_with_the_longest(refused, text, model):
-    flags = f"--data {text} --mode single --seq-len 257 --model {model} --run-dir run"
-    message = refused(*flags.split())
-    assert message == f"--seq-len 257 is longer than the 256 positions of model {str(model)!r}; type --seq-len 256"
+    longest = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    message = refused(*f"--data {text} --mode single --seq-len {longest + 1} --model {model} --run-dir run".split())
+    told = f"--seq-len {longest + 1} is longer than the {longest} positions of model {str(model)!r}; type --seq-len "
+    assert message == f"{told}{longest}"
     assert not Path("run").exists()
 
 
