@@ -5,6 +5,7 @@ fixed), distribution functions within the Dvoretzky-Kiefer-Wolfowitz bound sup|F
 which fails with probability at most 1e-9.
 """
 
+import dataclasses
 import json
 import math
 from statistics import NormalDist
@@ -12,11 +13,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from doors import (
+    PROBLEMS,
     SPEEDS,
     Constant,
     Exponential,
     HalfNormal,
     Infinite,
+    Leave,
     LogNormal,
     Network,
     Outages,
@@ -232,6 +235,15 @@ def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speed
 @pytest.mark.parametrize("speeds", [*SPEEDS, Trace("runs/a=b"), Exponential(0.1 + 0.2), Slow(3, 1.5)], ids=str)
 def test_the_text_of_a_model_is_read_back_to_an_equal_one(speeds):
     assert parse_speeds(str(speeds)) == speeds
+
+
+@pytest.mark.parametrize("named", [*SPEEDS, *PROBLEMS, Leave(0, 1.0)], ids=str)
+def test_a_number_that_is_none_or_is_below_all_bounds_is_refused_by_its_name(named):
+    for field in dataclasses.fields(named):
+        for value in (math.nan, math.inf, -1e9) if isinstance(getattr(named, field.name), int | float) else ():
+            if (named.name, field.name, value) != ("power", "exponent", -1e9):
+                with pytest.raises(ValueError, match=f"^{field.name} must be .*, got {value}$"):
+                    dataclasses.replace(named, **{field.name: value})
 
 
 def test_models_are_read_from_short_texts():

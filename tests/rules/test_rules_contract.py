@@ -624,14 +624,10 @@ def test_rules_are_read_with_and_without_parameters():
     assert str(Asynchronous()) == "asynchronous"
 
 
-@pytest.mark.parametrize("text", ["true", "True"])
-def test_true_is_read_in_both_spellings(text):
-    assert parse_rule(f"ringmaster:stops={text},threshold=2") == Ringmaster(threshold=2, stops=True)
-
-
-@pytest.mark.parametrize("text", ["false", "False"])
-def test_false_is_read_in_both_spellings_and_not_as_a_text_that_is_not_empty(text):
-    assert parse_rule(f"k_sync:interrupt={text}") == KSync(interrupt=False)
+def test_true_and_false_are_read_in_both_spellings():
+    for true, false in (("true", "false"), ("True", "False")):
+        assert parse_rule(f"ringmaster:stops={true},threshold=2") == Ringmaster(threshold=2, stops=True)
+        assert parse_rule(f"k_sync:interrupt={false}") == KSync(interrupt=False)
 
 
 @pytest.mark.parametrize(
