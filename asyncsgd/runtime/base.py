@@ -253,6 +253,11 @@ class Judge:
         }
         return Result(DONE, message, stopped_early=stopped)
 
+    def restored(self) -> None:
+        """A state is loaded to where the parameters are, and these stay on the CPU."""
+        if self.best_parameters is not None:
+            self.best_parameters = self.best_parameters.cpu()
+
     def with_best(self, result: Result) -> Result:
         """`result` with the version that was best."""
         return dataclasses.replace(result, best=self.best, best_parameters=self.best_parameters)
