@@ -151,7 +151,8 @@ def _server(
         clock=clock,
         writing=writing,
     )
-    run.record.rule_acted = server.rule_acted
+    if len(parameters):  # ranks that step by themselves are no rule's doing
+        run.record.rule_acted = server.rule_acted
     return server
 
 
