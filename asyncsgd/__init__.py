@@ -81,8 +81,7 @@ _HOME = {
     "Instance": "simulation.instance",
     **dict.fromkeys(["Logistic", "LogisticData", "dirichlet_shares", "hashed_bag_of_words"], "simulation.logistic"),
     # without a server
-    **dict.fromkeys(["gossip", "ADPSGD", "SGP", "Partners"], "simulation.gossip"),
-    **dict.fromkeys(["stream", "StreamingDiLoCo"], "simulation.streaming"),
+    **dict.fromkeys(["ADPSGD", "SGP", "StreamingDiLoCo"], "rules"),
     "Budget": "runtime.base",
     # who leaves and joins on the virtual clock
     **dict.fromkeys(["Join", "Leave"], "simulation.churn"),

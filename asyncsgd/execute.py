@@ -27,17 +27,18 @@ from asyncsgd.errors import RunError
 from asyncsgd.experiment import Course, Experiment, Setup
 from asyncsgd.flat import FlatModel
 from asyncsgd.measure import TRACE, Hardware, Profile
+from asyncsgd.methods import peers_of
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import FAILED, INTERRUPTED
 from asyncsgd.records.machine import MachineLoad, Usage
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
-from asyncsgd.rules.base import Rule
+from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, Result, TrainingClock
 from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
-from asyncsgd.runtime.fit import Backend, Fit, Sink
+from asyncsgd.runtime.fit import Backend, Fit, Method, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
 from asyncsgd.runtime.link import Inherited, Link, Meeting, Pair
 from asyncsgd.runtime.rank_process import LOST_CONTACT, Stages, Training, is_lost_contact, serve_rank
@@ -156,7 +157,7 @@ def _server(
     return server
 
 
-def _fit(run: Run, method: Server, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
+def _fit(run: Run, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
     sink = Sink(run.record, run.saver, run.stop_requested)
     fit = Fit(method, backend, run.course.budget, run.course.evaluations, sink, parameters)
@@ -182,9 +183,27 @@ def _train_virtual(run: Run, board: World | None) -> Result:
         num_workers=runtime.num_workers,
         network=runtime.network,
         churn=runtime.churn,
+        in_step=isinstance(run.setup.rule, PeerRule) and run.setup.rule.together,
     )
-    server = _server(run, run.flat.parameters, _optimizer(run), lambda: heap.now, runtime.num_workers)
-    return _fit(run, server, heap).run()
+    rule, number = run.setup.rule, runtime.num_workers
+    if not isinstance(rule, PeerRule):
+        return _fit(run, _server(run, run.flat.parameters, _optimizer(run), lambda: heap.now, number), heap).run()
+    budget, layout = run.course.budget, run.flat.layout
+    peers = peers_of(
+        rule,
+        run.flat.parameters,
+        lambda vector: run.setup.recipe.on(vector, layout),
+        run.course.schedule,
+        Batches(budget.to_hand_out(rule), run.task.batch_size),
+        num_workers=number,
+        batch_size=run.task.batch_size,
+        samples=budget.samples,
+        seed=run.setup.seed,
+        clock=lambda: heap.now,
+    )
+    result = _fit(run, peers, heap).run()
+    _ = peers.parameters  # the mean, where the run has its parameters
+    return result
 
 
 def _train_async(run: Run, board: World | None) -> Result:

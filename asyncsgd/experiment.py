@@ -21,13 +21,14 @@ from asyncsgd import modes
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.methods import check_virtual
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.model_card import model_card
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
-from asyncsgd.rules.base import Rule
+from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule, WarmupSchedule, constant, cosine, linear
@@ -83,6 +84,14 @@ class Setup:
         Raises:
             UsageError: if the rule cannot do with it.
         """
+        if isinstance(self.rule, PeerRule):
+            if not isinstance(self.runtime, modes.Virtual):
+                raise UsageError(
+                    f"rule {self.rule.name} has no server, and real processes have one; type --clock virtual, or give "
+                    f"runtime=asyncsgd.Virtual(...)"
+                )
+            check_virtual(self.rule, network=self.runtime.network is not None, churn=bool(self.runtime.churn))
+            return self.recipe
         if self.rule.local_steps:
             return OptimizerRecipe(SGD())
         if self.rule.needs_plain_sgd and self.recipe != OptimizerRecipe(SGD()):

@@ -34,6 +34,8 @@ class Work(Struct, gc=False):
     """On the training clock, in seconds."""
     draw: int
     """The gradients that its worker was given before: the number of the first time that is drawn for it."""
+    drawn: float = 0.0
+    """On the virtual clock the seconds that its last step takes."""
 
 
 class Joined(Struct, frozen=True, gc=False):

@@ -15,7 +15,11 @@ from asyncsgd.checkpoints import Found, find
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.methods import peers_of
+from asyncsgd.methods.peers import Peers
+from asyncsgd.optimizers import Optimizer
 from asyncsgd.records.events import EVENTS, Event, Parts, read_header
+from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Difference, Log, Replay, follows
 from asyncsgd.server import Server
@@ -101,17 +105,23 @@ class PreparedReplay:
         parts = next((record.before for _, record in log if isinstance(record, Parts)), setup.micro_batches)
         assignment = dataclasses.replace(setup.assignment(self.task), micro_batches=parts)
         worker = assignment.worker(FlatModel(self.task.model(setup.seed).to(device)))
-        optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout)
-        runtime = setup.runtime
-        self._server = Server(
-            self._flat.parameters,
-            setup.rule,
-            optimizer,
-            experiment.course(self.task).schedule,
-            Batches(None, self.task.batch_size),
-            num_workers=runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
-            starts=False,
-        )
+        runtime, rule, layout = setup.runtime, setup.rule, self._flat.layout
+        more: dict[str, Any] = {
+            "num_workers": runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
+            "batch_size": self.task.batch_size,
+            "starts": False,
+        }
+        schedule, batches = experiment.course(self.task).schedule, Batches(None, self.task.batch_size)
+        vector = self._flat.parameters
+        self._server: Server | Peers[Any]
+        if isinstance(rule, PeerRule):
+
+            def optimizer_on(of_worker: torch.Tensor) -> Optimizer:
+                return setup.recipe.on(of_worker, layout)
+
+            self._server = peers_of(rule, vector, optimizer_on, schedule, batches, seed=setup.seed, **more)
+        else:
+            self._server = Server(vector, rule, setup.server_recipe.on(vector, layout), schedule, batches, **more)
         self._replay = Replay(self._server, ModelGradients(worker, setup.recipe), log, check_every)
         if state is not None:
             self._replay.go_on_from(state)
@@ -150,7 +160,7 @@ class PreparedReplay:
 
     @property
     def parameters_sha256(self) -> str:
-        return parameters_sha256(self._flat.layout, self._flat.parameters)
+        return parameters_sha256(self._flat.layout, self._server.parameters)
 
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""

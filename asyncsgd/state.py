@@ -41,6 +41,9 @@ def restore(part: Any, state: State) -> None:
             restore(before, value)
         elif hasattr(before, "load_state_dict"):
             before.load_state_dict(value)
+        elif type(before) is dict and before and all(hasattr(each, "KEPT") for each in before.values()):
+            for key, each in before.items():
+                restore(each, value[key])
         elif isinstance(before, Tensor):
             with torch.no_grad():
                 before.copy_(value)

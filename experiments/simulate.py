@@ -62,10 +62,8 @@ def show_help(argv: list[str]) -> bool:
     """Print the list that ``--rule help``, ``--times help`` or ``--problem help`` asks for."""
     if "help" in values_of(argv, "--rule"):
         from asyncsgd.rules import describe_rules
-        from asyncsgd.simulation import gossip, streaming
 
-        without_server = "\n".join([*gossip.describe(), *streaming.describe()])
-        print(f"{describe_rules()}\nwith a runtime of their own, on the virtual clock:\n{without_server}")
+        print(describe_rules())
     elif "help" in values_of(argv, "--problem"):
         from asyncsgd.simulation.problems import describe_problems
 

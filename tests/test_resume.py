@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from doors import (
+    ADPSGD,
     ALL,
     SGD,
+    SGP,
     AdamW,
     AllReduce,
     Asynchronous,
@@ -25,6 +27,7 @@ from doors import (
     Hogwild,
     InProcess,
     Processes,
+    StreamingDiLoCo,
     Synchronous,
     Task,
     TensorData,
@@ -119,6 +122,9 @@ IN_ONE_PROCESS = {
     "accumulated": {"runtime": InProcess(accumulate=3), "optimizer": SGD(momentum=0.9)},
     "virtual": {"runtime": Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0},
     "seconds": {"runtime": Virtual(3, Exponential()), "samples": None, "seconds": 20.0},
+    "ad_psgd": {"runtime": Virtual(3, Exponential()), "rule": ADPSGD(), "optimizer": AdamW()},
+    "sgp": {"runtime": Virtual(3, Exponential()), "rule": SGP(delay=1)},
+    "streaming": {"runtime": Virtual(3, Exponential()), "rule": StreamingDiLoCo(3, 2, 1, transfer_seconds=0.5)},
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from asyncsgd.named_choices import Kind, describe
 from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
 from asyncsgd.rules.asynchronous import Asynchronous
-from asyncsgd.rules.base import Rule
+from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.rules.dana import DANA
 from asyncsgd.rules.dc_asgd import DCASGD
 from asyncsgd.rules.delay_scaled import DelayAdaptive, Hinge, Koloskova, Polynomial, StalenessAware
@@ -18,6 +18,7 @@ from asyncsgd.rules.easgd import EASGD
 from asyncsgd.rules.fedbuff import FedBuff
 from asyncsgd.rules.fixed_delay import FixedDelay
 from asyncsgd.rules.gap_aware import GapAware
+from asyncsgd.rules.gossip import ADPSGD, SGP
 from asyncsgd.rules.ia2sgd import IA2SGD
 from asyncsgd.rules.k_async import KAsync, KBatchAsync
 from asyncsgd.rules.k_sync import KSync
@@ -28,6 +29,7 @@ from asyncsgd.rules.rescaled import Rescaled
 from asyncsgd.rules.ringleader import Ringleader
 from asyncsgd.rules.ringmaster import Ringmaster
 from asyncsgd.rules.ssp import SSP
+from asyncsgd.rules.streaming_diloco import StreamingDiLoCo
 from asyncsgd.rules.synchronous import Synchronous
 
 ALL: tuple[Rule, ...] = (
@@ -63,9 +65,12 @@ ALL: tuple[Rule, ...] = (
     IA2SGD(),
     Rescaled(),
 )
-"""Every rule at least once, with parameters that a short test notices."""
+"""Every rule of a server at least once, with parameters that a short test notices."""
 
-_BY_NAME = {rule.name: type(rule) for rule in ALL}
+PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
+"""The rules without a server."""
+
+_BY_NAME: dict[str, type[Rule]] = {rule.name: type(rule) for rule in (*ALL, *PEERS)}
 
 
 KIND = Kind("rule", "rules", "--rule")
@@ -85,4 +90,6 @@ def parse_rule(text: str) -> Rule:
 
 def describe_rules() -> str:
     """The text of ``--rule help``: every rule with its one line and its parameters."""
-    return "\n".join(["rules (--rule NAME[:key=value,...]):", *describe(_BY_NAME)])
+    of_server, of_peers = ({rule.name: type(rule) for rule in rules} for rules in (ALL, PEERS))
+    without = "without a server, on the virtual clock:"
+    return "\n".join(["rules (--rule NAME[:key=value,...]):", *describe(of_server), without, *describe(of_peers)])

@@ -212,6 +212,16 @@ class Rule(Named):
         return Reply()
 
 
+@dataclasses.dataclass(frozen=True)
+class PeerRule(Rule):
+    """Base of the rules without a server: every worker keeps a model of its own. `asyncsgd.methods` carries them out,
+    on the virtual clock and in a replay; none of `Rule`'s functions is called.
+    """
+
+    together: ClassVar[bool] = False
+    """Whether gradients that start together arrive together, when the slowest is done."""
+
+
 class WeightedMean:
     """The mean of gradients weighted by their loss terms, summed in the order of `add`: sum_i w_i g_i / sum_i w_i.
 

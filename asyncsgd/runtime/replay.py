@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -27,6 +28,7 @@ from asyncsgd.batches import count_batches
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
+from asyncsgd.methods.peers import Peers
 from asyncsgd.records.events import (
     Evaluation,
     Event,
@@ -128,7 +130,7 @@ class Replay:
 
     def __init__(
         self,
-        server: Server,
+        server: Server | Peers[Any],
         computation: Computation,
         log: Log,
         check_every: int = 1,
@@ -144,7 +146,9 @@ class Replay:
         self._started: Sequence[Started] = ()
         """By what happened last, in the log."""
         self._check_every = check_every
-        self._readers = collections.Counter(record.read_version for _, record in log if isinstance(record, Event))
+        # Peers count a version of each model, and gradients start at points that they keep.
+        reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
+        self._readers = collections.Counter([record.read_version for record in reads])
         self._kept: dict[int, Tensor] = {}
         self.num_checked = 0
 
@@ -243,7 +247,8 @@ class Replay:
                     f"worker {worker} starts dispatch {here.dispatch} with batches {here.batches}, the log has "
                     f"{dispatch}, {batches}"
                 )
-            here.rate = rate
+            if here.rate is not None:  # of local steps, which an extended run may take at others
+                here.rate = rate
 
     def _compare(self, record: Record) -> None:
         """The record of what happened here beside the one in the log."""

@@ -66,6 +66,7 @@ class Heap:
         num_workers: N, workers 0 to N - 1, all present from the beginning but for those whom `churn` lets join first.
         network: links to the server; None: transfers take no time.
         churn: who leaves and joins when, in the order of time.
+        in_step: gradients that start together arrive together, when the slowest is done.
     """
 
     settled, anew = True, False
@@ -84,10 +85,11 @@ class Heap:
         num_workers: int,
         network: Network | None = None,
         churn: Sequence[Change] = (),
+        in_step: bool = False,
     ) -> None:
         self.now = 0.0
         self._parameters, self.computation, self._measure = parameters, computation, measure
-        self._sampler, self._network = sampler, network
+        self._sampler, self._network, self._in_step = sampler, network, in_step
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
         self._heap: list[Entry] = []
         self._root_is_free = False  # its first has arrived, and stays to be replaced: one sift of the heap for two
@@ -196,8 +198,8 @@ class Heap:
 
     def start(self, works: Sequence[Work]) -> None:
         """Keep the parameters that they start at, and draw how long they take."""
-        heap, now, draw, network = self._heap, self.now, self._sampler.draw_one, self._network
-        together = network is None and len(works) > max(MANY, len(heap) // 8)
+        heap, draw, network = self._heap, self._sampler.draw_one, self._network
+        many = network is None and len(works) > max(MANY, len(heap) // 8)
         for work in works:
             worker, number, first = work.worker, work.num_local_steps, work.draw
             if work.point is None:
@@ -206,20 +208,23 @@ class Heap:
                 work.point = self._kept[1]
             self._working[worker] = work
             if number == 1:
-                seconds = draw(worker, first)
+                seconds = work.drawn = draw(worker, first)
             else:
-                seconds = math.fsum([draw(worker, k) for k in range(first, first + number)])
+                drawn = [draw(worker, k) for k in range(first, first + number)]
+                seconds, work.drawn = math.fsum(drawn), drawn[-1]
             if network is not None:
-                self._pulled_at[worker] = pulled = self._transfer(now, worker)
+                self._pulled_at[worker] = pulled = self._transfer(self.now, worker)
                 heapq.heappush(self._uploads, (pulled + seconds, worker, work.dispatch, work))
                 continue
-            entry = (now + seconds, worker, work.dispatch, work)
+            if self._in_step:
+                seconds = max([draw(other.worker, other.draw) for other in works])
+            entry = (work.began + seconds, worker, work.dispatch, work)
             if self._root_is_free:
                 self._root_is_free = False
                 heapq.heapreplace(heap, entry)
-            elif together:
+            elif many:
                 heap.append(entry)
             else:
                 heapq.heappush(heap, entry)
-        if together:
+        if many:
             heapq.heapify(heap)

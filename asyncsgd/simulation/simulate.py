@@ -6,16 +6,19 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from asyncsgd.batches import OwnStreams
 from asyncsgd.errors import UsageError
-from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
+from asyncsgd.flat import Layout
+from asyncsgd.methods import check_virtual, peers_of
+from asyncsgd.methods.peers import Peers
+from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Evaluation, Event, Record, RuleActed
 from asyncsgd.rules import parse_rule
-from asyncsgd.rules.base import Rule
+from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.fit import Fit, Sink
@@ -23,15 +26,12 @@ from asyncsgd.runtime.replay import Log, Replay
 from asyncsgd.runtime.virtual import Heap
 from asyncsgd.schedules import Schedule
 from asyncsgd.server import Server
-from asyncsgd.simulation import gossip, streaming
 from asyncsgd.simulation.asked import Asked
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
-from asyncsgd.simulation.gossip import Method
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.simulation.problems import parse_problem
 from asyncsgd.simulation.sampler import Sampler
 from asyncsgd.simulation.speeds import Network, parse_network, parse_speeds
-from asyncsgd.simulation.streaming import StreamingDiLoCo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +47,10 @@ class Simulation:
     num_arrivals: int
     """Gradients that arrived, used or not."""
     virtual_seconds: float
-    rule_acted: RuleActed
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """How a run of `SimulationSettings` ended."""
-
-    result: Result
-    parameters: Tensor
-    """The last ones (of gossip the mean model's), float64 `(P,)`."""
     rule_acted: RuleActed | None
-    """None for a method without a server."""
+    """None for a rule without a server."""
+    method: Server | Peers[Any]
+    """What decided; of a rule without a server the workers' models, as `Peers.models`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +68,11 @@ class SimulationSettings(Asked):
         """
         if self.samples is None and self.budget_seconds is None:
             raise UsageError("a simulation needs an end; type --samples 10000 or --seconds 1000")
-        method = self.method()
-        if self.network is not None and not isinstance(method, Rule):
-            raise UsageError(f"--network is for rules of a server; {method.name} has none; drop it")
-        if self.churn is not None and not isinstance(method, Rule):
-            raise UsageError(f"--churn is for rules of a server; {method.name} has none; drop it")
+        check_virtual(self.method(), network=self.network is not None, churn=self.churn is not None)
         self.instance(), self.sampler(), self.links(), self.changes()
 
-    def method(self) -> Rule | Method | StreamingDiLoCo:
-        """The rule, or the method with a runtime of its own."""
-        return gossip.parse(self.rule) or streaming.parse(self.rule) or parse_rule(self.rule)
+    def method(self) -> Rule:
+        return parse_rule(self.rule)
 
     def instance(self) -> Instance:
         return parse_problem(self.problem).on(self.workers, self.seed)
@@ -99,73 +86,58 @@ class SimulationSettings(Asked):
     def changes(self) -> tuple[Change, ...]:
         return () if self.churn is None else in_order(parse_churn(self.churn), self.workers)
 
-    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Finished:
+    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Simulation:
         """Run it."""
-        method, instance, sampler = self.method(), self.instance(), self.sampler()
-        budget = Budget(self.samples, self.budget_seconds)
-        if isinstance(method, Rule):
-            done = simulate(
-                method,
-                instance,
-                sampler,
-                num_workers=self.workers,
-                learning_rate=self.learning_rate,
-                budget=budget,
-                evaluations=self.evaluations,
-                report=report,
-                network=self.links(),
-                churn=self.changes(),
-                stop_requested=stop_requested,
-            )
-            return Finished(done.result, done.parameters, done.rule_acted)
-        if isinstance(method, StreamingDiLoCo):
-            streamed = streaming.stream(
-                method,
-                instance,
-                sampler,
-                num_workers=self.workers,
-                learning_rate=self.learning_rate,
-                budget=budget,
-                evaluations=self.evaluations,
-                report=report,
-                stop_requested=stop_requested,
-            )
-            return Finished(streamed.result, torch.from_numpy(streamed.outer), None)
-        gossiped = gossip.gossip(
-            method,
-            instance,
-            sampler,
+        return simulate(
+            self.method(),
+            self.instance(),
+            self.sampler(),
             num_workers=self.workers,
             learning_rate=self.learning_rate,
-            budget=budget,
+            budget=Budget(self.samples, self.budget_seconds),
             evaluations=self.evaluations,
             seed=self.seed,
             report=report,
+            network=self.links(),
+            churn=self.changes(),
             stop_requested=stop_requested,
         )
-        return Finished(gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0)), None)
 
-    def replay(self, log: Log, check_every: int = 1) -> tuple[Replay, Server]:
-        """A replay of the run's log, and the server that it changes.
-
-        Raises:
-            UsageError: for a method without a server.
-        """
-        rule = self.method()
-        if not isinstance(rule, Rule):
-            raise UsageError(f"{rule.name} has no server whose log could be replayed; simulate it again: same bits")
+    def replay(self, log: Log, check_every: int = 1) -> tuple[Replay, Server | Peers[Any]]:
+        """A replay of the run's log, and the method that it changes."""
         computation = ProblemGradients(self.instance())
-        parameters = computation.initial()
-        server = Server(
-            parameters,
-            rule,
-            PlainSGD(parameters),
+        method = _method(
+            self.method(),
+            computation.initial(),
             lambda num_samples: self.learning_rate,
             OwnStreams(self.workers, None),
+            None,
             num_workers=self.workers,
+            seed=self.seed,
             starts=False,
         )
-        return Replay(server, computation, log, check_every), server
+        return Replay(method, computation, log, check_every), method
+
+
+def _method(
+    rule: Rule,
+    parameters: Tensor,
+    schedule: Schedule,
+    batches: OwnStreams,
+    inner: OptimizerRecipe | None,
+    *,
+    num_workers: int,
+    seed: int,
+    **named: Any,
+) -> Server | Peers[Any]:
+    """The server, or the peers, which step by `inner`; None: plain SGD."""
+    if not isinstance(rule, PeerRule):
+        return Server(parameters, rule, PlainSGD(parameters), schedule, batches, num_workers=num_workers, **named)
+
+    def optimizer_on(vector: Tensor) -> Optimizer | PlainSGD:
+        return PlainSGD(vector) if inner is None else inner.on(vector, Layout.of_vector(len(vector)))
+
+    return peers_of(rule, parameters, optimizer_on, schedule, batches, num_workers=num_workers, seed=seed, **named)
 
 
 def vector_sha256(parameters: Tensor) -> str:
@@ -182,6 +154,7 @@ def simulate(
     learning_rate: float | Schedule,
     budget: Budget,
     evaluations: int = 20,
+    seed: int = 0,
     report: Report | None = None,
     network: Network | None = None,
     churn: Sequence[Change] = (),
@@ -198,7 +171,8 @@ def simulate(
         instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
         sampler: from ``speeds.on(num_workers, seed)``.
         learning_rate: a number, or a function of the samples that arrived.
-        inner: the optimizer of local steps; None: plain SGD.
+        seed: of what is random in a rule without a server.
+        inner: the optimizer of local steps and of peers; None: plain SGD.
         each_version: told every version from 1 on, and its parameters `(P,)`, borrowed for the call: a trajectory.
 
     >>> from asyncsgd.simulation.problems import Mode
@@ -235,29 +209,34 @@ def simulate(
         num_workers=num_workers,
         network=network,
         churn=in_order(churn, num_workers),
+        in_step=isinstance(rule, PeerRule) and rule.together,
     )
-    server = Server(
-        parameters,
+    more: dict[str, Any] = {} if isinstance(rule, PeerRule) else {"records": report is not None}
+    if each_version is not None:
+        more["writing"] = telling
+    method = _method(
         rule,
-        PlainSGD(parameters),
+        parameters,
         schedule,
         OwnStreams(num_workers, budget.to_hand_out(rule)),
+        inner,
         num_workers=num_workers,
+        seed=seed,
         samples=budget.samples,
         clock=lambda: heap.now,
-        writing=None if each_version is None else telling,
-        records=report is not None,
+        **more,
     )
-    runtime = Fit(server, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
+    runtime = Fit(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
     result = runtime.run()
     return Simulation(
         result,
         runtime.evaluations,
-        parameters,
-        server.version,
+        method.parameters,
+        method.version,
         runtime.num_arrivals,
         runtime.train_seconds,
-        server.rule_acted,
+        method.rule_acted,
+        method,
     )
 
 

@@ -1,0 +1,166 @@
+"""Gossip: workers average their models with neighbours; see `asyncsgd.rules.gossip` for the equations.
+
+What is evaluated is the mean model. Gossip leaves it where it is, so it moves by the workers' steps divided by N, and
+by nothing else.
+
+Shapes: N workers, P parameters (gaps of the flat vector included).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncsgd.errors import UsageError
+from asyncsgd.flights import Arrived
+from asyncsgd.methods.peers import Peers, sum_of
+from asyncsgd.rules.gossip import ADPSGD, SGP
+
+# Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
+_PARTNERS = 13 << 32
+# Partners drawn together; part of the streams, as in asyncsgd.simulation.speeds.
+_BLOCK_BITS = 5
+_BLOCK = 1 << _BLOCK_BITS
+
+
+class Partners:
+    """Whom a worker averages with: a pure function of (seed, worker, exchange), uniform over the worker's neighbours.
+
+    >>> partners = Partners("ring", num_workers=5, seed=0)
+    >>> sorted({partners.of(0, exchange) for exchange in range(20)})
+    [1, 4]
+
+    Args:
+        topology: ``complete`` or ``ring``.
+        num_workers: N, 2 or more.
+    """
+
+    def __init__(self, topology: str, num_workers: int, seed: int) -> None:
+        self._ring = topology == "ring"
+        self._num_workers = num_workers
+        self._bits = np.random.Philox(key=np.array([seed % 2**64, _PARTNERS], dtype=np.uint64))
+        self._generator = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+        self._held = [-1] * num_workers
+        self._choices: list[list[int]] = [[] for _ in range(num_workers)]
+
+    def of(self, worker: int, exchange: int) -> int:
+        """Return the partner in the exchange that `worker` starts after `exchange` earlier ones of its own."""
+        block = exchange >> _BLOCK_BITS
+        if self._held[worker] != block:
+            self._state["state"]["counter"][:] = (0, block, worker, 0)
+            self._bits.state = self._state
+            choices = 2 if self._ring else self._num_workers - 1
+            self._choices[worker] = self._generator.integers(choices, size=_BLOCK).tolist()
+            self._held[worker] = block
+        choice = self._choices[worker][exchange & (_BLOCK - 1)]
+        if self._ring:
+            return (worker + 2 * choice - 1) % self._num_workers
+        return choice + (choice >= worker)
+
+
+class Averaging(Peers[ADPSGD]):
+    """AD-PSGD. In evaluations `version` counts the gradients that were applied to all models.
+
+    An average together with the step after it counts once in `versions`.
+    """
+
+    def __init__(self, rule: ADPSGD, *arguments: Any, **named: Any) -> None:
+        super().__init__(rule, *arguments, **named)
+        self._partners = Partners(rule.topology, self._num_workers, self._seed) if self._num_workers > 1 else None
+
+    def _point(self, worker: int) -> Tensor:
+        return self._vectors[worker].clone()  # others average it away
+
+    def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
+        worker, models = arrived.work.worker, self._vectors
+        if self._partners is not None:
+            partner = self._partners.of(worker, arrived.work.draw)
+            models[worker].add_(models[partner]).mul_(0.5)
+            models[partner].copy_(models[worker])
+            self.versions[partner] += 1
+        learning_rate = self._schedule(self._num_arrived)
+        self._optimizers[worker].step(arrived.vector, learning_rate)
+        self.versions[worker] += 1
+        self.view.version += 1
+        return learning_rate, [worker], True
+
+
+def exponential_distance(round_number: int, num_workers: int) -> int:
+    """How far a message goes in a round of the directed exponential graph: 2^(k mod ceil(log2 N)).
+
+    >>> [exponential_distance(k, num_workers=6) for k in range(5)]
+    [1, 2, 4, 1, 2]
+
+    Args:
+        round_number: k, from 0.
+        num_workers: N, 2 or more.
+    """
+    return 1 << round_number % (num_workers - 1).bit_length()
+
+
+class Pushing(Peers[SGP]):
+    """SGP: the numerators x_i and the weights w_i are kept, their quotient z_i is where gradients are computed.
+
+    In evaluations `version` counts the gradients that were applied to all models, and what is on its way is part of the
+    mean. The samples of a round count when it is over.
+    """
+
+    KEPT = (*Peers.KEPT, "weights", "in_transit", "_round", "_drawn", "_points")
+
+    def __init__(self, rule: SGP, *arguments: Any, **named: Any) -> None:
+        super().__init__(rule, *arguments, **named)
+        if self._num_workers == 1 and rule.delay:
+            raise UsageError(f"delay={rule.delay} has no effect: one worker sends no messages; type sgp:delay=0")
+        self.weights = torch.ones_like(self._vectors[:, 0])
+        """`(N,)`: w_i."""
+        self.in_transit: list[tuple[Tensor, Tensor]] = []
+        """What each worker will receive, `(N, P)` and `(N,)`, oldest first; its weights and `weights` add up to N."""
+        self._round = 0
+        self._points = self._vectors.clone()  # (N, P), the z_i at which this round's gradients are computed
+        self._drawn = [0.0] * self._num_workers  # the seconds of each worker's gradient of this round
+
+    @property
+    def models(self) -> Tensor:
+        return self._vectors / self.weights[:, None]
+
+    def _sum(self) -> Tensor:
+        total = sum_of(self._vectors)
+        for numerators, _ in self.in_transit:
+            total.add_(sum_of(numerators))
+        return total
+
+    def _point(self, worker: int) -> Tensor:
+        return self._points[worker]
+
+    def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
+        worker = arrived.work.worker
+        # One learning rate a round: everybody's, with the round's samples counted.
+        learning_rate = self._schedule(self.num_samples + self._num_workers * self._batch_size)
+        self._optimizers[worker].step(arrived.vector, learning_rate)
+        self.versions[worker] += 1
+        self.view.version += 1
+        self._drawn[worker] = arrived.work.drawn
+        if self.in_flight:
+            return learning_rate, [], False
+        self._push()
+        self._round += 1
+        self._points = self.models
+        self._waited = [max(self._drawn) - seconds for seconds in self._drawn]
+        return learning_rate, list(range(self._num_workers)), True
+
+    def _push(self) -> None:
+        """Send half of everything and receive what is due."""
+        if self._num_workers == 1:
+            return
+        self._vectors.mul_(0.5)
+        self.weights.mul_(0.5)
+        distance = exponential_distance(self._round, self._num_workers)
+        self.in_transit.append((self._vectors.roll(distance, 0), self.weights.roll(distance)))
+        if len(self.in_transit) > self.rule.delay:
+            numerators, weights = self.in_transit.pop(0)
+            self._vectors.add_(numerators)
+            self.weights.add_(weights)

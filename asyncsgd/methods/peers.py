@@ -1,0 +1,234 @@
+"""Workers that each keep a model and an optimizer of their own, in place of a server.
+
+Every gradient is computed at the exact point at which it started. What is evaluated and saved is the mean of the
+workers' models. In the records of an arrival `version` and `read_version` count the changes of the model of its worker;
+in evaluations `version` counts what the method says.
+
+Shapes: N workers, P parameters (gaps of the flat vector included).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from asyncsgd.batches import Source
+from asyncsgd.flights import Arrived, Happened, Joined, Step, Work
+from asyncsgd.optimizers import Optimizer, PlainSGD
+from asyncsgd.records.events import APPLIED, Event, Extended, Membership, Started
+from asyncsgd.rules.base import PeerRule, View
+from asyncsgd.schedules import Schedule
+
+R = TypeVar("R", bound=PeerRule)
+
+
+class Peers(Generic[R]):
+    """The method of a run without a server. All workers take part from beginning to end.
+
+    Args:
+        rule: what is done with a gradient.
+        parameters: `(P,)`, where all start; borrowed: the mean of the models is written there when it is asked for.
+        optimizer_on: makes the optimizer of one worker's model, `(P,)`.
+        schedule: learning rate as a function of the samples that arrived.
+        batches: hands out the run's batches.
+        num_workers: N, workers 0 to N - 1.
+        batch_size: samples of one gradient.
+        samples: nobody starts once so many have arrived.
+        seed: of what is random in the method.
+        clock: the training clock, in seconds.
+        starts: whether workers are started as soon as the method and the batches allow. If not, a replay of a log
+            starts them with `start`.
+    """
+
+    rule_acted = None
+    """There is no server that could do something else than asynchronous SGD."""
+    KEPT: ClassVar[tuple[str, ...]] = (
+        *("parameters", "view", "versions", "num_samples", "_vectors", "_optimizers", "_batches", "_num_arrived"),
+        *("_num_dispatches", "_waiting", "_waited", "_draws", "_is_cut"),
+    )
+
+    def __init__(
+        self,
+        rule: R,
+        parameters: Tensor,
+        optimizer_on: Callable[[Tensor], Optimizer | PlainSGD],
+        schedule: Schedule,
+        batches: Source,
+        *,
+        num_workers: int,
+        batch_size: int = 1,
+        samples: float | None = None,
+        seed: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
+        starts: bool = True,
+    ) -> None:
+        self.rule, self._mean = rule, parameters
+        self._vectors = parameters.detach().repeat(num_workers, 1)  # (N, P), what the optimizers step
+        self._optimizers = {worker: optimizer_on(vector) for worker, vector in enumerate(self._vectors)}
+        self._schedule, self._batches, self._batch_size = schedule, batches, batch_size
+        self._num_workers, self._samples, self._seed, self._clock = num_workers, samples, seed, clock
+        self._starts = starts
+        self.view, self.num_samples = View(workers=range(num_workers)), 0
+        self.versions = [0] * num_workers
+        """How often each worker's model has changed."""
+        self._num_arrived = self._num_dispatches = 0  # samples; those of a round count for `num_samples` at its end
+        self._waiting: list[int] = []  # who is to start and has no batch
+        self._waited, self._draws = [0.0] * num_workers, [0] * num_workers
+        self._is_cut = False
+
+    # What a method says.
+
+    def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
+        """Step with a gradient, and exchange what is to be exchanged.
+
+        Returns:
+            The learning rate of the step, who is to start a gradient now, and whether what is evaluated has changed.
+        """
+        raise NotImplementedError
+
+    def _point(self, worker: int) -> Tensor:
+        """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
+        raise NotImplementedError
+
+    def _rate(self, worker: int) -> float | None:
+        """The learning rate of `worker`'s next step, where that is known when it starts."""
+        return None
+
+    def _work(self, worker: int, dispatch: int, batches: tuple[Any, ...]) -> Work:
+        """What `worker` computes next."""
+        point, draw = self._point(worker), self._draws[worker]
+        return Work(worker, dispatch, self.versions[worker], 1, batches, point, None, self._clock(), draw)
+
+    def _sum(self) -> Tensor:
+        """N times the mean, new."""
+        return sum_of(self._vectors)
+
+    @property
+    def models(self) -> Tensor:
+        """`(N, P)`, where the workers' gradients would start."""
+        return self._vectors
+
+    # What all have in common.
+
+    @property
+    def version(self) -> int:
+        return self.view.version
+
+    @property
+    def in_flight(self) -> dict[int, Work]:
+        """worker -> what it is computing; live, to be read only."""
+        return self.view.in_flight
+
+    @property
+    def parameters(self) -> Tensor:
+        """`(P,)`, the mean model, in the vector that was given."""
+        with torch.no_grad():
+            return self._mean.copy_(self._sum().div_(self._num_workers))
+
+    @property
+    def consensus(self) -> float:
+        """(1/N) sum_i ||x_i - mean||^2, of the models."""
+        return float((self.models - self.parameters).square().sum()) / self._num_workers
+
+    @property
+    def present(self) -> Sequence[int]:
+        return range(self._num_workers)
+
+    @property
+    def cut_short(self) -> str | None:
+        if not self._is_cut:
+            return None
+        return f"workers of rule {self.rule.name} wait for one another, and the budget keeps some of them from going on"
+
+    def react(self, happened: Happened) -> Step:
+        if isinstance(happened, Joined):
+            works = self._begin([happened.worker])
+            record = Membership("join", happened.worker, 0, 0, self._clock(), started=self._started(works))
+            return Step(self._at_once(works, happened.worker), record=record)
+        if not isinstance(happened, Arrived):
+            raise RuntimeError(f"rule {self.rule.name} has no answer to a worker that leaves")
+        work, gradient = happened.work, happened.gradient
+        worker, delay = work.worker, self.versions[work.worker] - work.version
+        del self.in_flight[worker]
+        self._is_cut |= bool(self._waiting)
+        self._num_arrived += gradient.num_samples
+        waited = self._waited[worker]
+        with torch.no_grad():
+            learning_rate, following, changed = self._take(happened)
+            if changed:
+                self.num_samples = self._num_arrived
+            works = self._begin(following)
+        event = Event(
+            dispatch=work.dispatch,
+            worker=worker,
+            batches=work.batches,
+            read_version=work.version,
+            version=work.version + delay + 1,
+            arrival_delay=delay,
+            outcome=APPLIED,
+            uses=((work.dispatch, delay),),
+            drops=(),
+            abandoned=(),
+            started=self._started(works),
+            loss=gradient.loss,
+            weight=gradient.weight,
+            num_samples=gradient.num_samples,
+            learning_rate=learning_rate,
+            train_seconds=self._clock(),
+            total_samples=self._num_arrived,
+            flight_seconds=work.drawn,
+            compute_seconds=work.drawn,
+            wait_seconds=waited,
+            loss_scales=gradient.loss_scales,
+            gradient_norm=self._optimizers[worker].norm,
+        )
+        return Step(works, changed=changed, record=event)
+
+    def _at_once(self, works: list[Work], joined: int) -> Sequence[Work]:
+        """What starts when `joined` has joined: those that arrive together start with the last of them."""
+        if not self.rule.together:
+            return works
+        return list(self.in_flight.values()) if joined == self._num_workers - 1 else ()
+
+    def _begin(self, workers: list[int]) -> list[Work]:
+        """Start those who wait and `workers`, as far as there are batches; nobody once the budget is spent."""
+        self._waiting += workers
+        works: list[Work] = []
+        if not self._starts or (self._samples is not None and self.num_samples >= self._samples):
+            return works
+        while self._waiting and (work := self.start(self._waiting[0], 1)) is not None:
+            works.append(work)
+        return works
+
+    def start(self, worker: int, most: int) -> Work | None:
+        """Start `worker` on its next batch; None where it is not to start, or there is none."""
+        if worker not in self._waiting:
+            return None
+        batches, number = self._batches.take(worker, 1)
+        if not number:
+            return None
+        self._waiting.remove(worker)
+        self.in_flight[worker] = work = self._work(worker, self._num_dispatches, batches)
+        self._num_dispatches += 1
+        self._draws[worker] += 1
+        return work
+
+    def _started(self, works: Sequence[Work]) -> tuple[Started, ...]:
+        return tuple([(work.worker, work.dispatch, work.batches, self._rate(work.worker)) for work in works])
+
+    def extend(self) -> Step | None:
+        works = self._begin([])
+        if not works:
+            return None
+        return Step(works, record=Extended(self._started(works), self.version, self.num_samples, self._clock()))
+
+
+def sum_of(vectors: Tensor) -> Tensor:
+    """`(P,)`, the sum of `vectors`, `(N, P)`, added one after the other; new."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total.add_(vector)
+    return total

@@ -1,0 +1,78 @@
+"""Streaming DiLoCo: the outer step in fragments, each carried while the workers go on computing; there is no server."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+from asyncsgd.rules.base import PeerRule
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamingDiLoCo(PeerRule):
+    """DiLoCo whose parameters are synchronised in fragments, the outer results arriving `overlap` inner steps late.
+
+    Fragment p holds parameters p, p + F, p + 2F, ... After the inner steps s = o_p, o_p + H, o_p + 2H, ... above 0,
+    with the offset o_p = floor(p H / F), every worker sends its displacement on the fragment; F = `fragments`:
+
+        D = (1/N) sum_i (x - y_i),    m <- beta m + D,    x <- x - eta_outer (D + beta m)        (on the fragment)
+        `overlap` inner steps later:  y_i <- mix y_i + (1 - mix) x                               (on the fragment)
+
+    x being the outer parameters, their last outer value on each fragment, and y_i the model of worker i. One fragment,
+    no overlap and mix 0 is DiLoCo. Every gradient is fresh: the delay is that of the outer result.
+
+    Sending never blocks. Once the slowest worker has sent its part, the result is there for everybody
+    `transfer_seconds` later. A worker takes it after `overlap` more inner steps of its own, and waits only if it is not
+    there by then. With overlap 0 that is a barrier at every synchronisation, as in DiLoCo. Which worker waits changes
+    nothing in what is computed, except where a budget ends in mid-round.
+
+    Args:
+        num_local_steps: H, inner steps between two synchronisations of the same fragment.
+        fragments: at most H, so that each has an inner step of its own to be sent after.
+        overlap: inner steps between sending and receiving, below H: a fragment is on its way once at a time.
+        mix: share of the worker's own parameters that survives when a result arrives, in [0, 1).
+        outer_learning_rate: eta_outer.
+        outer_momentum: beta, in [0, 1).
+        transfer_seconds: on the training clock, from the last worker's sending a fragment to the result's being there.
+
+    Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston, Lacey, McIlroy, Shen, Rame, Szlam, Ranzato, Barham:
+    Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch, 2025, algorithm 2. Deviations: a
+    fragment is every F-th parameter in place of every F-th block of layers, and outer gradients are not quantised.
+    """
+
+    name: ClassVar[str] = "streaming_diloco"
+    summary: ClassVar[str] = "DiLoCo in fragments, results overlap steps late and mixed in (Douillard et al. 2025)"
+    in_rounds: ClassVar[bool] = True
+
+    num_local_steps: int = 10
+    fragments: int = 2
+    overlap: int = 1
+    mix: float = 0.5
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
+    transfer_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        steps = self.num_local_steps
+        if steps < 1 or not 0 < self.outer_learning_rate < math.inf or not 0 <= self.outer_momentum < 1:
+            raise ValueError(
+                f"num_local_steps must be 1 or more, outer_learning_rate positive and outer_momentum in [0, 1), got "
+                f"{steps}, {self.outer_learning_rate} and {self.outer_momentum}"
+            )
+        if not 1 <= self.fragments <= steps:
+            raise ValueError(f"fragments must be 1 to num_local_steps={steps}, got {self.fragments}")
+        if not 0 <= self.overlap < steps:
+            raise ValueError(f"overlap must be 0 or more and below num_local_steps={steps}, got {self.overlap}")
+        if not 0 <= self.mix < 1:
+            raise ValueError(f"mix must be in [0, 1), got {self.mix}; with 1 nothing would be synchronised")
+        if not 0 <= self.transfer_seconds < math.inf:
+            raise ValueError(f"transfer_seconds must be 0 or more and finite, got {self.transfer_seconds}")
+
+    def offset(self, fragment: int) -> int:
+        """o_p, in inner steps.
+
+        >>> [StreamingDiLoCo(num_local_steps=10, fragments=4).offset(fragment) for fragment in range(4)]
+        [0, 2, 5, 7]
+        """
+        return fragment * self.num_local_steps // self.fragments

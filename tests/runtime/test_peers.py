@@ -1,0 +1,306 @@
+"""AD-PSGD, SGP and streaming DiLoCo: against plain loops, what averaging conserves, and the clock."""
+
+import numpy as np
+import pytest
+from doors import (
+    ADPSGD,
+    SGD,
+    SGP,
+    AdamW,
+    Asynchronous,
+    Budget,
+    Constant,
+    DiLoCo,
+    Event,
+    Exponential,
+    Finished,
+    Heterogeneous,
+    Instance,
+    OptimizerRecipe,
+    Partners,
+    Power,
+    Processes,
+    StreamingDiLoCo,
+    Synchronous,
+    Tridiagonal,
+    UsageError,
+    Virtual,
+    asyncsgd,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tasks import Plane
+
+NOISY = Tridiagonal(dimension=11, noise=0.3)
+every_rule = pytest.mark.parametrize(
+    "rule", [ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=2), StreamingDiLoCo(4, 2, 1)], ids=str
+)
+
+
+class Slopes(Instance):
+    """f_i(x) = c_i . x with whole numbers c_i: gradients that do not depend on x, so means are exact sums."""
+
+    def __init__(self, num_workers, num_parameters=3):
+        self.num_workers, self.num_parameters = num_workers, num_parameters
+
+    def slope(self, worker, index):
+        return np.array([(7 * worker + 3 * index + 5 * place) % 11 - 5.0 for place in range(self.num_parameters)])
+
+    def initial(self):
+        return np.arange(self.num_parameters, dtype=np.float64)
+
+    def gradient(self, x, worker, index, out):
+        out[:] = self.slope(worker, index)
+        return float(out @ x)
+
+    def exact_gradient(self, x):
+        raise AssertionError("not needed")
+
+    def loss(self, x):
+        return float(x.sum())
+
+    def optimum(self):
+        return None
+
+
+def run(rule, num_workers=4, *, problem=NOISY, speeds=None, **changes):
+    """How it ended, and its arrivals."""
+    instance = problem if isinstance(problem, Instance) and isinstance(problem, Slopes) else problem.on(num_workers, 1)
+    arguments = {"learning_rate": 0.125, "budget": Budget(samples=24), "evaluations": 4, "seed": 5, **changes}
+    records, times = [], (speeds or Exponential()).on(num_workers, seed=2)
+    done = asyncsgd.simulate(rule, instance, times, num_workers=num_workers, report=records.append, **arguments)
+    return done, [record for record in records if isinstance(record, Event)]
+
+
+def models(done):
+    return done.method.models.numpy()
+
+
+@pytest.mark.parametrize("rule", [ADPSGD(), ADPSGD("ring"), SGP(), StreamingDiLoCo(30, 1)], ids=str)
+def test_one_worker_is_sequential_sgd_to_the_last_bit(rule):
+    alone, _ = run(Asynchronous(), 1)
+    done, _ = run(rule, 1)
+    assert done.parameters.numpy().tobytes() == alone.parameters.numpy().tobytes()
+    assert done.virtual_seconds == alone.virtual_seconds
+
+
+def test_sgp_of_two_workers_is_synchronous_sgd():
+    (done, _), (synchronous, _) = run(SGP(), 2, evaluations=12), run(Synchronous(), 2, evaluations=12)
+    assert np.allclose(models(done), synchronous.parameters.numpy(), rtol=0, atol=1e-12)
+    assert [(e.train_seconds, e.total_samples) for e in done.evaluations] == [
+        (e.train_seconds, e.total_samples) for e in synchronous.evaluations
+    ]
+    assert [e.loss for e in done.evaluations] == pytest.approx([e.loss for e in synchronous.evaluations], abs=1e-12)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_sgp_is_its_plain_loop(delay):
+    num_workers, rounds, problem = 5, 9, Heterogeneous(noise=0.3)
+    instance = problem.on(num_workers, seed=1)
+    x, w, inbox = [instance.initial() for _ in range(num_workers)], [1.0] * num_workers, {}
+    gradient = np.empty(instance.num_parameters)
+    for k in range(rounds):
+        for i in range(num_workers):
+            instance.gradient(x[i] / w[i], i, k, gradient)
+            x[i] = x[i] - 0.125 * gradient
+        for i in range(num_workers):
+            x[i], w[i] = x[i] / 2, w[i] / 2
+            inbox[k + delay, (i + 2 ** (k % 3)) % num_workers] = x[i].copy(), w[i]
+        for i in range(num_workers):
+            numerator, weight = inbox.pop((k, i), (np.zeros_like(x[i]), 0.0))
+            x[i], w[i] = x[i] + numerator, w[i] + weight
+    done, _ = run(SGP(delay), num_workers, problem=problem, budget=Budget(samples=rounds * num_workers))
+    assert np.allclose(models(done), [x[i] / w[i] for i in range(num_workers)], rtol=0, atol=1e-12)
+    assert done.method.weights.tolist() == w
+    total = sum(x) + sum((numerator for numerator, _ in inbox.values()), np.zeros_like(x[0]))
+    assert done.parameters.numpy() == pytest.approx(total / num_workers, abs=1e-12)
+
+
+@pytest.mark.parametrize("topology", ["complete", "ring"])
+def test_ad_psgd_is_its_plain_loop(topology):
+    num_workers, problem = 5, Heterogeneous(noise=0.3)
+    done, events = run(ADPSGD(topology), num_workers, problem=problem, budget=Budget(samples=60))
+    instance, sampler = problem.on(num_workers, seed=1), Exponential().on(num_workers, seed=2)
+    partners = Partners(topology, num_workers, seed=5)
+    x = [instance.initial() for _ in range(num_workers)]
+    taken = [x[i].copy() for i in range(num_workers)]
+    finish = [sampler.draw_one(i, 0) for i in range(num_workers)]
+    count, delay = [0] * num_workers, [0] * num_workers
+    gradient, expected = np.empty(instance.num_parameters), []
+    for _ in range(60):
+        i = finish.index(min(finish))
+        now, k = finish[i], count[i]
+        expected.append((now, i, k, delay[i]))
+        instance.gradient(taken[i], i, k, gradient)
+        j = partners.of(i, k)
+        x[i], x[j] = (x[i] + x[j]) * 0.5, (x[i] + x[j]) * 0.5
+        delay[j] += 1
+        x[i] = x[i] - 0.125 * gradient
+        taken[i], delay[i], count[i] = x[i].copy(), 0, k + 1
+        finish[i] = now + sampler.draw_one(i, k + 1)
+    assert np.allclose(models(done), x, rtol=0, atol=1e-12)
+    assert expected == [(e.train_seconds, e.worker, e.batches[0][1], e.uses[0][1]) for e in events]
+
+
+any_speeds = st.sampled_from([Constant(), Power(1.0), Exponential()])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_workers=st.integers(1, 6),
+    samples=st.integers(1, 15),
+    topology=st.sampled_from(["complete", "ring"]),
+    speeds=any_speeds,
+    seed=st.integers(0, 2**70),
+)
+def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topology, speeds, seed):
+    problem, budget = Slopes(num_workers), Budget(samples=samples)
+    done, events = run(ADPSGD(topology), num_workers, problem=problem, speeds=speeds, seed=seed, budget=budget)
+    # Small multiples of powers of two: every average is exact, and so is the sum of the models.
+    gradients = [problem.slope(event.worker, event.batches[0][1]) for event in events]
+    assert len(gradients) == samples == done.num_arrivals
+    total = num_workers * problem.initial() - 0.125 * np.sum(gradients, axis=0)
+    assert np.array_equal(models(done).sum(axis=0), total)
+    last = {event.worker: event.version for event in events}
+    in_flight = sum(version - last.get(worker, 0) for worker, version in enumerate(done.method.versions))
+    # Every exchange adds one to the delay of one gradient, arrived or in flight.
+    exchanges = len(events) if num_workers > 1 else 0
+    assert sum(delay for event in events for _, delay in event.uses) + in_flight == exchanges
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_workers=st.integers(2, 7), rounds=st.integers(1, 12), delay=st.integers(0, 4), speeds=any_speeds)
+def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, rounds, delay, speeds):
+    problem, budget = Slopes(num_workers), Budget(samples=rounds * num_workers)
+    done, _ = run(SGP(delay), num_workers, problem=problem, speeds=speeds, budget=budget)
+    # Powers of two throughout, so the weights add up to N exactly.
+    in_transit = sum(weights.sum() for _, weights in done.method.in_transit)
+    assert done.method.weights.sum() + in_transit == num_workers
+    gradients = [problem.slope(worker, index) for worker in range(num_workers) for index in range(rounds)]
+    mean = problem.initial() - 0.125 / num_workers * np.sum(gradients, axis=0)
+    assert done.parameters.numpy() == pytest.approx(mean, abs=1e-12)
+    assert done.method.versions == [rounds] * num_workers
+
+
+@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 1), (4, 2), (8, 3), (16, 4)])
+def test_a_power_of_two_of_workers_agrees_exactly_after_one_sweep_of_the_exponential_graph(num_workers, rounds):
+    def rate(num_samples):
+        return 0.125 if num_samples == num_workers else 0.0
+
+    def consensus(number):
+        budget = Budget(samples=number * num_workers)
+        return run(SGP(), num_workers, problem=Slopes(num_workers), learning_rate=rate, budget=budget)[
+            0
+        ].method.consensus
+
+    assert [consensus(number) == 0.0 for number in range(1, rounds + 1)] == [False] * (rounds - 1) + [True]
+
+
+def test_two_equally_fast_workers_of_ad_psgd_alternate_with_delays_0_1_1_1():
+    _, events = run(ADPSGD(), 2, speeds=Constant(), budget=Budget(samples=6))
+    assert [(e.worker, e.train_seconds, e.read_version, e.version, e.arrival_delay) for e in events] == [
+        (0, 1.0, 0, 1, 0),
+        (1, 1.0, 0, 2, 1),
+        (0, 2.0, 1, 3, 1),
+        (1, 2.0, 2, 4, 1),
+        (0, 3.0, 3, 5, 1),
+        (1, 3.0, 4, 6, 1),
+    ]
+
+
+@pytest.mark.parametrize("inner", [None, OptimizerRecipe(SGD(momentum=0.9)), OptimizerRecipe(AdamW(), 0.1)], ids=str)
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_one_fragment_without_overlap_and_mix_is_diloco_to_the_last_bit(num_workers, inner):
+    more = {"inner": inner, "budget": Budget(samples=24 * num_workers), "evaluations": 6}
+    done, _ = run(StreamingDiLoCo(4, fragments=1, overlap=0, mix=0.0), num_workers, **more)
+    rule, _ = run(DiLoCo(num_local_steps=4), num_workers, **more)
+    assert done.method.outer.numpy().tobytes() == rule.parameters.numpy().tobytes()
+    assert all(model.tobytes() == rule.parameters.numpy().tobytes() for model in models(done))
+    assert (done.version, done.virtual_seconds) == (rule.version, rule.virtual_seconds)
+    assert [e.total_samples for e in done.evaluations] == [e.total_samples for e in rule.evaluations]
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), num_workers=st.integers(1, 4), steps=st.integers(1, 17), period=st.integers(1, 6))
+def test_streaming_diloco_is_its_plain_loop(data, num_workers, steps, period):
+    rule = StreamingDiLoCo(
+        num_local_steps=period,
+        fragments=data.draw(st.integers(1, period)),
+        overlap=data.draw(st.integers(0, period - 1)),
+        mix=data.draw(st.floats(0.0, 0.9)),
+    )
+    # As many gradients from each worker: with equal speeds all are at the same inner step.
+    done, _ = run(rule, num_workers, speeds=Constant(), budget=Budget(samples=num_workers * steps))
+    instance = NOISY.on(num_workers, seed=1)
+    y, gradient = [instance.initial() for _ in range(num_workers)], np.empty(11)
+    outer, momentum = instance.initial(), np.zeros(11)
+    for step in range(1, steps + 1):
+        for worker in range(num_workers):
+            instance.gradient(y[worker], worker, step - 1, gradient)
+            y[worker] -= 0.125 * gradient
+        for fragment in range(rule.fragments):
+            part = np.arange(11) % rule.fragments == fragment
+            if step % period == fragment * period // rule.fragments:
+                mean = outer[part] - np.mean(y, axis=0)[part]
+                momentum[part] = 0.9 * momentum[part] + mean
+                outer[part] -= 0.7 * (mean + 0.9 * momentum[part])
+            sent = step - rule.overlap
+            if sent > 0 and sent % period == fragment * period // rule.fragments:
+                for model in y:
+                    model[part] = rule.mix * model[part] + (1 - rule.mix) * outer[part]
+    assert np.allclose(done.method.outer, outer, rtol=0, atol=1e-12)
+    assert np.allclose(models(done), y, rtol=0, atol=1e-12)
+    assert np.allclose(done.parameters, np.mean(y, axis=0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "transfer", "round_seconds"),
+    [(0, 0.0, 6.0), (0, 1.5, 7.5), (1, 1.5, 6.5), (2, 1.5, 6.0), (4, 1.5, 6.0), (2, 4.25, 8.25)],
+)
+def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, round_seconds):
+    rule = StreamingDiLoCo(6, fragments=1, overlap=overlap, mix=0.0, transfer_seconds=transfer)
+    done, events = run(rule, 3, speeds=Constant(), budget=Budget(samples=3 * (6 * 5 + 1 + overlap)))
+    assert done.version == 5
+    # Five rounds, and what comes first after the last sending: the overlap's steps and one more, or the transfer.
+    assert done.virtual_seconds == 4 * round_seconds + 6 + max(overlap, transfer) + 1
+    waited = [sum(event.wait_seconds for event in events if event.worker == worker) for worker in range(3)]
+    assert waited == [5 * max(0.0, transfer - overlap)] * 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    overlap=st.integers(0, 3),
+    fragments=st.integers(1, 4),
+    speeds=st.sampled_from([Power(0.3), Power(2.0), Exponential()]),
+    transfer=st.sampled_from([0.0, 2.5]),
+)
+def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, fragments, speeds, transfer):
+    def losses(speeds, transfer):
+        rule = StreamingDiLoCo(4, fragments, overlap, 0.25, transfer_seconds=transfer)
+        falling = {"learning_rate": lambda num_samples: 0.25 / (1 + num_samples), "budget": Budget(samples=72)}
+        return {(e.worker, e.batches[0][1]): e.loss for e in run(rule, 3, speeds=speeds, **falling)[1]}
+
+    first, other = losses(Constant(), 0.0), losses(speeds, transfer)
+    common = first.keys() & other.keys()
+    assert len(common) >= 0.7 * len(first) == 0.7 * 72
+    assert all(first[key] == other[key] for key in common)
+
+
+def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp():
+    assert [run(SGP(), 4, budget=Budget(samples=samples))[0].num_arrivals for samples in (0, 1, 8, 9)] == [0, 4, 8, 12]
+
+
+@every_rule
+def test_a_model_is_trained_without_a_server_and_its_replay_is_the_run(rule, tmp_path):
+    runtime = Virtual(3, speeds=Exponential())
+    more = {"samples": 240, "learning_rate": 0.1, "quiet": True, "folder": tmp_path / "run"}
+    run = asyncsgd.train(Plane(), rule=rule, runtime=runtime, **more)
+    assert run.evaluations[-1].loss < 0.7 * run.evaluations[0].loss
+    assert asyncsgd.replay(tmp_path / "run", Plane()).identical
+    assert Finished(tmp_path / "run").summary["rule_acted"] is None
+
+
+@every_rule
+def test_real_processes_have_a_server_and_refuse_a_rule_without_one(rule):
+    with pytest.raises(UsageError, match=f"rule {rule.name} has no server"):
+        asyncsgd.train(Plane(), rule=rule, runtime=Processes(2), samples=8, learning_rate=0.1)
