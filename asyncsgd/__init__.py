@@ -33,12 +33,12 @@ _HOME = {
     "Batch": "tasks.base",
     "Sums": "tasks.base",
     # on what
-    "InProcess": "modes",
-    "AllReduce": "modes",
-    "Pipeline": "modes",
-    "Processes": "modes",
-    "Hogwild": "modes",
-    "Virtual": "modes",
+    "InProcess": "runtimes",
+    "AllReduce": "runtimes",
+    "Pipeline": "runtimes",
+    "Processes": "runtimes",
+    "Hogwild": "runtimes",
+    "Virtual": "runtimes",
     # by what
     "SGD": "optimizers",
     "AdamW": "optimizers",

@@ -8,7 +8,6 @@ Scripts parse flags and do the same, see `asyncsgd.scripts.task`. Nothing here i
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -24,41 +23,28 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from asyncsgd import modes
-from asyncsgd.checkpoints import Policy
+from asyncsgd import runtimes
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.execute import follow
-from asyncsgd.experiment import (
-    PRECISIONS,
-    Course,
-    Experiment,
-    Setup,
-    cache_folder,
-    describe,
-    implied_rule,
-    resolve_device,
-    samples_in,
-    schedule_of,
-)
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.replaying import PreparedReplay, experiment_of_run
+from asyncsgd.replaying import PreparedReplay, run_again
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
-from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.launch import Launch, fork_server
 from asyncsgd.runtime.replay import read_log
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
-from asyncsgd.settings.training import COMMON, PREFETCH_ON_VIRTUAL_CLOCK
+from asyncsgd.settings.flags import checked
+from asyncsgd.settings.run import Run, cache_folder, implied_rule
+from asyncsgd.settings.training import Budget, Common, Job, Machine, Output, Steps, common_contradictions
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check_main, check_optimizer_can_be_sent, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out
-from asyncsgd.worker import NO_SAVINGS, Savings
 
 if TYPE_CHECKING:  # they take a second to import, which training should not
     import pandas
@@ -66,14 +52,6 @@ if TYPE_CHECKING:  # they take a second to import, which training should not
     from analysis.load import Study
 
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
-
-
-_SAVINGS = dataclasses.asdict(NO_SAVINGS)
-_BOUNDED = (
-    *("samples", "epochs", "seconds", "evaluations", "patience", "keep_best"),
-    *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
-)
-"""Arguments of `train` that are settings of one type and have bounds. A `target_loss` of one's own may be negative."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +113,7 @@ def train(
     task: Task,
     *,
     rule: Rule | None = None,
-    runtime: modes.Runtime | None = None,
+    runtime: runtimes.Runtime | None = None,
     samples: int | None = None,
     epochs: float | None = None,
     seconds: float | None = None,
@@ -241,52 +219,77 @@ def train(
     >>> run.evaluations[0].loss > 10 * run.evaluations[-1].loss
     True
     """
-    runtime = runtime or modes.InProcess()
+    runtime = runtime or runtimes.InProcess()
+    if samples is None and epochs is None and seconds is None:
+        raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
+    if folder is None and (resume or checkpoint_every is not None or checkpoint_seconds is not None):
+        raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
     has_samples, defaults = samples is not None or epochs is not None, task.defaults
     recipe = OptimizerRecipe(
         optimizer or AdamW(),
         defaults.weight_decay if weight_decay is None else weight_decay,
         defaults.clip_norm if clip_norm is None else clip_norm,
     )
-    asked = _Asked(
-        task,
-        runtime,
-        _rule_of(rule, runtime),
-        recipe,
-        samples,
-        epochs,
-        seconds,
-        target_loss,
-        evaluations,
-        evaluate_every,
-        patience,
-        keep_best,
-        defaults.rate(str(recipe)) if learning_rate is None else learning_rate,
-        schedule or defaults.schedule_of(has_samples),
-        defaults.warmup_of(has_samples) if warmup is None else warmup,
-        seed,
-        device,
-        precision,
-        micro_batches,
-        Savings(gradient_checkpointing, compile, prefetch, auto_batch),
+    job = dataclasses.replace(checked(Job, seed=seed), **runtimes.job_of(runtime))
+    budget = checked(
+        Budget,
+        samples=samples,
+        epochs=epochs,
+        seconds=seconds,
+        evaluations=evaluations,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        keep_best=keep_best,
     )
-    if folder is None and (resume or checkpoint_every is not None or checkpoint_seconds is not None):
-        raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
-    _check_every("checkpoint_every", checkpoint_every)
-    seconds_between = COMMON.argument("checkpoint_seconds", checkpoint_seconds)
-    policy = Policy(checkpoint_every, seconds_between, COMMON.argument("keep", keep))
-    experiment = dataclasses.replace(asked.experiment(cache), checkpoints=lambda task: policy)
+    budget = dataclasses.replace(budget, target_loss=target_loss)  # which may be negative, as a loss of one's own
+    steps = checked(
+        Steps,
+        learning_rate=defaults.rate(str(recipe)) if learning_rate is None else learning_rate,
+        schedule=schedule or defaults.schedule_of(has_samples),
+        warmup=defaults.warmup_of(has_samples) if warmup is None else warmup,
+        weight_decay=recipe.weight_decay,
+        clip_norm=recipe.clip_norm,
+    )
+    machine = checked(
+        Machine,
+        device=device,
+        precision=precision,
+        threads=runtime.threads,
+        micro_batches=micro_batches,
+        gradient_checkpointing=gradient_checkpointing,
+        compile=compile,
+        prefetch=prefetch,
+        auto_batch=auto_batch,
+    )
+    output = checked(
+        Output,
+        checkpoint_every=checkpoint_every,
+        checkpoint_seconds=checkpoint_seconds,
+        keep=keep,
+        cache_dir=None if cache is None else str(cache),
+        track=track,
+    )
+    for problem in common_contradictions(Common(job, budget, steps, machine, output), task.batch_size):
+        raise UsageError(problem)
+    run = Run("train", task, runtime, _rule_of(rule, runtime), recipe, job.seed, budget, steps, machine, output)
+    run.check_optimizer()
     trackers = names_in(track)
     if trackers and folder is None:
         raise UsageError(f"track={track!r} needs a folder, whose settings it shows; give folder='runs/NAME'")
     launch = _launch(runtime)
     if launch.rank is not None and not launch.leads:
-        raise SystemExit(follow(experiment))
-    with _ready_for_processes(task, runtime, recipe, launch), _threads_as_before():
+        raise SystemExit(follow(run))
+    if not runtime.in_one_process:
+        refuse_in_worker()
+        check_main(type(task))
+        if launch.rank is None:
+            check_optimizer_can_be_sent(recipe.build, recipe.name)
+            _check_guard()
+    with _threads_as_before():
         context = None
         if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
             context = fork_server(None, *runtime.preload, *task.preload)
-        opened = None if folder is None else _open_folder(Path(folder), asked, resume)
+        opened = None if folder is None else _open_folder(Path(folder), run, resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
             records = read_events(opened.path / EVENTS, opened.resume.checkpoint.events_bytes)
@@ -299,21 +302,21 @@ def train(
                 report(record)
 
         tracking = None if opened is None else Tracking(trackers, Identity.of(opened.path))
-        ended = carry_out(experiment, launch, opened, context, quiet=quiet, receivers=(note,), tracking=tracking)
+        ended = carry_out(run, launch, opened, context, quiet=quiet, receivers=(note,), tracking=tracking)
     if ended.unexpected is not None:
         raise ended.unexpected
     if ended.result.status == FAILED:
         raise RunError(ended.result.message)
-    run = ended.run
+    live = ended.live
 
     def model(best: bool) -> nn.Module:
-        if run is None or not ended.result.has_parameters:
+        if live is None or not ended.result.has_parameters:
             raise UsageError(f"the run is {ended.result.status} and has no parameters; run it again")
         if not best:
-            return run.flat.model
+            return live.flat.model
         if ended.result.best_parameters is None:
             raise UsageError(_NO_BEST)
-        flat = FlatModel(run.task.model(run.setup.seed))
+        flat = FlatModel(live.run.task.model(live.run.seed))
         with torch.no_grad():
             flat.parameters.copy_(ended.result.best_parameters)
         return flat.model
@@ -343,12 +346,11 @@ def replay(
     folder = Path(folder)
     settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
     if "task_class" in settings:
-        experiment = _Asked.of(settings, task, rule, optimizer).experiment(cache)
+        run = _run_again(settings, task, rule, optimizer, cache)
     else:
-        kind = None if task is None else type(task)
-        experiment = experiment_of_run(folder, None if cache is None else str(cache), kind)
+        run = run_again(folder, None if cache is None else str(cache), None if task is None else type(task))
     with _threads_as_before():
-        prepared = PreparedReplay(experiment, read_log(folder / "events.jsonl"))
+        prepared = PreparedReplay(run, read_log(folder / "events.jsonl"))
         prepared.check_data(summary)
         difference = prepared.run()
         sha256 = prepared.parameters_sha256
@@ -415,184 +417,69 @@ def compare(
     return compare(a, b, margin, lower_is_better=lower_is_better, alpha=alpha)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """The arguments of `train` that decide what is computed."""
-
-    task: Task
-    runtime: modes.Runtime
-    rule: Rule
-    recipe: OptimizerRecipe
-    samples: int | None
-    epochs: float | None
-    seconds: float | None
-    target_loss: float | None
-    evaluations: int
-    evaluate_every: int | None
-    patience: int | None
-    keep_best: bool
-    learning_rate: float
-    schedule: str
-    warmup: float
-    seed: int
-    device: str
-    precision: str
-    micro_batches: int
-    savings: Savings
-
-    def __post_init__(self) -> None:
-        for name in _BOUNDED:
-            object.__setattr__(self, name, COMMON.argument(name, getattr(self, name)))
-        for part, names in ((self.recipe, ("weight_decay", "clip_norm")), (self.savings, _SAVINGS)):
-            for name in names:
-                COMMON.argument(name, getattr(part, name))
-        if self.samples is None and self.epochs is None and self.seconds is None:
-            raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
-        if self.samples is not None and self.epochs is not None:
-            raise UsageError("samples and epochs both say how long; drop one of the two")
-        if self.schedule != "constant" and self.samples is None and self.epochs is None:
-            raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
-        if 0 < self.warmup < 1 and self.samples is None and self.epochs is None:
-            raise UsageError(
-                f"warmup={self.warmup:g} is a share of the samples, and there is no number of them; give a number of "
-                f"samples, or samples=..."
-            )
-        _check_every("evaluate_every", self.evaluate_every)
-        if self.micro_batches > self.task.batch_size:
-            raise UsageError(
-                f"micro_batches={self.micro_batches} cuts a batch into more parts than its {self.task.batch_size} "
-                f"samples; give {self.task.batch_size} or less"
-            )
-        if isinstance(self.runtime, modes.Pipeline) and self.task.batch_size % self.micro_batches:
-            raise UsageError(
-                f"micro_batches={self.micro_batches} does not divide batches of {self.task.batch_size} samples, and "
-                f"the micro-batches of a pipeline have one size; give another number"
-            )
-        if self.savings.prefetch and isinstance(self.runtime, modes.Virtual):
-            raise UsageError(f"prefetch={self.savings.prefetch} {PREFETCH_ON_VIRTUAL_CLOCK}; drop prefetch")
-        if self.evaluate_every is not None and self.evaluations != 8:
-            raise UsageError("evaluations and evaluate_every both say when to evaluate; drop one of the two")
-        if self.patience is not None and self.evaluate_every is None and self.patience >= self.evaluations:
-            raise UsageError(
-                f"patience={self.patience} ends no run of {self.evaluations} evaluations; give more of them"
-            )
-
-    def experiment(self, cache: str | Path | None) -> Experiment:
-        def course(task: Task) -> Course:
-            samples = samples_in(self.samples, self.epochs, task)
-            schedule = schedule_of(self.learning_rate, self.warmup, samples, self.schedule)
-            limits = (self.seconds, self.target_loss, self.evaluate_every, self.patience, self.keep_best)
-            budget = Budget(samples, *limits)
-            return Course(budget, self.evaluations, schedule)
-
-        setup = Setup(
-            self.runtime,
-            self.rule,
-            self.recipe,
-            self.seed,
-            resolve_device(self.device),
-            PRECISIONS[self.precision],
-            self.micro_batches,
-            self.savings,
-        )
-        _ = setup.server_recipe  # refuses
-        setup.check_optimizer()
-        return Experiment(
-            name="train",
-            task=self.task,
-            setup=setup,
-            course=course,
-            cache=cache_folder(None if cache is None else str(cache)),
-            describe=describe,
-        )
-
-    def settings(self) -> dict[str, Any]:
-        """The settings without groups, as scripts write them. Null: a replay must be given this by its caller."""
-        try:
-            rule: str | None = str(self.rule) if parse_rule(str(self.rule)) == self.rule else None
-        except UsageError:
-            rule = None  # the user's own
-        fields = {
-            field.name: getattr(self.task, field.name)
-            for field in dataclasses.fields(self.task)  # type: ignore[arg-type]
-            if not field.metadata.get("found")
-        }
-        runtime = self.runtime
-        return {
-            "task_class": f"{type(self.task).__module__}:{type(self.task).__qualname__}",
-            "task_fields": json.loads(json.dumps(fields, default=str)),
-            **modes.job_of(runtime),
-            "threads": runtime.threads,
-            "rule": rule,
-            "optimizer": str(self.recipe),
-            "optimizer_options": json.loads(json.dumps(self.recipe.options, default=str)),
-            "weight_decay": self.recipe.weight_decay,
-            "clip_norm": self.recipe.clip_norm,
-            **{
-                name: getattr(self, name)
-                for name in (
-                    *("samples", "epochs", "seconds", "target_loss", "evaluations", "evaluate_every", "patience"),
-                    *(
-                        "keep_best",
-                        "learning_rate",
-                        "schedule",
-                        "warmup",
-                        "seed",
-                        "device",
-                        "precision",
-                        "micro_batches",
-                    ),
-                )
-            },
-            **dataclasses.asdict(self.savings),
-        }
-
-    @classmethod
-    def of(
-        cls, settings: Mapping[str, Any], task: Task | None, rule: Rule | None, optimizer: BuildOptimizer | None
-    ) -> _Asked:
-        """For a replay, from `settings`."""
-        if rule is None and settings["rule"] is None:
-            raise UsageError("the run's rule is not one of the library's; give it, as in replay(folder, rule=MyRule())")
-        if optimizer is None and settings["optimizer"] not in _OPTIMIZERS:
-            raise UsageError("the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...)")
-        if optimizer is None:
-            options = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in settings["optimizer_options"].items()
-            }
-            optimizer = _OPTIMIZERS[settings["optimizer"]](**options)
-        threads, num_workers = settings["threads"], settings["nproc"]
-        runtime: modes.Runtime = modes.Virtual(num_workers, threads=threads)
-        if settings["mode"] == modes.InProcess.mode:
-            runtime = modes.InProcess(settings["accumulate"], threads)
-        names = (
-            *("samples", "epochs", "seconds", "target_loss", "evaluations", "evaluate_every", "patience", "keep_best"),
-            *("learning_rate", "schedule", "warmup", "seed", "micro_batches"),
-        )
-        return cls(
-            task=task or _task_of(settings),
-            runtime=runtime,
-            rule=rule or parse_rule(settings["rule"]),
-            recipe=OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
-            device=settings["device"],
-            precision=settings["precision"],
-            savings=Savings(**{name: settings[name] for name in _SAVINGS} | {"prefetch": 0}),
-            **{name: settings[name] for name in names},
-        )
+def _settings_of(run: Run) -> dict[str, Any]:
+    """The settings without groups, as scripts write them. Null: a replay must be given this by its caller."""
+    try:
+        rule: str | None = str(run.rule) if parse_rule(str(run.rule)) == run.rule else None
+    except UsageError:
+        rule = None  # the user's own
+    task, recipe, steps, every = run.task, run.recipe, run.steps, run.budget.evaluate_every
+    fields: Sequence[Any] = dataclasses.fields(task)  # type: ignore[arg-type]
+    values = {field.name: getattr(task, field.name) for field in fields if not field.metadata.get("found")}
+    return {
+        "task_class": f"{type(task).__module__}:{type(task).__qualname__}",
+        "task_fields": json.loads(json.dumps(values, default=str)),
+        **runtimes.job_of(run.runtime),
+        "rule": rule,
+        "seed": run.seed,
+        "optimizer": str(recipe),
+        "optimizer_options": json.loads(json.dumps(recipe.options, default=str)),
+        **{name: getattr(steps, name) for name in ("learning_rate", "schedule", "warmup", "weight_decay", "clip_norm")},
+        **vars(run.budget),
+        "evaluate_every": int(every) if every is not None and every.isdigit() else every,
+        **vars(run.machine),
+    }
 
 
-def _check_every(name: str, samples: int | None) -> None:
-    """Refuse what is no number of samples between two of something; flags take epochs too.
+def _run_again(
+    settings: Mapping[str, Any],
+    task: Task | None,
+    rule: Rule | None,
+    optimizer: BuildOptimizer | None,
+    cache: str | Path | None,
+) -> Run:
+    """A run of `train` from its `settings`, for a replay."""
+    if rule is None and settings["rule"] is None:
+        raise UsageError("the run's rule is not one of the library's; give it, as in replay(folder, rule=MyRule())")
+    if optimizer is None and settings["optimizer"] not in _OPTIMIZERS:
+        raise UsageError("the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...)")
+    if optimizer is None:
+        optimizer = _OPTIMIZERS[settings["optimizer"]](**_with_tuples(settings["optimizer_options"]))
+    threads = settings["threads"]
+    runtime: runtimes.Runtime = runtimes.Virtual(settings["nproc"], threads=threads)
+    if settings["mode"] == runtimes.InProcess.mode:
+        runtime = runtimes.InProcess(settings["accumulate"], threads)
+    machine = {field.name: settings[field.name] for field in dataclasses.fields(Machine)}
+    return Run(
+        "train",
+        task or _task_of(settings),
+        runtime,
+        rule or parse_rule(settings["rule"]),
+        OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
+        settings["seed"],
+        Budget(settings["samples"], settings["epochs"]),
+        Steps("adamw", settings["learning_rate"], settings["schedule"], settings["warmup"]),
+        Machine(**machine | {"prefetch": 0}),
+        Output(cache_dir=None if cache is None else str(cache)),
+    )
 
-    Raises:
-        UsageError: naming the argument.
-    """
-    if samples is not None and (type(samples) is not int or samples < 1):
-        raise UsageError(f"{name} must be a number of samples from 1 up, got {samples!r}; give e.g. {name}=5000")
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as they were before YAML made lists of tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:
+def _rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
     if runtime.follows_rule:
         return rule or Asynchronous()
     default = implied_rule(runtime)
@@ -613,8 +500,7 @@ def _task_of(settings: Mapping[str, Any]) -> Task:
             kind = getattr(kind, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"the run's task {module}.{name} cannot be imported ({error}); {give}") from error
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["task_fields"].items()}
-    task: Task = kind(**fields)
+    task: Task = kind(**_with_tuples(settings["task_fields"]))
     return task
 
 
@@ -631,18 +517,18 @@ def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None, b
         task_of_run, seed = task or _task_of(settings), settings["seed"]
         task_of_run = task_of_run.prepare(seed, cache_folder(None))
     else:
-        experiment = experiment_of_run(folder, None, None if task is None else type(task))
-        task_of_run, seed = experiment.task.prepare(experiment.setup.seed, experiment.cache), experiment.setup.seed
+        run = run_again(folder, None, None if task is None else type(task)).prepared()
+        task_of_run, seed = run.task, run.seed
     model = task_of_run.model(seed)
     load_model(model, str(weights))
     return model
 
 
-def _open_folder(path: Path, asked: _Asked, resume: bool) -> RunFolder:
+def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
     import yaml
 
     if resume and (path / "settings.yaml").is_file() and has_trained(path):
-        before, now = read_of_run(path, "settings.yaml"), asked.settings()
+        before, now = read_of_run(path, "settings.yaml"), _settings_of(run)
         # Earlier versions did not write down all of the runtime.
         different = [(key, before[key], now[key]) for key in now if key in before and before[key] != now[key]]
         return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
@@ -651,14 +537,14 @@ def _open_folder(path: Path, asked: _Asked, resume: bool) -> RunFolder:
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:
-        folder = RunFolder(path, task=asked.task.name, better=asked.task.better)
-        write_text(path / "settings.yaml", yaml.safe_dump(asked.settings(), sort_keys=False))
+        folder = RunFolder(path, task=run.task.name, better=run.task.better)
+        write_text(path / "settings.yaml", yaml.safe_dump(_settings_of(run), sort_keys=False))
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error
     return folder
 
 
-def _launch(runtime: modes.Runtime) -> Launch:
+def _launch(runtime: runtimes.Runtime) -> Launch:
     """This process's rank if torchrun made several, otherwise a launch of this process alone."""
     launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)
     if launch.rank is not None and runtime.in_one_process:
@@ -668,18 +554,6 @@ def _launch(runtime: modes.Runtime) -> Launch:
             f"{type(runtime).__name__} runs on one host, and torchrun started ranks on several; use AllReduce"
         )
     return launch
-
-
-@contextlib.contextmanager
-def _ready_for_processes(task: Task, runtime: modes.Runtime, recipe: OptimizerRecipe, launch: Launch) -> Iterator[None]:
-    """Refuse what worker processes could not import, before any is started."""
-    if not runtime.in_one_process:
-        refuse_in_worker()
-        check_main(type(task))
-        if launch.rank is None:
-            check_optimizer_can_be_sent(recipe.build, recipe.name)
-            _check_guard()
-    yield
 
 
 def _check_guard() -> None:
@@ -697,14 +571,8 @@ def _check_guard() -> None:
         frame = frame.f_back
     if frame is None:
         return
-    try:
-        tree = ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        return
-    for node in tree.body:
-        if not isinstance(node, ast.If) or not node.lineno <= frame.f_lineno <= (node.end_lineno or 0):
-            continue
-        if any(isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(node.test)):
+    with contextlib.suppress(OSError, ValueError):
+        if "__name__" in Path(frame.f_code.co_filename).read_text(encoding="utf-8"):
             return
     raise UsageError(
         f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}: worker processes import this script, and would "

@@ -20,11 +20,10 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from asyncsgd import modes
+from asyncsgd import runtimes
 from asyncsgd.batches import Batches
-from asyncsgd.checkpoints import Found, Policy, Saver
+from asyncsgd.checkpoints import Found, Saver
 from asyncsgd.errors import RunError
-from asyncsgd.experiment import Course, Experiment, Setup
 from asyncsgd.flat import FlatModel
 from asyncsgd.measure import TRACE, Hardware, Profile
 from asyncsgd.methods import peers_of
@@ -49,19 +48,18 @@ from asyncsgd.runtime.worker_loop import serve
 from asyncsgd.runtime.worker_process import Assignment, StepHere
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
+from asyncsgd.settings.run import Run
 from asyncsgd.signals import StopRequest
 from asyncsgd.state import restore
 from asyncsgd.tasks.base import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One run in its leading process."""
+class Live:
+    """A run that is going on, in its leading process."""
 
-    experiment: Experiment
-    task: Task
+    run: Run
     """Prepared."""
-    course: Course
     unused: tuple[str, ...]
     """Parameters that the task's loss does not depend on; not looked for in the library's own tasks."""
     flat: FlatModel
@@ -73,8 +71,6 @@ class Run:
     stop_requested: StopRequest
     tell: Callable[[str], None]
     """Says a line to the user."""
-    policy: Policy
-    """When checkpoints are taken."""
     saver: Saver | None
     """Takes the states; None where nothing is written."""
     tracking: Tracking
@@ -89,19 +85,15 @@ class Run:
     def go_on(self, runtime: Fit) -> None:
         """Give a new runtime the state that the run goes on from, if there is one."""
         if self.resume is not None:
-            restore(runtime, self.resume.load(self.flat.parameters.device, self.setup.rule))
-
-    @property
-    def setup(self) -> Setup:
-        return self.experiment.setup
+            restore(runtime, self.resume.load(self.flat.parameters.device, self.run.rule))
 
     @property
     def num_workers(self) -> int:
-        return self.setup.runtime.num_workers
+        return self.run.runtime.num_workers
 
     def assignment(self, worker: int | None = None) -> Assignment:
-        """What a process computes; see `Setup.assignment`."""
-        assignment = _assignment(self.setup, self.course, self.task, worker)
+        """What a process computes; see `Run.assignment`."""
+        assignment = self.run.assignment(worker)
         return (
             assignment if worker else dataclasses.replace(assignment, profile=self.profile, tells=not self.record.quiet)
         )
@@ -109,21 +101,21 @@ class Run:
     @property
     def profile(self) -> Profile | None:
         """Of worker 0, if it is traced."""
-        folder, number = self.record.folder, self.experiment.profile
+        folder, number = self.record.folder, self.run.output.profile
         return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
 
 
-def _train_single(run: Run, board: World | None) -> Result:
+def _train_single(live: Live, board: World | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
-    runtime = run.setup.runtime
-    assert isinstance(runtime, modes.InProcess)
-    clock, worker = TrainingClock(), run.assignment().worker(run.flat)
-    server = _server(run, run.flat.parameters, _optimizer(run), lambda: clock.seconds, runtime.accumulate)
-    return _fit(run, server, Single(worker, clock, runtime.accumulate)).run()
+    runtime = live.run.runtime
+    assert isinstance(runtime, runtimes.InProcess)
+    clock, worker = TrainingClock(), live.assignment().worker(live.flat)
+    server = _server(live, live.flat.parameters, _optimizer(live), lambda: clock.seconds, runtime.accumulate)
+    return _fit(live, server, Single(worker, clock, runtime.accumulate)).run()
 
 
 def _server(
-    run: Run,
+    live: Live,
     parameters: Tensor,
     optimizer: Optimizer | StepTakenByWorker,
     clock: Callable[[], float],
@@ -139,12 +131,12 @@ def _server(
         rule: None: the run's.
         all_of_budget: whether workers are given no more than the budget, also by rules that are not in rounds.
     """
-    budget, batch_size, rule = run.course.budget, run.task.batch_size, rule or run.setup.rule
+    budget, batch_size, rule = live.run.limits, live.run.task.batch_size, rule or live.run.rule
     server = Server(
         parameters,
         rule,
         optimizer,
-        run.course.schedule,
+        live.run.schedule,
         Batches(budget.samples if all_of_budget else budget.to_hand_out(rule), batch_size),
         num_workers=num_workers,
         batch_size=batch_size,
@@ -153,171 +145,173 @@ def _server(
         writing=writing,
     )
     if len(parameters):  # ranks that step by themselves are no rule's doing
-        run.record.rule_acted = server.rule_acted
+        live.record.rule_acted = server.rule_acted
     return server
 
 
-def _fit(run: Run, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
+def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
-    sink = Sink(run.record, run.saver, run.stop_requested)
-    fit = Fit(method, backend, run.course.budget, run.course.evaluations, sink, parameters)
-    run.go_on(fit)
+    sink = Sink(live.record, live.saver, live.stop_requested)
+    fit = Fit(method, backend, live.run.limits, live.run.budget.evaluations, sink, parameters)
+    live.go_on(fit)
     return fit
 
 
-def _optimizer(run: Run) -> Optimizer:
+def _optimizer(live: Live) -> Optimizer:
     """The server's, on the run's own vector."""
-    return run.setup.server_recipe.on(run.flat.parameters, run.flat.layout)
+    return live.run.server_recipe.on(live.flat.parameters, live.flat.layout)
 
 
-def _train_virtual(run: Run, board: World | None) -> Result:
+def _train_virtual(live: Live, board: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    assignment, runtime = run.assignment(), run.setup.runtime
-    assert isinstance(runtime, modes.Virtual)
-    worker = assignment.worker(FlatModel(run.task.model(run.setup.seed).to(run.flat.parameters.device)))
+    assignment, runtime = live.assignment(), live.run.runtime
+    assert isinstance(runtime, runtimes.Virtual)
+    worker = assignment.worker(FlatModel(live.run.task.model(live.run.seed).to(live.flat.parameters.device)))
     heap = Heap(
-        run.flat.parameters,
+        live.flat.parameters,
         ModelGradients(worker, assignment.inner),
-        runtime.speeds.on(runtime.num_workers, run.setup.seed),
+        runtime.speeds.on(runtime.num_workers, live.run.seed),
         whole_evaluation(worker),
         num_workers=runtime.num_workers,
         network=runtime.network,
         churn=runtime.churn,
-        in_step=isinstance(run.setup.rule, PeerRule) and run.setup.rule.together,
+        in_step=isinstance(live.run.rule, PeerRule) and live.run.rule.together,
     )
-    rule, number = run.setup.rule, runtime.num_workers
+    rule, number = live.run.rule, runtime.num_workers
     if not isinstance(rule, PeerRule):
-        return _fit(run, _server(run, run.flat.parameters, _optimizer(run), lambda: heap.now, number), heap).run()
-    budget, layout = run.course.budget, run.flat.layout
+        return _fit(live, _server(live, live.flat.parameters, _optimizer(live), lambda: heap.now, number), heap).run()
+    budget, layout = live.run.limits, live.flat.layout
     peers = peers_of(
         rule,
-        run.flat.parameters,
-        lambda vector: run.setup.recipe.on(vector, layout),
-        run.course.schedule,
-        Batches(budget.to_hand_out(rule), run.task.batch_size),
+        live.flat.parameters,
+        lambda vector: live.run.recipe.on(vector, layout),
+        live.run.schedule,
+        Batches(budget.to_hand_out(rule), live.run.task.batch_size),
         num_workers=number,
-        batch_size=run.task.batch_size,
+        batch_size=live.run.task.batch_size,
         samples=budget.samples,
-        seed=run.setup.seed,
+        seed=live.run.seed,
         clock=lambda: heap.now,
     )
-    result = _fit(run, peers, heap).run()
+    result = _fit(live, peers, heap).run()
     _ = peers.parameters  # the mean, where the run has its parameters
     return result
 
 
-def _train_async(run: Run, board: World | None) -> Result:
+def _train_async(live: Live, board: World | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
-    segment = Segment(run.flat.layout.size, run.num_workers)
-    return _serve_workers(run, segment, board, run.setup.server_recipe.on(segment.parameters, run.flat.layout))
+    segment = Segment(live.flat.layout.size, live.num_workers)
+    return _serve_workers(live, segment, board, live.run.server_recipe.on(segment.parameters, live.flat.layout))
 
 
-def _train_hogwild(run: Run, board: World | None) -> Result:
+def _train_hogwild(live: Live, board: World | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
-    step, size = _step_here(run.setup, run.course), run.flat.layout.size
+    step, size = _step_here(live.run), live.flat.layout.size
     assert step is not None
     extra = 0
     if step.share_state:
-        trial = step.recipe.on(torch.zeros(size), run.flat.layout)
+        trial = step.recipe.on(torch.zeros(size), live.flat.layout)
         trial.create_state()
         extra = trial.state_size
-    return _serve_workers(run, Segment(size, 0, extra), board, StepTakenByWorker())
+    return _serve_workers(live, Segment(size, 0, extra), board, StepTakenByWorker())
 
 
-def _step_here(setup: Setup, course: Course) -> StepHere | None:
+def _step_here(run: Run) -> StepHere | None:
     """How workers step, where they do."""
-    runtime = setup.runtime
-    return StepHere(setup.recipe, course.schedule, runtime.share_state) if isinstance(runtime, modes.Hogwild) else None
+    runtime = run.runtime
+    return StepHere(run.recipe, run.schedule, runtime.share_state) if isinstance(runtime, runtimes.Hogwild) else None
 
 
-def _serve_workers(run: Run, segment: Segment, board: World | None, optimizer: Optimizer | StepTakenByWorker) -> Result:
+def _serve_workers(
+    live: Live, segment: Segment, board: World | None, optimizer: Optimizer | StepTakenByWorker
+) -> Result:
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
-    assert run.context is not None
-    segment.parameters.copy_(run.flat.parameters)
-    shares, step = run.setup.runtime.transport == "shared_memory", _step_here(run.setup, run.course)
+    assert live.context is not None
+    segment.parameters.copy_(live.flat.parameters)
+    shares, step = live.run.runtime.transport == "shared_memory", _step_here(live.run)
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
         meeting = Meeting("", None)
         if board is not None or not shares:
             folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True))
             meeting = Meeting(folder, segment.path if shares else None)
-        processes = closing.enter_context(Processes(run.context))
+        processes = closing.enter_context(Processes(live.context))
         if board is not None:
-            board.put("run", _notice(run, meeting))
-        for worker in range(run.num_workers):
+            board.put("run", _notice(live, meeting))
+        for worker in range(live.num_workers):
             child, pipe = board is None or worker == 0, None
             way: Inherited | Meeting = meeting
             if child and shares:
-                ours, pipe = run.context.Pipe()
+                ours, pipe = live.context.Pipe()
                 links[worker], way = Link(ours), Inherited(pipe, segment)
             else:
                 slot = None if shares else segment.slots[worker]
                 links[worker] = Pair(meeting.folder, worker, serves=True, carries_vectors=not shares, slot=slot)
             if child:
-                processes.start(worker, serve, run.assignment(worker), way, worker, step)
-                run.usage.follow(f"worker {worker}", processes.pid(worker))
+                processes.start(worker, serve, live.assignment(worker), way, worker, step)
+                live.usage.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
-        result = _serve(run, links, segment, optimizer, processes.how_it_ended)
+        result = _serve(live, links, segment, optimizer, processes.how_it_ended)
         if result.status == INTERRUPTED:
             processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
         with torch.no_grad():
-            run.flat.parameters.copy_(segment.parameters)
+            live.flat.parameters.copy_(segment.parameters)
         return result
 
 
 def _serve(
-    run: Run, links: Mapping[int, Link], segment: Segment, optimizer: Optimizer | StepTakenByWorker, dead: Dead
+    live: Live, links: Mapping[int, Link], segment: Segment, optimizer: Optimizer | StepTakenByWorker, dead: Dead
 ) -> Result:
     clock = TrainingClock()
     server = _server(
-        run,
+        live,
         segment.parameters,
         optimizer,
         lambda: clock.seconds,
-        run.num_workers,
+        live.num_workers,
         all_of_budget=isinstance(optimizer, StepTakenByWorker),  # a step that was taken cannot be discarded
         writing=segment.writing,
     )
-    workers = Workers(links, segment, run.task, clock, dead=dead, stop_requested=run.stop_requested)
-    fit = _fit(run, server, workers)
+    workers = Workers(links, segment, live.run.task, clock, dead=dead, stop_requested=live.stop_requested)
+    fit = _fit(live, server, workers)
     try:
-        workers.meet(run.flat.layout.fingerprint)
+        workers.meet(live.flat.layout.fingerprint)
         return fit.run()
     except Interrupted:  # while workers came up
         return Result(INTERRUPTED, "interrupted by the user")
     finally:
         for left in workers.close():  # nothing may change any more, so the rule does not hear of them
-            run.record(server.drop(left.worker, left.reason))
+            live.record(server.drop(left.worker, left.reason))
 
 
-def _train_sync(run: Run, board: World | None) -> Result:
+def _train_sync(live: Live, board: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
-    resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
-    training, number = _training(run.setup, run.course, bool(run.unused), resume), run.num_workers
+    resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
+    training, number = _training(live.run, bool(live.unused), resume), live.num_workers
     with contextlib.ExitStack() as closing:
         world, processes = board, None
         if board is not None:
-            board.put("run", _notice(run, _Resume(*map(str, resume or ("", "")))))
+            board.put("run", _notice(live, _Resume(*map(str, resume or ("", "")))))
         if world is None:
             folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
             world = World(0, number, closing.enter_context(folder))
-            assert run.context is not None
-            processes = closing.enter_context(Processes(run.context))
+            assert live.context is not None
+            processes = closing.enter_context(Processes(live.context))
             for rank in range(1, number):
                 there = World(rank, number, world.folder)
-                processes.start(rank, serve_rank, run.assignment(rank), training, there)
-                run.usage.follow(f"worker {rank}", processes.pid(rank))
+                processes.start(rank, serve_rank, live.assignment(rank), training, there)
+                live.usage.follow(f"worker {rank}", processes.pid(rank))
         while not world.complete(POLL_SECONDS):
-            if run.stop_requested():
+            if live.stop_requested():
                 if processes is not None:
                     processes.stop_seconds = 1.0
                 return Result(INTERRUPTED, "interrupted by the user")
             if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
                 raise _rank_is_lost(processes, number)
         try:
-            with world.group(run.assignment().device):
-                return _lead_ranks(run, training)
+            with world.group(live.assignment().device):
+                return _lead_ranks(live, training)
         except RuntimeError as error:
             if not is_lost_contact(error):
                 raise
@@ -327,41 +321,33 @@ def _train_sync(run: Run, board: World | None) -> Result:
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
 
 
-def _lead_ranks(run: Run, training: Training) -> Result:
+def _lead_ranks(live: Live, training: Training) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
-    course, task, runtime = run.course, run.task, run.setup.runtime
-    ranks, clock = training.in_step(run.assignment(), run.flat), TrainingClock()
+    run, runtime = live.run, live.run.runtime
+    ranks, clock = training.in_step(live.assignment(), live.flat), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule = None
-    if isinstance(runtime, modes.Pipeline) and runtime.schedule == "2bw":
+    if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
         from asyncsgd.runtime.two_buffered import Ahead
 
         rule, num_workers = Asynchronous(), 2
-        ahead = Ahead(course.budget, course.evaluations, task.batch_size)
-    server = _server(run, torch.empty(0), optimizer, lambda: clock.seconds, num_workers, rule=rule)
-    fit = _fit(run, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
+        ahead = Ahead(run.limits, run.budget.evaluations, run.task.batch_size)
+    server = _server(live, torch.empty(0), optimizer, lambda: clock.seconds, num_workers, rule=rule)
+    fit = _fit(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
     result, parameters = fit.run(), ranks.parameters()
-    if parameters is not run.flat.parameters:
+    if parameters is not live.flat.parameters:
         with torch.no_grad():
-            run.flat.parameters.copy_(parameters)
+            live.flat.parameters.copy_(parameters)
     ranks.stop()
     return result
 
 
-def _assignment(setup: Setup, course: Course, task: Task, worker: int | None) -> Assignment:
-    num_batches = course.budget.num_batches(task.batch_size)
-    return dataclasses.replace(setup.assignment(task, worker), num_batches=num_batches)
-
-
-def _training(
-    setup: Setup, course: Course, find_unused: bool = False, resume: tuple[Path, str] | None = None
-) -> Training:
-    runtime = setup.runtime
-    stages = None
-    if isinstance(runtime, modes.Pipeline):
+def _training(run: Run, find_unused: bool = False, resume: tuple[Path, str] | None = None) -> Training:
+    runtime, stages = run.runtime, None
+    if isinstance(runtime, runtimes.Pipeline):
         config = None if runtime.deepspeed_config is None else Path(runtime.deepspeed_config).absolute()
         stages = Stages(runtime.stages, runtime.schedule, config)
-    return Training(setup.recipe, course.schedule, find_unused, resume, stages)
+    return Training(run.recipe, run.schedule, find_unused, resume, stages)
 
 
 def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
@@ -380,23 +366,23 @@ def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
     return min(to_blame.items(), default=(0, "its connection was closed"))
 
 
-_TRAIN: dict[type[modes.Runtime], Callable[[Run, World | None], Result]] = {
-    modes.InProcess: _train_single,
-    modes.AllReduce: _train_sync,
-    modes.Pipeline: _train_sync,
-    modes.Processes: _train_async,
-    modes.Hogwild: _train_hogwild,
-    modes.Virtual: _train_virtual,
+_TRAIN: dict[type[runtimes.Runtime], Callable[[Live, World | None], Result]] = {
+    runtimes.InProcess: _train_single,
+    runtimes.AllReduce: _train_sync,
+    runtimes.Pipeline: _train_sync,
+    runtimes.Processes: _train_async,
+    runtimes.Hogwild: _train_hogwild,
+    runtimes.Virtual: _train_virtual,
 }
 
 
-def execute(run: Run, board: World | None) -> Result:
+def execute(live: Live, board: World | None) -> Result:
     """Train.
 
     Args:
         board: where torchrun's ranks meet; None where this process starts all others.
     """
-    return _TRAIN[type(run.setup.runtime)](run, board)
+    return _TRAIN[type(live.run.runtime)](live, board)
 
 
 class _Resume(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -419,34 +405,33 @@ class _Notice(Struct, frozen=True, forbid_unknown_fields=True):
     way: Meeting | _Resume
 
 
-def _notice(run: Run, way: Meeting | _Resume) -> bytes:
-    found = {name: getattr(run.task, name) for name in found_by(run.task)}
-    return msgspec.json.encode(_Notice(found, run.setup.micro_batches, way))
+def _notice(live: Live, way: Meeting | _Resume) -> bytes:
+    found = {name: getattr(live.run.task, name) for name in found_by(live.run.task)}
+    return msgspec.json.encode(_Notice(found, live.run.micro_batches, way))
 
 
-def follow(experiment: Experiment) -> int:
+def follow(run: Run) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
     end_with_launcher(leads=False)
-    board, setup, task = World.of_torchrun(), experiment.setup, experiment.task
+    board = World.of_torchrun()
     if board.several_hosts:
-        board.put(f"rank{board.rank}", msgspec.json.encode(Hardware.here(setup.device)))
+        board.put(f"rank{board.rank}", msgspec.json.encode(Hardware.here(run.device)))
     try:
         notice = msgspec.json.decode(board.get("run"), type=_Notice)
-        if notice.found.keys() != set(found_by(task)):
-            raise ValueError(f"{[*notice.found]} is not what a {type(task).__name__} finds out")
+        if notice.found.keys() != set(found_by(run.task)):
+            raise ValueError(f"{[*notice.found]} is not what a {type(run.task).__name__} finds out")
     except ValueError as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
     found = {name: _tuples(value) for name, value in notice.found.items()}
-    task = dataclasses.replace(task, **found)  # type: ignore[type-var]
-    setup = dataclasses.replace(setup, micro_batches=notice.micro_batches)
-    course = experiment.course(task)
-    assignment = _assignment(setup, course, task, board.rank)
-    if not setup.runtime.has_server:
+    task: Task = dataclasses.replace(run.task, **found)  # type: ignore[type-var]
+    run = dataclasses.replace(run, task=task).with_parts(notice.micro_batches)
+    assignment = run.assignment(board.rank)
+    if not run.runtime.has_server:
         assert isinstance(notice.way, _Resume)
         resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
-        serve_rank(assignment, _training(setup, course, resume=resume), board)
+        serve_rank(assignment, _training(run, resume=resume), board)
     assert isinstance(notice.way, Meeting)
-    serve(assignment, notice.way, board.rank, _step_here(setup, course))
+    serve(assignment, notice.way, board.rank, _step_here(run))
     return 0  # not reached: each ends the process
 
 

@@ -15,12 +15,11 @@ from multiprocessing.context import ForkServerContext
 import torch
 
 from asyncsgd.errors import NOT_ONE_SAMPLE, RunError, UsageError
-from asyncsgd.experiment import Experiment, Setup
 from asyncsgd.flat import FlatModel
 from asyncsgd.measure import leave_memory_for
-from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, Processes
 from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
+from asyncsgd.settings.run import Run
 from asyncsgd.tasks.base import Task, tensors_in
 
 LOOKED_AT = 1000
@@ -34,7 +33,7 @@ LARGEST = 65_536
 """The largest batch that is tried."""
 
 
-def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Callable[[str], None]) -> int:
+def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], None]) -> int:
     """The most samples whose gradient and optimizer step fit in the memory of a worker; nothing is trained or written.
 
     Sizes are doubled until one does not fit, and then bisected. Each is tried with the batch that has the most numbers.
@@ -47,16 +46,16 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
         RunError: if not even one sample fits.
         UsageError: for ``--auto-batch``, which would let every size fit.
     """
-    setup = experiment.setup
-    if setup.savings.auto_batch:
+    if run.machine.auto_batch:
         raise UsageError("--auto-batch makes every batch fit, so --find-batch-size would find nothing; drop one")
-    task = experiment.task.prepare(setup.seed, experiment.cache)
+    run = run.prepared()
+    task = run.task
     most = min(LARGEST, task.facts().get("num_train_samples") or LARGEST)
-    largest = _LargestBatch(setup.seed)
+    largest = _LargestBatch(run.seed)
 
     def fits(size: int) -> bool:
         of_size = dataclasses.replace(task, batch_size=size)  # type: ignore[type-var]
-        fitted = _fits(setup, of_size, 1, largest.index(of_size), context)
+        fitted = _fits(dataclasses.replace(run, task=of_size), 1, largest.index(of_size), context)
         tell(f"try    {size} sample{'s' * (size > 1)}: {'fit' if fitted else 'too many'}")
         return fitted
 
@@ -76,32 +75,32 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
     return good
 
 
-def find_micro_batches(setup: Setup, task: Task, context: ForkServerContext) -> int:
-    """The fewest parts from `Setup.micro_batches` on, doubled at a time, in which a batch of `task` fits in memory.
+def find_micro_batches(run: Run, context: ForkServerContext) -> int:
+    """The fewest parts from `Run.micro_batches` on, doubled at a time, in which a batch fits in memory.
 
     Args:
-        task: prepared.
+        run: prepared.
 
     Raises:
         RunError: if not even one sample fits.
     """
-    index = _LargestBatch(setup.seed).index(task)
-    parts = setup.micro_batches
-    while not _fits(setup, task, parts, index, context):
-        if parts >= task.batch_size:
+    index = _LargestBatch(run.seed).index(run.task)
+    parts = run.micro_batches
+    while not _fits(run, parts, index, context):
+        if parts >= run.task.batch_size:
             raise RunError(NOT_ONE_SAMPLE)
-        parts = min(2 * parts, task.batch_size)
+        parts = min(2 * parts, run.task.batch_size)
     return parts
 
 
-def _fits(setup: Setup, task: Task, micro_batches: int, index: int, context: ForkServerContext) -> bool:
-    assignment = dataclasses.replace(setup.assignment(task, 0), micro_batches=micro_batches)
+def _fits(run: Run, micro_batches: int, index: int, context: ForkServerContext) -> bool:
+    assignment = dataclasses.replace(run.assignment(0), micro_batches=micro_batches)
     with Processes(context) as processes:
-        processes.start(0, _try, assignment, setup.recipe, index)
+        processes.start(0, _try, assignment, index)
         processes.join(0)
         code = processes.exit_code(0)
     if code not in (0, OUT_OF_MEMORY, KILLED):
-        raise RunError(f"a batch of {task.batch_size} samples could not be tried: {processes.how_it_ended(0, 1.0)}")
+        raise RunError(f"a batch of {run.task.batch_size} samples could not be tried: {processes.how_it_ended(0, 1.0)}")
     return code == 0
 
 
@@ -125,7 +124,7 @@ class _LargestBatch:
         return at
 
 
-def _try(assignment: Assignment, recipe: OptimizerRecipe, index: int) -> None:
+def _try(assignment: Assignment, index: int) -> None:
     """Entry point of a process: one gradient of batch `index` and one step."""
     try:
         set_up_process(assignment.threads)
@@ -133,6 +132,6 @@ def _try(assignment: Assignment, recipe: OptimizerRecipe, index: int) -> None:
         leave_memory_for(assignment.num_workers - 1, device)
         flat = FlatModel(assignment.task.model(assignment.seed).to(device))
         assignment.worker(flat).gradient(index)
-        recipe.on(flat.parameters, flat.layout).step(flat.gradients, 0.0)
+        assignment.inner.on(flat.parameters, flat.layout).step(flat.gradients, 0.0)
     except Exception as error:
         fail("a try", error)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncsgd import modes
+from asyncsgd import runtimes
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml
 
@@ -36,7 +36,7 @@ def summary_to_replay(folder: Path) -> dict[str, Any]:
     """
     summary = read_of_run(folder, "summary.json")
     mode = summary.get("mode")
-    if refused := next((kind.not_replayed for kind in modes.KINDS if kind.mode == mode), ""):
+    if refused := next((kind.not_replayed for kind in runtimes.KINDS if kind.mode == mode), ""):
         raise UsageError(f"a run of mode {mode} cannot be replayed: {refused}")
     if not isinstance(summary.get("parameters_sha256"), str):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Put a replay together from an experiment and the records of its run: `asyncsgd.training` for `runtime.replay`."""
+"""Put a replay together from a run and the records of its run: `asyncsgd.training` for `runtime.replay`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from asyncsgd import modes
+from asyncsgd import runtimes
 from asyncsgd.batches import Batches, count_batches
 from asyncsgd.checkpoints import Found, find
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
+from asyncsgd.finishing import facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.methods import peers_of
 from asyncsgd.methods.peers import Peers
@@ -23,14 +23,15 @@ from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Difference, Log, Replay, follows
 from asyncsgd.server import Server
+from asyncsgd.settings.run import Run, device_of_worker, run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.state import State
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.base import Task
 
 
-def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Task] | None = None) -> Experiment:
-    """Return the experiment that a run's script makes of its settings, without speeds, since the log has the times, and
+def run_again(folder: Path, cache_dir: str | None = None, kind: type[Task] | None = None) -> Run:
+    """Return the run of a script that a folder holds, without speeds, since the log has the times, and
     without a thread that guesses batches, since it has their order.
 
     Args:
@@ -42,11 +43,11 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Tas
         UsageError: if the settings cannot be read, or the run's task is none of the library's own.
     """
     settings = settings_of_run(folder, {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}, kind)
-    return experiment_of(settings.task.name, settings)
+    return run_of(settings.task.name, settings)
 
 
 def settings_of_run(folder: Path, changes: Mapping[str, Any], kind: type[Task] | None = None) -> Any:
-    """The settings of a script's run with changes; see `experiment_of_run`."""
+    """The settings of a script's run with changes; see `run_again`."""
     flags = task_flags(kind or task_class(str(read_header(folder / EVENTS).get("task"))))
     return flags.make({**flags.load_yaml(folder / "settings.yaml"), **changes})
 
@@ -74,7 +75,7 @@ class PreparedReplay:
     """A server and a worker as the run had them, ready to take its log.
 
     Args:
-        experiment: as the run was asked for; its thread count is used.
+        run: as it was asked for; its thread count is used.
         log: of its events.
         check_every: see `Replay`.
         state: of the checkpoint that `log` comes after; see `nearest_checkpoint`. None: they are the whole log.
@@ -85,44 +86,42 @@ class PreparedReplay:
 
     def __init__(
         self,
-        experiment: Experiment,
+        run: Run,
         log: Log,
         check_every: int = 1,
         state: State | None = None,
     ) -> None:
-        self._experiment, setup = experiment, experiment.setup
-        if setup.savings.compile:
+        if run.machine.compile:
             raise UsageError(
                 "a run with --compile cannot be replayed: which code computes a batch depends on the shapes that its "
                 "process met before, so a replay may round differently; run its settings again"
             )
-        _check_loss_scales(setup.precision == torch.float16, log)
-        torch.set_num_threads(setup.runtime.threads)
-        self.task = experiment.task.prepare(setup.seed, experiment.cache)
-        self._facts = facts_of(self.task, setup.seed)
-        self._flat = FlatModel(self.task.model(setup.seed))
-        device = device_of_worker(setup.device, 0)
-        parts = next((record.before for _, record in log if isinstance(record, Parts)), setup.micro_batches)
-        assignment = dataclasses.replace(setup.assignment(self.task), micro_batches=parts)
-        worker = assignment.worker(FlatModel(self.task.model(setup.seed).to(device)))
-        runtime, rule, layout = setup.runtime, setup.rule, self._flat.layout
+        _check_loss_scales(run.machine.precision == "fp16", log)
+        torch.set_num_threads(run.runtime.threads)
+        self._run = run = run.prepared()
+        self._facts = facts_of(run)
+        self._flat = FlatModel(run.task.model(run.seed))
+        device = device_of_worker(run.device, 0)
+        parts = next((record.before for _, record in log if isinstance(record, Parts)), run.micro_batches)
+        assignment = dataclasses.replace(run.assignment(), micro_batches=parts)
+        worker = assignment.worker(FlatModel(run.task.model(run.seed).to(device)))
+        runtime, rule, layout = run.runtime, run.rule, self._flat.layout
         more: dict[str, Any] = {
-            "num_workers": runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
-            "batch_size": self.task.batch_size,
+            "num_workers": runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers,
+            "batch_size": run.task.batch_size,
             "starts": False,
         }
-        schedule, batches = experiment.course(self.task).schedule, Batches(None, self.task.batch_size)
-        vector = self._flat.parameters
+        batches, vector = Batches(None, run.task.batch_size), self._flat.parameters
         self._server: Server | Peers[Any]
         if isinstance(rule, PeerRule):
 
             def optimizer_on(of_worker: torch.Tensor) -> Optimizer:
-                return setup.recipe.on(of_worker, layout)
+                return run.recipe.on(of_worker, layout)
 
-            self._server = peers_of(rule, vector, optimizer_on, schedule, batches, seed=setup.seed, **more)
+            self._server = peers_of(rule, vector, optimizer_on, run.schedule, batches, seed=run.seed, **more)
         else:
-            self._server = Server(vector, rule, setup.server_recipe.on(vector, layout), schedule, batches, **more)
-        self._replay = Replay(self._server, ModelGradients(worker, setup.recipe), log, check_every)
+            self._server = Server(vector, rule, run.server_recipe.on(vector, layout), run.schedule, batches, **more)
+        self._replay = Replay(self._server, ModelGradients(worker, run.recipe), log, check_every)
         if state is not None:
             self._replay.go_on_from(state)
 
@@ -165,8 +164,8 @@ class PreparedReplay:
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""
         counts = {"num_samples": self.num_samples, "num_updates": self.version}
-        known = self._experiment.summary() | self._facts | counts | {"parameters_sha256": self.parameters_sha256}
-        save_model(self._experiment, self.task, self._flat.model, folder, known, None)
+        known = self._run.summary() | self._facts | counts | {"parameters_sha256": self.parameters_sha256}
+        save_model(self._run, self._flat.model, folder, known, None)
 
 
 def _check_loss_scales(half: bool, log: Log) -> None:

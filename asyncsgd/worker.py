@@ -21,6 +21,7 @@ from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.prefetching import Prefetching
 from asyncsgd.records.events import Gradient
+from asyncsgd.settings.training import Machine
 from asyncsgd.state import restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
 
@@ -103,21 +104,7 @@ class OnAllGPUs(nn.Module):
         return torch.stack([share * loss.to(first) for loss, share in zip(losses, shares, strict=True) if share]).sum()
 
 
-@dataclasses.dataclass(frozen=True)
-class Savings:
-    """Ways to a gradient in less time or less memory. None of them changes which gradient it is."""
-
-    gradient_checkpointing: bool = False
-    """Activations are computed again in the backward pass, with the dropout that they had."""
-    compile: bool = False
-    """The loss is compiled by `torch.compile`, in a first gradient that nobody uses."""
-    prefetch: int = 0
-    """Batches that a thread makes ahead; see `asyncsgd.prefetching`."""
-    auto_batch: bool = False
-    """Every batch is cut into the fewest parts that fit in memory, tried before training; see `asyncsgd.fitting`."""
-
-
-NO_SAVINGS = Savings()
+_NO_SAVINGS = Machine()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -149,7 +136,7 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 
 def check_compiler(device: str) -> None:
-    """Refuse `Savings.compile` where it would fail in every worker.
+    """Refuse `Machine.compile` where it would fail in every worker.
 
     Raises:
         UsageError: on a CPU without a C++ compiler.
@@ -187,7 +174,7 @@ class Worker:
         precision: float32, or the type of the forward pass under autocast (bfloat16, float16).
         micro_batches: K, parts of a batch.
         all_gpus: whether a batch is computed on all GPUs of this process; see `OnAllGPUs`.
-        savings: see `Savings`.
+        savings: ways to less time or less memory; none of them changes which gradient it is.
     """
 
     KEPT = ("_loss_scale",)
@@ -203,7 +190,7 @@ class Worker:
         precision: torch.dtype = torch.float32,
         micro_batches: int = 1,
         all_gpus: bool = False,
-        savings: Savings = NO_SAVINGS,
+        savings: Machine = _NO_SAVINGS,
     ) -> None:
         self.flat = flat
         self.savings = savings

@@ -65,10 +65,10 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from asyncsgd.data.corpora import load_corpus
     from asyncsgd.data.tokenizer import load_tokenizer
     from asyncsgd.data.tokens import plain_backend
-    from asyncsgd.experiment import cache_folder
     from asyncsgd.masking.candidates import begin, find_candidates
     from asyncsgd.masking.tagger import Tagger
     from asyncsgd.origin import read_origin
+    from asyncsgd.settings.run import cache_folder
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
     corpus = load_corpus(given.data, eval_data=given.eval_data, text_column=given.text_column, cache_dir=cache)
@@ -119,7 +119,7 @@ def devices_of(given: argparse.Namespace) -> list[str]:
     """The device of each process of a finder with a model."""
     import torch
 
-    from asyncsgd.experiment import resolve_device
+    from asyncsgd.settings.run import resolve_device
 
     if resolve_device(given.device) == "cpu":
         return ["cpu"] * (given.processes or available_cores())

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import asyncsgd
-from asyncsgd import modes
+from asyncsgd import runtimes
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.machine import available_cores
@@ -120,11 +120,11 @@ class EqualStages(Task):
         return (outputs - batch).square().mean()
 
 
-def bubble(task: EqualStages, schedule: modes.settings.PipelineSchedule, micro_batches: int, folder: Path) -> float:
+def bubble(task: EqualStages, schedule: runtimes.settings.PipelineSchedule, micro_batches: int, folder: Path) -> float:
     """The share of a pipeline's time in which its stages wait: 1 - (mean of the seconds computed) / (seconds taken)."""
     asyncsgd.train(
         task,
-        runtime=modes.Pipeline(task.num_blocks, task.num_blocks, schedule),
+        runtime=runtimes.Pipeline(task.num_blocks, task.num_blocks, schedule),
         micro_batches=micro_batches,
         samples=2 * STEPS * task.batch_size,
         evaluations=2,

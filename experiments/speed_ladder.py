@@ -35,12 +35,12 @@ import torch
 from torch import nn
 
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
-from asyncsgd.experiment import cache_folder, resolve_device
 from asyncsgd.measure import Hardware
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.run import cache_folder, resolve_device
 from asyncsgd.signals import StopRequest
 from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject
 

@@ -156,7 +156,7 @@ def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys):
     ("arguments", "message"),
     [
         ({}, "a run needs an end; give samples=10_000 or seconds=60"),
-        ({"seconds": 1.0, "schedule": "linear"}, "schedule='linear' needs a number of samples to stretch over"),
+        ({"seconds": 1.0, "schedule": "linear"}, "--schedule linear needs a number of samples to stretch over"),
         ({"samples": 8, "rule": Ringmaster()}, "InProcess is synchronous by definition, and rule=ringmaster"),
         ({"samples": 8, "rule": DANA(), "runtime": Virtual(2)}, "rule 'dana' has a momentum or"),
     ],

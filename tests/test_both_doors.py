@@ -11,8 +11,8 @@ from tasks import Plane
 
 import asyncsgd
 from asyncsgd import InProcess, Processes, UsageError, Virtual
-from asyncsgd.experiment import experiment_of
 from asyncsgd.scripts.task import adapt
+from asyncsgd.settings.run import run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.simulation.churn import Join, Leave
 from asyncsgd.simulation.speeds import Infinite, Slow
@@ -59,7 +59,7 @@ from asyncsgd.tasks.token_classification import TokenClassification
 )
 def test_what_cannot_be_meant_is_refused_by_both_doors(flags, python, words):
     with pytest.raises(UsageError) as typed:
-        experiment_of("plane", task_flags(Plane).make(flags))
+        run_of("plane", task_flags(Plane).make(flags))
     with pytest.raises(UsageError) as called:
         asyncsgd.train(Plane(), quiet=True, **{"samples": 8, **(python() if callable(python) else python)})
     for refused in (typed, called):
@@ -127,8 +127,8 @@ def test_sgd_and_a_run_without_a_number_of_samples_have_the_same_defaults_throug
 
 
 def test_a_warmup_below_1_is_a_share_through_both_doors():
-    course = experiment_of("plane", task_flags(Plane).make({"samples": 80, "warmup": "0.25"})).course(Plane())
-    assert course.schedule(10) == pytest.approx(0.5 * course.schedule(80))
+    schedule = run_of("plane", task_flags(Plane).make({"samples": 80, "warmup": "0.25"})).schedule
+    assert schedule(10) == pytest.approx(0.5 * schedule(80))
     python = asyncsgd.train(Plane(), samples=80, warmup=0.25, quiet=True).summary["parameters_sha256"]
     assert python == asyncsgd.train(Plane(), samples=80, warmup=20, quiet=True).summary["parameters_sha256"]
 

@@ -15,10 +15,10 @@ __main__ errors flights state numbers prefetching schedules signals torchrun fla
 batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
 simulation.problems simulation.sampler simulation.speeds
 masking
-checkpoints models origin methods modes server study.config recorded_run study.arms tasks
+checkpoints models origin methods runtimes server study.config recorded_run study.arms tasks
 checking evaluation study.finetuning stages study.registration worker measure study.plan
 runtime
-experiment simulation fitting execute finishing training scripts
+settings.run simulation fitting execute finishing training scripts
 replaying scripts.export scripts.predict scripts.replay study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}

@@ -241,21 +241,23 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, sch
 @pytest.mark.parametrize(
     ("runtime", "more", "said"),
     [
-        (Pipeline(1, 1), {}, "needs a process for each stage"),
-        (Pipeline(3, 2), {}, "--nproc 3 processes cannot hold --stages 2"),
-        (Pipeline(4, 4), {"micro_batches": 2}, "fewer than the 4 stages"),
-        (Pipeline(5, 5), {"micro_batches": 8}, "which cannot be cut into 5 stages"),
-        (Pipeline(2, 2), {"micro_batches": 3}, "does not divide"),
-        (Pipeline(2, 2), {"precision": "fp16"}, "no loss scale"),
-        (Pipeline(2, 2, "2bw"), {"clip_norm": 1.0}, "cannot clip"),
-        (Pipeline(4, 2, "2bw"), {}, "has one replica"),
-        (Pipeline(2, 2), {"gradient_checkpointing": True}, "--gradient-checkpointing is for models that are not"),
-        (Pipeline(2, 2), {"prefetch": 2}, "--prefetch is for models that are not"),
+        ((1, 1), {}, "needs a process for each stage"),
+        ((3, 2), {}, "--nproc 3 processes cannot hold --stages 2"),
+        ((4, 4), {"micro_batches": 2}, "fewer than the 4 stages"),
+        ((5, 5), {"micro_batches": 8}, "which cannot be cut into 5 stages"),
+        ((2, 2), {"micro_batches": 3}, "must divide --batch-size 8"),
+        ((2, 2), {"precision": "fp16"}, "no loss scale"),
+        ((2, 2, "2bw"), {"clip_norm": 1.0}, "cannot clip"),
+        ((4, 2, "2bw"), {}, "has one replica"),
+        ((2, 2), {"gradient_checkpointing": True}, "--gradient-checkpointing is for models that are not"),
+        ((2, 2), {"prefetch": 2}, "--prefetch is for models that are not"),
     ],
 )
 def test_what_a_pipeline_cannot_do_is_refused(runtime, more, said):
     with pytest.raises(UsageError, match=said):
-        asyncsgd.train(NextToken(), runtime=runtime, samples=80, **{"micro_batches": 4, "quiet": True, **more})
+        asyncsgd.train(
+            NextToken(), runtime=Pipeline(*runtime), samples=80, **{"micro_batches": 4, "quiet": True, **more}
+        )
 
 
 class Shared(Tower):

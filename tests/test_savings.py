@@ -125,8 +125,11 @@ def test_an_overflow_that_no_loss_scale_explains_is_the_models_own():
     ("arguments", "words"),
     [
         ({"gradient_checkpointing": True}, "a Linear has no method gradient_checkpointing_enable, as transformers"),
-        ({"prefetch": 2, "runtime": Virtual(2)}, "prefetch=2 guesses a worker's next batch, and on the virtual clock"),
-        ({"micro_batches": 9}, "micro_batches=9 cuts a batch into more parts than its 8 samples; give 8 or"),
+        (
+            {"prefetch": 2, "runtime": Virtual(2)},
+            "--prefetch 2 guesses a worker's next batch, and",
+        ),
+        ({"micro_batches": 9}, "--micro-batches 9 cuts a batch into more parts than its 8 samples; type fewer"),
     ],
 )
 def test_what_cannot_save_is_refused_with_the_reason(arguments, words):

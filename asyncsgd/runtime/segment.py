@@ -6,7 +6,7 @@ the size of /dev/shm (docker's --shm-size) does not matter.
 A pull is one consistent version without any lock: the version word is 2 v while version v stands, and 2 v + 1 while the
 server writes version v + 1 (a sequence lock). A reader copies between two equal, even words and reads again otherwise;
 if it has to, the server has made progress. The order of the stores and loads around the copy is that of x86; on other
-processors `asyncsgd.modes.check_transport` refuses it."""
+processors `asyncsgd.runtimes.check_transport` refuses it."""
 
 from __future__ import annotations
 

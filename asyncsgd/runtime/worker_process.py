@@ -18,11 +18,12 @@ from asyncsgd.measure import Profile, ProfiledWorker
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, REASONS
 from asyncsgd.schedules import Schedule
+from asyncsgd.settings.training import Machine
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.sampler import Sampler
 from asyncsgd.simulation.speeds import Speeds
 from asyncsgd.tasks.base import Task
-from asyncsgd.worker import Savings, Worker, is_out_of_memory
+from asyncsgd.worker import Worker, is_out_of_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Assignment:
     precision: torch.dtype
     micro_batches: int
     """Parts of a batch; see `Worker`."""
-    savings: Savings
+    savings: Machine
     inner: OptimizerRecipe
     """The optimizer of local steps, in rules that have them."""
     num_workers: int

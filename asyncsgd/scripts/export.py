@@ -86,15 +86,14 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
     import torch
 
     from asyncsgd.checkpoints import load_state
-    from asyncsgd.experiment import facts_of, model_at, save_model
+    from asyncsgd.finishing import facts_of, model_at, save_model
     from asyncsgd.flat import FlatModel, parameters_sha256
     from asyncsgd.records.totals import Totals
-    from asyncsgd.replaying import experiment_of_run
+    from asyncsgd.replaying import run_again
 
     folder = arguments.run_dir
-    experiment = experiment_of_run(folder, arguments.cache_dir)
-    task = experiment.task.prepare(experiment.setup.seed, experiment.cache)
-    flat = FlatModel(task.model(experiment.setup.seed))
+    run = run_again(folder, arguments.cache_dir).prepared()
+    flat = FlatModel(run.task.model(run.seed))
     state = load_state(folder, checkpoint.name)
     totals = Totals()
     totals.load_state(checkpoint.totals)
@@ -106,12 +105,12 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
         known = known | {"delay": {}} | model_at(**vars(best))
     with torch.no_grad():
         flat.parameters.copy_(parameters)
-    summary = experiment.summary() | known | facts_of(task, experiment.setup.seed)
+    summary = run.summary() | known | facts_of(run)
     summary |= {
         "num_parameters": flat.layout.num_parameters,
         "parameters_sha256": parameters_sha256(flat.layout, flat.parameters),
     }
-    save_model(experiment, task, flat.model, arguments.out, summary, folder)
+    save_model(run, flat.model, arguments.out, summary, folder)
     print(
         f"saved  the model after {known['num_samples']} samples and {known['num_updates']} updates in {arguments.out}"
     )

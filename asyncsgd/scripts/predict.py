@@ -70,10 +70,10 @@ def free_folder(measured: Path) -> Path:
 
 def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, cache_dir: str | None) -> int:
     """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
-    from asyncsgd.experiment import experiment_of
     from asyncsgd.replaying import settings_of_run
     from asyncsgd.runtime.launch import Launch
     from asyncsgd.scripts.run_folder import open_run_folder
+    from asyncsgd.settings.run import run_of
     from asyncsgd.training import lead
 
     changes = {
@@ -89,7 +89,7 @@ def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path,
         changes["rule"] = "synchronous"
     settings = settings_of_run(measured, changes)
     opened = open_run_folder("predict", settings, f"python -m asyncsgd predict {measured}")
-    return lead(experiment_of(summary["experiment"], settings), Launch(settings.job.nproc, None, False), opened, None)
+    return lead(run_of(summary["experiment"], settings), Launch(settings.job.nproc, None, False), opened, None)
 
 
 def compare(

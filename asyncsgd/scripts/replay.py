@@ -56,18 +56,18 @@ def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
 
 def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any], given: argparse.Namespace) -> int:
     """Replay up to a version and save its model; the exit code."""
-    from asyncsgd.replaying import PreparedReplay, experiment_of_run, nearest_checkpoint
+    from asyncsgd.replaying import PreparedReplay, nearest_checkpoint, run_again
     from asyncsgd.runtime.replay import read_log
 
     if {"simulate", "task_class"} & settings.keys():
         raise UsageError("--to saves a model of a script's run of a task; drop it")
     task = _task_of(given.task, settings)
-    experiment = experiment_of_run(folder, given.cache_dir, None if task is None else type(task))
+    run = run_again(folder, given.cache_dir, None if task is None else type(task))
     records, state = read_log(folder / "events.jsonl"), None
     if nearest := nearest_checkpoint(folder, version, records):
         found, state, records = nearest
         print(f"from       checkpoint {found.checkpoint.name}, version {found.checkpoint.version}")
-    prepared = PreparedReplay(experiment, records, state=state)
+    prepared = PreparedReplay(run, records, state=state)
     prepared.check_data(read_of_run(folder, "summary.json"))
     if difference := prepared.run(version):
         return said({}, prepared.version, prepared.num_checked, "", difference.message)

@@ -28,7 +28,7 @@ from asyncsgd.signals import StopRequest
 from asyncsgd.tasks import TASKS, task_class
 
 if TYPE_CHECKING:
-    from asyncsgd.experiment import Experiment
+    from asyncsgd.settings.run import Run
     from asyncsgd.tasks.base import Task
 
 
@@ -59,7 +59,7 @@ class TaskScript:
         parsed = self.flags.parse(argv, prog=command, description=description, examples=self.examples)
         settings, launch = adapt(parsed, self.flags)
         if not launch.leads:
-            return follow_leader(lambda: self.experiment(settings))
+            return follow_leader(lambda: self.run_of(settings))
         announce(settings)
         # Its imports and ours go on side by side.
         model = getattr(settings.task, "model_name", None)
@@ -67,28 +67,28 @@ class TaskScript:
         if model is not None:
             names = (getattr(settings.task, field, None) for field in ("data_name", "eval_data"))
             go_offline(model, " ".join(filter(None, names)))
-        experiment = self.experiment(settings)
+        asked = self.run_of(settings)
         stop.check()
         if settings.output.find_batch_size:
             from asyncsgd.fitting import find_batch_size
 
-            find_batch_size(experiment, context or fork_server(model, *self.kind.preload), say)
+            find_batch_size(asked, context or fork_server(model, *self.kind.preload), say)
             return 0
         from asyncsgd.training import lead
 
         folder = open_run_folder(self.name, settings, f"python experiments/{command} {' '.join(argv)}")
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
-        exit_code = lead(experiment, launch, folder, context, stop, tracking)
+        exit_code = lead(asked, launch, folder, context, stop, tracking)
         say(f"next   python -m analysis compare {shlex.quote(str(folder.path.parent))}")
         return exit_code
 
-    def experiment(self, settings: Any) -> Experiment:
-        """Make the experiment; refuse what can be seen to be wrong before there is a run."""
-        from asyncsgd.experiment import experiment_of
+    def run_of(self, settings: Any) -> Run:
+        """Make the run; refuse what can be seen to be wrong before anything is done."""
+        from asyncsgd.settings.run import run_of
 
         settings.task.check_names()
-        return experiment_of(self.name, settings)
+        return run_of(self.name, settings)
 
 
 def run_task(argv: list[str], stop: StopRequest) -> int:
@@ -147,7 +147,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     Raises:
         UsageError: if the launcher started what the mode has no use for.
     """
-    from asyncsgd.modes import InProcess, Virtual, kind_of
+    from asyncsgd.runtimes import InProcess, Virtual, kind_of
 
     settings = parsed.settings
     launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
@@ -175,7 +175,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     return settings, launch
 
 
-def follow_leader(experiment: Callable[[], Experiment]) -> int:
+def follow_leader(run: Callable[[], Run]) -> int:
     """Do the part of a rank of torchrun's other than 0; return the exit code."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -183,12 +183,12 @@ def follow_leader(experiment: Callable[[], Experiment]) -> int:
 
     from asyncsgd.execute import follow
 
-    return follow(experiment())
+    return follow(run())
 
 
 def announce(settings: Any) -> None:
     """The first line, before anything heavy is imported."""
-    from asyncsgd.modes import Virtual, kind_of
+    from asyncsgd.runtimes import Virtual, kind_of
 
     kind = kind_of(settings.job.mode, settings.job.clock)
     if kind is Virtual:
@@ -214,7 +214,7 @@ def start_fork_server(
     settings: Any, launch: Launch, model: str | None, modules: Iterable[str] = ()
 ) -> ForkServerContext | None:
     """Where workers come from, started early; None where there are none to start."""
-    from asyncsgd.modes import kind_of
+    from asyncsgd.runtimes import kind_of
 
     kind = kind_of(settings.job.mode, settings.job.clock)
     if kind.in_one_process or (launch.rank is not None and not kind.has_server):

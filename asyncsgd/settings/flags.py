@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
@@ -30,6 +30,7 @@ from asyncsgd.settings.yaml_reader import read_yaml
 
 OF_OLD_FILES = ("save_model",)
 """Settings of a run folder's settings.yaml that have gone since."""
+T = TypeVar("T")
 _BOUNDS = ("at_least", "above", "below", "at_most")
 _WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -116,9 +117,9 @@ class Spec(NamedTuple):
         hint = "; put it in quotes" if self.kind is str and not isinstance(given, str | None) else ""
         raise UsageError(f"{shown} must be {_WANTED[self.kind]}, got {shortened(given)}{hint}")
 
-    def checked(self, given: object, shown: str) -> Any:
+    def checked(self, given: object) -> Any:
         """Return what is given, converted; refuse it out of bounds."""
-        value = self.converted(given, shown)
+        value, shown = self.converted(given, self.flag), self.flag
         if value is None:
             return None
         wanted, hint = out_of_bounds(value, **{bound: self.metadata[bound] for bound in _BOUNDS}), ""
@@ -127,6 +128,38 @@ class Spec(NamedTuple):
         if wanted:
             raise UsageError(f"{shown} must be {wanted}, got {shortened(value)}{hint}")
         return value
+
+
+@functools.cache
+def specs_of(kind: Any) -> Mapping[str, Spec]:
+    """The settings that a frozen dataclass declares, by name; see `setting`."""
+    specs: dict[str, Spec] = {}
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.metadata.get("found"):
+            continue  # a task finds it out by itself
+        of_field, choices = hints[field.name], ()
+        if isinstance(of_field, types.UnionType) or typing.get_origin(of_field) is typing.Union:
+            (of_field,) = (part for part in typing.get_args(of_field) if part is not types.NoneType)
+        if typing.get_origin(of_field) is Literal:
+            of_field, choices = str, typing.get_args(of_field)
+        if field.default is dataclasses.MISSING:
+            raise UsageError(f"the field {field.name!r} of {kind.__name__} needs a default value")
+        # The fields of a user's own task may be plain ones.
+        metadata = field.metadata if "help" in field.metadata else setting(field.default, "").metadata
+        name = metadata["name"] or field.name
+        specs[name] = Spec(name, field.name, "", of_field, choices, field.default, metadata)
+    return specs
+
+
+def checked(kind: type[T], **values: object) -> T:
+    """`kind` with these settings, each converted and within bounds; what is not named has its default.
+
+    Raises:
+        UsageError: in the words of the flag.
+    """
+    specs: Mapping[str, Spec] = specs_of(kind)  # type: ignore[arg-type]
+    return kind(**{specs[name].field: specs[name].checked(value) for name, value in values.items()})
 
 
 class Parser(argparse.ArgumentParser):
@@ -195,26 +228,13 @@ class Flags:
         """Every setting by name, in the order of the declarations."""
         specs: dict[str, Spec] = {}
         for group_name, group_class in typing.get_type_hints(self._class).items():
-            hints = typing.get_type_hints(group_class)
-            for field in dataclasses.fields(group_class):
-                if field.metadata.get("found"):
-                    continue  # a task finds it out by itself
-                kind, choices = hints[field.name], ()
-                if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-                    (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
-                if typing.get_origin(kind) is Literal:
-                    kind, choices = str, typing.get_args(kind)
-                if field.default is dataclasses.MISSING:
-                    raise UsageError(f"the field {field.name!r} of {group_class.__name__} needs a default value")
-                # The fields of a user's own task may be plain ones.
-                metadata = field.metadata if "help" in field.metadata else setting(field.default, "").metadata
-                name = metadata["name"] or field.name
+            for name, spec in specs_of(group_class).items():
                 if name in specs:
                     raise UsageError(
                         f"two settings are called {name!r}, one of the group {specs[name].group!r} and one of "
                         f"{group_name!r}; rename the field of one, or give it setting(..., name=...)"
                     )
-                specs[name] = Spec(name, field.name, group_name, kind, choices, field.default, metadata)
+                specs[name] = spec._replace(group=group_name)
         return specs
 
     @functools.cached_property
@@ -239,7 +259,7 @@ class Flags:
         groups: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
         for key, value in values.items():
             spec = self.known(key, "")
-            groups[spec.group][spec.field] = spec.checked(value, spec.flag)
+            groups[spec.group][spec.field] = spec.checked(value)
         kinds = typing.get_type_hints(self._class)
         settings = self._class(**{name: kinds[name](**fields) for name, fields in groups.items()})
         self.validate(settings)
@@ -257,20 +277,6 @@ class Flags:
         """
         for problem in self._contradictions(settings):
             raise UsageError(problem)
-
-    def argument(self, name: str, value: object, shown: str | None = None) -> Any:
-        """Return the value of one setting that Python code has given, in the setting's type.
-
-        Args:
-            shown: what Python calls it; None: `name`.
-
-        Raises:
-            UsageError: as `make`, in Python's words. Numbers are not given as text here.
-        """
-        spec, shown = self.specs[name], shown or name
-        if spec.kind in (int, float) and isinstance(value, str):
-            raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}")
-        return spec.checked(value, shown)
 
     def to_yaml(self, settings: Any, *, comment: str = "", places: bool = True) -> str:
         """Return all settings, defaults resolved, as YAML that ``--config`` reads back to equal settings.

@@ -7,23 +7,8 @@ import functools
 import typing
 from typing import Any
 
-from asyncsgd.settings.flags import Flags, group, setting
-from asyncsgd.settings.training import (
-    SGD_LEARNING_RATE,
-    Budget,
-    Common,
-    Defaults,
-    Output,
-    Steps,
-    common_contradictions,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskOutput(Output):
-    """Where the run is written and prepared data are kept; nothing here changes a result."""
-
-    cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
+from asyncsgd.settings.flags import Flags, group
+from asyncsgd.settings.training import SGD_LEARNING_RATE, Budget, Common, Defaults, Steps, common_contradictions
 
 
 def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[Any]:
@@ -54,7 +39,6 @@ def task_flags(kind: Any) -> Flags:
         ("task", kind, group(kind, f"task: {kind.name}")),
         ("budget", budget, group(budget, "budget")),
         ("optimization", steps, group(steps, "optimizer")),
-        ("output", TaskOutput, group(TaskOutput, "output")),
     ]
     made = dataclasses.make_dataclass(
         f"{kind.__name__}Settings", fields, bases=(Common,), namespace={"defaults": defaults}, frozen=True

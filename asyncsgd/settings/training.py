@@ -15,9 +15,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
+from asyncsgd.errors import UsageError
 from asyncsgd.records.trackers import ALL as TRACKERS
 from asyncsgd.records.trackers import names_in
-from asyncsgd.settings.flags import Flags, flag_of, group, setting
+from asyncsgd.settings.flags import flag_of, group, setting, specs_of
 
 Mode = Literal["single", "sync", "async", "hogwild", "pipeline"]
 PipelineSchedule = Literal["1f1b", "gpipe", "2bw", "deepspeed"]
@@ -230,7 +231,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where the run is written; nothing here changes a result."""
+    """Where the run is written and prepared data are kept; nothing here changes a result."""
 
     runs_dir: str = setting("runs", "folder in which the run gets a folder of its own")
     run_dir: str | None = setting(
@@ -262,6 +263,7 @@ class Output:
     track: str | None = setting(
         None, f"where else to show the run: {', '.join(TRACKERS)}, or several, with commas", unset="nowhere else"
     )
+    cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,10 +300,6 @@ class Common:
         object.__setattr__(self, "optimization", optimization)
 
 
-COMMON = Flags(Common)
-"""For the arguments of Python calls that are settings too; what contradicts what is said by `common_contradictions`."""
-
-
 ONLY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "clock": ("mode", ("async",)),
     "rule": ("mode", ("async",)),
@@ -328,18 +326,16 @@ IDLE_BESIDE: Mapping[str, tuple[str, ...]] = {
 }
 """A setting, and those that do nothing where it is given."""
 IDLE_WITHOUT_TRAINING = ("seconds", "target_loss", "evaluate_every", "patience", "keep_best")
-PREFETCH_ON_VIRTUAL_CLOCK = (
-    "guesses a worker's next batch, and on the virtual clock one process computes the batches of all workers in the "
-    "order in which drawn times let them arrive"
-)
 _EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoch")
 """A number of samples, or of epochs, more than 0."""
 
 
 def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     """Yield what is wrong between settings that are each within bounds, in batches of `batch_size` samples."""
-    values = COMMON.flatten(settings)
-    given = {name for name, spec in COMMON.specs.items() if values[name] != spec.default}
+    parts = (settings.job, settings.budget, settings.optimization, settings.machine, settings.output)
+    values = {name: value for part in parts for name, value in vars(part).items()}
+    specs = [spec for kind in (Job, Budget, Steps, Machine, Output) for spec in specs_of(kind).values()]
+    given = {spec.name for spec in specs if values[spec.name] != spec.default}
 
     def typed(name: str) -> str:
         return flag_of(name) + (f" {values[name]}" if values[name] is not True else "")
@@ -348,11 +344,11 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
         for name in filter(given.__contains__, names):
             yield f"{typed(name)} does nothing with {typed(beside)}; drop one of the two"
 
-    job, budget, steps, parts = settings.job, settings.budget, settings.optimization, settings.machine.micro_batches
+    job, budget, steps, cuts = settings.job, settings.budget, settings.optimization, settings.machine.micro_batches
     if job.mode == "single" and job.nproc > 1:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
     if job.clock != "virtual":
-        yield from contradictions_of_processes(job.nproc)
+        check_processes(job.nproc)
     for name, (other, allowed) in ONLY.items():
         if name in given and values[other] not in allowed:
             yield f"{typed(name)} is for {flag_of(other)} {' or '.join(allowed)}, got {typed(other)}; drop one of them"
@@ -366,11 +362,14 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     if "hogwild_state" in given and steps.optimizer == "sgd" and steps.momentum == 0:
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
     if "prefetch" in given and job.clock == "virtual":
-        yield f"{typed('prefetch')} {PREFETCH_ON_VIRTUAL_CLOCK}; drop --prefetch"
-    if parts > batch_size:
-        yield f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type fewer"
-    if job.mode == "pipeline" and batch_size % parts:
-        yield f"--micro-batches {parts} of a pipeline have one size: it must divide --batch-size {batch_size}"
+        yield (
+            f"{typed('prefetch')} guesses a worker's next batch, and on the virtual clock one process computes the "
+            f"batches of all workers in the order in which drawn times let them arrive; drop --prefetch"
+        )
+    if cuts > batch_size:
+        yield f"--micro-batches {cuts} cuts a batch into more parts than its {batch_size} samples; type fewer"
+    if job.mode == "pipeline" and batch_size % cuts:
+        yield f"--micro-batches {cuts} of a pipeline have one size: it must divide --batch-size {batch_size}"
     if budget.epochs is not None and budget.samples is not None:
         yield f"{typed('epochs')} and {typed('samples')} both say how long; drop one (--samples none takes it back)"
     for name in ("evaluate_every", "checkpoint_every"):
@@ -389,7 +388,13 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     names_in(settings.output.track)  # refuses
 
 
-def contradictions_of_processes(number: int) -> Iterator[str]:
-    """Yield what is wrong with so many workers that are processes."""
+def check_processes(number: int) -> None:
+    """Refuse more workers than there may be processes.
+
+    Raises:
+        UsageError: naming the most.
+    """
     if number > MOST_PROCESSES:
-        yield f"--nproc {number} would be as many processes; {MOST_PROCESSES} is the most, but with --clock virtual"
+        raise UsageError(
+            f"--nproc {number} would be as many processes; {MOST_PROCESSES} is the most, but with --clock virtual"
+        )

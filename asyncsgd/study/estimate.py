@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -10,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.modes import AllReduce, Virtual, kind_of
 from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import parse_rule
+from asyncsgd.runtimes import AllReduce, Virtual, kind_of
 from asyncsgd.simulation.speeds import Constant, parse_speeds
 from asyncsgd.study.arms import FLAGS
 from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.sweep import Job
 
 if TYPE_CHECKING:
-    from asyncsgd.experiment import Course, Experiment
-    from asyncsgd.tasks.base import Task
+    from asyncsgd.settings.run import Run
 
 GRADIENTS = 5
 DRAWS = 50
@@ -33,7 +33,7 @@ class Estimator:
     """Times the gradient of every kind of run once; good to about a factor of two on a machine that does other work."""
 
     def __init__(self) -> None:
-        self._timed: dict[str, tuple[Task, float, float]] = {}
+        self._timed: dict[str, tuple[Run, float, float]] = {}
         self._finetuning: dict[str, float] = {}
 
     def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
@@ -43,18 +43,16 @@ class Estimator:
 
     def of(self, job: Job) -> float:
         """Seconds of one run by itself."""
-        from asyncsgd.experiment import course_of
-
         if job.run.stage == "finetune":
             return self._of_finetune(job.values)
         settings = FLAGS.make(job.values)
-        task, gradient, evaluation = self._time(settings)
+        run, gradient, evaluation = self._time(settings)
         training = self.training_seconds(settings)
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             # one process computes all gradients, one after another
             training *= _gradients_per_second(settings) * gradient
-        course = course_of(settings.budget, settings.optimization, task)
-        return START_SECONDS + training + _num_evaluations(course) * evaluation
+        run = dataclasses.replace(run, budget=settings.budget)
+        return START_SECONDS + training + _num_evaluations(run) * evaluation
 
     def training_seconds(self, settings: Any) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
@@ -76,44 +74,41 @@ class Estimator:
         flat = kind.flags.flatten(settings)
         key = json.dumps({name: value for name, value in flat.items() if name not in without_effect})
         if key not in self._finetuning:
-            from asyncsgd.experiment import experiment_of
+            from asyncsgd.settings.run import run_of
 
-            experiment = experiment_of(kind.task, settings)
-            task, gradient, evaluation = _measure(experiment)
-            course = experiment.course(task)
-            assert course.budget.samples is not None
-            num_gradients = course.budget.samples / task.batch_size
-            self._finetuning[key] = num_gradients * gradient + _num_evaluations(course) * evaluation
+            run, gradient, evaluation = _measure(run_of(kind.task, settings))
+            assert run.limits.samples is not None
+            num_gradients = run.limits.samples / run.task.batch_size
+            self._finetuning[key] = num_gradients * gradient + _num_evaluations(run) * evaluation
         return START_SECONDS + self._finetuning[key]
 
-    def _time(self, settings: Any) -> tuple[Task, float, float]:
+    def _time(self, settings: Any) -> tuple[Run, float, float]:
         """See `_measure`."""
         keys = (settings.task, settings.machine)
         key = json.dumps([str(part) for part in keys])
         if key not in self._timed:
-            from asyncsgd.experiment import experiment_of
+            from asyncsgd.settings.run import run_of
 
-            self._timed[key] = _measure(experiment_of("stilt_mlm", settings))
+            self._timed[key] = _measure(run_of("stilt_mlm", settings))
         return self._timed[key]
 
 
-def _num_evaluations(course: Course) -> int:
+def _num_evaluations(run: Run) -> int:
     """The first one too; where only seconds limit the run, as many as there are without ``--evaluate-every``."""
-    every, samples = course.budget.evaluate_every, course.budget.samples
-    return 1 + (course.evaluations if every is None or samples is None else -(-samples // every))
+    every, samples = run.limits.evaluate_every, run.limits.samples
+    return 1 + (run.budget.evaluations if every is None or samples is None else -(-samples // every))
 
 
-def _measure(experiment: Experiment) -> tuple[Task, float, float]:
-    """The prepared task, and seconds of one gradient and of one evaluation."""
+def _measure(run: Run) -> tuple[Run, float, float]:
+    """The run, prepared, and seconds of one gradient and of one evaluation."""
     import torch
 
     from asyncsgd.flat import FlatModel
 
-    setup = experiment.setup
-    torch.set_num_threads(setup.runtime.threads)
-    task = experiment.task.prepare(setup.seed, experiment.cache)
-    assignment = setup.assignment(task, worker=0)
-    worker = assignment.worker(FlatModel(task.model(setup.seed).to(assignment.device)))
+    torch.set_num_threads(run.runtime.threads)
+    run = run.prepared()
+    assignment = run.assignment(worker=0)
+    worker = assignment.worker(FlatModel(run.task.model(run.seed).to(assignment.device)))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, GRADIENTS + 1):
@@ -124,7 +119,7 @@ def _measure(experiment: Experiment) -> tuple[Task, float, float]:
     began = time.perf_counter()
     worker.evaluate(0, parts)
     share = len(range(0, number, parts)) / number
-    return task, gradient, (time.perf_counter() - began) / share
+    return run, gradient, (time.perf_counter() - began) / share
 
 
 def _gradients_per_second(settings: Any) -> float:

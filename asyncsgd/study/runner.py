@@ -32,7 +32,7 @@ from asyncsgd.study.sweep import NOT_STARTED, Job, Sweep, share
 
 PRELOAD = (
     "asyncsgd.training",
-    "asyncsgd.experiment",
+    "asyncsgd.settings.run",
     "asyncsgd.data.labelled",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
@@ -213,8 +213,8 @@ def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
     identity = Identity(path.absolute(), job.run.folder, shared.absolute(), study, tags)
     tracking = Tracking(names_in(job.values["track"]), identity)
     try:
-        from asyncsgd.experiment import experiment_of
         from asyncsgd.runtime.launch import Launch
+        from asyncsgd.settings.run import run_of
         from asyncsgd.training import lead
 
         if job.run.stage == "finetune":
@@ -222,11 +222,11 @@ def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
             name, settings = kind.task, kind.settings(job.values)
         else:
             name, settings = "stilt_mlm", FLAGS.make(job.values)
-        experiment = experiment_of(name, settings)
+        run = run_of(name, settings)
         if job.run.stage == "finetune":  # its score is looked at, and its model never
-            experiment = dataclasses.replace(experiment, saves_model=False)
+            run = dataclasses.replace(run, saves_model=False)
         folder = _folder_of(job, lambda: open_run_folder(name, settings, command))
-        code = lead(experiment, Launch(settings.job.nproc, None, False), folder, context, None, tracking)
+        code = lead(run, Launch(settings.job.nproc, None, False), folder, context, None, tracking)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -443,14 +443,14 @@ def check(plan: Plan) -> None:
     Raises:
         UsageError: for the first one that a run would refuse.
     """
-    from asyncsgd.experiment import setup_of
-    from asyncsgd.modes import kind_of
+    from asyncsgd.runtimes import kind_of
+    from asyncsgd.settings.run import run_of
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
             settings = FLAGS.make(resolve({**plan.base, **arm.settings, **trial}))
             try:
-                setup_of(settings.job, settings.machine, settings.optimization)
+                run_of(arm.name, settings)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:

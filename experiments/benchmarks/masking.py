@@ -33,12 +33,12 @@ from asyncsgd.data.masking import STRATEGIES
 from asyncsgd.data.order import Order
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples, plain_backend
-from asyncsgd.experiment import cache_folder
 from asyncsgd.masking.candidates import Chunk, begin, found_in, make_chunk
 from asyncsgd.masking.finders import Find, Ner
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.run import cache_folder
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.text_task import Batch

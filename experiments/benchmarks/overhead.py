@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from asyncsgd.experiment import experiment_of
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.launch import Launch, Processes, fork_server
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.run import run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -66,7 +66,7 @@ def measure_async(settings: Any, context: ForkServerContext, folder: Path) -> fl
     """Samples per second of a run, from after its first batches (in which workers warm up) to its end."""
     launch = Launch(settings.job.nproc, None, False)
     with contextlib.redirect_stdout(io.StringIO()):
-        code = lead(experiment_of("stilt_mlm", settings), launch, RunFolder(folder), context)
+        code = lead(run_of("stilt_mlm", settings), launch, RunFolder(folder), context)
     if code:
         raise SystemExit(f"the run in {folder} ended with exit code {code}")
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -98,8 +98,7 @@ def main(argv: list[str], stop: StopRequest) -> int:
 
     context = fork_server(arguments.model)
     one, two = settings_of(1), settings_of(2)
-    experiment = experiment_of("stilt_mlm", one)
-    assignment = experiment.setup.assignment(experiment.task.prepare(one.job.seed, experiment.cache))
+    assignment = run_of("stilt_mlm", one).prepared().assignment()
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for round_number in range(arguments.rounds):

@@ -42,7 +42,6 @@ from torch import Tensor
 
 from asyncsgd.data.pydocs import load_pydocs
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import cache_folder
 from asyncsgd.rules import (
     EASGD,
     IA2SGD,
@@ -61,6 +60,7 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, Reply, Start, View
 from asyncsgd.runtime.base import Budget
+from asyncsgd.settings.run import cache_folder
 from asyncsgd.simulation.instance import Array, Indices
 from asyncsgd.simulation.logistic import LogisticData, dirichlet_shares, hashed_bag_of_words
 from asyncsgd.simulation.problems import Heterogeneous

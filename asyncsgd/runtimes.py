@@ -1,28 +1,46 @@
-"""The table of modes: how a training can run, what each way needs, and what the user types for it.
+"""How a training can run, what each way needs, and what it refuses.
 
-An object of one of these classes says how; `asyncsgd.execute` does it. Nothing below this table asks for a mode by its
-name."""
+An object of one of these classes says how; `asyncsgd.execute` does it. Their fields are settings of
+`asyncsgd.settings.training.Job`, as objects where those are text."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings import training as settings
+from asyncsgd.settings.flags import flag_of, specs_of
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
 
 _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
 """Processors on which the sequence lock of shared memory is right; see `asyncsgd.runtime.segment`."""
-
-
 _AS_CONSTANT = Constant()
-_SETTINGS = {"num_workers": "nproc", "threads": "threads", "accumulate": "accumulate"}
-"""Fields of runtimes that are settings, and what these are called."""
+_CALLED: Mapping[str, str] = {
+    "num_workers": "nproc",
+    "via": "transport",
+    "schedule": "pipeline_schedule",
+    "all_gpus": "data_parallel",
+    "share_state": "hogwild_state",
+}
+"""Fields that are called otherwise than their settings."""
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "speeds": parse_speeds,
+    "network": parse_network,
+    "churn": parse_churn,
+    "hogwild_state": "shared".__eq__,
+}
+_WRITTEN: Mapping[str, Callable[[Any], str | None]] = {
+    "speeds": str,
+    "network": str,
+    "churn": lambda changes: ";".join(map(str, changes)) or None,
+    "hogwild_state": lambda share: "shared" if share else "worker",
+}
+"""Settings that are text, and objects in Python: what is read from one, and written for one."""
 
 
 class Runtime:
@@ -50,19 +68,22 @@ class Runtime:
 
     def __post_init__(self) -> None:
         """Refuse what no run can follow; flags and Python both come here."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            if (name := _SETTINGS.get(field.name)) is not None:
-                value = settings.COMMON.argument(name, getattr(self, field.name), field.name)
-                object.__setattr__(self, field.name, value)
+        specs = {**specs_of(settings.Job), **specs_of(settings.Machine)}
+        for field, name in _settings_of(type(self)):
+            if name not in _READ:
+                object.__setattr__(self, field, specs[name].checked(getattr(self, field)))
         if not self.in_one_process:
-            for problem in settings.contradictions_of_processes(self.num_workers):
-                raise UsageError(problem)
+            settings.check_processes(self.num_workers)
 
-    def check_speeds(self, seed: int) -> None:
-        """Refuse speeds that the workers cannot have.
+    def check(self, seed: int, device: str, machine: settings.Machine, clip_norm: float) -> None:
+        """Refuse what does not go together with it.
+
+        Args:
+            device: ``cpu`` or ``cuda``.
+            clip_norm: of the optimizer.
 
         Raises:
-            UsageError: e.g. for a straggler that is not there.
+            UsageError: with what to type, e.g. for a straggler that is not there.
         """
         if self.speeds is None:
             return
@@ -139,35 +160,38 @@ class Pipeline(Runtime):
     deepspeed_config: str | None = None
     """A file as ``experiments/configs/ds_config.json``, for the schedule ``deepspeed``; None: what that one holds."""
 
-    def check(self, *, micro_batches: int, clip_norm: float, half_precision: bool, num_gpus: int | None) -> None:
-        """Refuse what does not go together.
-
-        Args:
-            half_precision: whether the passes are in float16.
-            num_gpus: None on the CPU.
-
-        Raises:
-            UsageError: with what to type.
-        """
-        if self.num_workers < 2:
+    def __post_init__(self) -> None:
+        if self.num_workers == 1:
             raise UsageError("--mode pipeline needs a process for each stage, got --nproc 1; type --nproc 2")
-        if self.stages < 2 or self.num_workers % self.stages:
+        super().__post_init__()
+
+    def check(self, seed: int, device: str, machine: settings.Machine, clip_norm: float) -> None:
+        """See `Runtime.check`."""
+        for name in ("gradient_checkpointing", "compile", "prefetch", "auto_batch"):
+            if getattr(machine, name):
+                raise UsageError(
+                    f"{flag_of(name)} is for models that are not cut into stages; drop it, or type --mode sync"
+                )
+        if self.num_workers % self.stages:
             raise UsageError(
                 f"--nproc {self.num_workers} processes cannot hold --stages {self.stages} each of the same number of "
                 f"replicas; type --stages 2 or more, and an --nproc that it divides"
             )
-        if micro_batches < self.stages:
+        if machine.micro_batches < self.stages:
             raise UsageError(
-                f"--micro-batches {micro_batches} is fewer than the {self.stages} stages, so some would never have "
-                f"anything to compute; type --micro-batches {4 * self.stages}"
+                f"--micro-batches {machine.micro_batches} is fewer than the {self.stages} stages, so some would never "
+                f"have anything to compute; type --micro-batches {4 * self.stages}"
             )
-        if half_precision:
+        if machine.precision == "fp16":
             raise UsageError("a pipeline has no loss scale for --precision fp16; type --precision bf16, or --mode sync")
-        if num_gpus is not None and num_gpus < self.num_workers:
-            raise UsageError(
-                f"every stage needs a GPU of its own: {self.num_workers} processes, {num_gpus} GPUs; type --nproc "
-                f"{num_gpus}, or --device cpu"
-            )
+        if device == "cuda":
+            import torch
+
+            if (num_gpus := torch.cuda.device_count()) < self.num_workers:
+                raise UsageError(
+                    f"every stage needs a GPU of its own: {self.num_workers} processes, {num_gpus} GPUs; type --nproc "
+                    f"{num_gpus}, or --device cpu"
+                )
         if self.schedule == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
             raise UsageError(
                 "--pipeline-schedule deepspeed needs the package deepspeed; type python -m pip install -c "
@@ -203,7 +227,8 @@ class Processes(Runtime):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_transport(self.mode, settings.COMMON.argument("transport", self.via, "via"), platform.machine())
+        if self.via == "shared_memory":
+            _check_processor("--transport shared_memory", "--transport process_group")
 
     @property
     def transport(self) -> str:
@@ -230,7 +255,16 @@ class Hogwild(Runtime):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_transport(self.mode, "auto", platform.machine())
+        _check_processor("--mode hogwild", "--mode async --transport process_group")
+
+    def check(self, seed: int, device: str, machine: settings.Machine, clip_norm: float) -> None:
+        """See `Runtime.check`."""
+        super().check(seed, device, machine, clip_norm)
+        if device != "cpu":
+            raise UsageError(
+                "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined "
+                "order"
+            )
 
     @property
     def transport(self) -> str:
@@ -264,22 +298,14 @@ def runtime_of(job: settings.Job, threads: int) -> Runtime:
     Raises:
         UsageError: for a name or value in them that is wrong, or that the runtime cannot follow.
     """
-    speeds = _speeds_of(job)
-    if job.clock == "virtual":
-        assert speeds is not None
-        network = None if job.network is None else parse_network(job.network)
-        churn = () if job.churn is None else parse_churn(job.churn)
-        return Virtual(job.nproc, speeds, network, churn, threads)
-    if job.mode == "single":
-        return InProcess(job.accumulate, threads, job.data_parallel)
-    if job.mode == "sync":
-        return AllReduce(job.nproc, threads, speeds)
-    if job.mode == "pipeline":
-        stages = job.stages or job.nproc
-        return Pipeline(job.nproc, stages, job.pipeline_schedule, threads, job.deepspeed_config)
-    if job.mode == "hogwild":
-        return Hogwild(job.nproc, job.hogwild_state == "shared", threads, speeds)
-    return Processes(job.nproc, job.transport, threads, speeds)
+    kind, given = kind_of(job.mode, job.clock), vars(job) | {"stages": job.stages or job.nproc, "threads": threads}
+    return kind(
+        **{
+            field: _READ[name](given[name]) if name in _READ else given[name]
+            for field, name in _settings_of(kind)
+            if given[name] is not None
+        }
+    )
 
 
 def job_of(runtime: Runtime) -> dict[str, Any]:
@@ -288,23 +314,19 @@ def job_of(runtime: Runtime) -> dict[str, Any]:
     >>> job_of(Pipeline(4, 2))["stages"]
     2
     """
-    job = dataclasses.asdict(settings.Job())
+    job = vars(settings.Job()) | {"mode": runtime.mode, "clock": runtime.clock}
     del job["rule"], job["seed"]  # which are no part of a runtime
-    job |= {"mode": runtime.mode, "clock": runtime.clock, "nproc": runtime.num_workers}
-    job["speeds"] = None if runtime.speeds is None else str(runtime.speeds)
-    if isinstance(runtime, InProcess):
-        job |= {"accumulate": runtime.accumulate, "data_parallel": runtime.all_gpus}
-    elif isinstance(runtime, Pipeline):
-        job |= {"stages": runtime.stages, "pipeline_schedule": runtime.schedule}
-        job["deepspeed_config"] = runtime.deepspeed_config
-    elif isinstance(runtime, Processes):
-        job["transport"] = runtime.via
-    elif isinstance(runtime, Hogwild):
-        job["hogwild_state"] = "shared" if runtime.share_state else "worker"
-    elif isinstance(runtime, Virtual):
-        job["network"] = None if runtime.network is None else str(runtime.network)
-        job["churn"] = ";".join(map(str, runtime.churn)) or None
+    for field, name in _settings_of(type(runtime)):
+        value = getattr(runtime, field)
+        if name != "threads":
+            job[name] = _WRITTEN[name](value) if name in _WRITTEN and value is not None else value
     return job
+
+
+def _settings_of(kind: type[Runtime]) -> list[tuple[str, str]]:
+    """A runtime's fields, and what their settings are called."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # every subclass is a dataclass
+    return [(field.name, _CALLED.get(field.name, field.name)) for field in fields]
 
 
 def kind_of(mode: str, clock: str) -> type[Runtime]:
@@ -319,27 +341,10 @@ def kind_of(mode: str, clock: str) -> type[Runtime]:
 KINDS: tuple[type[Runtime], ...] = (InProcess, AllReduce, Pipeline, Processes, Hogwild, Virtual)
 
 
-def _speeds_of(job: settings.Job) -> Speeds | None:
-    if job.speeds is None:
-        return Constant() if job.clock == "virtual" else None
-    return parse_speeds(job.speeds)
-
-
-def check_transport(mode: str, transport: str, processor: str) -> None:
-    """Refuse shared memory on processors where a reader could accept a vector that is only half written.
-
-    Args:
-        processor: as `platform.machine` names it.
-
-    Raises:
-        UsageError: on processors that may reorder stores.
-    """
-    if processor in _KEEP_ORDER_OF_STORES or (mode != "hogwild" and transport != "shared_memory"):
-        return
-    asked, instead = "--transport shared_memory", "--transport process_group"
-    if mode == "hogwild":
-        asked, instead = "--mode hogwild", "--mode async --transport process_group"
-    raise UsageError(
-        f"{asked} needs an x86 processor, which keeps the order of stores; this one is {processor or 'unknown'}; "
-        f"type {instead}"
-    )
+def _check_processor(asked: str, instead: str) -> None:
+    """Refuse shared memory on processors where a reader could accept a vector that is only half written."""
+    if (processor := platform.machine()) not in _KEEP_ORDER_OF_STORES:
+        raise UsageError(
+            f"{asked} needs an x86 processor, which keeps the order of stores; this one is {processor or 'unknown'}; "
+            f"type {instead}"
+        )
