@@ -35,7 +35,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         raise UsageError(f"--op-train-file and --op-val-file are both {given.op_train_file}; name two files")
     files = [("--train-file", given.train_file, given.op_train_file), ("--val-file", given.val_file, given.op_val_file)]
     sources = [
-        (existing_path(source, flag, pydocs=False, kinds=INPUT_KINDS), Path(target))
+        (existing_path(source, flag, kinds=INPUT_KINDS), Path(target))
         for flag, source, target in files
         if source is not None
     ]

@@ -20,8 +20,8 @@ from torch.nn import functional
 import asyncsgd
 from asyncsgd import AdamW, AllReduce, InProcess, Processes
 from asyncsgd.data.corpora import Corpus, limited, load_corpus, select
-from asyncsgd.data.documents import Documents
 from asyncsgd.data.labelled import load_labelled
+from asyncsgd.data.tables import Documents
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.measure import flops_per_sample, forget_peaks, peak_bytes

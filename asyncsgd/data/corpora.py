@@ -7,26 +7,16 @@ alone, and `Corpus.fingerprint` names the result. Nothing here needs a network u
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.pydocs import load_pydocs, package_versions
-from asyncsgd.data.tables import (
-    existing_path,
-    files_of,
-    hub_name,
-    hub_rows,
-    hub_splits,
-    joined_parts,
-    read_texts,
-    sides_of,
-    text_of,
-)
+from asyncsgd.data.tables import Documents, Source, documents_of, joined_parts
 from asyncsgd.errors import UsageError
 
 
@@ -83,18 +73,16 @@ def load_corpus(
         UsageError: the source is missing, empty, damaged or not text, has no column `text_column`, or leaves one side
             without documents. The message says what to type next.
     """
-    check_sources(data, eval_data)  # before the first one is read, which may take a while
-    parts = joined_parts(data)
-    sources = [_load_source(part, text_column, cache_dir, eval_data is None) for part in parts]
-    name = "+".join(part if _has_a_name(part) else existing_path(part, "--data").name for part in parts)
-    if eval_data is not None:
-        sides = [(train, Documents((), None)) for train, _ in sources]
-        own_train, own_eval = _load_path(existing_path(eval_data, "--eval-data"), text_column)
-        evaluation = own_eval or own_train
+    sources, scored = named_sources(data, eval_data)  # before the first one is read, which may take a while
+    sides = [_sides(source, text_column, cache_dir, scored is None) for source in sources]
+    if scored is not None:
+        train, held_out = _sides(scored, text_column, cache_dir, True)
+        sides, evaluation = [(side, None) for side, _ in sides], held_out or train
     else:
-        sides = [split_documents(train, eval_fraction) if held is None else (train, held) for train, held in sources]
-        evaluation = _join([side[1] for side in sides])
-    train = without(_join([side[0] for side in sides]), evaluation)
+        sides = [split_documents(train, eval_fraction) if held is None else (train, held) for train, held in sides]
+        evaluation = _join([held for _, held in sides if held is not None])
+    train = without(_join([side for side, _ in sides]), evaluation)
+    name = "+".join("pydocs" if source is None else source.name for source in sources)
     if not evaluation.texts:
         raise UsageError(
             f"{name} has too few documents ({len(train.texts)}) to set some aside for evaluation; "
@@ -102,64 +90,28 @@ def load_corpus(
         )
     if not train.texts:
         raise UsageError(f"{name} leaves no document to train on; give other evaluation texts with --eval-data FILE")
-    origin = "".join(_origin(part) for part in parts)
+    origin = "".join(json.dumps(package_versions(), sort_keys=True) for source in sources if source is None)
     return Corpus(name, train, evaluation, _fingerprint(origin, train, evaluation))
 
 
-def check_sources(data: str, eval_data: str | None) -> None:
-    """Look at what `load_corpus` would read, and read nothing.
+def named_sources(data: str, eval_data: str | None) -> tuple[list[Source | None], Source | None]:
+    """What `load_corpus` reads, which is not read yet: the parts of `data`, None for ``pydocs``, and `eval_data`.
 
     Raises:
         UsageError: if a file or folder is missing or of an unknown kind, or a Hub data set has no name.
     """
-    for part in joined_parts(data):
-        if part.startswith("hub:"):
-            hub_name(part)
-        elif part != "pydocs":
-            files_of(existing_path(part, "--data"))
-    if eval_data is not None:
-        files_of(existing_path(eval_data, "--eval-data"))
+    parts = [None if part == "pydocs" else Source(part, takes=("pydocs", "hub:NAME")) for part in joined_parts(data)]
+    return parts, None if eval_data is None else Source(eval_data, "--eval-data", takes=())
 
 
-def _has_a_name(part: str) -> bool:
-    return part == "pydocs" or part.startswith("hub:")
-
-
-def _origin(part: str) -> str:
-    """What the fingerprint covers beside the texts."""
-    return json.dumps(package_versions(), sort_keys=True) if part == "pydocs" else ""
-
-
-def _load_source(data: str, text_column: str, cache_dir: Path, wants_eval: bool) -> tuple[Documents, Documents | None]:
-    """(train, eval) of one part of ``--data``; eval is None where it does not set evaluation texts apart."""
-    if data == "pydocs":
-        return load_pydocs(cache_dir), None
-    if not data.startswith("hub:"):
-        return _load_path(existing_path(data, "--data"), text_column)
-    splits = hub_splits(data)
-    scored = next((split for split in ("validation", "test") if wants_eval and split in splits), None)
-    columns = {text_column: "--text-column"}
-    train, *others = (
-        _documents(text_of(where, text_column, row[0]) for where, row in hub_rows(data, splits[split], columns))
-        for split in ("train", scored)
-        if split is not None
-    )
+def _sides(source: Source | None, column: str, cache: Path, wants_eval: bool) -> tuple[Documents, Documents | None]:
+    """(train, eval) of a source, None for ``pydocs``; eval is None where it does not set evaluation texts apart."""
+    if source is None:
+        return load_pydocs(cache), None
+    scored = ("validation", "test") if source.path is None else ("validation",)
+    sides = ["train", *[side for side in scored if wants_eval and side in source.sides][:1]]
+    train, *others = (documents_of(source.data, source.rows(side, {column: "--text-column"}), column) for side in sides)
     return train, others[0] if others else None
-
-
-def _load_path(path: Path, text_column: str) -> tuple[Documents, Documents | None]:
-    def read(files: Sequence[Path]) -> Documents:
-        return Documents(tuple(text for file in files for text in read_texts(file, text_column)), None)
-
-    sides = sides_of(path)
-    if "train" not in sides or len(sides) == 1:
-        return read(files_of(path)), None
-    return read(sides["train"]), read(sides["validation"]) if "validation" in sides else None
-
-
-def _documents(texts: Iterable[str]) -> Documents:
-    stripped = (without_surrogates(text).strip() for text in texts)
-    return Documents(tuple(text for text in stripped if text), None)
 
 
 def _join(sides: Sequence[Documents]) -> Documents:
@@ -180,13 +132,10 @@ def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documen
     return select(documents, [not flag for flag in held_out]), select(documents, held_out)
 
 
-def select(documents: Documents, keep: Sequence[bool]) -> Documents:
+def select(documents: Documents, keep: Sequence[bool] | np.ndarray) -> Documents:
     """Return the documents whose flag is set, with their labels."""
-    texts, labels = (
-        None if side is None else tuple(value for value, flag in zip(side, keep, strict=True) if flag)
-        for side in (documents.texts, documents.labels)
-    )
-    return Documents(texts or (), labels)
+    texts = tuple(itertools.compress(documents.texts, keep))
+    return Documents(texts, None if documents.labels is None else tuple(itertools.compress(documents.labels, keep)))
 
 
 def without(documents: Documents, others: Documents) -> Documents:
@@ -208,9 +157,7 @@ def evenly(total: int, limit: int) -> np.ndarray:
 def limited(documents: Documents, limit: int) -> Documents:
     """At most `limit` documents, evenly over their order; 0 for all."""
     total = len(documents.texts)
-    chosen = np.zeros(total, dtype=bool)
-    chosen[evenly(total, limit)] = True
-    return select(documents, chosen.tolist())
+    return select(documents, np.isin(np.arange(total), evenly(total, limit)))
 
 
 def _fingerprint(origin: str, train: Documents, evaluation: Documents) -> str:

@@ -11,20 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.data.corpora import Corpus, limited, split_documents, without
-from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.pydocs import load_pydocs, package_versions
-from asyncsgd.data.tables import (
-    SIDES,
-    TABLES,
-    Rows,
-    existing_path,
-    hub_name,
-    hub_rows,
-    hub_splits,
-    read_table,
-    sides_of,
-    text_of,
-)
+from asyncsgd.data.tables import TABLES, Documents, Rows, Source, text_of, without_surrogates
 from asyncsgd.errors import UsageError, nearest
 
 HELD_OUT = 0.05
@@ -61,15 +49,19 @@ def read_labelled(where: str, columns: Mapping[str, str], row: tuple[Any, ...], 
 LABELLED = Kind(read_labelled, lambda label: [label], "text", "text", "text", "label")
 
 
-def two_columns(text: tuple[str, str], label: tuple[str, str]) -> dict[str, str]:
-    """The columns of texts and of labels, each given with its flag.
+def labelled_source(data: str, columns: Mapping[str, str], *, pydocs: bool = True) -> Source | None:
+    """What `load_labelled` reads, which is not read yet; None for ``pydocs``, where that may be meant.
 
     Raises:
-        UsageError: if they are one.
+        UsageError: if both columns are one, a file or folder is missing or of an unknown kind, or a Hub data set has no
+            name.
     """
-    if text[0] == label[0]:
-        raise UsageError(f"{text[1]} and {label[1]} are both {text[0]!r}; name two columns")
-    return dict([text, label])
+    if len(columns) < 2:
+        raise UsageError(
+            f"texts and labels are both {next(iter(columns))!r}; name another with {next(iter(columns.values()))}"
+        )
+    takes = ("pydocs", "hub:NAME") if pydocs else ("hub:NAME",)
+    return None if data == "pydocs" and pydocs else Source(data, kinds=TABLES, needs="train", takes=takes)
 
 
 def load_labelled(
@@ -100,18 +92,17 @@ def load_labelled(
         UsageError: the source or a column is missing or damaged, a label is missing or only in the evaluation texts,
             there is one class only, or no text is left.
     """
-    check_labelled(data, columns, pydocs=cache_dir is not None)
     notes: list[str] = []
-    name, origin = data, ""
     names: Names
-    if data == "pydocs" and cache_dir is not None:
-        origin, documents = json.dumps(package_versions(), sort_keys=True), load_pydocs(cache_dir)
-        names = tuple(dict.fromkeys(documents.labels or ()))
-        sides = {"train": documents}
+    source = labelled_source(data, columns, pydocs=cache_dir is not None)
+    if source is None:
+        assert cache_dir is not None
+        name, origin = data, json.dumps(package_versions(), sort_keys=True)
+        sides = {"train": load_pydocs(cache_dir)}
+        names = tuple(dict.fromkeys(sides["train"].labels or ()))
     else:
-        if not data.startswith("hub:"):
-            name = existing_path(data, "--data").name
-        rows, names = (hub_sides if data.startswith("hub:") else path_sides)(data, columns)
+        name, origin, names = source.name, "", _names_of(source, list(columns)[1])
+        rows = {side: source.rows(side, columns) for side in ("train", "test", "validation") if side in source.sides}
         sides = {side: _documents(f"{name} ({side})", rows[side], names, columns, kind, notes) for side in rows}
     train, evaluation, split = _chosen_sides(name, sides, split)
     kept = without(train, evaluation)
@@ -127,62 +118,22 @@ def load_labelled(
     return Corpus(name, kept, evaluation, digest.hexdigest()[:16], split, labels, tuple(notes))
 
 
-def check_labelled(data: str, columns: Mapping[str, str], *, pydocs: bool = True) -> None:
-    """Look at what `load_labelled` would read, and read nothing.
-
-    Raises:
-        UsageError: if a file or folder is missing or of an unknown kind, or a Hub data set has no name.
-    """
-    if data.startswith("hub:"):
-        hub_name(data)
-    elif data != "pydocs" or not pydocs:
-        _files(existing_path(data, "--data", pydocs=pydocs, kinds=TABLES))
-
-
-def _files(path: Path) -> dict[str, list[Path]]:
-    sides = sides_of(path, TABLES)
-    if "train" not in sides:
-        there = ", ".join(p.name for p in sorted(path.iterdir())[:8])
-        raise UsageError(
-            f"the folder {path} has no train file ({', '.join('train' + kind for kind in TABLES)}); it holds {there}; "
-            f"give the folder of the data set, or a file"
-        )
-    return sides
-
-
-def path_sides(data: str, columns: Mapping[str, str]) -> tuple[dict[str, Rows], Names]:
-    """The rows of each split of a file or folder, and the names of its labels."""
-    files = _files(existing_path(data, "--data", kinds=TABLES))
-    column = list(columns)[1]
-    each = (_names_beside(path) or _feature_names(path, column) for side in files.values() for path in side)
-    names = next(filter(None, each), None)
-    return {side: [row for path in paths for row in read_table(path, columns)] for side, paths in files.items()}, names
-
-
-def hub_sides(data: str, columns: Mapping[str, str]) -> tuple[dict[str, Rows], Names]:
-    """The rows of each split of a Hub data set, and the names of its labels."""
-    splits = hub_splits(data)
-    rows = {side: hub_rows(data, splits[side], columns) for side in SIDES if side in splits}
-    feature = splits["train"].features[list(columns)[1]]
-    names = getattr(getattr(feature, "feature", feature), "names", None)
-    return rows, tuple(names) if names else None
-
-
 def _chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
     """(train, evaluation, its split); a part of train is set aside where there is nothing to score on."""
-    splits = [side for side in ("test", "validation") if side in sides]
-    if not splits:
-        if split == "validation":
-            raise UsageError(
-                f"{name} has no validation split: a twentieth of it is set aside and called test; drop --split"
-            )
+    splits = [side for side in sides if side != "train"]
+    if not splits and split != "validation":
         train, held_out = split_documents(sides["train"], HELD_OUT)
         if not train.texts or not held_out.texts:
             raise UsageError(f"{name} has too few texts ({len(sides['train'].texts)}) to set some aside for the scores")
         return train, held_out, "test"
-    if split is not None and split not in splits:
-        raise UsageError(f"{name} has no {split} split; drop --split, or type --split {splits[0]}")
     chosen = split or splits[0]
+    if chosen not in splits:
+        why, instead = (
+            ("", f", or type --split {splits[0]}")
+            if splits
+            else (": a twentieth of it is set aside and called test", "")
+        )
+        raise UsageError(f"{name} has no {split} split{why}; drop --split{instead}")
     return sides["train"], sides[chosen], chosen
 
 
@@ -209,22 +160,27 @@ def _labels(
     return tuple(sorted(known, key=int if all(label.lstrip("-").isdecimal() for label in known) else None))
 
 
-def _names_beside(path: Path) -> tuple[str, ...] | None:
-    """The names in ``labels.json``: a list, or an object from number to name."""
-    file = path.with_name("labels.json")
-    if not file.is_file():
-        return None
+def _names_of(source: Source, column: str) -> Names:
+    """The names in ``labels.json`` beside the files, those of a Hub data set, or those in a Parquet file."""
+    if source.path is None:
+        feature = source.sides["train"].features[column]
+        names = getattr(getattr(feature, "feature", feature), "names", None)
+        return tuple(names) if names else None
+    files = [path for paths in source.sides.values() for path in paths]
+    beside = files[0].with_name("labels.json")
+    if not beside.is_file():
+        return next(filter(None, (_feature_names(path, column) for path in files)), None)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        names = [content[str(number)] for number in range(len(content))] if isinstance(content, dict) else content
-        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        names = json.loads(beside.read_text(encoding="utf-8"))
+        names = [names[str(number)] for number in range(len(names))] if isinstance(names, dict) else names
+        if names and all(isinstance(name, str) for name in names):
             return tuple(names)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise UsageError(f'{file} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}}')
+    raise UsageError(f'{beside} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}}')
 
 
-def _feature_names(path: Path, label_column: str) -> tuple[str, ...] | None:
+def _feature_names(path: Path, label_column: str) -> Names:
     """The names of a ClassLabel, or of a list of them, that the Hugging Face library left in a Parquet file."""
     if not path.name.lower().endswith(".parquet"):
         return None
@@ -233,8 +189,7 @@ def _feature_names(path: Path, label_column: str) -> tuple[str, ...] | None:
 
     # A damaged file is reported where its rows are read.
     with contextlib.suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError):
-        metadata = pq.read_schema(path).metadata or {}
-        feature = json.loads(metadata[b"huggingface"])["info"]["features"][label_column]
+        feature = json.loads((pq.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"][label_column]
         while "names" not in feature:
             feature = feature[0] if isinstance(feature, list) else feature["feature"]
         return tuple(feature["names"])
@@ -250,7 +205,8 @@ def _documents(
         raise UsageError(f"{where} holds no {kind.text}: all {len(rows)} rows are without {kind.filling}")
     if empty := len(rows) - len(kept):
         notes.append(f"{empty} rows of {where} without {kind.filling} are left out")
-    return Documents(tuple(text for text, _ in kept), tuple(label for _, label in kept))
+    texts, labels = zip(*kept, strict=True)
+    return Documents(texts, labels)
 
 
 def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
@@ -268,7 +224,7 @@ def label_name(where: str, columns: Mapping[str, str], value: object, names: Nam
     column, flag = list(columns.items())[1]
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with a missing label holds whole numbers as floats
-    if value is None or (isinstance(value, float) and value != value) or str(value).strip() == "":
+    if value is None or value != value or str(value).strip() == "":
         raise UsageError(f"{where} no label in column {column!r}; fill it in or leave the row out")
     if not isinstance(value, str | int):
         raise UsageError(

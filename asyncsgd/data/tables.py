@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import fnmatch
+import functools
 import gzip
 import io
 import json
@@ -10,11 +11,11 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsgd.data.documents import without_surrogates
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.numbers import shortened
 
@@ -23,11 +24,93 @@ if TYPE_CHECKING:
 
 TABLES = (".parquet", ".csv", ".jsonl")
 KINDS = (".txt", ".txt.gz", ".jsonl", ".csv", ".parquet")
-SIDES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "dev", "eval")}
-"""What a file of each split is called, up to its first dot."""
+SIDES = {
+    "train": ("train.*",),
+    "test": ("test.*",),
+    "validation": ("validation.*", "valid.*", "dev.*", "eval.*"),
+}
+"""What the files of each split are called."""
 
 Rows = list[tuple[str, tuple[Any, ...]]]
 """The rows of a table: words that say where the row stands, and the values of the wanted columns."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Texts in a fixed order, none of them empty, with an optional label each.
+
+    Args:
+        texts: the documents.
+        labels: one label per text (for ``pydocs`` the package it comes from), or None where the source has none.
+    """
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] | None
+
+
+class Source:
+    """A file, a folder or a Hub data set that the user named. It is there; nothing of it is read yet.
+
+    Args:
+        data: ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it.
+        flag: with which it was typed.
+        kinds: of the files that can be read.
+        sides: patterns for the names of the files of each split.
+        needs: a split that a folder must have; where it is None, all files of a folder are ``train`` unless it has
+            ``train`` beside another split.
+        takes: what else could have been meant, for messages; a Hub data set is read only where it is among these.
+
+    Raises:
+        UsageError: if there is no such file, or none that can be read.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        flag: str = "--data",
+        *,
+        kinds: Sequence[str] = KINDS,
+        sides: Mapping[str, Sequence[str]] = SIDES,
+        needs: str | None = None,
+        takes: Sequence[str] = ("hub:NAME",),
+    ) -> None:
+        self.data, self.name = data, data
+        self.path: Path | None = None
+        if data.startswith("hub:") and "hub:NAME" in takes:
+            hub_name(data)
+            return
+        self.path = path = existing_path(data, flag, takes=takes, kinds=kinds)
+        self.name = path.name
+        there = sorted(path.iterdir()) if path.is_dir() else [path]
+        files = [file for file in there if file.name.lower().endswith(tuple(kinds)) and file.name[0] != "."]
+        if not files:
+            what = f"the folder {path} holds no file that" if path.is_dir() else f"{path.name}: files of this kind"
+            raise UsageError(f"{what} can{'' if path.is_dir() else 'not'} be read; known are {', '.join(kinds)}")
+        self._sides = {"train": files}
+        if path.is_dir():
+            of = {side: re.compile("|".join(map(fnmatch.translate, sides[side]))) for side in sides}
+            matching = {side: [file for file in files if of[side].match(file.name.lower())] for side in sides}
+            self._sides = {side: named for side, named in matching.items() if named}
+            if needs is None and not {"train"} < self._sides.keys():
+                self._sides = {"train": files}
+            elif needs is not None and needs not in self._sides:
+                raise UsageError(
+                    f"the folder {data} has no file {' or '.join(sides[needs])} ({', '.join(kinds)}); it holds "
+                    f"{', '.join(file.name for file in there[:8])}; name another folder or a file with {flag}"
+                )
+
+    @functools.cached_property
+    def sides(self) -> Mapping[str, Any]:
+        """The files of each split, or the splits of the Hub data set; a file is ``train``."""
+        return hub_splits(self.data) if self.path is None else self._sides
+
+    def rows(self, side: str, columns: Mapping[str, str], read: Callable[..., Rows] | None = None) -> Rows:
+        """The rows of a split; see `read_table`, which `read` may replace."""
+        if self.path is not None:
+            return [row for path in self.sides[side] for row in (read or read_table)(path, columns)]
+        split, where = self.sides[side], f"the data set {hub_name(self.data)[0]}"
+        check_columns(where, columns, split.column_names)
+        return [(f"{where}:", row) for row in zip(*(split[column] for column in columns), strict=True)]
 
 
 def joined_parts(data: str) -> list[str]:
@@ -47,67 +130,58 @@ def joined_parts(data: str) -> list[str]:
     return parts
 
 
-def existing_path(name: str, flag: str, *, pydocs: bool = True, kinds: Sequence[str] = KINDS) -> Path:
+def existing_path(name: str, flag: str, *, takes: Sequence[str] = (), kinds: Sequence[str] = KINDS) -> Path:
     """Return the absolute path of a file or folder that the user named with `flag`.
 
     Raises:
-        UsageError: if there is none; `pydocs` and `kinds` are what else could have been meant.
+        UsageError: if there is none; `takes` and `kinds` are what else could have been meant.
     """
     path = Path(name).expanduser()
     if not name.strip() or not os.path.exists(path):
-        built_in = ["pydocs"] if pydocs else []
-        others = "".join(f"{other}, " for other in [*built_in, "hub:NAME"]) if flag == "--data" else ""
         raise UsageError(
-            f"there is no file or folder {shortened(name)}{nearest(name, built_in)}; "
-            f"{flag} takes {others}a folder, or a file ({', '.join(kinds)})"
+            f"there is no file or folder {shortened(name)}{nearest(name, takes)}; "
+            f"{flag} takes {', '.join([*takes, 'a folder'])}, or a file ({', '.join(kinds)})"
         )
     # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
     return Path(os.path.abspath(path))
 
 
-def files_of(path: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """The file itself, or the files of a folder of one of these kinds, by name; no hidden ones, no subfolders.
+def documents_of(where: str, rows: Rows, column: str) -> Documents:
+    """The texts of a column, stripped, without the empty ones.
 
     Raises:
-        UsageError: if a file is of another kind, or a folder has none.
+        UsageError: if there are none.
     """
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    of_kind = [file for file in files if file.name.lower().endswith(tuple(kinds)) and file.name[0] != "."]
-    if not of_kind and path.is_dir():
-        raise UsageError(f"the folder {path} holds no file that can be read; known are {', '.join(kinds)}")
-    if not of_kind:
-        raise UsageError(f"{path.name}: files of this kind cannot be read; known are {', '.join(kinds)}")
-    return of_kind
-
-
-def sides_of(path: Path, kinds: Sequence[str] = KINDS) -> dict[str, list[Path]]:
-    """The files of the splits that a folder has, by split; a file is ``train``."""
-    files = files_of(path, kinds)
-    if not path.is_dir():
-        return {"train": files}
-    sides = {side: [file for file in files if file.name.lower().split(".")[0] in SIDES[side]] for side in SIDES}
-    return {side: named for side, named in sides.items() if named}
-
-
-def read_texts(path: Path, text_column: str) -> list[str]:
-    """Return the non-empty documents of one file, stripped, in the file's order.
-
-    A text file holds one document a line, or one a paragraph as soon as it has a blank line; a table has them in
-    `text_column`.
-
-    Raises:
-        UsageError: the file is unreadable, empty or damaged, or lacks the column.
-    """
-    if path.name.lower().endswith(TABLES):
-        values = [
-            text_of(where, text_column, row[0]) for where, row in read_table(path, {text_column: "--text-column"})
-        ]
-    else:
-        values = _lines_or_paragraphs(_text(path))
-    texts = [text for text in (without_surrogates(value).strip() for value in values) if text]
+    stripped = (without_surrogates(text_of(place, column, row[0])).strip() for place, row in rows)
+    texts = tuple(text for text in stripped if text)
     if not texts:
-        raise UsageError(f"{path} is empty or holds no text; give a file with at least one document")
-    return texts
+        raise UsageError(f"{where} is empty or holds no text; give a file with at least one document")
+    return Documents(texts, None)
+
+
+def without_surrogates(text: str) -> str:
+    # JSON and Python sources can spell half a surrogate pair, which no encoder accepts later.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> Rows:
+    """Return the rows of a file, in the file's order; the values of a CSV file are text.
+
+    A text file has one column whatever is wanted, with a row a line, or a paragraph as soon as it has a blank line.
+
+    Args:
+        columns: the names of the columns that are wanted, each with the flag that chooses it.
+
+    Raises:
+        UsageError: the file cannot be read or is damaged, has no columns, or lacks one.
+    """
+    name = path.name.lower()
+    if name.endswith(".jsonl"):
+        return _json_rows(path, columns)
+    if not name.endswith(TABLES):
+        return [(str(path), (text,)) for text in _lines_or_paragraphs(_text(path))]
+    values = (_parquet_columns if name.endswith(".parquet") else _csv_columns)(path, columns)
+    return [(f"{path}, row {number}:", row) for number, row in enumerate(zip(*values, strict=True), start=1)]
 
 
 def _lines_or_paragraphs(text: str) -> list[str]:
@@ -132,24 +206,6 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def read_table(path: Path, columns: Mapping[str, str]) -> Rows:
-    """Return the rows of a .jsonl, .csv or .parquet file, in the file's order; the values of a CSV file are text.
-
-    Args:
-        columns: the names of the columns that are wanted, each with the flag that chooses it.
-
-    Raises:
-        UsageError: the file cannot be read or is damaged, has no columns, or lacks one.
-    """
-    name = path.name.lower()
-    if name.endswith(".jsonl"):
-        return _json_rows(path, columns)
-    if not name.endswith(TABLES):
-        raise UsageError(f"{path} is plain text and has no columns; give a .parquet, .csv or .jsonl file")
-    values = (_parquet_columns if name.endswith(".parquet") else _csv_columns)(path, columns)
-    return [(f"{path}, row {number}:", row) for number, row in enumerate(zip(*values, strict=True), start=1)]
-
-
 def _json_rows(path: Path, columns: Mapping[str, str]) -> Rows:
     rows: Rows = []
     for number, line in enumerate(_text(path).split("\n"), start=1):
@@ -157,11 +213,9 @@ def _json_rows(path: Path, columns: Mapping[str, str]) -> Rows:
             continue
         where = f"{path}, line {number}:"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where} not JSON ({error}); mend or delete the line") from error
-        if not isinstance(row, dict):
-            raise UsageError(f'{where} not a JSON object; each line must look like {{"text": "..."}}')
+            row = dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{where} not a JSON object ({error}); mend or delete the line") from error
         check_columns(where, columns, row)
         rows.append((where, tuple(row[column] for column in columns)))
     return rows
@@ -265,10 +319,12 @@ def hub_splits(data: str) -> datasets.DatasetDict:
     import datasets
 
     name, config = hub_name(data)
-    offline = datasets.config.HF_HUB_OFFLINE or not hub_is_reachable()
+    before = datasets.config.HF_HUB_OFFLINE
+    offline = before or not hub_is_reachable()
     try:
-        with _datasets_offline() if offline else contextlib.nullcontext():
-            splits = datasets.load_dataset(name, config)
+        # load_dataset has no argument for "from the cache only": its offline mode is this flag.
+        datasets.config.HF_HUB_OFFLINE = offline
+        splits = datasets.load_dataset(name, config)
     except Exception as error:
         reason = " ".join(str(error).split())
         if offline:
@@ -277,26 +333,8 @@ def hub_splits(data: str) -> datasets.DatasetDict:
                 f"command once online, or use --data pydocs or --data FILE"
             ) from error
         raise UsageError(f"the data set {name} cannot be loaded from the Hub: {reason}") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
     if "train" not in splits:
         raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
     return splits
-
-
-@contextlib.contextmanager
-def _datasets_offline() -> Iterator[None]:
-    # load_dataset has no argument for "from the cache only": its offline mode is this flag, which it reads per call.
-    import datasets
-
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
-
-
-def hub_rows(data: str, split: datasets.Dataset, columns: Mapping[str, str]) -> Rows:
-    """The rows of a split of a Hub data set, as `read_table` gives those of a file."""
-    where = f"the data set {hub_name(data)[0]}"
-    check_columns(where, columns, split.column_names)
-    return [(f"{where}:", row) for row in zip(*(split[column] for column in columns), strict=True)]

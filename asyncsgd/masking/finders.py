@@ -104,7 +104,7 @@ class Terms:
     file: str
 
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
-        path = existing_path(self.file, "--finder terms:FILE", pydocs=False, kinds=(".txt",))
+        path = existing_path(self.file, "--finder terms:FILE", kinds=(".txt",))
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.labelled import check_labelled, load_labelled, two_columns
+from asyncsgd.data.labelled import labelled_source, load_labelled
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
@@ -113,26 +113,24 @@ class Classification(TextTask):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return two_columns((self.text_column, "--text-column"), (self.label_column, "--label-column"))
+        return {self.text_column: "--text-column", self.label_column: "--label-column"}
 
     def check_names(self) -> None:
-        check_labelled(self.data_name, self.columns)
+        labelled_source(self.data_name, self.columns)
         if self.hatecheck is not None:
-            hatecheck.hatecheck_files(self.hatecheck)
+            hatecheck.hatecheck_source(self.hatecheck)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:
         limits = self.train_samples, self.eval_samples
-        corpus = load_labelled(self.data_name, self.columns, cache_dir=cache, split=self.eval_split, limits=limits)
-        if self.hatecheck is not None:
-            hatecheck.hateful_labels(self.hatecheck_positive, corpus)
-            hatecheck.load_hatecheck(self.hatecheck)
-        return corpus
+        return load_labelled(self.data_name, self.columns, cache_dir=cache, split=self.eval_split, limits=limits)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         counts = np.bincount(_classes(corpus, "train"), minlength=len(corpus.labels))
-        wanted = self.hatecheck is not None
-        hateful = hatecheck.hateful_labels(self.hatecheck_positive, corpus) if wanted else ()
+        hateful: Sequence[int] = ()
+        if self.hatecheck is not None:
+            hatecheck.load_hatecheck(self.hatecheck)  # a damaged one is refused before training
+            hateful = hatecheck.hateful_labels(self.hatecheck_positive, corpus)
         return {"labels": corpus.labels, "counts": counts.tolist(), "hateful": hateful}
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:

@@ -7,13 +7,12 @@ ACL 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tables import TABLES, existing_path, files_of, read_table, sides_of, text_of
+from asyncsgd.data.tables import TABLES, Source, text_of
 from asyncsgd.errors import UsageError, nearest
 
 _HATEFUL = {"0": False, "1": True, "non-hateful": False, "hateful": True}
@@ -44,17 +43,13 @@ def scores(cases: Sequence[Case], said_hateful: np.ndarray) -> dict[str, object]
     return {**of_cases(np.ones_like(right)), "functionalities": {name: of_cases(of == name) for name in names}}
 
 
-def hatecheck_files(path: str) -> list[Path]:
-    """The files that hold the cases: a file, or ``test.*`` in a folder.
+def hatecheck_source(path: str) -> Source:
+    """The cases, which are not read yet: a file, or ``test.*`` in a folder.
 
     Raises:
         UsageError: if there are none.
     """
-    where = existing_path(path, "--hatecheck", kinds=TABLES)
-    files = sides_of(where, TABLES).get("test") if where.is_dir() else files_of(where, TABLES)
-    if not files:
-        raise UsageError(f"the folder {where} has no test.parquet, test.csv or test.jsonl; --hatecheck takes one")
-    return files
+    return Source(path, "--hatecheck", kinds=TABLES, needs="test", takes=())
 
 
 def load_hatecheck(path: str) -> list[Case]:
@@ -64,10 +59,9 @@ def load_hatecheck(path: str) -> list[Case]:
         UsageError: if there are none, or a label is neither 0 (non-hateful) nor 1 (hateful).
     """
     columns = dict.fromkeys(("functionality", "text", "label"), "a table with the column")
-    cases = []
-    for where, (functionality, text, label) in (
-        row for file in hatecheck_files(path) for row in read_table(file, columns)
-    ):
+    source, cases = hatecheck_source(path), []
+    side = "test" if "test" in source.sides else "train"  # a file
+    for where, (functionality, text, label) in source.rows(side, columns):
         if str(label) not in _HATEFUL:
             raise UsageError(f"{where} label {label!r} is neither 0 (non-hateful) nor 1 (hateful)")
         cases.append(Case(str(functionality), text_of(where, "text", text), _HATEFUL[str(label)]))

@@ -32,7 +32,7 @@ from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Batches, Sums, found, to_device
-from asyncsgd.tasks.questions import Question, QuestionCorpus, check_questions, load_questions
+from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
 from asyncsgd.tasks.text_task import START, VOCABULARY, Batch, Draw, EvaluationBatches, TextTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
@@ -96,7 +96,7 @@ class QuestionAnswering(TextTask):
             )
         if self.predictions is not None and Path(self.predictions).is_file():
             raise UsageError(f"--predictions {self.predictions} is a file; name a folder")
-        check_questions(self.data_name, self.eval_data)
+        question_sources(self.data_name, self.eval_data)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.data.corpora import Corpus, evenly
-from asyncsgd.data.documents import Documents, without_surrogates
-from asyncsgd.data.tables import Rows, existing_path, files_of, hub_name, hub_rows, hub_splits, joined_parts, read_table
+from asyncsgd.data.tables import Documents, Rows, Source, joined_parts, read_table, without_surrogates
 from asyncsgd.errors import UsageError
 
 KINDS = (".parquet", ".jsonl", ".json", ".json.gz")
+SIDES = {"train": ("train*",), "validation": ("dev*", "validation*")}
 _COLUMNS = dict.fromkeys(("id", "context", "question", "answers"), "--data")
-_BEGINNINGS = {"train": ("train",), "validation": ("dev", "validation")}
 
 
 @dataclass(frozen=True)
@@ -70,20 +69,17 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
         UsageError: the source or a column is missing or damaged, a question or a context is empty, answers do not have
             the published form, or no question is left.
     """
-    check_questions(data, eval_data)
     notes: list[str] = []
-    parts = joined_parts(data)
-    name = "+".join(part if part.startswith("hub:") else existing_path(part, "--data").name for part in parts)
+    sources, scored = question_sources(data, eval_data)
+    name = "+".join(source.name for source in sources)
     if eval_data is None:
-        with_sides = [part for part in parts if part.startswith("hub:") or Path(part).expanduser().is_dir()]
-        evaluation = _questions(with_sides, "validation", "--data", notes)
-    else:
-        evaluation = _questions(joined_parts(eval_data), "validation", "--eval-data", notes)
+        scored = [source for source in sources if source.path is None or source.path.is_dir()]
+    evaluation = _questions(scored, "validation", notes)
     if not evaluation:
         raise UsageError(f"{name} has no questions to score on; name a file of them with --eval-data")
-    read = _questions(parts, "train", "--data", notes)
-    scored = {question.context for question in evaluation}
-    train = [question for question in read if question.context not in scored]
+    read = _questions(sources, "train", notes)
+    contexts = {question.context for question in evaluation}
+    train = [question for question in read if question.context not in contexts]
     if len(train) < len(read):
         notes.append(f"{len(read) - len(train)} training questions about contexts of the evaluation are left out")
     train = _placed([train[number] for number in evenly(len(train), limits[0])], notes)
@@ -96,43 +92,29 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
     return QuestionCorpus(name, learned, nothing, fingerprint, notes=tuple(notes), questions=sides)
 
 
-def check_questions(data: str, eval_data: str | None) -> None:
-    """Look at what `load_questions` would read, and read nothing.
+def question_sources(data: str, eval_data: str | None) -> tuple[list[Source], list[Source]]:
+    """What `load_questions` reads to train and to score on, which is not read yet.
 
     Raises:
         UsageError: if a file or folder is missing or of an unknown kind, or a Hub data set has no name.
     """
-    named = [(part, "train", "--data") for part in joined_parts(data)]
-    if eval_data is not None:
-        named += [(part, "validation", "--eval-data") for part in joined_parts(eval_data)]
-    for part, side, flag in named:
-        if part.startswith("hub:"):
-            hub_name(part)
-        elif not _files(part, flag)[side]:
-            wanted = " or ".join(f"{beginning}*" for beginning in _BEGINNINGS[side])
-            raise UsageError(f"the folder {part} has no file {wanted} ({', '.join(KINDS)}); name a file with {flag}")
+    return (
+        [Source(part, kinds=KINDS, sides=SIDES, needs="train") for part in joined_parts(data)],
+        [
+            Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation")
+            for part in (joined_parts(eval_data) if eval_data is not None else ())
+        ],
+    )
 
 
-def _files(name: str, flag: str) -> dict[str, list[Path]]:
-    """The files of both sides; a file that is named may be either."""
-    path = existing_path(name, flag, pydocs=False, kinds=KINDS)
-    files = files_of(path, KINDS)
-    if not path.is_dir():
-        return dict.fromkeys(_BEGINNINGS, files)
-    return {side: [file for file in files if file.name.lower().startswith(of)] for side, of in _BEGINNINGS.items()}
-
-
-def _questions(parts: Sequence[str], side: str, flag: str, notes: list[str]) -> list[Question]:
+def _questions(sources: Sequence[Source], side: str, notes: list[str]) -> list[Question]:
     """The questions of one side of some sources; of those with one id the first."""
     rows: Rows = []
-    for part in parts:
-        if part.startswith("hub:"):
-            splits = hub_splits(part)
-            if side in splits:
-                rows += hub_rows(part, splits[side], _COLUMNS)
-        else:
-            for path in _files(part, flag)[side]:
-                rows += _nested_rows(path) if path.name.lower().endswith(KINDS[2:]) else read_table(path, _COLUMNS)
+    for source in sources:
+        # A file that is named may be of either side.
+        of_source = "train" if source.path is not None and source.path.is_file() else side
+        if of_source in source.sides:
+            rows += source.rows(of_source, _COLUMNS, _read)
     contexts: dict[str, str] = {}  # equal ones are one object
     questions: dict[str, Question] = {}
     for where, row in rows:
@@ -144,8 +126,10 @@ def _questions(parts: Sequence[str], side: str, flag: str, notes: list[str]) -> 
     return list(questions.values())
 
 
-def _nested_rows(path: Path) -> Rows:
-    """The rows of a file in the published form."""
+def _read(path: Path, columns: Mapping[str, str]) -> Rows:
+    """The rows of a table or of a file in the published form."""
+    if not path.name.lower().endswith(KINDS[2:]):
+        return read_table(path, columns)
     try:
         raw = path.read_bytes()
         content = json.loads(gzip.decompress(raw) if path.name.lower().endswith(".gz") else raw)
@@ -156,12 +140,8 @@ def _nested_rows(path: Path) -> Rows:
             for asked in paragraph["qas"]
             for answers in [{key: [answer[key] for answer in asked["answers"]] for key in ("text", "answer_start")}]
         ]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is damaged or not in SQuAD's form ({type(error).__name__}: {error}); it must look like "
-            f'{{"data": [{{"paragraphs": [{{"context": "...", "qas": [{{"id": "...", "question": "...", '
-            f'"answers": [{{"text": "...", "answer_start": 0}}]}}]}}]}}]}}'
-        ) from error
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged or not in SQuAD's form ({type(error).__name__}: {error})") from error
 
 
 def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Question:
@@ -169,20 +149,16 @@ def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Quest
         if not isinstance(value, str) or not value.strip():
             raise UsageError(f"{where} the {column} is empty or no text; fill it in or leave the row out")
     identity, context, question = map(without_surrogates, row[:3])
-    given = row[3] if isinstance(row[3], Mapping) else {}
-    texts, starts = given.get("text"), given.get("answer_start")
-    if not (
-        isinstance(texts, list)
-        and isinstance(starts, list)
-        and len(texts) == len(starts)
-        and all(isinstance(text, str) and text.strip() for text in texts)
-        and all(type(start) is int for start in starts)
-    ):
+    try:
+        answers = tuple(without_surrogates(text) for text in row[3]["text"])
+        starts = [int(start) for _, start in zip(answers, row[3]["answer_start"], strict=True)]
+        if not all(map(str.strip, answers)):
+            raise ValueError("one of them is empty")
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{where} answers must be lists of as many texts and whole numbers, like "
-            f'{{"text": ["one"], "answer_start": [12]}}; mend the row or leave it out'
-        )
-    answers = tuple(map(without_surrogates, texts))
+            f'{{"text": ["one"], "answer_start": [12]}}; mend the row or leave it out ({error})'
+        ) from error
     return Question(
         identity, question.strip(), contexts.setdefault(context, context), answers, starts[0] if starts else None
     )
@@ -201,8 +177,6 @@ def _placed(questions: Sequence[Question], notes: list[str]) -> list[Question]:
 
 def _moved(question: Question) -> Question | None:
     said, answer = question.start or 0, question.answers[0]
-    if said >= 0 and question.context.startswith(answer, said):
-        return question
     starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", question.context)]
     nearest = min(starts, key=lambda start: abs(start - said), default=None)
     return None if nearest is None else dataclasses.replace(question, start=nearest)

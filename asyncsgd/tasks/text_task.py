@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus, check_sources, evenly, load_corpus
+from asyncsgd.data.corpora import Corpus, evenly, load_corpus, named_sources
 from asyncsgd.data.order import Orders, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
@@ -332,7 +332,7 @@ class LanguageModel(TextTask):
             )
 
     def check_names(self) -> None:
-        check_sources(self.data_name, self.eval_data)
+        named_sources(self.data_name, self.eval_data)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.documents import without_surrogates
-from asyncsgd.data.labelled import Kind, Names, check_labelled, label_name, load_labelled, two_columns
+from asyncsgd.data.labelled import Kind, Names, label_name, labelled_source, load_labelled
+from asyncsgd.data.tables import without_surrogates
 from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
@@ -79,12 +79,12 @@ class TokenClassification(TextTask):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return two_columns((self.tokens_column, "--tokens-column"), (self.tags_column, "--tags-column"))
+        return {self.tokens_column: "--tokens-column", self.tags_column: "--tags-column"}
 
     def check_names(self) -> None:
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
-        check_labelled(self.data_name, self.columns, pydocs=False)
+        labelled_source(self.data_name, self.columns, pydocs=False)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:

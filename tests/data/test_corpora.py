@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from asyncsgd.data import pydocs
 from asyncsgd.data.corpora import load_corpus, split_documents
-from asyncsgd.data.documents import Documents
 from asyncsgd.data.pydocs import clean_docstring, collect_docstrings, load_pydocs
-from asyncsgd.data.tables import joined_parts, read_texts
+from asyncsgd.data.tables import Documents, documents_of, joined_parts, read_table
 from asyncsgd.errors import UsageError
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -22,6 +21,10 @@ WORDS = st.text(alphabet="abcdefgh ", min_size=1, max_size=20).filter(str.strip)
 def load(data, cache_dir, **changed):
     arguments = {"eval_data": None, "text_column": "text", "cache_dir": cache_dir, "eval_fraction": 0.25} | changed
     return load_corpus(str(data), **arguments)
+
+
+def read_texts(path, column):
+    return list(documents_of(str(path), read_table(path, {column: "--text-column"}), column).texts)
 
 
 def lines(path, *texts):

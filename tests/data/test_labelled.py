@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsgd.data import labelled
+from asyncsgd.data import tables
 from asyncsgd.data.corpora import limited
-from asyncsgd.data.documents import Documents
-from asyncsgd.data.labelled import load_labelled, two_columns
+from asyncsgd.data.labelled import load_labelled
+from asyncsgd.data.tables import Documents
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.hatecheck import Case, load_hatecheck, scores
 from asyncsgd.tasks.token_classification import TAGGED
@@ -36,8 +36,9 @@ def write(folder, name, rows, columns=("text", "label")):
 
 def load(path, tmp_path, **more):
     text, label = more.pop("text_column", "text"), more.pop("label_column", "label")
-    columns = two_columns((text, "--text-column"), (label, "--label-column"))
-    return load_labelled(str(path), columns, cache_dir=tmp_path / "cache", **more)
+    return load_labelled(
+        str(path), {text: "--text-column", label: "--label-column"}, cache_dir=tmp_path / "cache", **more
+    )
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_hub_data_set_brings_its_splits_and_the_names_of_its_features(tmp_path
         side: datasets.Dataset.from_dict({"tweet": texts, "hate": [1, 0][: len(texts)]}, features=features)
         for side, texts in (("train", ["a", "b"]), ("test", ["c"]))
     }
-    monkeypatch.setattr(labelled, "hub_splits", lambda data: splits)
+    monkeypatch.setattr(tables, "hub_splits", lambda data: splits)
     data = load("hub:tweets", tmp_path, text_column="tweet", label_column="hate")
     assert (data.name, data.labels, data.split) == ("hub:tweets", ("no", "yes"), "test")
     assert (data.train.texts, data.train.labels, data.eval.labels) == (("a", "b"), ("yes", "no"), ("yes",))
