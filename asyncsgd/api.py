@@ -571,9 +571,12 @@ def _check_guard() -> None:
         frame = frame.f_back
     if frame is None:
         return
-    with contextlib.suppress(OSError, ValueError):
-        if "__name__" in Path(frame.f_code.co_filename).read_text(encoding="utf-8"):
-            return
+    try:
+        script = Path(frame.f_code.co_filename).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # no file, so nobody imports it
+        return
+    if "__name__" in script:
+        return
     raise UsageError(
         f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}: worker processes import this script, and would "
         f'train in turn; put what it does under if __name__ == "__main__":'
