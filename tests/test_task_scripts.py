@@ -50,7 +50,7 @@ SMALL = (
         ("causal_lm --rule asynchronus", "'asynchronus'"),
         ("token_classification", "--data"),
         ("token_classification --data ./text.txt", "text.txt .parquet"),
-        ("token_classification --data table.jsonl --tags-column tokens", "--tokens-column --tags-column"),
+        ("token_classification --data table.jsonl --tags-column tokens", "both 'tokens' --tags-column"),
         ("token_classification --data table.jsonl --model ./nowhere", "--model ./nowhere"),
         ("question_answering", "--data"),
         ("question_answering --data text.txt", "text.txt .parquet .json"),
