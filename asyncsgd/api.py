@@ -88,7 +88,8 @@ class TrainedRun:
         Args:
             best: that of the lowest evaluation loss, in place of the last one; see ``summary["best"]``.
 
-        Raises:UsageError: if the run has not kept it.
+        Raises:
+            UsageError: if the run has not kept it.
         """
         return self._model(best).cpu().eval()
 
