@@ -224,11 +224,12 @@ def rows_of(
     prefix, suffix = special_around(tokenizer)
     documents: list[dict[str, np.ndarray]] = []
     for number, encoding in enumerate(encodings_of(texts, tokenizer)):
-        words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
+        words = encoding.word_ids
+        # A token outside all words has one of its own.
+        starts = [word is None or word != before for before, word in zip((-1, *words), words, strict=False)]
         document = {
             "ids": np.array([*encoding.ids, *end], dtype=np.int32),
-            # A token outside all words has one of its own.
-            "word_starts": np.append((np.diff(words, prepend=-2) != 0) | (words == -1), [True] * len(end)).astype(bool),
+            "word_starts": np.array([*starts, *[True] * len(end)], dtype=bool),
         }
         if flags is not None:
             document["candidates"] = np.append(flags[number], [False] * len(end)).astype(bool)

@@ -213,9 +213,8 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows, by the room that they have
     rooms: list[int] = []  # the room that there is anywhere, ascending
-    lengths = np.asarray(lengths)
-    for document in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[document])
+    longest_first = np.argsort(-np.asarray(lengths), kind="stable").tolist()
+    for document, length in zip(longest_first, np.asarray(lengths)[longest_first].tolist(), strict=True):
         position = bisect.bisect_left(rooms, length)
         if position == len(rooms):
             row, room = len(rows), capacity
