@@ -7,11 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from test_faults import Command, needs_proc, until
 
-from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
+from asyncsgd.runtime.base import Budget
+from reproduction import Arm, run
 
 pytestmark = pytest.mark.slow
 
@@ -40,16 +40,19 @@ def table(path):
 
 
 def test_the_distance_from_the_prototype_is_in_standard_errors_of_the_difference(ringmaster):
-    # ours: mean 3, variance 2 over 2 seeds; theirs: mean 1, variance 3 over 1 seed
-    assert ringmaster.standard_errors_apart([2.0, 4.0], 1.0, math.sqrt(3.0), 1) == pytest.approx(2.0 / math.sqrt(4.0))
+    # ours: mean 50, variance 2 over 2 seeds; the prototype's: 48.3 with 0.6 over 10
+    apart = (50.0 - 48.3) / math.sqrt(2.0 / 2 + 0.6**2 / 10)
+    assert ringmaster.beside("add", "delay-adaptive", 100, [49.0, 51.0]) == f"48.3; {apart:+.1f}"
 
 
 def test_the_exact_excess_is_that_of_the_simulated_mean(ringmaster):
-    method = next(method for method in ringmaster.METHODS if method.label == "24-sync")
-    curve = ringmaster.run_arm(ringmaster.Arm(method, 0, 40))
+    method = ringmaster.KSync(24)
+    noisy, speeds = ringmaster.Tridiagonal(noise_kind="full"), ringmaster.HalfNormal()
+    curve = run([Arm("", method, 1.0, noisy.on, speeds.on, ringmaster.NUM_WORKERS, Budget(seconds=40), 4)], [0], 1)
+    losses, updates = curve.loss.tolist(), curve.updates.max()
     problem = ringmaster.Tridiagonal(noise_kind="full")
     # After a few steps the noise, 0.03 in all, is small beside what is left of the start.
-    assert curve.losses[-1] == pytest.approx(ringmaster.exact_excess(problem, 1.0, 24, curve.updates), rel=0.01)
+    assert losses[-1] == pytest.approx(ringmaster.exact_excess(problem, 1.0, 24, updates), rel=0.01)
     # In the long run a mode has the variance eta sigma^2 / (batch (2 - eta c)) / c.
     floor = sum(0.01**2 / 24 / (2 - c) / 2 for c in ringmaster.modes(1729)[0])
     assert ringmaster.exact_excess(problem, 1.0, 24, 10**9) == pytest.approx(floor)
@@ -69,12 +72,8 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(rin
 
 
 def test_seconds_per_update_are_the_published_closed_forms(error_runtime):
-    exponential, shifted = Exponential(1.0), ShiftedExponential(1.0, 1.0)
     seconds = {
-        (method.family, method.quorum): [
-            error_runtime.seconds_per_update(method, exponential),
-            error_runtime.seconds_per_update(method, shifted),
-        ]
+        method: [error_runtime.seconds_per_update(*method, shift) for shift in (0.0, 1.0)]
         for method in error_runtime.METHODS
     }
     harmonic = sum(1 / k for k in range(1, 9))
@@ -98,13 +97,11 @@ def test_the_floor_of_asynchronous_sgd_is_its_closed_form(error_runtime):
 
 def test_measured_seconds_and_floors_agree_with_the_closed_forms(error_runtime, monkeypatch):
     monkeypatch.setattr(error_runtime, "EVALUATIONS", 300)
-    exponential = error_runtime.SPEEDS[0]
-    for method in error_runtime.METHODS:
-        if method.quorum == 2:
-            curve = error_runtime.run_arm(error_runtime.Arm(exponential, method, 0, 600))
-            expected = error_runtime.seconds_per_update(method, exponential)
-            assert curve.seconds_per_update == pytest.approx(expected, rel=0.06)
-            assert np.mean(curve.losses[150:]) == pytest.approx(error_runtime.floor(method, exponential), rel=0.1)
+    rows = error_runtime.table("exponential", run(error_runtime.arms("exponential", 600), [0], 1), 600)
+    for row in rows:
+        if row["K"] == 2:
+            assert row["seconds per update"].estimate == pytest.approx(float(row["closed form"]), rel=0.06)
+            assert row["error, last half"].estimate == pytest.approx(float(row["exact floor"]), rel=0.1)
 
 
 def test_error_runtime_writes_a_picture_for_each_distribution(error_runtime, tmp_path, monkeypatch):
@@ -143,8 +140,8 @@ def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(bac
         steps = backup_workers.expected_steps(problem, quorum)
         errors = [float(curvature @ (1 - curvature) ** (2 * step)) / 2 for step in (steps - 1, steps)]
         assert errors[1] <= backup_workers.TARGET < errors[0]
-        arm = backup_workers.Arm("bias-dominated", backup_workers.MEAN, quorum, 0, 10**9)
-        assert backup_workers.run_arm(arm).steps == steps  # its noise is too small to matter
+        task = "bias-dominated", backup_workers.MEAN, quorum, 0, 10**9
+        assert backup_workers.measure(task)[0] == steps  # its noise is too small to matter
 
 
 def test_backup_workers_writes_both_tables(backup_workers, tmp_path, monkeypatch, capsys):
@@ -160,10 +157,13 @@ def test_backup_workers_writes_both_tables(backup_workers, tmp_path, monkeypatch
 
 
 def test_the_mean_iterate_obeys_the_closed_recursion(implicit_momentum):
-    mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(2, range(300)))
+    mean = implicit_momentum.mean_iterate((2, range(300)))
     assert mean == pytest.approx(implicit_momentum.expected_iterate(2, len(mean) - 1), abs=0.04)
     # The first two are not random: all workers start at x_0.
     assert mean[:2] == pytest.approx([1.0, 0.8], rel=1e-12)
+    # Versions that are read by a slow worker count too.
+    mean = implicit_momentum.mean_iterate((8, range(1000)))
+    assert mean == pytest.approx(implicit_momentum.expected_iterate(8, len(mean) - 1), abs=0.02)
 
 
 def test_a_fit_to_the_exact_mean_gives_the_momentum(implicit_momentum):

@@ -4,10 +4,12 @@ import importlib
 import math
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from test_published import script
 
+from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Heterogeneous
 from asyncsgd.simulation.simulate import simulate
@@ -40,12 +42,12 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index(diloco):
 def test_watching_a_rule_does_not_change_its_run(diloco):
     def end(rule):
         mixture = diloco.Mixture(6, 1, 5, 8, seed=0)
-        times = diloco.fixed_times(diloco.SECONDS_PER_STEP)
+        times = diloco.times(4, 0)
         budget = Budget(samples=400)
         return simulate(rule, mixture, times, num_workers=4, learning_rate=0.1, budget=budget).parameters
 
     cosines = []
-    rule = diloco.ARMS[diloco.BOTH].rule
+    rule = diloco.RULES[diloco.BOTH]
     assert torch.equal(end(diloco.Watched(rule, cosines)), end(rule))
     assert cosines
     assert all(-1.0 - 1e-12 <= cosine <= 1.0 + 1e-12 for cosine in cosines)
@@ -54,9 +56,7 @@ def test_watching_a_rule_does_not_change_its_run(diloco):
 def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_the_optimum(ringleader):
     rate, seconds = 0.02, 1500.0
     assert ringleader.ending(ringleader.Malenia(), 0.1, seconds) == pytest.approx(ringleader.TRUTH, abs=1e-4)
-    assert ringleader.ending(ringleader.Asynchronous(), rate, seconds) == pytest.approx(
-        ringleader.frequency_weighted(), abs=0.02
-    )
+    assert ringleader.ending(Asynchronous(), rate, seconds) == pytest.approx(ringleader.frequency_weighted(), abs=0.02)
 
 
 def test_malenia_averages_each_worker_first(ringleader):
@@ -82,18 +82,18 @@ def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worke
 
 
 def test_a_threshold_counts_as_reached_only_for_good(ringleader):
-    curve = ringleader.Curve([0.0, 1.0, 2.0, 3.0], [1.0, 0.1, 0.4, 0.1], 3)
-    assert (curve.reached(0.5), curve.reached(0.2), curve.reached(0.05)) == (1.0, 3.0, math.inf)
+    looks = pandas.DataFrame({"seconds": [0.0, 1.0, 2.0, 3.0], "loss": [1.0, 0.1, 0.4, 0.1]})
+    assert [ringleader.reached(looks, threshold) for threshold in (0.5, 0.2, 0.05)] == [1.0, 3.0, math.inf]
 
 
-def test_labelled_texts_that_cannot_be_used_are_refused_without_showing_them(ringleader, tmp_path):
+def test_labelled_texts_that_cannot_be_used_are_refused_without_showing_them(ringleader, tmp_path, capsys):
     path = tmp_path / "texts.csv"
     path.write_text("text,kind\nsecret words,1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="has no column 'label'") as refused:
-        ringleader.read_labelled(path)
-    assert "secret" not in str(refused.value)
-    with pytest.raises(ValueError, match="no such"):
-        ringleader.read_labelled(tmp_path / "missing.csv")
+    for data, message in ((path, "no column 'label'"), (tmp_path / "missing.csv", "there is no file")):
+        assert ringleader.main(["--quick", "--data", str(data), "--out", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert "secret" not in said
 
 
 def test_the_theory_gives_the_design_table(phase):
@@ -117,11 +117,11 @@ def test_stopping_slow_trials_early_changes_nothing_about_the_best(phase):
 
 def test_a_cell_that_misses_its_target_is_marked_and_not_dropped(phase):
     cell = phase.Cell(noise=1.0, exponent=1.0, num_workers=4, jitter=False, num_rates=3, num_seeds=2)
-    missed = phase.Arm("asynchronous", 0.1, False, [60.0, 60.0], num_reached=0)
-    reached = phase.Arm("k_sync:quorum=1,interrupt=True", 0.1, False, [30.0, 30.0], num_reached=2)
+    missed = phase.Arm(Asynchronous(), 0.1, False, [60.0, 60.0], num_reached=0)
+    reached = phase.Arm(KSync(1), 0.1, False, [30.0, 30.0], num_reached=2)
     done = phase.Measured(cell, missed, reached)
     assert (done.mark, done.log2_ratio.estimate) == (">", 1.0)
-    assert phase.row_of(done)[7].startswith(">2")
+    assert phase.row_of(done)["ratio async / m-sync [95 %]"].startswith(">2")
     assert phase.Measured(cell, reached, missed).mark == "<"
 
 

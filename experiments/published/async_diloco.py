@@ -28,11 +28,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import sys
 from typing import Any, ClassVar, NamedTuple
 
 import numpy
+import pandas
 import torch
 from torch import Tensor
 
@@ -41,9 +43,8 @@ from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array, Instance
-from asyncsgd.simulation.simulate import simulate
-from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
-from watched import fixed_times
+from asyncsgd.simulation.sampler import Sampler
+from reproduction import COLOURS, Arm, curve, draw, each, fixed_times, interval, picture, run_script, write
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
@@ -161,72 +162,71 @@ class Watched(Rule):
         return self.rule.arrive(state[0], arrival, view)
 
 
-class Arm(NamedTuple):
-    label: str
-    rule: Rule
-    style: str
-
-
 def naive(rate: float, momentum: float, dynamic: bool = False) -> Rule:
     """Nesterov on every arrival as it comes."""
     return AsyncLocalSGD(LOCAL_STEPS, rate, momentum, period=1, dynamic=dynamic)
 
 
-ARMS = (
-    Arm("sync, momentum .9, .7", DiLoCo(LOCAL_STEPS, 0.7, 0.9), "-"),
-    Arm("sync, no momentum, .7", DiLoCo(LOCAL_STEPS, 0.7, 0.0), "--"),
-    Arm("async, momentum .9, .7", naive(0.7, 0.9), "-"),
-    Arm("async, momentum .9, .07", naive(0.07, 0.9), "-"),
-    Arm("async, no momentum, .7", naive(0.7, 0.0), "--"),
-    Arm("async, Delayed Nesterov, .7", AsyncLocalSGD(LOCAL_STEPS, 0.7, 0.9, period=4), "-"),
-    Arm("async, DyLU, momentum .9, .07", naive(0.07, 0.9, dynamic=True), ":"),
-    Arm("async, Delayed Nesterov + DyLU, .7", AsyncLocalSGD(LOCAL_STEPS, 0.7, 0.9, period=4, dynamic=True), ":"),
-    Arm("buffered, FedBuff K = 4, .7", FedBuff(4, LOCAL_STEPS, 0.7), "--"),
-)
-SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED, DYLU, BOTH, BUFFERED = range(len(ARMS))
+SYNC, PLAIN_SYNC = "sync, momentum .9, .7", "sync, no momentum, .7"
+NAIVE, NAIVE_SMALL, NO_MOMENTUM = "async, momentum .9, .7", "async, momentum .9, .07", "async, no momentum, .7"
+DELAYED, DYLU = "async, Delayed Nesterov, .7", "async, DyLU, momentum .9, .07"
+BOTH, BUFFERED = "async, Delayed Nesterov + DyLU, .7", "buffered, FedBuff K = 4, .7"
+RULES: dict[str, Rule] = {
+    SYNC: DiLoCo(LOCAL_STEPS, 0.7, 0.9),
+    PLAIN_SYNC: DiLoCo(LOCAL_STEPS, 0.7, 0.0),
+    NAIVE: naive(0.7, 0.9),
+    NAIVE_SMALL: naive(0.07, 0.9),
+    NO_MOMENTUM: naive(0.7, 0.0),
+    DELAYED: AsyncLocalSGD(LOCAL_STEPS, 0.7, 0.9, period=4),
+    DYLU: naive(0.07, 0.9, dynamic=True),
+    BOTH: AsyncLocalSGD(LOCAL_STEPS, 0.7, 0.9, period=4, dynamic=True),
+    BUFFERED: FedBuff(4, LOCAL_STEPS, 0.7),
+}
 
 SWEEP = (0.035, 0.07, 0.14, 0.35, 0.7)
 """Outer learning rates of the sweep."""
-FAMILIES = ("sync, momentum .9", "async, momentum .9", "async, no momentum")
-SWEEP_SEED, FIRST_SEED = 1000, 0
+SWEEP_SEED = 1000
 
 
-def family_rule(family: int, rate: float) -> Rule:
-    return (DiLoCo(LOCAL_STEPS, rate, 0.9), naive(rate, 0.9), naive(rate, 0.0))[family]
+def families(rate: float) -> dict[str, Rule]:
+    """The rules of the sweep, at an outer learning rate."""
+    return {
+        "sync, momentum .9": DiLoCo(LOCAL_STEPS, rate, 0.9),
+        "async, momentum .9": naive(rate, 0.9),
+        "async, no momentum": naive(rate, 0.0),
+    }
 
 
-class Task(NamedTuple):
-    sizes: tuple[int, int, int, int]
-    """Of `Mixture`."""
-    num_gradients: int
-    peak_rate: float
-    """Inner learning rate at the start."""
-    rule: Rule
-    seed: int
+def cosine_schedule(total: int, peak: float, num_gradients: int) -> float:
+    return LAST_RATE + (peak - LAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, num_gradients / total)))
 
 
-class Curve(NamedTuple):
-    losses: list[float]
-    versions: list[int]
-    gradients: list[int]
-    seconds: list[float]
+def mixture(sizes: tuple[int, int, int, int], workers: int, seed: int) -> Instance:
+    return Mixture(*sizes, seed=seed)
+
+
+def times(workers: int, seed: int) -> Sampler:
+    return fixed_times(SECONDS_PER_STEP)
+
+
+class Run(NamedTuple):
+    """One run: a row for each evaluation, and the cosine of each arrival."""
+
+    looks: pandas.DataFrame
     cosines: list[float]
 
     @property
     def final(self) -> float:
         """The last loss; infinite for a run that diverged."""
-        return self.losses[-1] if math.isfinite(self.losses[-1]) else math.inf
+        return float(self.looks.loss.iloc[-1])
 
-    def at_second(self, seconds: float) -> float:
-        """The loss at a point of virtual time, between evaluations along a straight line."""
-        return float(numpy.interp(seconds, self.seconds, self.losses))
-
-    def at_update(self, version: float) -> float:
-        return float(numpy.interp(version, self.versions, self.losses))
+    def at(self, column: str, value: float) -> float:
+        """The loss at a point of "seconds" or "updates", between evaluations along a straight line."""
+        return float(numpy.interp(value, self.looks[column], self.looks.loss))
 
     def seconds_to(self, loss: float) -> float:
         """When an evaluation first had `loss` or less; infinite if none had."""
-        return next((at for at, value in zip(self.seconds, self.losses, strict=True) if value <= loss), math.inf)
+        return float(self.looks.seconds[self.looks.loss <= loss].min()) if (self.looks.loss <= loss).any() else math.inf
 
     @property
     def late_cosine(self) -> float:
@@ -234,58 +234,93 @@ class Curve(NamedTuple):
         return float(numpy.mean(self.cosines[len(self.cosines) // 2 :]))
 
 
-def run_one(task: Task) -> Curve:
+def run_one(task: tuple[Arm, int]) -> Run:
     torch.set_num_threads(1)
-    cosines: list[float] = []
-    total = task.num_gradients
-
-    def schedule(num_gradients: int) -> float:
-        share = min(1.0, num_gradients / total)
-        return LAST_RATE + (task.peak_rate - LAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * share))
-
-    done = simulate(
-        Watched(task.rule, cosines),
-        Mixture(*task.sizes, seed=task.seed),
-        fixed_times(SECONDS_PER_STEP),
-        num_workers=len(SECONDS_PER_STEP),
-        learning_rate=schedule,
-        budget=Budget(samples=total),
-        evaluations=40,
-        inner=OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY),
-    )
-    points = done.evaluations
-    losses = [point.loss for point in points]
-    if done.result.status != "DONE":
-        losses[-1] = math.inf
-    return Curve(
-        losses,
-        [point.version for point in points],
-        [point.total_samples for point in points],
-        [point.train_seconds for point in points],
-        cosines,
-    )
+    (arm, seed), cosines = task, list[float]()
+    looks = curve(dataclasses.replace(arm, rule=Watched(arm.rule, cosines)), seed)
+    return Run(looks, cosines)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    quick = arguments.quick
-    num_seeds = arguments.seeds or (2 if quick else 3)
-    sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if quick else ((512, 1, 64, 2048), 4800, 2e-4)
-    seeds = range(FIRST_SEED, FIRST_SEED + num_seeds)
-    tasks = [Task(sizes, total, peak, arm.rule, seed) for arm in ARMS for seed in seeds]
-    curves: list[list[Curve]] = [[]]
-    for curve in each(run_one, tasks, arguments.jobs):
-        curves[-1].append(curve)
-        if len(curves[-1]) == num_seeds:
-            final = interval([each_of.final for each_of in curves[-1]])
-            progress(f"{ARMS[len(curves) - 1].label}: final loss {final:.4g}")
-            curves.append([])
-    curves.pop()
-    pairs = [(family, rate) for family in range(len(FAMILIES)) for rate in ((0.07, 0.7) if quick else SWEEP)]
-    tasks = [Task(sizes, total, peak, family_rule(*pair), SWEEP_SEED) for pair in pairs]
-    swept: dict[tuple[int, float], float] = {}
-    for pair, curve in zip(pairs, each(run_one, tasks, arguments.jobs), strict=True):
-        swept[pair] = curve.final
-        progress(f"sweep, {FAMILIES[pair[0]]}, outer learning rate {pair[1]:g}: final loss {curve.final:.4g}")
+def mean(values: list[float], form: str = ".4g") -> str:
+    return format(float(numpy.mean(values)), form)
+
+
+def arm_rows(runs: dict[str, list[Run]]) -> list[dict[str, object]]:
+    early = min(own[0].looks.seconds.iloc[-1] for own in runs.values())
+    target = float(numpy.mean([one.final for one in runs[SYNC]]))
+    few = runs[SYNC][0].looks.updates.iloc[-1]
+    rows: list[dict[str, object]] = []
+    for name, own in runs.items():
+        reached = float(numpy.median([one.seconds_to(target) for one in own]))
+        last = own[0].looks.iloc[-1]
+        row = {
+            "method, outer learning rate": name,
+            "updates": last.updates,
+            "virtual s": f"{last.seconds:.0f}",
+            "final loss, equal gradients [95 %]": interval([one.final for one in own]),
+            f"loss after {few} updates": mean([one.at("updates", few) for one in own]),
+            f"loss at {early:.0f} s": mean([one.at("seconds", early) for one in own]),
+            "median s to sync's final loss": f"{reached:.0f}" if math.isfinite(reached) else "-",
+            "cosine": mean([one.late_cosine for one in own], ".3f"),
+        }
+        rows.append(row)
+    return rows
+
+
+def headline_rows(runs: dict[str, list[Run]], swept: dict[str, dict[float, float]]) -> list[dict[str, object]]:
+    """The paper's sentences beside what was measured."""
+    few = runs[SYNC][0].looks.updates.iloc[-1]
+    final = {name: mean([one.final for one in own]) for name, own in runs.items()}
+    early = {name: mean([one.at("updates", few) for one in own]) for name, own in runs.items()}
+    cosine = {name: mean([one.late_cosine for one in own], ".3f") for name, own in runs.items()}
+    best = {name: min((loss, rate) for rate, loss in losses.items()) for name, losses in swept.items()}
+    tried = ", ".join(f"{rate:g}" for rate in next(iter(swept.values())))
+    said = {
+        "(i) momentum .9: async needs .07 for sync's .7": (
+            f"best of {tried}: " + "; ".join(f"{name} {rate:g} ({loss:.4g})" for name, (loss, rate) in best.items())
+        ),
+        "(i) and is worse per update": (
+            f"after {few} updates {early[NAIVE_SMALL]} at .07, {early[NAIVE]} at .7, sync {early[SYNC]}; at equal "
+            f"gradients {final[NAIVE_SMALL]}, {final[NAIVE]}, {final[SYNC]}"
+        ),
+        "(ii) async with momentum 0 and .7 is better": (
+            f"after {few} updates {early[NO_MOMENTUM]} for {early[NAIVE_SMALL]}; at equal gradients "
+            f"{final[NO_MOMENTUM]} for {final[NAIVE_SMALL]}"
+        ),
+        "(iii) pseudo-gradients become orthogonal": (
+            f"cosine {cosine[SYNC]} sync, {cosine[NO_MOMENTUM]} async without momentum"
+        ),
+        "(iv) Delayed Nesterov repairs": (
+            f"after {few} updates {early[DELAYED]} for {early[NAIVE]}; at equal gradients {final[DELAYED]} for "
+            f"{final[NAIVE]}, sync {final[SYNC]}"
+        ),
+        "(iv) DyLU repairs": (
+            f"at equal gradients {final[DYLU]} with .9 and .07, for {final[NAIVE_SMALL]} without DyLU"
+        ),
+        "(iv) both": f"at equal gradients {final[BOTH]}",
+    }
+    return [{"published": sentence, "here": measured} for sentence, measured in said.items()]
+
+
+def make(flags: argparse.Namespace) -> None:
+    sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if flags.quick else ((512, 1, 64, 2048), 4800, 2e-4)
+    num_seeds = flags.seeds or (2 if flags.quick else 3)
+    schedule = functools.partial(cosine_schedule, total, peak)
+    problem = functools.partial(mixture, sizes)
+    more = {"inner": OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)}
+
+    def arm(name: str, rule: Rule) -> Arm:
+        return Arm(name, rule, schedule, problem, times, len(SECONDS_PER_STEP), Budget(samples=total), 40, more=more)
+
+    tasks = [(arm(name, rule), seed) for name, rule in RULES.items() for seed in range(num_seeds)]
+    rates = (0.07, 0.7) if flags.quick else SWEEP
+    tasks += [(arm(name, rule), SWEEP_SEED) for rate in rates for name, rule in families(rate).items()]
+    done = each(run_one, tasks, flags.jobs)
+    runs = {name: [next(done) for _ in range(num_seeds)] for name in RULES}
+    swept: dict[str, dict[float, float]] = {name: {} for name in families(0.7)}
+    for rate in rates:
+        for losses in swept.values():
+            losses[rate] = next(done).final
 
     dimension, clusters, hidden, held_out = sizes
     setting = (
@@ -294,146 +329,50 @@ def run(arguments: argparse.Namespace) -> None:
         f"{', '.join(map(str, SECONDS_PER_STEP))} s per step; loss on {held_out:,} held-out points; {num_seeds} "
         f"seed{'s' if num_seeds > 1 else ''}"
     )
-    print(arm_table(arguments.out, setting, curves))
-    print(headline_table(arguments.out, setting, curves, swept))
-    setting += " (--quick)" if quick else ""
-    draw_losses(arguments.out, setting, curves)
-    draw_outer(arguments.out, setting, curves, swept)
-    for name in ("async_diloco.md", "async_diloco.csv", "headlines.md", "headlines.csv", "losses.png", "outer.png"):
-        print(arguments.out / name)
-
-
-def arm_table(out: Any, setting: str, curves: list[list[Curve]]) -> str:
-    early = min(runs[0].seconds[-1] for runs in curves)
-    target = float(numpy.mean([curve.final for curve in curves[SYNC]]))
-    few = curves[SYNC][0].versions[-1]
-    rows = []
-    for arm, runs in zip(ARMS, curves, strict=True):
-        reached = float(numpy.median([curve.seconds_to(target) for curve in runs]))
-        rows.append(
-            [
-                arm.label,
-                str(runs[0].versions[-1]),
-                f"{runs[0].seconds[-1]:.0f}",
-                interval([curve.final for curve in runs]),
-                f"{numpy.mean([curve.at_update(few) for curve in runs]):.4g}",
-                f"{numpy.mean([curve.at_second(early) for curve in runs]):.4g}",
-                f"{reached:.0f}" if math.isfinite(reached) else "-",
-                f"{numpy.mean([curve.late_cosine for curve in runs]):.3f}",
-            ]
-        )
-    headings = (
-        "method, outer learning rate",
-        "updates",
-        "virtual s",
-        "final loss, equal gradients [95 %]",
-        f"loss after {few} updates",
-        f"loss at {early:.0f} s",
-        "median s to sync's final loss",
-        "cosine",
-    )
     note = (
         f"{setting}. Cosine: of an arriving pseudo-gradient to the last one of each other worker, mean over the second "
         "half of the run. - : not reached by half of the seeds or more."
     )
-    return write_table(out, "async_diloco", headings, rows, note)
-
-
-def headline_table(out: Any, setting: str, curves: list[list[Curve]], swept: dict[tuple[int, float], float]) -> str:
-    """The paper's sentences beside what was measured."""
-
-    def final(arm: int) -> str:
-        return f"{numpy.mean([curve.final for curve in curves[arm]]):.4g}"
-
-    def cosine(arm: int) -> str:
-        return f"{numpy.mean([curve.late_cosine for curve in curves[arm]]):.3f}"
-
-    rates = sorted({rate for _, rate in swept})
-    best = [min((swept[family, rate], rate) for rate in rates)[1] for family in range(len(FAMILIES))]
-    bests = "; ".join(
-        f"{name} {rate:g} ({swept[k, rate]:.4g})" for k, (name, rate) in enumerate(zip(FAMILIES, best, strict=True))
-    )
-    few = curves[SYNC][0].versions[-1]
-
-    def early(arm: int) -> str:
-        return f"{numpy.mean([curve.at_update(few) for curve in curves[arm]]):.4g}"
-
-    tried = ", ".join(f"{rate:g}" for rate in rates)
-    rows = [
-        ["(i) momentum .9: async needs .07 for sync's .7", f"best of {tried}: {bests}"],
-        [
-            "(i) and is worse per update",
-            f"after {few} updates {early(NAIVE_SMALL)} at .07, {early(NAIVE)} at .7, sync {early(SYNC)}; at equal "
-            f"gradients {final(NAIVE_SMALL)}, {final(NAIVE)}, {final(SYNC)}",
-        ],
-        [
-            "(ii) async with momentum 0 and .7 is better",
-            f"after {few} updates {early(NO_MOMENTUM)} for {early(NAIVE_SMALL)}; at equal gradients "
-            f"{final(NO_MOMENTUM)} for {final(NAIVE_SMALL)}",
-        ],
-        [
-            "(iii) pseudo-gradients become orthogonal",
-            f"cosine {cosine(SYNC)} sync, {cosine(NO_MOMENTUM)} async without momentum",
-        ],
-        [
-            "(iv) Delayed Nesterov repairs",
-            f"after {few} updates {early(DELAYED)} for {early(NAIVE)}; at equal gradients {final(DELAYED)} for "
-            f"{final(NAIVE)}, sync {final(SYNC)}",
-        ],
-        [
-            "(iv) DyLU repairs",
-            f"at equal gradients {final(DYLU)} with .9 and .07, for {final(NAIVE_SMALL)} without DyLU",
-        ],
-        ["(iv) both", f"at equal gradients {final(BOTH)}"],
-    ]
+    write(flags.out, "async_diloco", arm_rows(runs), note)
     note = f"{setting}. Mean losses over seeds; the sweep is of one other seed."
-    return write_table(out, "headlines", ("published", "here"), rows, note)
+    write(flags.out, "headlines", headline_rows(runs, swept), note)
 
-
-def draw_losses(out: Any, setting: str, curves: list[list[Curve]]) -> None:
+    looks = pandas.concat([one.looks for own in runs.values() for one in own])
     small_print = setting + ".\nLine: mean, band: 95 % interval over seeds by Student's t (from 3 seeds on)."
-    with picture(out / "losses.png", 3, title="Asynchronous DiLoCo by three clocks", small_print=small_print) as axes:
-        for arm, runs in enumerate(curves):
-            losses, look = [curve.losses for curve in runs], (ARMS[arm].label, COLOURS[arm], ARMS[arm].style)
-            draw_curve(axes[0], runs[0].versions, losses, *look)
-            draw_curve(axes[1], runs[0].gradients, losses, *look)
-            draw_curve(axes[2], runs[0].seconds, losses, *look)
-        finals = [curve.final for runs in curves for curve in runs if math.isfinite(curve.final)]
-        top = 1.15 * curves[SYNC][0].losses[0]
-        for axis, label in zip(axes, ("updates at the server", "gradients", "virtual seconds"), strict=True):
-            axis.set(xlabel=label, ylabel="held-out loss (nats)", ylim=(0.9 * min(finals), top))
+    clocks = {"updates": "updates at the server", "samples": "gradients", "seconds": "virtual seconds"}
+    limits = 0.9 * looks.loss.min(), 1.15 * looks.loss.iloc[0]
+    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "fontsize": 8, "frameon": False}
+    with picture(flags.out / "losses.png", 3, "Asynchronous DiLoCo by three clocks", small_print) as axes:
+        for axis, (clock, label) in zip(axes, clocks.items(), strict=True):
+            draw(axis, looks, clock, xlabel=label, ylabel="held-out loss (nats)", ylim=limits)
+            axis.legend().remove()
         axes[0].set(xscale="symlog", xlim=(0, None))
-        axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8, frameon=False)
+        axes[1].legend(ncols=3, **below)
 
-
-def draw_outer(out: Any, setting: str, curves: list[list[Curve]], swept: dict[tuple[int, float], float]) -> None:
     small_print = (
         setting + ".\nLeft: one seed, not used elsewhere; missing points diverged. "
         "Right: mean over seeds, running mean of 40 arrivals."
     )
-    colours = (COLOURS[SYNC], COLOURS[NAIVE], COLOURS[NO_MOMENTUM])
-    with picture(out / "outer.png", 2, title="The outer step", small_print=small_print) as (sweep, cosine):
-        for family, (name, colour, marker) in enumerate(zip(FAMILIES, colours, "osD", strict=True)):
-            points = [(rate, loss) for (which, rate), loss in swept.items() if which == family and math.isfinite(loss)]
-            sweep.plot(*zip(*points, strict=True), color=colour, marker=marker, ms=5, label=name)
-        rates = sorted({rate for _, rate in swept})
+    with picture(flags.out / "outer.png", 2, "The outer step", small_print) as (sweep, cosine):
+        for (name, losses), colour, marker in zip(swept.items(), COLOURS, "osD", strict=False):
+            sweep.plot(rates, [losses[rate] for rate in rates], color=colour, marker=marker, ms=5, label=name)
         sweep.set(xscale="log", xlabel="outer learning rate", ylabel="final held-out loss (nats)")
         sweep.set_xticks(rates, [f"{rate:g}" for rate in rates])
         sweep.minorticks_off()
-        for arm in (SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED):
-            length = min(len(curve.cosines) for curve in curves[arm])
-            mean = numpy.mean([curve.cosines[:length] for curve in curves[arm]], axis=0)
-            smooth = numpy.convolve(mean, numpy.full(40, 1 / 40), mode="valid")
+        for place, name in enumerate((SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED)):
+            length = min(len(one.cosines) for one in runs[name])
+            over_seeds = numpy.mean([one.cosines[:length] for one in runs[name]], axis=0)
+            smooth = numpy.convolve(over_seeds, numpy.full(40, 1 / 40), mode="valid")
             x = (numpy.arange(len(smooth)) + 40) * LOCAL_STEPS
-            cosine.plot(x, smooth, ARMS[arm].style, color=COLOURS[arm], label=ARMS[arm].label)
+            cosine.plot(x, smooth, color=COLOURS[place], label=name)
         cosine.axhline(0.0, color="0.5", linewidth=0.8)
         cosine.set(xlabel="gradients", ylabel="cosine of two pseudo-gradients")
         for axis in (sweep, cosine):
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8, frameon=False)
+            axis.legend(ncols=2, **below)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_script(run, script_parser(__doc__, "async_diloco"), argv)
+    return run_script(make, "async_diloco", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -22,21 +22,19 @@ step uses the first N gradients, the others are stopped (K-sync with K = N). A s
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from asyncsgd.records.events import Event, Record
-from asyncsgd.rules.k_sync import KSync
+from asyncsgd.rules import KSync
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Mode, Problem, Quadratic
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import ShiftedExponential
-from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
+from reproduction import COLOURS, each, interval, picture, run_script, write
 
 NUM_WORKERS = 100
 PUBLISHED = {0.02: (99, 1.008), 0.05: (96, 1.047), 0.1: (93, 1.121), 0.2: (88, 1.265), 0.5: (78, 1.60), 1.0: (69, 1.98)}
@@ -107,26 +105,13 @@ def expected_steps(problem: Quadratic, quorum: int) -> int:
     return steps
 
 
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """Part 1 where `regime` is empty: `rounds` steps; part 2 otherwise: until the target."""
-
-    regime: str
-    mean: float
-    quorum: int
-    seed: int
-    rounds: int
+Task = tuple[str, float, int, int, int]
+"""Regime, 1/mu, quorum, seed, rounds: without a regime for so many steps (part 1), else until the target (part 2)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    steps: int
-    virtual_seconds: float
-    """At the last of these steps."""
-
-
-def run_arm(arm: Arm) -> Measured:
-    """Simulate one quorum on one seed until its number of rounds or the target is reached."""
+def measure(task: Task) -> tuple[int, float]:
+    """The steps of one quorum on one seed, and the virtual seconds at the last of them."""
+    regime, mean, quorum, seed, rounds = task
     step_seconds = [0.0]  # of version 0, 1, ...
     reached: list[int] = []
 
@@ -136,24 +121,23 @@ def run_arm(arm: Arm) -> Measured:
         if record.version == len(step_seconds):
             step_seconds.append(record.train_seconds)
         # The loss of a gradient is the exact f - f* of the version it was computed at.
-        if arm.regime and record.loss <= TARGET:
+        if regime and record.loss <= TARGET:
             reached.append(record.read_version)
 
-    problem: Problem = quadratic(REGIMES[arm.regime]) if arm.regime else Mode()
-    rate = learning_rate(quadratic(REGIMES[arm.regime]), arm.quorum) if arm.regime else 0.1
+    problem: Problem = quadratic(REGIMES[regime]) if regime else Mode()
     simulate(
-        KSync(arm.quorum),
-        problem.on(NUM_WORKERS, arm.seed),
-        ShiftedExponential(shift=1.0, mean=arm.mean).on(NUM_WORKERS, arm.seed),
+        KSync(quorum),
+        problem.on(NUM_WORKERS, seed),
+        ShiftedExponential(shift=1.0, mean=mean).on(NUM_WORKERS, seed),
         num_workers=NUM_WORKERS,
-        learning_rate=rate,
+        learning_rate=learning_rate(quadratic(REGIMES[regime]), quorum) if regime else 0.1,
         budget=Budget(seconds=1e9),
         evaluations=1,
         report=watch,
-        stop_requested=lambda: bool(reached) or len(step_seconds) > arm.rounds,
+        stop_requested=lambda: bool(reached) or len(step_seconds) > rounds,
     )
-    steps = reached[0] if arm.regime else arm.rounds
-    return Measured(steps, step_seconds[steps])
+    steps = reached[0] if regime else rounds
+    return steps, step_seconds[steps]
 
 
 def unresolved(seconds: dict[int, list[float]]) -> list[int]:
@@ -192,155 +176,121 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    seeds = arguments.seeds or (2 if arguments.quick else 5)
-    rounds = 100 if arguments.quick else 500
-    quorums = QUICK_QUORUMS if arguments.quick else QUORUMS
-    arms = [
-        *(
-            Arm("", mean, quorum, seed, rounds)
-            for mean in PUBLISHED
-            for quorum in around(best_quorum(mean)[0], quick=arguments.quick)
-            for seed in range(seeds)
-        ),
-        *(Arm(regime, MEAN, quorum, seed, 10**9) for regime in REGIMES for quorum in quorums for seed in range(seeds)),
-    ]
-    of: dict[tuple[str, float, int], list[Measured]] = {}
-    for number, (arm, measured) in enumerate(zip(arms, each(run_arm, arms, arguments.jobs), strict=True), start=1):
-        of.setdefault((arm.regime, arm.mean, arm.quorum), []).append(measured)
-        if arm.seed == seeds - 1:
-            what = arm.regime or f"1/mu = {arm.mean}"
-            progress(f"{number}/{len(arms)} {what}, N = {arm.quorum}: {seeds} seeds")
+Found = dict[tuple[str, float, int], list[tuple[int, float]]]
+"""(regime, 1/mu, quorum) -> steps and seconds of every seed."""
 
-    # Part 1
-    rows: list[list[object]] = []
+
+def per_gradient(found: Found, *, quick: bool) -> list[dict[str, object]]:
+    """Part 1: a row for each mean of the exponential part."""
+    rows: list[dict[str, object]] = []
     for mean, (published_best, published_gain) in PUBLISHED.items():
-        per_gradient = {
-            quorum: [one.virtual_seconds / one.steps / quorum for one in of["", mean, quorum]]
-            for quorum in around(best_quorum(mean)[0], quick=arguments.quick)
-        }
-        fastest = min(per_gradient, key=lambda quorum: sum(per_gradient[quorum]))
         best, gain = best_quorum(mean)
-        gains = [one / other for one, other in zip(per_gradient[NUM_WORKERS], per_gradient[best], strict=True)]
-        rows.append(
-            [
-                mean,
-                published_best,
-                best,
-                fastest,
-                ranges(unresolved(per_gradient)),
-                published_gain,
-                f"{gain:.4f}",
-                interval(gains),
-                f"{round_seconds(best, mean):.4f}",
-                interval([seconds * best for seconds in per_gradient[best]]),
-            ]
-        )
-    headings = [
-        "1/mu",
-        "N* expected",
-        "N* closed form",
-        "N* measured",
-        "not slower at 95 %",
-        "gain expected",
-        "gain closed form",
-        "gain measured",
-        "E X_{N*:100} closed form",
-        "measured",
-    ]
-    note = (
-        f"100 workers, times 1 + Exp; {rounds} rounds for each N, mean over {seeds} seeds [95 % interval]; the same"
-        " times for all N; virtual seconds. Gain: of N* (closed form) over N = 100 in seconds per gradient used."
-        " Chen et al.: 96 of 100 (the row 0.05)."
-    )
-    print(write_table(arguments.out, "backup_workers", headings, rows, note))
+        seconds = {
+            quorum: [end / steps / quorum for steps, end in found["", mean, quorum]]
+            for quorum in around(best, quick=quick)
+        }
+        gains = [one / other for one, other in zip(seconds[NUM_WORKERS], seconds[best], strict=True)]
+        row = {
+            "1/mu": mean,
+            "N* expected": published_best,
+            "N* closed form": best,
+            "N* measured": min(seconds, key=lambda quorum: sum(seconds[quorum])),
+            "not slower at 95 %": ranges(unresolved(seconds)),
+            "gain expected": published_gain,
+            "gain closed form": f"{gain:.4f}",
+            "gain measured": interval(gains),
+            "E X_{N*:100} closed form": f"{round_seconds(best, mean):.4f}",
+            "measured": interval([one * best for one in seconds[best]]),
+        }
+        rows.append(row)
+    return rows
 
-    # Part 2
-    rows = []
-    winners: list[str] = []
+
+def to_target(found: Found, quorums: Sequence[int]) -> tuple[list[dict[str, object]], str]:
+    """Part 2: a row for each regime and quorum; and which was the fastest, in words."""
+    rows: list[dict[str, object]] = []
+    winners = []
     for regime, noise in REGIMES.items():
         problem = quadratic(noise)
         expected = {quorum: expected_steps(problem, quorum) * round_seconds(quorum, MEAN) for quorum in quorums}
-        seconds = {quorum: [one.virtual_seconds for one in of[regime, MEAN, quorum]] for quorum in quorums}
+        seconds = {quorum: [end for _, end in found[regime, MEAN, quorum]] for quorum in quorums}
         for quorum in quorums:
-            steps = [float(one.steps) for one in of[regime, MEAN, quorum]]
-            rows.append(
-                [
-                    regime,
-                    quorum,
-                    f"{learning_rate(problem, quorum):.4g}",
-                    expected_steps(problem, quorum),
-                    interval(steps),
-                    f"{expected[quorum]:.4g}",
-                    interval(seconds[quorum]),
-                ]
-            )
+            row = {
+                "regime": regime,
+                "N": quorum,
+                "learning rate": f"{learning_rate(problem, quorum):.4g}",
+                "steps expected": expected_steps(problem, quorum),
+                "steps": interval([float(steps) for steps, _ in found[regime, MEAN, quorum]]),
+                "seconds expected": f"{expected[quorum]:.4g}",
+                "seconds to target": interval(seconds[quorum]),
+            }
+            rows.append(row)
         winners.append(
             f"{regime}: expected N = {min(expected, key=expected.__getitem__)}, measured"
             f" N = {min(seconds, key=lambda quorum: sum(seconds[quorum]))}"
             f" (not slower at 95 %, paired: {ranges(unresolved(seconds))})"
         )
-    headings = ["regime", "N", "learning rate", "steps expected", "steps", "seconds expected", "seconds to target"]
+    return rows, "; ".join(winners)
+
+
+def make(flags: argparse.Namespace) -> None:
+    seeds, rounds = flags.seeds or (2 if flags.quick else 5), 100 if flags.quick else 500
+    quorums = QUICK_QUORUMS if flags.quick else QUORUMS
+    near = [("", mean, quorum) for mean in PUBLISHED for quorum in around(best_quorum(mean)[0], quick=flags.quick)]
+    keys = [*near, *((regime, MEAN, quorum) for regime in REGIMES for quorum in quorums)]
+    tasks = [(*key, seed, rounds if not key[0] else 10**9) for key in keys for seed in range(seeds)]
+    measured = each(measure, tasks, flags.jobs)
+    found = {key: [next(measured) for _ in range(seeds)] for key in keys}
+    note = (
+        f"100 workers, times 1 + Exp; {rounds} rounds for each N, mean over {seeds} seeds [95 % interval]; the same"
+        " times for all N; virtual seconds. Gain: of N* (closed form) over N = 100 in seconds per gradient used."
+        " Chen et al.: 96 of 100 (the row 0.05)."
+    )
+    write(flags.out, "backup_workers", per_gradient(found, quick=flags.quick), note)
+    rows, winners = to_target(found, quorums)
     note = (
         f"1/mu = {MEAN}; virtual seconds until f - f* <= {TARGET} (from"
-        f" {float(spectrum(quadratic(0)).sum()) / 2:.1f}), mean over {seeds} seeds [95 % interval]."
-        f" Fastest: {'; '.join(winners)}."
+        f" {float(spectrum(quadratic(0)).sum()) / 2:.1f}), mean over {seeds} seeds [95 % interval]. Fastest: {winners}."
     )
-    print(write_table(arguments.out, "backup_workers_to_target", headings, rows, note))
+    write(flags.out, "backup_workers_to_target", rows, note)
 
-    path = arguments.out / "backup_workers.png"
-    draw(path, of, seeds, quorums, quick=arguments.quick)
-    print(path)
-    for name in ("backup_workers", "backup_workers_to_target"):
-        print(arguments.out / f"{name}.md")
-
-
-def draw(
-    path: Path, of: dict[tuple[str, float, int], list[Measured]], seeds: int, quorums: Sequence[int], *, quick: bool
-) -> None:
-    """Left: seconds per gradient against N; middle and right: seconds to the target in both regimes."""
     small_print = (
-        f"100 workers, times 1 + Exp virtual seconds. Points: mean of {seeds} seeds, bars: 95 % interval (Student's t);"
-        " lines: closed form; strokes: N*. Middle and right: 1/mu = 0.05 (middle: N from 65 on)."
-        + (" Quick: 100 rounds instead of 500, fewer N." if quick else "")
+        f"100 workers, times 1 + Exp virtual seconds, {rounds} rounds. Points: mean of {seeds} seeds, bars: 95 %"
+        " interval; lines: closed form; strokes: N*. Middle and right: 1/mu = 0.05 (middle: N from 65 on)."
     )
-    with picture(path, 3, title="Backup workers: the first N of 100 gradients", small_print=small_print) as panels:
+    title = "Backup workers: the first N of 100 gradients"
+    with picture(flags.out / "backup_workers.png", 3, title, small_print) as panels:
         every = range(40, NUM_WORKERS + 1)
-        for colour, mean in enumerate(PUBLISHED):
+        for colour, mean in zip(COLOURS, PUBLISHED, strict=False):
             best, _ = best_quorum(mean)
             full = round_seconds(NUM_WORKERS, mean) / NUM_WORKERS
-            curve = [round_seconds(quorum, mean) / quorum / full for quorum in every]
-            panels[0].plot(every, curve, color=COLOURS[colour], label=f"1/mu = {mean:g}, N* = {best}")
-            panels[0].plot([best], [min(curve)], "|", color=COLOURS[colour], markersize=22)
-            for quorum in around(best, quick=quick):
-                gains = [one.virtual_seconds / one.steps / quorum / full for one in of["", mean, quorum]]
+            line = [round_seconds(quorum, mean) / quorum / full for quorum in every]
+            panels[0].plot(every, line, color=colour, label=f"1/mu = {mean:g}, N* = {best}")
+            panels[0].plot([best], [min(line)], "|", color=colour, markersize=22)
+            for quorum in around(best, quick=flags.quick):
+                gains = [end / steps / quorum / full for steps, end in found["", mean, quorum]]
                 bar(panels[0], quorum, gains, colour)
         panels[0].set(xlabel="N, gradients used of 100", ylabel="seconds per gradient / those at N = 100")
-        panels[0].legend(frameon=False, fontsize=8)
         for axes, (regime, noise), least in zip(panels[1:], REGIMES.items(), (65, 1), strict=True):
-            problem = quadratic(noise)
             shown = [quorum for quorum in quorums if quorum >= least]
-            expected = [expected_steps(problem, quorum) * round_seconds(quorum, MEAN) for quorum in shown]
-            axes.plot(shown, expected, color=COLOURS[7], label="closed form")
+            line = [expected_steps(quadratic(noise), quorum) * round_seconds(quorum, MEAN) for quorum in shown]
+            axes.plot(shown, line, color=COLOURS[7], label="closed form")
             for quorum in shown:
-                bar(axes, quorum, [one.virtual_seconds for one in of[regime, MEAN, quorum]], 0)
-            axes.set(
-                xlabel="N, gradients used of 100",
-                ylabel=f"virtual seconds until f - f* = {TARGET}",
-                title=f"{regime}, sigma = {noise:g}",
-            )
-            axes.legend(frameon=False, loc="upper center")
+                bar(axes, quorum, [end for _, end in found[regime, MEAN, quorum]], COLOURS[0])
+            axes.set(xlabel="N, gradients used of 100", ylabel=f"virtual seconds until f - f* = {TARGET}")
+            axes.set_title(f"{regime}, sigma = {noise:g}")
+        for axes in panels:
+            axes.legend(frameon=False, fontsize=8)
 
 
-def bar(axes: Axes, x: float, values: Sequence[float], colour: int) -> None:
+def bar(axes: Axes, x: float, values: Sequence[float], colour: object) -> None:
     """A point with its interval."""
     mean = interval(values)
-    error = mean.ends[1] - mean.estimate
-    axes.errorbar([x], [mean.estimate], yerr=[error], fmt="o", markersize=3.5, color=COLOURS[colour], linewidth=1)
+    axes.errorbar(x, mean.estimate, mean.ends[1] - mean.estimate, fmt="o", markersize=3.5, color=colour, linewidth=1)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_script(run, script_parser(__doc__, "backup_workers"), argv)
+    return run_script(make, "backup_workers", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -26,77 +26,33 @@ and the picture of error against virtual seconds: which K is lowest when. Where 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 
 import numpy as np
+import pandas
 
-from asyncsgd.rules.asynchronous import Asynchronous
-from asyncsgd.rules.base import Rule
-from asyncsgd.rules.k_async import KAsync, KBatchAsync
-from asyncsgd.rules.k_sync import KSync
-from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.rules import Asynchronous, KAsync, KBatchAsync, KSync, Rule, Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Quadratic
-from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import Exponential, ShiftedExponential, Speeds
-from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
+from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
+from reproduction import Arm, draw, interval, picture, run, run_script, write
 
 NUM_WORKERS = 8
 QUORUMS = (1, 2, 4, 8)
 LEARNING_RATE = 0.12
 PROBLEM = Quadratic(dimension=100, curvature=1.0, condition=10.0, noise=0.1)
-SPEEDS: tuple[Speeds, ...] = (Exponential(mean=1.0), ShiftedExponential(shift=1.0, mean=1.0))
+SPEEDS = {"exponential": Exponential(mean=1.0), "shifted_exponential": ShiftedExponential(shift=1.0, mean=1.0)}
 SECONDS, QUICK_SECONDS = 3000, 300
 EVALUATIONS = 600
 
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    family: str
-    """``K-sync``, ``K-async``, ``K-batch-async``, ``sync`` or ``async``."""
-    quorum: int
-    rule: Rule
-
-
-METHODS = (
-    *(Method("K-sync", quorum, KSync(quorum)) for quorum in QUORUMS),
-    *(Method("K-async", quorum, KAsync(quorum)) for quorum in QUORUMS),
-    *(Method("K-batch-async", quorum, KBatchAsync(quorum)) for quorum in QUORUMS),
-    Method("sync", NUM_WORKERS, Synchronous()),
-    Method("async", 1, Asynchronous()),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    speeds: Speeds
-    method: Method
-    seed: int
-    seconds: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """Excess error at evenly spaced points of virtual time, from 0 on."""
-
-    losses: list[float]
-    seconds_per_update: float
-
-
-def run_arm(arm: Arm) -> Curve:
-    """Simulate one method on one seed."""
-    done = simulate(
-        arm.method.rule,
-        PROBLEM.on(NUM_WORKERS, arm.seed),
-        arm.speeds.on(NUM_WORKERS, arm.seed),
-        num_workers=NUM_WORKERS,
-        learning_rate=LEARNING_RATE,
-        budget=Budget(seconds=arm.seconds),
-        evaluations=EVALUATIONS,
-    )
-    return Curve([evaluation.loss for evaluation in done.evaluations], arm.seconds / done.version)
+METHODS: dict[tuple[str, int], Rule] = {
+    **{("K-sync", quorum): KSync(quorum) for quorum in QUORUMS},
+    **{("K-async", quorum): KAsync(quorum) for quorum in QUORUMS},
+    **{("K-batch-async", quorum): KBatchAsync(quorum) for quorum in QUORUMS},
+    ("sync", NUM_WORKERS): Synchronous(),
+    ("async", 1): Asynchronous(),
+}
 
 
 def order_statistic(number: int, rank: int) -> float:
@@ -108,19 +64,17 @@ def order_statistic(number: int, rank: int) -> float:
     return sum(1.0 / left for left in range(number - rank + 1, number + 1))
 
 
-def seconds_per_update(method: Method, speeds: Speeds) -> float | None:
+def seconds_per_update(family: str, quorum: int, shift: float) -> float | None:
     """The expected time of an update; None where there is only a bound.
 
     For K-async the waiting times of a renewal, exact for exponential times by their want of memory; for shifted ones
     an upper bound only, attained at K = P.
     """
-    shift = speeds.shift if isinstance(speeds, ShiftedExponential) else 0.0
-    quorum = method.quorum
-    if method.family in ("K-batch-async", "async"):
+    if family in ("K-batch-async", "async"):
         return quorum * (shift + 1.0) / NUM_WORKERS
-    if method.family == "K-async" and shift > 0.0 and 1 < quorum < NUM_WORKERS:
+    if family == "K-async" and shift > 0.0 and 1 < quorum < NUM_WORKERS:
         return None
-    if method.family == "K-async" and quorum == 1:
+    if family == "K-async" and quorum == 1:
         return (shift + 1.0) / NUM_WORKERS
     return shift + order_statistic(NUM_WORKERS, quorum)
 
@@ -146,12 +100,7 @@ def k_async_floor(spectrum: Sequence[float], eta: float, noise: float, num_worke
 
     >>> round(k_async_floor([0.5], 0.2, 1.0, 2, 2) / synchronous_floor([0.5], 0.2, 1.0, 2), 12)
     1.0
-
-    Raises:
-        ValueError: unless there are at least 2 workers and 1 <= quorum <= num_workers.
     """
-    if not 1 <= quorum <= num_workers or num_workers < 2:
-        raise ValueError(f"quorum must be 1 to num_workers, and those at least 2, got {quorum} and {num_workers}")
     total = 0.0
     pairs = num_workers * (num_workers - 1)
     share = quorum / num_workers
@@ -181,12 +130,7 @@ def k_batch_async_floor(
     >>> one = k_async_floor([0.5], 0.2, 1.0, 8, 1)
     >>> abs(k_batch_async_floor([0.5], 0.2, 1.0, 8, 1) / one - 1) < 1e-12
     True
-
-    Raises:
-        ValueError: for fewer than 2 workers.
     """
-    if num_workers < 2:
-        raise ValueError(f"num_workers must be 2 or more, got {num_workers}")
     curvature = np.array(spectrum)
     step, source = eta * curvature / batch, (eta * noise) ** 2 / batch
     own, others = 1.0 / num_workers, 1.0 - 1.0 / num_workers
@@ -210,109 +154,90 @@ def k_batch_async_floor(
     return float(curvature @ xx) / 2.0
 
 
-def floor(method: Method, speeds: Speeds) -> float | None:
+def floor(family: str, quorum: int, times: str) -> float | None:
     """The exact stationary excess error, or None where it is not known."""
     spectrum = np.geomspace(PROBLEM.curvature / PROBLEM.condition, PROBLEM.curvature, PROBLEM.dimension).tolist()
-    if method.family in ("K-sync", "sync") or (method.family == "K-async" and method.quorum == NUM_WORKERS):
-        return synchronous_floor(spectrum, LEARNING_RATE, PROBLEM.noise, method.quorum)
-    if not isinstance(speeds, Exponential):
+    if family in ("K-sync", "sync") or (family == "K-async" and quorum == NUM_WORKERS):
+        return synchronous_floor(spectrum, LEARNING_RATE, PROBLEM.noise, quorum)
+    if times != "exponential":
         return None
-    exact = k_batch_async_floor if method.family == "K-batch-async" else k_async_floor
-    return exact(spectrum, LEARNING_RATE, PROBLEM.noise, NUM_WORKERS, method.quorum)
+    exact = k_batch_async_floor if family == "K-batch-async" else k_async_floor
+    return exact(spectrum, LEARNING_RATE, PROBLEM.noise, NUM_WORKERS, quorum)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    seconds = QUICK_SECONDS if arguments.quick else SECONDS
-    seeds = arguments.seeds or (3 if arguments.quick else 10)
-    arms = [Arm(speeds, method, seed, seconds) for speeds in SPEEDS for method in METHODS for seed in range(seeds)]
-    curves: list[Curve] = []
-    for arm, curve in zip(arms, each(run_arm, arms, arguments.jobs), strict=True):
-        curves.append(curve)
-        if arm.seed == seeds - 1:
-            progress(
-                f"{len(curves)}/{len(arms)} {arm.speeds.name} {arm.method.family} K={arm.method.quorum}: {seeds} seeds"
-            )
-
-    rows: list[list[object]] = []
-    of: dict[tuple[str, str, int], list[Curve]] = {}
-    for first in range(0, len(arms), seeds):
-        group, speeds, method = curves[first : first + seeds], arms[first].speeds, arms[first].method
-        of[speeds.name, method.family, method.quorum] = group
-        measured = interval([float(np.mean(curve.losses[EVALUATIONS // 2 :])) for curve in group])
-        predicted_floor, predicted_seconds = floor(method, speeds), seconds_per_update(method, speeds)
-        synchronous = floor(Method("K-sync", method.quorum, method.rule), speeds)
-        assert synchronous is not None
-        rows.append(
-            [
-                speeds.name,
-                method.family,
-                method.quorum,
-                interval([curve.seconds_per_update for curve in group]),
-                "-" if predicted_seconds is None else f"{predicted_seconds:.4g}",
-                measured,
-                "-" if predicted_floor is None else f"{predicted_floor:.4g}",
-                f"{measured.estimate / synchronous:.3f}",
-            ]
+def arms(times: str, seconds: float) -> list[Arm]:
+    return [
+        Arm(
+            f"K = {quorum}",
+            rule,
+            LEARNING_RATE,
+            PROBLEM.on,
+            SPEEDS[times].on,
+            NUM_WORKERS,
+            Budget(seconds=seconds),
+            EVALUATIONS,
+            family,
         )
-    headings = [
-        "times",
-        "method",
-        "K",
-        "seconds per update",
-        "closed form",
-        "error, last half",
-        "exact floor",
-        "error / K-sync's floor",
+        for (family, quorum), rule in METHODS.items()
     ]
+
+
+def table(times: str, curves: pandas.DataFrame, seconds: float) -> list[dict[str, object]]:
+    """A row for each method under these times, beside the closed forms."""
+
+    def known(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    rows: list[dict[str, object]] = []
+    for family, quorum in METHODS:
+        own = curves[(curves.panel == family) & (curves.arm == f"K = {quorum}")].groupby("seed")
+        error = interval([float(np.mean(losses[EVALUATIONS // 2 :])) for _, losses in own.loss])
+        synchronous = floor("K-sync", quorum, times)
+        assert synchronous is not None
+        row = {
+            "times": times,
+            "method": family,
+            "K": quorum,
+            "seconds per update": interval((seconds / own.updates.max()).tolist()),
+            "closed form": known(seconds_per_update(family, quorum, getattr(SPEEDS[times], "shift", 0.0))),
+            "error, last half": error,
+            "exact floor": known(floor(family, quorum, times)),
+            "error / K-sync's floor": f"{error.estimate / synchronous:.3f}",
+        }
+        rows.append(row)
+    return rows
+
+
+def make(flags: argparse.Namespace) -> None:
+    seconds, seeds = (QUICK_SECONDS, flags.seeds or 3) if flags.quick else (SECONDS, flags.seeds or 10)
+    rows: list[dict[str, object]] = []
+    small_print = (
+        f"P = {NUM_WORKERS} workers, quadratic with {PROBLEM.dimension} modes, learning rate {LEARNING_RATE}; mean of"
+        f" {seeds} seeds, {seconds} s; band: 95 % interval, from 3 seeds on. K-sync with K = 8 is sync, K-async with"
+        " K = 1 async."
+    )
+    shown = {round(look) for look in np.geomspace(1, EVALUATIONS, 80)}  # evenly spaced on the logarithmic axis
+    for times in SPEEDS:
+        curves = run(arms(times, seconds), range(seeds), flags.jobs)
+        rows += table(times, curves, seconds)
+        kept = curves[curves["look"].isin(shown)]
+        path = flags.out / f"error_runtime_{times}.png"
+        with picture(path, 3, f"Error against virtual time, {SPEEDS[times]}", small_print) as panels:
+            for axes, family in zip(panels, ("K-sync", "K-async", "K-batch-async"), strict=True):
+                labels = {"xlabel": "virtual seconds", "ylabel": "excess error f(x) - f*", "title": family}
+                bottom = kept.loss.min() / 2
+                draw(axes, kept[kept.panel == family], "seconds", xscale="log", yscale="log", **labels)
+                axes.set_ylim(bottom=bottom)
     note = (
         f"P = {NUM_WORKERS}; mean over {seeds} seeds [95 % interval]; virtual seconds. Error: f - f*, mean over the"
         f" last half of {seconds} virtual seconds; the last column divides it by eta sigma^2 / (2 K (2 - a)), summed"
         " over the modes."
     )
-    print(write_table(arguments.out, "error_runtime", headings, rows, note))
-
-    paths = [draw(arguments, speeds, of, seconds, seeds) for speeds in SPEEDS]
-    for path in (*paths, arguments.out / "error_runtime.md"):
-        print(path)
-
-
-def draw(
-    arguments: argparse.Namespace,
-    speeds: Speeds,
-    of: dict[tuple[str, str, int], list[Curve]],
-    seconds: int,
-    seeds: int,
-) -> str:
-    """One picture for each distribution of times, one panel for each family."""
-    path = arguments.out / f"error_runtime_{speeds.name}.png"
-    band = ", band: 95 % interval (Student's t)" if seeds > 2 else ""
-    small_print = (
-        f"P = {NUM_WORKERS} workers, quadratic with {PROBLEM.dimension} modes, learning rate {LEARNING_RATE}, {speeds};"
-        f" mean of {seeds} seeds{band}."
-        + (f" Quick: {QUICK_SECONDS} s instead of {SECONDS} s." if arguments.quick else "")
-    )
-    # Points evenly spaced on the logarithmic axis of time.
-    points = sorted({round(point) for point in np.geomspace(1, EVALUATIONS, 80)})
-    times = [seconds * point / EVALUATIONS for point in points]
-    with picture(path, 3, title=f"Error against virtual time, {speeds.name}", small_print=small_print) as panels:
-        for axes, family in zip(panels, ("K-sync", "K-async", "K-batch-async"), strict=True):
-            for colour, quorum in enumerate(QUORUMS):
-                losses = [[curve.losses[point] for point in points] for curve in of[speeds.name, family, quorum]]
-                name = "" if family == "K-batch-async" and quorum > 1 else {1: " (async)", 8: " (sync)"}.get(quorum, "")
-                if family == "K-sync" and quorum == 1:
-                    name = ""
-                draw_curve(axes, times, losses, f"K = {quorum}{name}", COLOURS[colour], ("-", "--", "-.", ":")[colour])
-            axes.set(xscale="log", yscale="log", xlabel="virtual seconds", title=family)
-            axes.legend(frameon=False)
-        lows = [float(np.min(line.get_ydata())) for axes in panels for line in axes.get_lines()]
-        for axes in panels:
-            axes.set_ylim(bottom=min(lows) / 2)
-        panels[0].set_ylabel("excess error f(x) - f*")
-    return str(path)
+    write(flags.out, "error_runtime", rows, note)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_script(run, script_parser(__doc__, "error_runtime"), argv)
+    return run_script(make, "error_runtime", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy
-from matplotlib.patheffects import withStroke
+import pandas
+import seaborn
 
 from analysis.statistics.intervals import Interval
 from asyncsgd.rules import Asynchronous, KSync, Rule
@@ -44,7 +44,7 @@ from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.sampler import BLOCK, Sampler
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential, Power
-from reproduction import each, interval, picture, progress, run_script, script_parser, write_table
+from reproduction import each, interval, picture, run_script, write
 
 DIMENSION = 200
 TARGET = 0.01 * Quadratic(dimension=DIMENSION).on(1, 0).loss(numpy.ones(DIMENSION))
@@ -73,10 +73,11 @@ class Cell:
     num_seeds: int
 
 
-class Arm(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Arm:
     """The tuned asynchronous or m-synchronous arm of a cell, on the test seeds."""
 
-    rule: str
+    rule: Rule
     learning_rate: float
     at_edge: bool
     """The tuned learning rate is the smallest or the largest of its grid."""
@@ -85,7 +86,8 @@ class Arm(NamedTuple):
     num_reached: int
 
 
-class Measured(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Measured:
     cell: Cell
     asynchronous: Arm
     synchronous: Arm
@@ -95,12 +97,6 @@ class Measured(NamedTuple):
         """Of asynchronous over m-synchronous seconds, seed by seed; below 0, asynchrony is faster."""
         pairs = zip(self.asynchronous.seconds, self.synchronous.seconds, strict=True)
         return interval([math.log2(one / other) for one, other in pairs])
-
-    @property
-    def undecided(self) -> bool:
-        """The interval holds ratio 1, or there is none."""
-        ratio = self.log2_ratio
-        return ratio.low is None or ratio.high is None or ratio.low <= 0 <= ratio.high
 
     @property
     def mark(self) -> str:
@@ -153,18 +149,14 @@ def scaled_exponential(exponent: float, num_workers: int, seed: int) -> Sampler:
 def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, cap: float, step: float) -> float | None:
     """The first multiple of `step` at which f - f* <= TARGET; None if there is none up to `cap`."""
     problem = Quadratic(dimension=DIMENSION, noise=math.sqrt(cell.noise * TARGET / DIMENSION))
-    sampler: Sampler
-    if cell.jitter:
-        sampler = scaled_exponential(cell.exponent, cell.num_workers, seed)
-    else:
-        sampler = Power(exponent=cell.exponent).on(cell.num_workers, seed)
+    times = scaled_exponential if cell.jitter else lambda exponent, *on: Power(exponent=exponent).on(*on)
     evaluations = math.floor(cap / step + 1e-9)
     if evaluations < 1:
         return None
     done = simulate(
         rule,
         problem.on(cell.num_workers, seed),
-        sampler,
+        times(cell.exponent, cell.num_workers, seed),
         num_workers=cell.num_workers,
         learning_rate=learning_rate,
         budget=Budget(seconds=evaluations * step, target_loss=TARGET),
@@ -221,187 +213,89 @@ def measure(cell: Cell) -> Measured:
         seeds = range(FIRST_SEED, FIRST_SEED + cell.num_seeds)
         seconds = [seconds_to_target(cell, rule, rate, seed, cap, step) for seed in seeds]
         reached = [value for value in seconds if value is not None]
-        arms.append(Arm(str(rule), rate, at_edge, [cap if value is None else value for value in seconds], len(reached)))
+        arms.append(Arm(rule, rate, at_edge, [cap if value is None else value for value in seconds], len(reached)))
     return Measured(cell, *arms)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    quick = arguments.quick
+def row_of(done: Measured) -> dict[str, object]:
+    cell, one, other = done.cell, done.asynchronous, done.synchronous
+    assert isinstance(other.rule, KSync)
+    ratio = done.log2_ratio.mapped(lambda log: 2.0**log)
+    return {
+        "s = sigma^2/eps": f"{cell.noise:g}",
+        "p": f"{cell.exponent:g}",
+        "async s": f"{interval(one.seconds).estimate:.4g}",
+        "async learning rate": f"{one.learning_rate:.3g}" + "*" * one.at_edge,
+        "m-sync s": f"{interval(other.seconds).estimate:.4g}",
+        "m": other.rule.quorum,
+        "m-sync learning rate": f"{other.learning_rate:.3g}" + "*" * other.at_edge,
+        "ratio async / m-sync [95 %]": f"{done.mark}{ratio:.3g}",
+        "theory's ratio": f"{theory_ratio(cell):.3g}",
+        "theory's m": theory_synchronous(mean_seconds(cell.exponent, cell.num_workers), cell.noise)[1],
+        "reached": f"{one.num_reached}/{cell.num_seeds}, {other.num_reached}/{cell.num_seeds}",
+    }
+
+
+def make(flags: argparse.Namespace) -> None:
+    quick = flags.quick
     noises = [1.0, 10.0, 100.0] if quick else [0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
     exponents = [0.0, 0.5, 1.0] if quick else [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
-    num_seeds = arguments.seeds or (2 if quick else 5)
-    num_workers = 16 if quick else 32
+    num_workers, num_rates, num_seeds = (16, 7, flags.seeds or 2) if quick else (32, 13, flags.seeds or 5)
     cells = [
-        Cell(noise, exponent, num_workers, arguments.jitter, 7 if quick else 13, num_seeds)
-        for noise in noises
+        Cell(noise, exponent, num_workers, flags.jitter, num_rates, num_seeds)
+        for noise in reversed(noises)  # the long ones first, so that no process is left alone with one
         for exponent in exponents
     ]
-    results: dict[Cell, Measured] = {}
-    order = sorted(
-        cells, key=lambda cell: -cell.noise
-    )  # the long ones first, so that no process is left alone with one
-    for done in each(measure, order, arguments.jobs):
-        results[done.cell] = done
-        ratio = 2.0**done.log2_ratio.estimate
-        progress(f"s = {done.cell.noise:g}, p = {done.cell.exponent:g}: ratio {done.mark}{ratio:.3g}")
-    name = "phase_diagram_jitter" if arguments.jitter else "phase_diagram"
-    measured = [results[cell] for cell in cells]
-    times = "exponential times of mean i^p s" if arguments.jitter else "i^p s per gradient"
+    measured = sorted(each(measure, cells, flags.jobs), key=lambda done: (done.cell.noise, done.cell.exponent))
+    times = "exponential times of mean i^p s" if flags.jitter else "i^p s per gradient"
     setting = (
         f"n = {num_workers} workers, {times}; quadratic in R^{DIMENSION}, condition 10, target: f - f* down to a "
         f"hundredth; {num_seeds} seed{'s' if num_seeds > 1 else ''}"
     )
-    print(
-        write_table(
-            arguments.out, name, HEADINGS, [row_of(each_of) for each_of in measured], note_of(measured, setting)
-        )
-    )
-    print(statement(measured))
-    draw(arguments, name, noises, exponents, measured, setting + (" (--quick)" if quick else ""))
-    for ending in ("png", "md", "csv"):
-        print(arguments.out / f"{name}.{ending}")
-
-
-HEADINGS = (
-    "s = sigma^2/eps",
-    "p",
-    "async s",
-    "async learning rate",
-    "m-sync s",
-    "m",
-    "m-sync learning rate",
-    "ratio async / m-sync [95 %]",
-    "theory's ratio",
-    "theory's m",
-    "reached",
-)
-
-
-def row_of(done: Measured) -> list[str]:
-    cell, ratio = done.cell, done.log2_ratio.mapped(lambda log: 2.0**log)
-    best = theory_synchronous(mean_seconds(cell.exponent, cell.num_workers), cell.noise)[1]
-    one, other = done.asynchronous, done.synchronous
-    return [
-        f"{cell.noise:g}",
-        f"{cell.exponent:g}",
-        f"{interval(one.seconds).estimate:.4g}",
-        f"{one.learning_rate:.3g}" + ("*" if one.at_edge else ""),
-        f"{interval(other.seconds).estimate:.4g}",
-        other.rule.split("quorum=")[1].split(",")[0],
-        f"{other.learning_rate:.3g}" + ("*" if other.at_edge else ""),
-        f"{done.mark}{ratio:.3g}",
-        f"{theory_ratio(cell):.3g}",
-        str(best),
-        f"{one.num_reached}/{cell.num_seeds}, {other.num_reached}/{cell.num_seeds}",
-    ]
-
-
-def note_of(measured: list[Measured], setting: str) -> str:
     censored = sum(done.mark != "" for done in measured)
     edges = sum(arm.at_edge for done in measured for arm in (done.asynchronous, done.synchronous))
-    return (
+    note = (
         f"{setting}. Virtual seconds; geometric mean over seeds of the ratio, 95 % interval by Student's t on its "
         f"logarithm. Below 1 asynchronous SGD is faster. {censored} of {len(measured)} cells censored (> or < before "
         "the ratio: one arm missed the target within the cap, which then stands for its time). "
         f"* {edges} tuned learning rates at the edge of their grid. "
         "The theory's ratio is of upper bounds without constants."
     )
+    name = "phase_diagram" + "_jitter" * flags.jitter
+    write(flags.out, name, [row_of(done) for done in measured], note)
 
-
-def statement(measured: list[Measured]) -> str:
-    """Where asynchrony pays, in words, from cells whose interval leaves out ratio 1."""
-    faster, slower, open_ = [], [], 0
-    for done in measured:
-        mean = done.log2_ratio.estimate
-        if not done.undecided and mean < 0 and done.mark in ("", "<"):
-            faster.append(done)
-        elif not done.undecided and mean > 0 and done.mark in ("", ">"):
-            slower.append(done)
-        else:
-            open_ += 1
-    agree = sum((done.log2_ratio.estimate < 0) == (theory_ratio(done.cell) < 1) for done in measured)
-    lines = [
-        f"Asynchronous SGD is faster in {len(faster)}, slower in {len(slower)} and undecided in {open_} of "
-        f"{len(measured)} cells (95 % intervals); the theory's side of 1 is the measured one in {agree}."
-    ]
-    for word, found, pick in (("fastest", faster, min), ("slowest", slower, max)):
-        if found:
-            extreme = pick(found, key=lambda done: done.log2_ratio.estimate)
-            lines.append(
-                f"At its {word}: ratio {2.0**extreme.log2_ratio.estimate:.3g} at s = {extreme.cell.noise:g}, "
-                f"p = {extreme.cell.exponent:g} (theory {theory_ratio(extreme.cell):.3g})."
-            )
-    return "\n".join(lines)
-
-
-def draw(
-    arguments: argparse.Namespace,
-    name: str,
-    noises: list[float],
-    exponents: list[float],
-    measured: list[Measured],
-    setting: str,
-) -> None:
-    shape = len(noises), len(exponents)
-    panels = {
-        "measured": (
-            numpy.array([done.log2_ratio.estimate for done in measured]).reshape(shape),
-            numpy.array([done.mark or "~" * done.undecided for done in measured]).reshape(shape),
-        ),
-        "theory (bounds without constants)": (
-            numpy.array([math.log2(theory_ratio(done.cell)) for done in measured]).reshape(shape),
-            numpy.full(shape, ""),
-        ),
-    }
-    limit = 3.0
+    shown = pandas.DataFrame(
+        {
+            "noise s = $\\sigma^2$ / eps": [done.cell.noise for done in measured],
+            "heterogeneity p (worker i takes i$^p$ seconds)": [done.cell.exponent for done in measured],
+            "measured": [done.log2_ratio.estimate for done in measured],
+            "theory (bounds without constants)": [math.log2(theory_ratio(done.cell)) for done in measured],
+            "mark": [done.mark or "~" * done.log2_ratio.holds(0.0) for done in measured],
+        }
+    )
+    rows, columns, *panels, mark = shown
     small_print = (
         setting + ", geometric mean, either arm tuned on another seed.\n"
-        "Purple, below 1: asynchronous SGD reaches the target sooner; orange, above 1: the best m-sync does; black "
-        "line: ratio 1.\n~: the 95 % interval over seeds (in the table) holds 1; > or <: an arm missed the target."
+        "Virtual seconds, async / m-sync. Purple, below 1: asynchronous SGD is at the target sooner; orange: the best "
+        "m-sync is.\n~: the 95 % interval over seeds (in the table) holds 1; > or <: an arm missed the target."
     )
-    with picture(arguments.out / f"{name}.png", 2, title=TITLE, small_print=small_print) as axes:
-        for axis, (title, (values, marks)) in zip(axes, panels.items(), strict=True):
-            image = axis.imshow(values, cmap="PuOr_r", vmin=-limit, vmax=limit, origin="lower", aspect="auto")
-            if values.min() < 0 < values.max():
-                axis.contour(values, levels=[0.0], colors="black", linewidths=1.8)
-            for row in range(shape[0]):
-                for column in range(shape[1]):
-                    text = f"{marks[row, column]}{2.0 ** values[row, column]:.2g}"
-                    colour = "white" if abs(values[row, column]) > 0.7 * limit else "black"
-                    halo = [withStroke(linewidth=2.0, foreground="black" if colour == "white" else "white")]
-                    axis.text(
-                        column,
-                        row,
-                        text,
-                        ha="center",
-                        va="center",
-                        fontsize=8,
-                        color=colour,
-                        path_effects=halo,
-                        zorder=4,
-                    )
-            axis.grid(visible=False)
-            axis.set(
-                title=title,
-                xlabel="heterogeneity p (worker i takes i$^p$ seconds)",
-                ylabel="noise s = $\\sigma^2$ / eps",
-                xticks=range(shape[1]),
-                xticklabels=[f"{exponent:g}" for exponent in exponents],
-                yticks=range(shape[0]),
-                yticklabels=[f"{noise:g}" for noise in noises],
-            )
-        bar = axes[1].figure.colorbar(image, ax=axes, extend="both", ticks=range(-3, 4), shrink=0.9)
-        bar.ax.set_yticklabels([f"{2.0**tick:.3g}" for tick in range(-3, 4)])
-        bar.set_label("virtual seconds, async / m-sync")
-
-
-TITLE = "Where asynchrony pays: asynchronous SGD against the best m-synchronous SGD"
+    title = "Where asynchrony pays: asynchronous SGD against the best m-synchronous SGD"
+    with picture(flags.out / f"{name}.png", 2, title, small_print) as both:
+        for axes, panel in zip(both, panels, strict=True):
+            logs = shown.pivot(index=rows, columns=columns, values=panel)
+            text = (2.0**logs).map("{:.2g}".format)
+            if panel == "measured":
+                text = shown.pivot(index=rows, columns=columns, values=mark) + text
+            look = {"cmap": "PuOr_r", "vmin": -3.0, "vmax": 3.0, "cbar": False, "annot_kws": {"fontsize": 8}}
+            seaborn.heatmap(logs, annot=text, fmt="", ax=axes, **look)
+            axes.invert_yaxis()
+            axes.grid(visible=False)
+            axes.set_title(panel)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = script_parser(__doc__, "phase_diagram")
-    parser.add_argument("--jitter", action="store_true", help="exponential times of mean i^p instead of constant ones")
-    return run_script(run, parser, argv)
+    jitter = {"action": "store_true", "help": "exponential times of mean i^p instead of constant ones"}
+    return run_script(make, "phase_diagram", __doc__, argv, {"--jitter": jitter})
 
 
 if __name__ == "__main__":

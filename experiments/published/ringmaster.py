@@ -23,142 +23,51 @@ gradient is fresh (Rennala, K-sync), "exact" is the expected f - f* after as man
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import math
+import statistics
 import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from asyncsgd.rules.base import Rule
-from asyncsgd.rules.delay_scaled import DelayAdaptive
-from asyncsgd.rules.k_sync import KSync
-from asyncsgd.rules.rennala import Rennala
-from asyncsgd.rules.ringmaster import Ringmaster
+from asyncsgd.rules import DelayAdaptive, KSync, Rennala, Ringmaster, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Tridiagonal
-from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import HalfNormal
-from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
+from reproduction import Arm, draw, interval, picture, run, run_script, write
 
 NUM_WORKERS = 6174
-SECONDS, QUICK_SECONDS = 2000, 100
-EVALUATE_EVERY_SECONDS = 10
+EVERY = 10
+"""Seconds between two evaluations."""
 POINTS = (100, 500, 1000, 2000)
 
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A rule with its learning rate, and what the prototype found."""
-
-    label: str
-    noise: str
-    rule: Rule
-    learning_rate: float
-    expected: dict[int, tuple[float, float | None]]
-    """Virtual seconds -> mean and standard deviation over seeds of f - f*; None: one seed."""
-    expected_updates: int | None
-    colour: int
-
-
-METHODS = (
-    Method(
-        "Ringmaster R=6, stops",
-        "add",
-        Ringmaster(threshold=6, stops=True),
-        0.25,
-        {100: (0.1062, 0.0052), 500: (0.01145, 0.0009), 1000: (0.0061, 0.0008), 2000: (0.0042, 0.0010)},
-        3007,
-        0,
-    ),
-    Method(
-        "Rennala B=6",
-        "add",
-        Rennala(batch=6),
-        1.0,
-        {100: (0.279, 0.009), 500: (0.0195, 0.0016), 1000: (0.0093, 0.0009), 2000: (0.0055, 0.0007)},
-        466,
-        1,
-    ),
-    Method(
-        "delay-adaptive",
-        "add",
-        DelayAdaptive(),
-        5.0**-5,
-        {100: (48.3, 0.6), 500: (2.64, 0.07), 1000: (0.2468, 0.0006), 2000: (0.0703, 0.0001)},
-        166109,
-        2,
-    ),
-    Method(
-        "6-sync",
-        "add",
-        KSync(quorum=6),
-        1.0,
-        {100: (0.318, 0.015), 500: (0.0210, 0.0008), 1000: (0.0098, 0.0009), 2000: (0.0056, 0.0011)},
-        430,
-        3,
-    ),
-    Method(
-        "1-sync",
-        "add",
-        KSync(quorum=1),
-        1.0,
-        {100: (0.0504, 0.0051), 500: (0.0076, 0.0022), 1000: (0.0053, 0.0029), 2000: (0.0046, 0.0036)},
-        1145,
-        4,
-    ),
-    Method("Ringmaster R=24, stops", "full", Ringmaster(24, stops=True), 0.04, {2000: (0.0105, None)}, None, 9),
-    Method("Ringmaster R=6, stops", "full", Ringmaster(6, stops=True), 0.25, {2000: (0.0212, None)}, None, 0),
-    Method("Rennala B=24", "full", Rennala(batch=24), 1.0, {2000: (0.0112, None)}, None, 1),
-    Method("24-sync", "full", KSync(quorum=24), 1.0, {2000: (0.0119, None)}, None, 3),
-    Method("1-sync", "full", KSync(quorum=1), 1.0, {2000: (0.0615, None)}, None, 4),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    method: Method
-    seed: int
-    seconds: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """f - f* of one seed every `EVALUATE_EVERY_SECONDS`, from 0 on."""
-
-    losses: list[float]
-    updates: int
-
-
-def run_arm(arm: Arm) -> Curve:
-    """Simulate one method on one seed."""
-    method = arm.method
-    done = simulate(
-        method.rule,
-        Tridiagonal(noise_kind=method.noise).on(NUM_WORKERS, arm.seed),
-        HalfNormal().on(NUM_WORKERS, arm.seed),
-        num_workers=NUM_WORKERS,
-        learning_rate=method.learning_rate,
-        budget=Budget(seconds=arm.seconds),
-        evaluations=arm.seconds // EVALUATE_EVERY_SECONDS,
-    )
-    return Curve([evaluation.loss for evaluation in done.evaluations], done.version)
-
-
-def standard_errors_apart(values: Sequence[float], mean: float, deviation: float, number: int) -> float:
-    """How far the mean of `values` is from a `mean` of `number` others of standard deviation `deviation`.
-
-    In standard errors of the difference; nan for fewer than two values.
-
-    >>> round(standard_errors_apart([1.0, 2.0, 3.0], 2.0, 1.0, 3), 9), standard_errors_apart([1.0], 2.0, 1.0, 3)
-    (0.0, nan)
-    """
-    if len(values) < 2:
-        return math.nan
-    ours = interval(values).estimate
-    variance = sum((value - ours) ** 2 for value in values) / (len(values) - 1)
-    return (ours - mean) / math.sqrt(variance / len(values) + deviation**2 / number)
+METHODS: dict[tuple[str, str], tuple[Rule, float, int]] = {  # rule, learning rate, fresh gradients in an update or 0
+    ("add", "Ringmaster R=6, stops"): (Ringmaster(6, stops=True), 0.25, 0),
+    ("add", "Rennala B=6"): (Rennala(6), 1.0, 6),
+    ("add", "delay-adaptive"): (DelayAdaptive(), 5.0**-5, 0),
+    ("add", "6-sync"): (KSync(6), 1.0, 6),
+    ("add", "1-sync"): (KSync(1), 1.0, 1),
+    ("full", "Ringmaster R=24, stops"): (Ringmaster(24, stops=True), 0.04, 0),
+    ("full", "Ringmaster R=6, stops"): (Ringmaster(6, stops=True), 0.25, 0),
+    ("full", "Rennala B=24"): (Rennala(24), 1.0, 24),
+    ("full", "24-sync"): (KSync(24), 1.0, 24),
+    ("full", "1-sync"): (KSync(1), 1.0, 1),
+}
+PROTOTYPE = {  # noise `add`: means and standard deviations over 10 seeds of f - f* at POINTS; updates
+    "Ringmaster R=6, stops": ((0.1062, 0.01145, 0.0061, 0.0042), (0.0052, 0.0009, 0.0008, 0.0010), 3007),
+    "Rennala B=6": ((0.279, 0.0195, 0.0093, 0.0055), (0.009, 0.0016, 0.0009, 0.0007), 466),
+    "delay-adaptive": ((48.3, 2.64, 0.2468, 0.0703), (0.6, 0.07, 0.0006, 0.0001), 166109),
+    "6-sync": ((0.318, 0.0210, 0.0098, 0.0056), (0.015, 0.0008, 0.0009, 0.0011), 430),
+    "1-sync": ((0.0504, 0.0076, 0.0053, 0.0046), (0.0051, 0.0022, 0.0029, 0.0036), 1145),
+}
+ONE_SEED = {  # noise `full`: f - f* after 2000 s
+    "Ringmaster R=24, stops": 0.0105,
+    "Ringmaster R=6, stops": 0.0212,
+    "Rennala B=24": 0.0112,
+    "24-sync": 0.0119,
+    "1-sync": 0.0615,
+}
 
 
 @functools.cache
@@ -190,83 +99,71 @@ def exact_excess(problem: Tridiagonal, learning_rate: float, batch: int, updates
     return float(curvature @ squares) / 2.0
 
 
-def row_of(method: Method, curves: Sequence[Curve], seconds: int) -> list[object]:
-    """One line of the table: our mean and interval at each point, and the prototype's beside it."""
-    row: list[object] = [method.noise, f"{method.label}, lr {method.learning_rate:.3g}"]
-    for point in POINTS:
-        if point > seconds:
-            continue
-        values = [curve.losses[point // EVALUATE_EVERY_SECONDS] for curve in curves]
-        row.append(interval(values))
-        if point not in method.expected:
-            row.append("-")
-            continue
-        mean, deviation = method.expected[point]
-        if deviation is None:
-            row.append(f"{mean:g} (1 seed)")
-        else:
-            row.append(f"{mean:g}; {standard_errors_apart(values, mean, deviation, 10):+.1f}")
-    batch = method.rule.batch if isinstance(method.rule, Rennala) else getattr(method.rule, "quorum", None)
-    if batch is None:
-        row.append("-")
-    else:
-        problem = Tridiagonal(noise_kind=method.noise)
-        exact = [exact_excess(problem, method.learning_rate, batch, curve.updates) for curve in curves]
-        row.append(f"{sum(exact) / len(exact):.4g}")
-    row.append(f"{sum(curve.updates for curve in curves) / len(curves):.0f}")
-    row.append(method.expected_updates or "-")
-    return row
+def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
+    """The prototype's mean and how far ours is from it, in standard errors of the difference."""
+    if noise == "full":
+        return f"{ONE_SEED[name]:g} (1 seed)" if point == POINTS[-1] else "-"
+    means, deviations, _ = PROTOTYPE[name]
+    mean, deviation = means[POINTS.index(point)], deviations[POINTS.index(point)]
+    variance = statistics.variance(values) if len(values) > 1 else math.nan
+    error = math.sqrt(variance / len(values) + deviation**2 / 10)
+    return f"{mean:g}; {(interval(values).estimate - mean) / error:+.1f}"
 
 
-def run(arguments: argparse.Namespace) -> None:
-    seconds = QUICK_SECONDS if arguments.quick else SECONDS
-    seeds = arguments.seeds or (2 if arguments.quick else 5)
-    arms = [Arm(method, seed, seconds) for method in METHODS for seed in range(seeds)]
-    curves: list[Curve] = []
-    for arm, curve in zip(arms, each(run_arm, arms, arguments.jobs), strict=True):
-        curves.append(curve)
-        progress(
-            f"{len(curves)}/{len(arms)} {arm.method.noise} {arm.method.label} seed {arm.seed}: {curve.updates} updates"
-        )
-    of = [(method, curves[place * seeds : (place + 1) * seeds]) for place, method in enumerate(METHODS)]
-
-    headings = ["noise", "method"]
-    for point in POINTS:
-        if point <= seconds:
-            headings += [f"f - f* at {point} s", "beside"]
-    headings += [f"exact at {seconds} s", f"updates by {seconds} s", "beside (by 2000 s)"]
+def make(flags: argparse.Namespace) -> None:
+    seconds, seeds = (100, flags.seeds or 2) if flags.quick else (2000, flags.seeds or 5)
+    curves = run(
+        [
+            Arm(
+                name,
+                rule,
+                rate,
+                Tridiagonal(noise_kind=noise).on,
+                HalfNormal().on,
+                NUM_WORKERS,
+                Budget(seconds=seconds),
+                evaluations=seconds // EVERY,
+                panel=noise,
+            )
+            for (noise, name), (rule, rate, _) in METHODS.items()
+        ],
+        range(seeds),
+        flags.jobs,
+    )
+    rows = []
+    for (noise, name), (_, rate, batch) in METHODS.items():
+        own = curves[(curves.arm == name) & (curves.panel == noise)]
+        row: dict[str, object] = {"noise": noise, "method": f"{name}, lr {rate:.3g}"}
+        for point in (point for point in POINTS if point <= seconds):
+            values = own.loss[own["look"] == point // EVERY].tolist()
+            row |= {
+                f"f - f* at {point} s": interval(values),
+                f"beside at {point} s": beside(noise, name, point, values),
+            }
+        updates = own.groupby("seed").updates.max()
+        problem = Tridiagonal(noise_kind=noise)
+        exact = [exact_excess(problem, rate, batch, number) for number in updates] if batch else []
+        row[f"exact at {seconds} s"] = f"{sum(exact) / seeds:.4g}" if batch else "-"
+        row[f"updates by {seconds} s"] = f"{updates.mean():.0f}"
+        rows.append(row | {"beside (by 2000 s)": PROTOTYPE[name][2] if noise == "add" else "-"})
     note = (
         f"Mean over {seeds} seeds [95 % interval]; seconds are virtual. Beside: mean of an independent prototype (10"
         " seeds); after the semicolon, ours minus its mean in standard errors. f - f* is 442.8 at the start."
     )
-    rows = [row_of(method, own, seconds) for method, own in of]
-    print(write_table(arguments.out, "ringmaster", headings, rows, note))
-
-    band = ", band: 95 % interval (Student's t)" if seeds > 2 else ""
-    small_print = f"{NUM_WORKERS} workers, 1729 dimensions, mean of {seeds} seeds{band}." + (
-        f" Quick: stopped at {QUICK_SECONDS} s instead of {SECONDS} s." if arguments.quick else ""
+    write(flags.out, "ringmaster", rows, note)
+    small_print = (
+        f"{NUM_WORKERS} workers, 1729 dimensions, {seeds} seeds, {seconds} s; band: 95 % interval, from 3 seeds on."
     )
-    path = arguments.out / "ringmaster.png"
-    with picture(path, 2, title="Tridiagonal quadratic, half-normal times", small_print=small_print) as panels:
-        times = [float(second) for second in range(EVALUATE_EVERY_SECONDS, seconds + 1, EVALUATE_EVERY_SECONDS)]
-        titles = {"add": "one noise number for all coordinates", "full": "independent noise in each coordinate"}
-        styles = {Ringmaster: "-", Rennala: "-.", KSync: "--", DelayAdaptive: "-"}
+    titles = {"add": "one noise number for all coordinates", "full": "independent noise in each coordinate"}
+    with picture(flags.out / "ringmaster.png", 2, "Tridiagonal quadratic, half-normal times", small_print) as panels:
         for axes, (noise, title) in zip(panels, titles.items(), strict=True):
-            for method, own in of:
-                if method.noise == noise:
-                    label = f"{method.label}, lr {method.learning_rate:.3g}"
-                    losses = [curve.losses[1:] for curve in own]
-                    draw_curve(axes, times, losses, label, COLOURS[method.colour], styles[type(method.rule)])
-            lowest = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
-            axes.set(xscale="log", yscale="log", xlabel="virtual seconds", ylabel="f(x) - f*", title=title)
-            axes.set_ylim(bottom=lowest / 12)  # room for the legend
-            axes.legend(frameon=False, fontsize=8)
-    print(path)
-    print(arguments.out / "ringmaster.md")
+            own = curves[(curves.panel == noise) & (curves["look"] > 0)]
+            labels = {"xlabel": "virtual seconds", "ylabel": "f(x) - f*", "title": title}
+            draw(axes, own, "seconds", xscale="log", yscale="log", **labels)
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_script(run, script_parser(__doc__, "ringmaster"), argv)
+    return run_script(make, "ringmaster", __doc__, argv)
 
 
 if __name__ == "__main__":
