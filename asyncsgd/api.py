@@ -14,6 +14,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -576,7 +577,7 @@ def _check_guard() -> None:
         script = Path(frame.f_code.co_filename).read_text(encoding="utf-8")
     except (OSError, ValueError):  # no file, so nobody imports it
         return
-    if "__name__" in script:
+    if re.search(r"^if .*__name__", script, re.MULTILINE):
         return
     raise UsageError(
         f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}: worker processes import this script, and would "
