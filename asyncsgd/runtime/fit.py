@@ -133,7 +133,7 @@ class Fit:
         parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
     """
 
-    KEPT = ("method", "backend", "_points", "judge", "evaluations", "num_arrivals", "_evaluation_due")
+    KEPT = ("method", "backend", "_points", "judge", "evaluations", "num_arrivals", "_evaluation_due", "_changed")
 
     def __init__(
         self,
@@ -150,6 +150,7 @@ class Fit:
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False  # the run was stopped amid one
+        self._changed = False  # what is evaluated, since the last one
 
     @property
     def train_seconds(self) -> float:
@@ -186,7 +187,7 @@ class Fit:
                         self._save()
         if result is None or result.status == DONE:
             self._settle()
-            if self.evaluations[-1].version != method.version:
+            if self._changed:
                 result = self._evaluate(last=True)
         result = result or Result(DONE)
         if (
@@ -268,6 +269,7 @@ class Fit:
         """Tell the method, and carry out what follows; whether what is evaluated has changed."""
         step = self.method.react(happened)
         self._carry_out(step)
+        self._changed |= step.changed
         self.num_arrivals += isinstance(happened, Arrived)
         return step.changed
 
@@ -287,7 +289,7 @@ class Fit:
         version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         self.evaluations.append(evaluation)
-        self._evaluation_due = False
+        self._evaluation_due = self._changed = False
         self._report(evaluation)
         if measured.peak_bytes:
             self._report(MemoryUsed(measured.peak_bytes, version, num_samples, seconds))

@@ -173,7 +173,8 @@ def simulate(
         learning_rate: a number, or a function of the samples that arrived.
         seed: of what is random in a rule without a server.
         inner: the optimizer of local steps and of peers; None: plain SGD.
-        each_version: told every version from 1 on, and its parameters `(P,)`, borrowed for the call: a trajectory.
+        each_version: told every version of a server from 1 on, and its parameters `(P,)`, borrowed for the call: a
+            trajectory.
 
     >>> from asyncsgd.simulation.problems import Mode
     >>> from asyncsgd.rules import Asynchronous
@@ -185,6 +186,7 @@ def simulate(
     >>> [(evaluation.train_seconds, evaluation.loss) for evaluation in done.evaluations]
     [(0.0, 0.5), (1.0, 0.125), (2.0, 0.03125), (3.0, 0.0078125)]
     """
+    check_virtual(rule, network=network is not None, churn=bool(churn))
     computation = ProblemGradients(instance, inner)
     parameters = computation.initial()
     if callable(learning_rate):

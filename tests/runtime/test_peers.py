@@ -16,6 +16,8 @@ from doors import (
     Finished,
     Heterogeneous,
     Instance,
+    Leave,
+    Network,
     OptimizerRecipe,
     Partners,
     Power,
@@ -288,6 +290,19 @@ def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, f
 
 def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp():
     assert [run(SGP(), 4, budget=Budget(samples=samples))[0].num_arrivals for samples in (0, 1, 8, 9)] == [0, 4, 8, 12]
+
+
+@every_rule
+def test_a_run_that_its_seconds_end_is_evaluated_at_its_end(rule):
+    done, events = run(rule, 3, speeds=Constant(), budget=Budget(samples=400, seconds=1.5), evaluations=2)
+    assert (done.evaluations[-1].train_seconds, done.evaluations[-1].total_samples) == (1.5, 3) == (1.5, len(events))
+
+
+@every_rule
+def test_a_link_to_the_server_and_who_leaves_are_refused_where_there_is_no_server(rule):
+    for more in ({"network": Network(1.0, (1.0,), 1.0)}, {"churn": [Leave(1, 2.0)]}):
+        with pytest.raises(UsageError, match=f"{rule.name} has none"):
+            run(rule, 3, **more)
 
 
 @every_rule
