@@ -50,18 +50,6 @@ def shortened(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:39]}...{text[-38:]}"
 
 
-def spelled_bytes(number: int) -> str:
-    """Return a number of bytes in the largest unit of which there is one.
-
-    >>> spelled_bytes(0), spelled_bytes(4096), spelled_bytes(5 * 2**29)
-    ('0 bytes', '4.0 KiB', '2.5 GiB')
-    """
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number} bytes"
-
-
 def out_of_bounds(
     value: float,
     *,

@@ -95,10 +95,10 @@ class EvaluationPoints:
     points lie in training seconds. With ``budget.evaluate_every`` the points are its multiples in samples, and the end.
 
     >>> points = EvaluationPoints(Budget(samples=100), count=4)
-    >>> [points.passed(samples, 0.0) for samples in (10, 30, 49, 80)]
+    >>> [points.passes(samples) for samples in (10, 30, 49, 80)]
     [False, True, False, True]
     >>> points = EvaluationPoints(Budget(seconds=60.0, evaluate_every=30), count=4)
-    >>> [points.passed(samples, 0.0) for samples in (10, 30, 49, 80)]
+    >>> [points.passes(samples) for samples in (10, 30, 49, 80)]
     [False, True, False, True]
     """
 
@@ -123,13 +123,8 @@ class EvaluationPoints:
         """The first that is not taken, in samples or in seconds; infinite where there is none."""
         return self._next
 
-    def passed(self, num_samples: int, train_seconds: float) -> bool:
-        """Say whether one or more points were passed since the last call; they count as taken."""
-        now = num_samples if self.by_samples else train_seconds
-        return bool(self.due(now))
-
     def passes(self, num_samples: int) -> bool:
-        """The same where they lie in samples, at little cost where none is passed."""
+        """Whether one or more of those in samples were passed since the last call; they count as taken."""
         if self._next > num_samples:
             self._taken = num_samples
             return False
