@@ -18,7 +18,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -352,12 +351,11 @@ def replay(
     else:
         run = run_again(folder, None if cache is None else str(cache), None if task is None else type(task))
     with _threads_as_before():
-        prepared = PreparedReplay(run, read_log(folder / "events.jsonl"))
-        prepared.check_data(summary)
-        difference = prepared.run()
-        sha256 = prepared.parameters_sha256
-    what = difference_at_end(summary, sha256, prepared.num_samples) if difference is None else difference.message
-    return Replayed(not what, what, prepared.version, prepared.num_checked, sha256)
+        prepared = PreparedReplay(run, read_log(folder / "events.jsonl"), summary)
+        difference = prepared.replay.run()
+    server, sha256 = prepared.server, prepared.parameters_sha256
+    what = difference_at_end(summary, sha256, server.num_samples) if difference is None else difference.message
+    return Replayed(not what, what, server.version, prepared.replay.num_checked, sha256)
 
 
 def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
@@ -559,30 +557,15 @@ def _launch(runtime: runtimes.Runtime) -> Launch:
 
 
 def _check_guard() -> None:
-    """Worker processes import the script that is run, which must not train in each of them.
-
-    Raises:
-        UsageError: if this call comes from its top level, outside of ``if __name__ == "__main__":``.
-    """
-    if is_main_of_package():
+    """Refuse a script that worker processes cannot import without training in turn."""
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if is_main_of_package() or not script.is_file():
         return  # nobody imports it again
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not (
-        frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>"
-    ):
-        frame = frame.f_back
-    if frame is None:
-        return
-    try:
-        script = Path(frame.f_code.co_filename).read_text(encoding="utf-8")
-    except (OSError, ValueError):  # no file, so nobody imports it
-        return
-    if re.search(r"^if .*__name__", script, re.MULTILINE):
-        return
-    raise UsageError(
-        f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}: worker processes import this script, and would "
-        f'train in turn; put what it does under if __name__ == "__main__":'
-    )
+    if not re.search(r"^if .*__name__", script.read_text("utf-8", "replace"), re.MULTILINE):
+        raise UsageError(
+            f"worker processes import this script, and would train in turn; in {script.name}, put what it does under "
+            f'if __name__ == "__main__":'
+        )
 
 
 @contextlib.contextmanager

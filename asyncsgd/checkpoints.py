@@ -160,7 +160,7 @@ class Saver:
             return
         self.finish()
         began, name = time.perf_counter(), name_of(num_samples)
-        copy = Copy(state)
+        copy = copy_of(state)
         self._wait_for_next(num_samples)
         copy_seconds = time.perf_counter() - began
         self._record(Checkpointed(name, version, num_samples, train_seconds, copy_seconds, cut_short))
@@ -186,13 +186,13 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, copy: Copy, made: Checkpoint) -> None:
+    def _write(self, copy: State, made: Checkpoint) -> None:
         """Write the state, then its name, and remove those that are not kept."""
         partial = self._folder / f"{made.name}.partial"
         try:
             self._folder.mkdir(exist_ok=True)
             with open(partial, "wb") as file:
-                torch.save({"schema": SCHEMA, "state": copy.state()}, file)
+                torch.save({"schema": SCHEMA, "state": copy}, file)
                 file.flush()
                 os.fsync(file.fileno())
             made = dataclasses.replace(made, sha256=sha256_of(partial))
@@ -297,7 +297,7 @@ def find(
         UsageError: if there is none, or it is of another schema.
     """
     notes, cut_short = [], None
-    for path in reversed(_descriptions(folder / FOLDER)):
+    for path in sorted((folder / FOLDER).glob("[0-9]*.json"), reverse=True):
         checkpoint = _read(path)
         if checkpoint is not None and checkpoint.schema != SCHEMA:
             raise UsageError(
@@ -329,37 +329,29 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Copy:
-    """A copy of a state that shares nothing with it, its tensors on the CPU; one that is there twice is copied once.
+def copy_of(state: State) -> State:
+    """A copy that shares nothing with `state`, its tensors on the CPU; one that is there twice is copied once.
 
     >>> state = {"x": torch.ones(1), "rule": [1]}
-    >>> copy = Copy(state)
-    >>> state["rule"].append(2), state["x"].zero_()
-    (None, tensor([0.]))
-    >>> copy.state()
-    {'x': tensor([1.]), 'rule': [1]}
+    >>> copy = copy_of(state)
+    >>> state["rule"].append(2), state["x"].zero_(), copy
+    (None, tensor([0.]), {'x': tensor([1.]), 'rule': [1]})
     """
+    tensors: dict[int, Tensor] = {}
 
-    def __init__(self, state: State) -> None:
-        self._tensors: dict[int, Tensor] = {}
-        self._rest = io.BytesIO()
-        pickler = pickle.Pickler(self._rest)
-        pickler.persistent_id = self._copied  # type: ignore[method-assign]
-        pickler.dump(state)
+    def number_of(value: object) -> int | None:
+        if isinstance(value, Tensor) and id(value) not in tensors:
+            tensors[id(value)] = value.detach().to("cpu", copy=True)
+        return id(value) if isinstance(value, Tensor) else None
 
-    def _copied(self, value: object) -> int | None:
-        if not isinstance(value, Tensor):
-            return None
-        if id(value) not in self._tensors:
-            self._tensors[id(value)] = value.detach().to("cpu", copy=True)
-        return id(value)
-
-    def state(self) -> State:
-        """The state as it was; to be asked for once."""
-        self._rest.seek(0)
-        unpickler = pickle.Unpickler(self._rest)
-        unpickler.persistent_load = self._tensors.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+    pickler.persistent_id = number_of  # type: ignore[method-assign]
+    pickler.dump(state)
+    file.seek(0)
+    unpickler = pickle.Unpickler(file)
+    unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 def classes_in(*modules: str) -> list[Any]:
@@ -393,11 +385,6 @@ def _fault(folder: Path, checkpoint: Checkpoint) -> str:
     return ""
 
 
-def _descriptions(folder: Path) -> list[Path]:
-    """Oldest first."""
-    return sorted(folder.glob("[0-9]*.json"))
-
-
 def _all(folder: Path) -> list[Checkpoint]:
     """Those whose description can be read, oldest first."""
-    return [found for path in _descriptions(folder) if (found := _read(path)) is not None]
+    return [found for path in sorted(folder.glob("[0-9]*.json")) if (found := _read(path)) is not None]

@@ -11,7 +11,6 @@ import torch
 
 from asyncsgd import runtimes
 from asyncsgd.batches import Batches, count_batches
-from asyncsgd.checkpoints import Found, find
 from asyncsgd.errors import UsageError
 from asyncsgd.finishing import facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
@@ -21,11 +20,10 @@ from asyncsgd.optimizers import Optimizer
 from asyncsgd.records.events import EVENTS, Event, Parts, read_header
 from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.computation import ModelGradients
-from asyncsgd.runtime.replay import Difference, Log, Replay, follows
+from asyncsgd.runtime.replay import Log, Replay
 from asyncsgd.server import Server
 from asyncsgd.settings.run import Run, device_of_worker, run_of
 from asyncsgd.settings.task import task_flags
-from asyncsgd.state import State
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.base import Task
 
@@ -52,45 +50,20 @@ def settings_of_run(folder: Path, changes: Mapping[str, Any], kind: type[Task] |
     return flags.make({**flags.load_yaml(folder / "settings.yaml"), **changes})
 
 
-def nearest_checkpoint(folder: Path, version: int, log: Log) -> tuple[Found, State, Log] | None:
-    """The last checkpoint up to `version` from which the log can be replayed, its state, and the records after it; None
-    where there is none.
-    """
-    tried: set[str] = set()
-    while True:
-        try:
-            found = find(folder, lambda checkpoint: checkpoint.version <= version and checkpoint.name not in tried)
-        except UsageError:
-            return None
-        with open(folder / EVENTS, "rb") as file:
-            lines = file.read(found.checkpoint.events_bytes).count(b"\n")
-        after = [(line, record) for line, record in log if line > lines or isinstance(record, Parts)]
-        state = found.load()
-        if follows(state, after):
-            return found, state, after
-        tried.add(found.checkpoint.name)
-
-
 class PreparedReplay:
-    """A server and a worker as the run had them, ready to take its log.
+    """The server and a worker as a run had them, ready to take its log.
 
     Args:
         run: as it was asked for; its thread count is used.
         log: of its events.
-        check_every: see `Replay`.
-        state: of the checkpoint that `log` comes after; see `nearest_checkpoint`. None: they are the whole log.
+        summary: of the run, whose data must be those of now.
 
     Raises:
-        UsageError: if the log of a run in float16 does not say at which scales its gradients were computed.
+        UsageError: if the data are others, or the log of a run in float16 does not say at which scales its gradients
+            were computed.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        log: Log,
-        check_every: int = 1,
-        state: State | None = None,
-    ) -> None:
+    def __init__(self, run: Run, log: Log, summary: Mapping[str, Any]) -> None:
         if run.machine.compile:
             raise UsageError(
                 "a run with --compile cannot be replayed: which code computes a batch depends on the shapes that its "
@@ -100,6 +73,12 @@ class PreparedReplay:
         torch.set_num_threads(run.runtime.threads)
         self._run = run = run.prepared()
         self._facts = facts_of(run)
+        here, recorded = str(self._facts["data_fingerprint"]), str(summary.get("data_fingerprint"))
+        if here != recorded:
+            raise UsageError(
+                f"the data are not the run's: fingerprint {here}, the run had {recorded}; install the packages of its "
+                f"environment.json, or give the same file"
+            )
         self._flat = FlatModel(run.task.model(run.seed))
         device = device_of_worker(run.device, 0)
         parts = next((record.before for _, record in log if isinstance(record, Parts)), run.micro_batches)
@@ -112,58 +91,24 @@ class PreparedReplay:
             "starts": False,
         }
         batches, vector = Batches(None, run.task.batch_size), self._flat.parameters
-        self._server: Server | Peers[Any]
+        self.server: Server | Peers[Any]
         if isinstance(rule, PeerRule):
 
             def optimizer_on(of_worker: torch.Tensor) -> Optimizer:
                 return run.recipe.on(of_worker, layout)
 
-            self._server = peers_of(rule, vector, optimizer_on, run.schedule, batches, seed=run.seed, **more)
+            self.server = peers_of(rule, vector, optimizer_on, run.schedule, batches, seed=run.seed, **more)
         else:
-            self._server = Server(vector, rule, run.server_recipe.on(vector, layout), run.schedule, batches, **more)
-        self._replay = Replay(self._server, ModelGradients(worker, run.recipe), log, check_every)
-        if state is not None:
-            self._replay.go_on_from(state)
-
-    def run(self, until: int | None = None) -> Difference | None:
-        """See `Replay.run`."""
-        return self._replay.run(until)
-
-    def check_data(self, summary: Mapping[str, Any]) -> None:
-        """Compare the data with those of the run.
-
-        Raises:
-            UsageError: if they are others.
-        """
-        here, recorded = str(self._facts["data_fingerprint"]), summary.get("data_fingerprint")
-        if here != str(recorded):
-            raise UsageError(
-                f"the data are not the run's: fingerprint {here}, the run had {recorded}; install the packages of its "
-                f"environment.json, or give the same file"
-            )
-
-    @property
-    def version(self) -> int:
-        """Updates replayed."""
-        return self._server.version
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that have arrived."""
-        return self._server.num_samples
-
-    @property
-    def num_checked(self) -> int:
-        """Losses compared."""
-        return self._replay.num_checked
+            self.server = Server(vector, rule, run.server_recipe.on(vector, layout), run.schedule, batches, **more)
+        self.replay = Replay(self.server, ModelGradients(worker, run.recipe), log)
 
     @property
     def parameters_sha256(self) -> str:
-        return parameters_sha256(self._flat.layout, self._server.parameters)
+        return parameters_sha256(self._flat.layout, self.server.parameters)
 
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""
-        counts = {"num_samples": self.num_samples, "num_updates": self.version}
+        counts = {"num_samples": self.server.num_samples, "num_updates": self.server.version}
         known = self._run.summary() | self._facts | counts | {"parameters_sha256": self.parameters_sha256}
         save_model(self._run, self._flat.model, folder, known, None)
 

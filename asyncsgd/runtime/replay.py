@@ -44,7 +44,6 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Fit, Nobody, Sink
 from asyncsgd.server import Server
-from asyncsgd.state import State, restore
 
 KINDS = {
     "arrival": Event,
@@ -99,19 +98,6 @@ class Differs(Exception):
         self.difference = Difference(version, message)
 
 
-def follows(state: State, log: Log) -> bool:
-    """Whether the state of a checkpoint holds all points that the gradients in `log`, which comes after it, were
-    computed at.
-
-    In one process and on the virtual clock it does. Workers that are processes read the parameters by themselves, so
-    what they had in flight was computed at versions that no checkpoint has, unless it was lost: the run went on from
-    there.
-    """
-    known = {work.dispatch for work in state["method"]["view"]["in_flight"].values() if work.point is not None}
-    arrivals = [record for _, record in log if isinstance(record, Event)]
-    return all(r.read_version >= state["method"]["view"]["version"] or r.dispatch in known for r in arrivals)
-
-
 class Replay:
     """Feeds a log to a server. Called once, in one process, at the thread count of the log.
 
@@ -120,7 +106,6 @@ class Replay:
             nobody by itself, since the log does. Changed by `run`.
         computation: computes the gradients again.
         log: in order.
-        check_every: compare every `check_every`-th gradient's loss; every reply is compared.
     """
 
     present: Sequence[int] = ()
@@ -128,13 +113,7 @@ class Replay:
     now, settled, anew = 0.0, True, False
     KEPT = ()
 
-    def __init__(
-        self,
-        server: Server | Peers[Any],
-        computation: Computation,
-        log: Log,
-        check_every: int = 1,
-    ) -> None:
+    def __init__(self, server: Server | Peers[Any], computation: Computation, log: Log) -> None:
         self._server, self._computation = server, computation
         arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
         last = max(arrivals, default=0)
@@ -145,18 +124,11 @@ class Replay:
         self._line, self._record = 0, log[0][1] if log else None  # what happens now
         self._started: Sequence[Started] = ()
         """By what happened last, in the log."""
-        self._check_every = check_every
         # Peers count a version of each model, and gradients start at points that they keep.
         reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
         self._readers = collections.Counter([record.read_version for record in reads])
         self._kept: dict[int, Tensor] = {}
         self.num_checked = 0
-
-    def go_on_from(self, state: State) -> None:
-        """Begin at a checkpoint, where `follows` allows it; the records are those after it."""
-        restore(self._server, state["method"])
-        if "computation" in state["backend"]:
-            restore(self._computation, state["backend"]["computation"])
 
     def run(self, until: int | None = None) -> Difference | None:
         """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
@@ -220,12 +192,11 @@ class Replay:
             )
         self._readers[version] -= 1
         gradient = self._computation.compute(worker, work.batches, point, work.rate, record.loss_scales)
-        if dispatch % self._check_every == 0:
-            self.num_checked += 1
-            both_infinite = not (math.isfinite(gradient.loss) or math.isfinite(record.loss))  # JSON has neither
-            if gradient.loss != record.loss and not both_infinite:
-                what = f"the loss of dispatch {dispatch} at version {version} is {gradient.loss!r}"
-                raise Differs(version, f"{what}, the log has {record.loss!r}")
+        self.num_checked += 1
+        both_infinite = not (math.isfinite(gradient.loss) or math.isfinite(record.loss))  # JSON has neither
+        if gradient.loss != record.loss and not both_infinite:
+            what = f"the loss of dispatch {dispatch} at version {version} is {gradient.loss!r}"
+            raise Differs(version, f"{what}, the log has {record.loss!r}")
         return Arrived(work, version, self._computation.gradient, gradient, record.flight_seconds, Taken())
 
     def stop(self, works: Sequence[Work]) -> None:

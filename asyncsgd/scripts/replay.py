@@ -4,7 +4,7 @@
 
 Exit code 0 when the parameters are identical, 1 when they are not (naming the update at which the runs part), 2 for
 a run that cannot be replayed. ``--to VERSION`` stops there and saves that version's model, for finding where a loss
-went wrong. It begins at the last checkpoint before that version, where there is one that a replay can begin at."""
+went wrong."""
 
 from __future__ import annotations
 
@@ -56,28 +56,22 @@ def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
 
 def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any], given: argparse.Namespace) -> int:
     """Replay up to a version and save its model; the exit code."""
-    from asyncsgd.replaying import PreparedReplay, nearest_checkpoint, run_again
+    from asyncsgd.replaying import PreparedReplay, run_again
     from asyncsgd.runtime.replay import read_log
 
     if {"simulate", "task_class"} & settings.keys():
         raise UsageError("--to saves a model of a script's run of a task; drop it")
     task = _task_of(given.task, settings)
     run = run_again(folder, given.cache_dir, None if task is None else type(task))
-    records, state = read_log(folder / "events.jsonl"), None
-    if nearest := nearest_checkpoint(folder, version, records):
-        found, state, records = nearest
-        print(f"from       checkpoint {found.checkpoint.name}, version {found.checkpoint.version}")
-    prepared = PreparedReplay(run, records, state=state)
-    prepared.check_data(read_of_run(folder, "summary.json"))
-    if difference := prepared.run(version):
-        return said({}, prepared.version, prepared.num_checked, "", difference.message)
-    print(f"updates    {prepared.version} replayed, {prepared.num_checked} losses compared")
-    if prepared.version < version:
-        raise UsageError(f"the run has no version {version}; its last one is {prepared.version}")
-    if prepared.version > version:
-        raise UsageError(
-            f"version {version} lies between two steps of one arrival; type --to {prepared.version}, after it"
-        )
+    prepared = PreparedReplay(run, read_log(folder / "events.jsonl"), read_of_run(folder, "summary.json"))
+    difference, reached, checked = prepared.replay.run(version), prepared.server.version, prepared.replay.num_checked
+    if difference:
+        return said({}, reached, checked, "", difference.message)
+    print(f"updates    {reached} replayed, {checked} losses compared")
+    if reached < version:
+        raise UsageError(f"the run has no version {version}; its last one is {reached}")
+    if reached > version:
+        raise UsageError(f"version {version} lies between two steps of one arrival; type --to {reached}, after it")
     prepared.save(out)
     print(f"saved      the model of version {version} in {out}")
     return 0

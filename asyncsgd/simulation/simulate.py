@@ -103,7 +103,7 @@ class SimulationSettings(Asked):
             stop_requested=stop_requested,
         )
 
-    def replay(self, log: Log, check_every: int = 1) -> tuple[Replay, Server | Peers[Any]]:
+    def replay(self, log: Log) -> tuple[Replay, Server | Peers[Any]]:
         """A replay of the run's log, and the method that it changes."""
         computation = ProblemGradients(self.instance())
         method = _method(
@@ -116,7 +116,7 @@ class SimulationSettings(Asked):
             seed=self.seed,
             starts=False,
         )
-        return Replay(method, computation, log, check_every), method
+        return Replay(method, computation, log), method
 
 
 def _method(
