@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from asyncsgd.data.tokenizer import is_model_folder, refuse_own_code
+from asyncsgd.data.tokenizer import refuse_own_code
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import ALIGNMENT
 from asyncsgd.signals import held
@@ -111,51 +111,16 @@ def load_model(model: str, num_tokens: int, family: Family, *, seq_len: int, dro
     """
     with seeded(seed):
         built, new = _load(model, dropout, family)
-    _check_positions(model, getattr(built.config, "max_position_embeddings", None), seq_len)
+    limit = getattr(built.config, "max_position_embeddings", None)
+    if limit is not None and seq_len > limit:
+        raise UsageError(
+            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
+        )
     if num_tokens > built.config.vocab_size:
         raise UsageError(
             f"the tokenizer of {model!r} has {num_tokens} tokens, its model only {built.config.vocab_size}"
         )
     return Built(built.float().train(), new)
-
-
-def check_model(model: str, seq_len: int, family: Family = MASKED_LM) -> None:
-    """Look at what `load_model` would load, without importing transformers or asking the Hub.
-
-    Raises:
-        UsageError: for a folder that is missing or holds no model, or a model too short for `seq_len`.
-    """
-    if model in family.built_in:
-        return
-    check_folder(model, family)
-    try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # on the Hub, or torn: what loads it has more to say
-    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    if isinstance(limit, int):
-        _check_positions(model, limit, seq_len)
-
-
-def check_folder(model: str, family: Family = MASKED_LM) -> None:
-    """Refuse a folder that is missing or holds no saved model; a name without a folder may be on the Hub."""
-    if not is_model_folder(model, family.built_in):
-        return
-    folder = Path(model)
-    if not (folder / "config.json").exists():
-        raise UsageError(f"{model}: no config.json there; --model takes a folder written by save_pretrained")
-    if not any(path for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)):
-        raise UsageError(
-            f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model "
-            f"{family.built_in[0]}"
-        )
-
-
-def _check_positions(model: str, limit: int | None, seq_len: int) -> None:
-    if limit is not None and seq_len > limit:
-        raise UsageError(
-            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
-        )
 
 
 def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
@@ -287,7 +252,6 @@ def seeded(seed: int) -> Iterator[None]:
 def _load(model: str, dropout: float, family: Family) -> tuple[Any, tuple[str, ...]]:
     """The model of a folder or a Hub id, and the names of the parameters that its checkpoint does not have."""
     local = Path(model).is_dir()
-    check_folder(model, family)
     import transformers
     from transformers.utils import logging
 
