@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from asyncsgd import runtimes
 from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Found, Saver
 from asyncsgd.errors import RunError
-from asyncsgd.flat import FlatModel
+from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.measure import TRACE, Hardware, Profile
 from asyncsgd.methods import peers_of
+from asyncsgd.methods.peers import Peers
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import FAILED, INTERRUPTED
@@ -82,11 +82,6 @@ class Live:
         """The checkpoint that the run goes on from."""
         return None if self.record.folder is None else self.record.folder.resume
 
-    def go_on(self, runtime: Fit) -> None:
-        """Give a new runtime the state that the run goes on from, if there is one."""
-        if self.resume is not None:
-            restore(runtime, self.resume.load(self.flat.parameters.device, self.run.rule))
-
     @property
     def num_workers(self) -> int:
         return self.run.runtime.num_workers
@@ -105,96 +100,82 @@ class Live:
         return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
 
 
-def _train_single(live: Live, board: World | None) -> Result:
-    """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
-    runtime = live.run.runtime
-    assert isinstance(runtime, runtimes.InProcess)
-    clock, worker = TrainingClock(), live.assignment().worker(live.flat)
-    server = _server(live, live.flat.parameters, _optimizer(live), lambda: clock.seconds, runtime.accumulate)
-    return _fit(live, server, Single(worker, clock, runtime.accumulate)).run()
-
-
-def _server(
-    live: Live,
+def method_of(
+    run: Run,
     parameters: Tensor,
-    optimizer: Optimizer | StepTakenByWorker,
-    clock: Callable[[], float],
-    num_workers: int,
+    layout: Layout,
+    batches: Batches,
     *,
     rule: Rule | None = None,
-    all_of_budget: bool = False,
-    writing: Callable[[int], AbstractContextManager[None]] | None = None,
-) -> Server:
-    """The method of a run.
+    optimizer: Optimizer | StepTakenByWorker | None = None,
+    **named: Any,
+) -> Server | Peers[Any]:
+    """The server of a run, or its peers.
 
     Args:
         rule: None: the run's.
-        all_of_budget: whether workers are given no more than the budget, also by rules that are not in rounds.
+        optimizer: of the server; None: the run's on `parameters`.
+        named: as of `Server` and `Peers`.
     """
-    budget, batch_size, rule = live.run.limits, live.run.task.batch_size, rule or live.run.rule
-    server = Server(
-        parameters,
-        rule,
-        optimizer,
-        live.run.schedule,
-        Batches(budget.samples if all_of_budget else budget.to_hand_out(rule), batch_size),
-        num_workers=num_workers,
-        batch_size=batch_size,
-        samples=budget.samples,
-        clock=clock,
-        writing=writing,
-    )
-    if len(parameters):  # ranks that step by themselves are no rule's doing
-        live.record.rule_acted = server.rule_acted
-    return server
+    rule, named = rule or run.rule, named | {"batch_size": run.task.batch_size}
+    if isinstance(rule, PeerRule):
+
+        def optimizer_on(vector: Tensor) -> Optimizer:
+            return run.recipe.on(vector, layout)
+
+        return peers_of(rule, parameters, optimizer_on, run.schedule, batches, seed=run.seed, **named)
+    optimizer = optimizer or run.server_recipe.on(parameters, layout)
+    return Server(parameters, rule, optimizer, run.schedule, batches, **named)
+
+
+def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named: Any) -> Server | Peers[Any]:
+    """`method_of` with the budget of a run that is going on."""
+    run, rule = live.run, named.get("rule") or live.run.rule
+    # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
+    samples = run.limits.samples if isinstance(run.runtime, runtimes.Hogwild) else run.limits.to_hand_out(rule)
+    batches, named = Batches(samples, run.task.batch_size), {"num_workers": live.num_workers} | named
+    method = method_of(run, parameters, live.flat.layout, batches, samples=run.limits.samples, clock=clock, **named)
+    if isinstance(method, Server) and len(parameters):  # ranks that step by themselves are no rule's doing
+        live.record.rule_acted = method.rule_acted
+    return method
 
 
 def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
     sink = Sink(live.record, live.saver, live.stop_requested)
     fit = Fit(method, backend, live.run.limits, live.run.budget.evaluations, sink, parameters)
-    live.go_on(fit)
+    if live.resume is not None:
+        restore(fit, live.resume.load(live.flat.parameters.device, live.run.rule))
     return fit
 
 
-def _optimizer(live: Live) -> Optimizer:
-    """The server's, on the run's own vector."""
-    return live.run.server_recipe.on(live.flat.parameters, live.flat.layout)
+def _train_single(live: Live, board: World | None) -> Result:
+    """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
+    runtime = live.run.runtime
+    assert isinstance(runtime, runtimes.InProcess)
+    clock, worker = TrainingClock(), live.assignment().worker(live.flat)
+    method = _method(live, live.flat.parameters, lambda: clock.seconds, num_workers=runtime.accumulate)
+    return _fit(live, method, Single(worker, clock, runtime.accumulate)).run()
 
 
 def _train_virtual(live: Live, board: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    assignment, runtime = live.assignment(), live.run.runtime
+    assignment, run, runtime = live.assignment(), live.run, live.run.runtime
     assert isinstance(runtime, runtimes.Virtual)
-    worker = assignment.worker(FlatModel(live.run.task.model(live.run.seed).to(live.flat.parameters.device)))
+    worker = assignment.worker(FlatModel(run.task.model(run.seed).to(live.flat.parameters.device)))
     heap = Heap(
         live.flat.parameters,
         ModelGradients(worker, assignment.inner),
-        runtime.speeds.on(runtime.num_workers, live.run.seed),
+        runtime.speeds.on(runtime.num_workers, run.seed),
         whole_evaluation(worker),
         num_workers=runtime.num_workers,
         network=runtime.network,
         churn=runtime.churn,
-        in_step=isinstance(live.run.rule, PeerRule) and live.run.rule.together,
+        in_step=isinstance(run.rule, PeerRule) and run.rule.together,
     )
-    rule, number = live.run.rule, runtime.num_workers
-    if not isinstance(rule, PeerRule):
-        return _fit(live, _server(live, live.flat.parameters, _optimizer(live), lambda: heap.now, number), heap).run()
-    budget, layout = live.run.limits, live.flat.layout
-    peers = peers_of(
-        rule,
-        live.flat.parameters,
-        lambda vector: live.run.recipe.on(vector, layout),
-        live.run.schedule,
-        Batches(budget.to_hand_out(rule), live.run.task.batch_size),
-        num_workers=number,
-        batch_size=live.run.task.batch_size,
-        samples=budget.samples,
-        seed=live.run.seed,
-        clock=lambda: heap.now,
-    )
-    result = _fit(live, peers, heap).run()
-    _ = peers.parameters  # the mean, where the run has its parameters
+    method = _method(live, live.flat.parameters, lambda: heap.now)
+    result = _fit(live, method, heap).run()
+    _ = method.parameters  # of peers the mean, where the run has its parameters
     return result
 
 
@@ -264,15 +245,8 @@ def _serve(
     live: Live, links: Mapping[int, Link], segment: Segment, optimizer: Optimizer | StepTakenByWorker, dead: Dead
 ) -> Result:
     clock = TrainingClock()
-    server = _server(
-        live,
-        segment.parameters,
-        optimizer,
-        lambda: clock.seconds,
-        live.num_workers,
-        all_of_budget=isinstance(optimizer, StepTakenByWorker),  # a step that was taken cannot be discarded
-        writing=segment.writing,
-    )
+    server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
+    assert isinstance(server, Server)  # peers are on the virtual clock alone
     workers = Workers(links, segment, live.run.task, clock, dead=dead, stop_requested=live.stop_requested)
     fit = _fit(live, server, workers)
     try:
@@ -326,13 +300,14 @@ def _lead_ranks(live: Live, training: Training) -> Result:
     run, runtime = live.run, live.run.runtime
     ranks, clock = training.in_step(live.assignment(), live.flat), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
-    rule = None
+    rule: Rule | None = None
     if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
         from asyncsgd.runtime.two_buffered import Ahead
 
         rule, num_workers = Asynchronous(), 2
         ahead = Ahead(run.limits, run.budget.evaluations, run.task.batch_size)
-    server = _server(live, torch.empty(0), optimizer, lambda: clock.seconds, num_workers, rule=rule)
+    more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
+    server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
     fit = _fit(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
     result, parameters = fit.run(), ranks.parameters()
     if parameters is not live.flat.parameters:

@@ -12,16 +12,12 @@ import torch
 from asyncsgd import runtimes
 from asyncsgd.batches import Batches, count_batches
 from asyncsgd.errors import UsageError
+from asyncsgd.execute import method_of
 from asyncsgd.finishing import facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.methods import peers_of
-from asyncsgd.methods.peers import Peers
-from asyncsgd.optimizers import Optimizer
 from asyncsgd.records.events import EVENTS, Event, Parts, read_header
-from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Log, Replay
-from asyncsgd.server import Server
 from asyncsgd.settings.run import Run, device_of_worker, run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks import task_class
@@ -84,22 +80,10 @@ class PreparedReplay:
         parts = next((record.before for _, record in log if isinstance(record, Parts)), run.micro_batches)
         assignment = dataclasses.replace(run.assignment(), micro_batches=parts)
         worker = assignment.worker(FlatModel(run.task.model(run.seed).to(device)))
-        runtime, rule, layout = run.runtime, run.rule, self._flat.layout
-        more: dict[str, Any] = {
-            "num_workers": runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers,
-            "batch_size": run.task.batch_size,
-            "starts": False,
-        }
-        batches, vector = Batches(None, run.task.batch_size), self._flat.parameters
-        self.server: Server | Peers[Any]
-        if isinstance(rule, PeerRule):
-
-            def optimizer_on(of_worker: torch.Tensor) -> Optimizer:
-                return run.recipe.on(of_worker, layout)
-
-            self.server = peers_of(rule, vector, optimizer_on, run.schedule, batches, seed=run.seed, **more)
-        else:
-            self.server = Server(vector, rule, run.server_recipe.on(vector, layout), run.schedule, batches, **more)
+        runtime, batches = run.runtime, Batches(None, run.task.batch_size)
+        number = runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers
+        layout, vector = self._flat.layout, self._flat.parameters
+        self.server = method_of(run, vector, layout, batches, num_workers=number, starts=False)
         self.replay = Replay(self.server, ModelGradients(worker, run.recipe), log)
 
     @property
