@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import UsageError, nearest
 from asyncsgd.flat import Layout
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
@@ -203,7 +203,7 @@ class OptimizerRecipe:
                 weight_decay=self.weight_decay,
                 clip_norm=self.clip_norm,
             )
-        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        except Exception as error:
             raise self._refused(error) from error
 
     def check(self, layout: Layout | None = None, device: str = "cpu") -> None:
@@ -218,13 +218,10 @@ class OptimizerRecipe:
         if self.is_elementwise:
             return
         if not callable(self.build):
-            near = {name.lower(): f"torch.optim.{name}" for name in dir(torch.optim) if name[0].isupper()}
-            others = "asyncsgd.AdamW(), asyncsgd.SGD() or one of torch.optim, as a class or a function"
             given = str(self.build).partition("\n")[0]
             raise UsageError(
-                f"optimizer={self.build!r} is no optimizer; give {near.get(self.build.lower(), others)}"
-                if isinstance(self.build, str)
-                else f"optimizer={given} is made already, of parameters that are not the run's; give its class"
+                f"optimizer={given!r} is no function from parameter groups to an optimizer; give asyncsgd.AdamW(), "
+                f"asyncsgd.SGD(), or a class of torch.optim{nearest(given, dir(torch.optim))}"
             )
         for option, argument in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
             if option in self.options:
@@ -240,7 +237,7 @@ class OptimizerRecipe:
         direction = torch.ones(matrix.size, device=device)
         try:
             optimizer.step(direction, 0.0)
-        except (AssertionError, AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        except Exception as error:
             raise self._refused(error) from error
         if not bool((direction == 1.0).all()):
             raise UsageError(f"optimizer {self.name} changes the gradients that it is given; let it change a copy")

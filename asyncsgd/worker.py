@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +18,12 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import Optimizer, PlainSGD
 from asyncsgd.prefetching import Prefetching
 from asyncsgd.records.events import Gradient
 from asyncsgd.settings.training import Machine
 from asyncsgd.state import restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
-
-
-class InnerOptimizer(Protocol):
-    """What takes a worker's local steps; `asyncsgd.server.Optimizer` does."""
-
-    def step(self, direction: Tensor, learning_rate: float) -> None: ...
 
 
 def take_local_steps(
@@ -38,7 +32,7 @@ def take_local_steps(
     parameters: Tensor,
     gradients: Tensor,
     start: Tensor,
-    optimizer: InnerOptimizer,
+    optimizer: Optimizer | PlainSGD,
     learning_rate: float,
 ) -> Gradient:
     """One step per batch from `start`, where `parameters` lie; `gradients`, `(P,)`, becomes start minus end.
@@ -97,14 +91,16 @@ class OnAllGPUs(nn.Module):
         task = self.loss.task
         split = task.split(batch, len(devices))
         weights = [task.weight(part) for part in split]
+        shares = [weight / sum(weights) for weight in weights]
         parts = [(to_device(part, device),) for part, device in zip(split, devices, strict=True)]
         losses = parallel_apply(replicate(self.loss, devices), parts, devices=devices)
-        shares = [weight / sum(weights) for weight in weights]
         # The mean over no loss term at all may not be a number.
         return torch.stack([share * loss.to(first) for loss, share in zip(losses, shares, strict=True) if share]).sum()
 
 
 _NO_SAVINGS = Machine()
+LOOKED_AT = 9
+"""Batches whose shapes are compared before the loss is compiled. Texts of about one length come in runs of 8."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -145,14 +141,12 @@ def check_compiler(device: str) -> None:
         raise UsageError("--compile writes C++ for a CPU, and there is no compiler here; install g++, or drop it")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """A part of a batch that is computed at once, on the worker's device."""
+class _Part(NamedTuple):
+    """A part of a batch that is computed at once, on the worker's device, and its share of the batch's loss terms."""
 
     number: int
     batch: Batch
     share: float
-    """Of the batch's loss terms."""
 
 
 class Worker:
@@ -214,7 +208,8 @@ class Worker:
         Every process compiles so, before any clock runs and before ranks wait for one another.
         """
         began = time.perf_counter()
-        shapes = {str(_shapes(self.data.batch(self._stream, index))) for index in range(LOOKED_AT)}
+        batches = (self.data.batch(self._stream, index) for index in range(LOOKED_AT))
+        shapes = {str([tensor.shape for tensor in tensors_in(batch)]) for batch in batches}
         # Ranks would split what is compiled later at their buckets, which torch cannot with checkpointed activations.
         torch._dynamo.config.optimize_ddp = False
         before = state_of(self)
@@ -243,7 +238,7 @@ class Worker:
         factor = 1.0 if weigh is None else weigh(weight)
         while True:
             self.flat.release_gradients()
-            used = self._scale_of_next(loss_scale)
+            used = self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
             loss = self._backward(index, parts, factor if used is None else factor * used)
             self.flat.gather_gradients()
             if used is not None:
@@ -265,7 +260,9 @@ class Worker:
         for part in parts:
             # The one allowed use of torch's default generator: dropout draws from nothing else.
             torch.manual_seed(dropout_seed(self._seed, self._stream, index, part.number))
-            with contextlib.nullcontext() if part is parts[-1] else self._alone():
+            # The last part's backward pass makes the exchange with other ranks, for all parts at once.
+            ddp = self.loss if isinstance(self.loss, DistributedDataParallel) and part is not parts[-1] else None
+            with contextlib.nullcontext() if ddp is None else ddp.no_sync():
                 with self._autocast():
                     loss = self.loss(part.batch)
                 scale = factor * part.share
@@ -273,17 +270,10 @@ class Worker:
             losses.append(loss.detach())
         return sum(part.share * float(loss) for part, loss in zip(parts, losses, strict=True))
 
-    def _alone(self) -> AbstractContextManager[object]:
-        """Without the exchange with other ranks, which the last part's backward pass makes for all parts at once."""
-        return self.loss.no_sync() if isinstance(self.loss, DistributedDataParallel) else contextlib.nullcontext()
-
-    def _scale_of_next(self, loss_scale: float | None) -> float | None:
-        return self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
-
     def pseudo_gradient(
         self,
         indices: Sequence[int],
-        optimizer: InnerOptimizer,
+        optimizer: Optimizer | PlainSGD,
         learning_rate: float,
         loss_scales: Sequence[float] = (),
     ) -> Gradient:
@@ -332,19 +322,13 @@ class Worker:
     def _make(self, index: int) -> tuple[list[_Part], float]:
         """The parts of batch `index` on the device, and its loss terms; called by another thread with `prefetch`."""
         batch = self.data.batch(self._stream, index)
-        number_of_parts = self._micro_batches
-        if number_of_parts == 1:
+        if self._micro_batches == 1:
             return [_Part(0, self._moved(batch), 1.0)], self.task.weight(batch)
-        split = self.task.split(batch, number_of_parts)
+        split = self.task.split(batch, self._micro_batches)
         weights = [self.task.weight(part) for part in split]
-        weight = sum(weights)
+        weight, numbered = sum(weights), enumerate(zip(split, weights, strict=True))
         # The mean over no loss term at all may not be a number.
-        parts = [
-            _Part(number, self._moved(part), weights[number] / weight)
-            for number, part in enumerate(split)
-            if weights[number] > 0
-        ]
-        return parts, weight
+        return [_Part(number, self._moved(part), own / weight) for number, (part, own) in numbered if own > 0], weight
 
     def _moved(self, batch: Batch) -> Batch:
         """On the device. A thread that makes batches ahead does not wait for a copy to a GPU."""
@@ -371,14 +355,6 @@ class Worker:
         if self._precision == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._precision)
-
-
-LOOKED_AT = 9
-"""Batches whose shapes are compared before the loss is compiled. Texts of about one length come in runs of 8."""
-
-
-def _shapes(batch: Batch) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for tensor in tensors_in(batch)]
 
 
 class LossScale:

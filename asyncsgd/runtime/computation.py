@@ -48,7 +48,31 @@ class Computation(Protocol):
         """`worker` has left: its inner optimizer is gone."""
 
 
-class ModelGradients:
+class _Gradients:
+    """What computes one gradient after another, with an optimizer a worker for its local steps."""
+
+    KEPT: tuple[str, ...] = ("_optimizers",)
+
+    def __init__(self, make: Callable[[], Optimizer | PlainSGD]) -> None:
+        self._make = make
+        self._optimizers: dict[int, Any] = {}
+
+    def _optimizer(self, worker: int) -> Optimizer | PlainSGD:
+        if worker not in self._optimizers:
+            self._optimizers[worker] = self._make()
+        return self._optimizers[worker]
+
+    def restored(self) -> None:
+        """Make the optimizers whose states are in their places."""
+        states, self._optimizers = self._optimizers, {}
+        for worker, state in states.items():
+            restore(self._optimizer(worker), state)
+
+    def forget(self, worker: int) -> None:
+        self._optimizers.pop(worker, None)
+
+
+class ModelGradients(_Gradients):
     """Real gradients of a model; every virtual worker has an inner optimizer of its own where local steps need one.
 
     Args:
@@ -59,8 +83,8 @@ class ModelGradients:
     KEPT = ("_worker", "_optimizers")
 
     def __init__(self, worker: Worker, inner: OptimizerRecipe) -> None:
-        self._worker, self._inner = worker, inner
-        self._optimizers: dict[int, Optimizer] = {}
+        super().__init__(lambda: inner.on(worker.flat.parameters, worker.flat.layout))
+        self._worker = worker
 
     @property
     def gradient(self) -> Tensor:
@@ -74,35 +98,15 @@ class ModelGradients:
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
     ) -> Gradient:
-        flat = self._worker.flat
         with torch.no_grad():
-            flat.parameters.copy_(start)
+            self._worker.flat.parameters.copy_(start)
         indices = indices_of(batches)
         if learning_rate is None:
             return self._worker.gradient(indices[0], loss_scale=loss_scales[0] if loss_scales else None)
         return self._worker.pseudo_gradient(indices, self._optimizer(worker), learning_rate, loss_scales)
 
-    def _optimizer(self, worker: int) -> Optimizer:
-        if worker not in self._optimizers:
-            self._optimizers[worker] = self._inner.on(self._worker.flat.parameters, self._worker.flat.layout)
-        return self._optimizers[worker]
-
-    def restored(self) -> None:
-        _restore_each(self._optimizers, self._optimizer)
-
     def cut_into(self, micro_batches: int) -> None:
         self._worker.cut_into(micro_batches)
-
-    def forget(self, worker: int) -> None:
-        self._optimizers.pop(worker, None)
-
-
-def _restore_each(optimizers: dict[int, Any], make: Callable[[int], Any]) -> None:
-    """Make those whose states are in their places."""
-    states = dict(optimizers)
-    optimizers.clear()
-    for worker, state in states.items():
-        restore(make(worker), state)
 
 
 def whole_evaluation(worker: Worker) -> Callable[[Tensor], Measured]:
@@ -117,7 +121,7 @@ def whole_evaluation(worker: Worker) -> Callable[[Tensor], Measured]:
     return measure
 
 
-class ProblemGradients:
+class ProblemGradients(_Gradients):
     """Stochastic gradients of a closed-form problem in float64; a batch is one sample of its worker's own stream.
 
     Args:
@@ -125,14 +129,12 @@ class ProblemGradients:
         inner: the optimizer of local steps; None: plain SGD.
     """
 
-    KEPT = ("_optimizers",)
-
     def __init__(self, instance: Instance, inner: OptimizerRecipe | None = None) -> None:
-        self._instance, self._inner = instance, inner
-        self._out = np.zeros(instance.num_parameters)
+        self._instance, self._out = instance, np.zeros(instance.num_parameters)
         self.gradient = torch.from_numpy(self._out)
-        self._scratch = torch.zeros_like(self.gradient)
-        self._optimizers: dict[int, Optimizer] = {}
+        self._scratch = scratch = torch.zeros_like(self.gradient)
+        plain = PlainSGD(scratch)
+        super().__init__(lambda: inner.on(scratch, Layout.of_vector(len(scratch))) if inner else plain)
 
     def initial(self) -> Tensor:
         """float64 `(P,)`, new."""
@@ -164,21 +166,8 @@ class ProblemGradients:
     def cut_into(self, micro_batches: int) -> None:
         pass  # one sample is one part
 
-    def forget(self, worker: int) -> None:
-        self._optimizers.pop(worker, None)
-
     def _one(self, point: Tensor, worker: int, index: int) -> Gradient:
         return Gradient(self._instance.gradient(point.numpy(), worker, index, self._out), 1.0, 1)
-
-    def _optimizer(self, worker: int) -> Optimizer | PlainSGD:
-        if self._inner is None:
-            return PlainSGD(self._scratch)
-        if worker not in self._optimizers:
-            self._optimizers[worker] = self._inner.on(self._scratch, Layout.of_vector(len(self._scratch)))
-        return self._optimizers[worker]
-
-    def restored(self) -> None:
-        _restore_each(self._optimizers, self._optimizer)
 
     def measure(self, parameters: Tensor) -> Measured:
         """The excess f(x) - f*, and no metrics."""
