@@ -547,12 +547,7 @@ def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
 def _launch(runtime: runtimes.Runtime) -> Launch:
     """This process's rank if torchrun made several, otherwise a launch of this process alone."""
     launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)
-    if launch.rank is not None and runtime.in_one_process:
-        raise UsageError(f"{type(runtime).__name__} is one process, and the launcher started several; type python")
-    if launch.several_hosts and not runtime.several_hosts:
-        raise UsageError(
-            f"{type(runtime).__name__} runs on one host, and torchrun started ranks on several; use AllReduce"
-        )
+    runtime.check_launch(launch.rank, launch.several_hosts)
     return launch
 
 

@@ -93,6 +93,18 @@ class Runtime:
                 "--speeds infinite is for --clock virtual: a run whose real worker never answers would never end"
             )
 
+    @classmethod
+    def check_launch(cls, rank: int | None, several_hosts: bool) -> None:
+        """Refuse ranks of torchrun's that it has no use for; `rank` is None where this process starts its workers."""
+        typed = "--clock virtual" if cls.clock == "virtual" else f"--mode {cls.mode}"
+        if cls.in_one_process and rank is not None:
+            raise UsageError(
+                f"{typed} is one process, and the launcher started several; type python, or torchrun without "
+                f"--nproc-per-node"
+            )
+        if several_hosts and not cls.several_hosts:
+            raise UsageError(f"{typed} runs on one host, and torchrun started ranks on several; type --mode sync")
+
     @property
     def transport(self) -> str | None:
         """What carries gradients to the server; None where there is no server."""

@@ -147,7 +147,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     Raises:
         UsageError: if the launcher started what the mode has no use for.
     """
-    from asyncsgd.runtimes import InProcess, Virtual, kind_of
+    from asyncsgd.runtimes import kind_of
 
     settings = parsed.settings
     launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
@@ -156,22 +156,9 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     if job.mode != settings.job.mode:
         flags.validate(dataclasses.replace(settings, job=job))
     settings = dataclasses.replace(settings, job=job)
-    kind = kind_of(settings.job.mode, settings.job.clock)
-    if kind is InProcess and launch.num_workers > 1:
-        raise UsageError(
-            f"--mode single is one process, and the launcher started {launch.num_workers}; type python, not torchrun"
-        )
-    if kind is Virtual and launch.rank is not None:
-        raise UsageError(
-            "--clock virtual is one process, and the launcher started several; type python, or torchrun without "
-            "--nproc-per-node, and --nproc for the number of virtual workers"
-        )
+    kind_of(settings.job.mode, settings.job.clock).check_launch(launch.rank, launch.several_hosts)
     if settings.output.find_batch_size and launch.rank is not None:
         raise UsageError("--find-batch-size starts the processes that it needs; type python, not torchrun")
-    if launch.several_hosts and not kind.several_hosts:
-        raise UsageError(
-            f"--mode {settings.job.mode} runs on one host, and torchrun started ranks on several; type --mode sync"
-        )
     return settings, launch
 
 
