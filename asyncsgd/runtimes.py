@@ -99,7 +99,7 @@ class Runtime:
         typed = "--clock virtual" if cls.clock == "virtual" else f"--mode {cls.mode}"
         if cls.in_one_process and rank is not None:
             raise UsageError(
-                f"{typed} is one process, and the launcher started several; type python, or torchrun without "
+                f"{typed} is one process, and the launcher started several; type python, not torchrun, or torchrun without "
                 f"--nproc-per-node"
             )
         if several_hosts and not cls.several_hosts:
