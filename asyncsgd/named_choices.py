@@ -1,7 +1,7 @@
 """Things that a user names on the command line with their parameters: ``NAME[:key=value,...]``. Standard library only.
 
-Such a thing is a frozen dataclass with the class attributes `name` and `summary`, a `Named`; its fields are its
-parameters, and a value out of its bounds is a ValueError.
+Such a thing is a frozen dataclass with the class attribute `name`, a `Named`; its fields are its parameters, and a
+value out of its bounds is a ValueError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class Named:
     name: ClassVar[str]
     """What the user types after the flag."""
     summary: ClassVar[str]
-    """One line for ``... help``."""
+    """For ``... help``: the first line of the docstring."""
+
+    def __init_subclass__(cls) -> None:
+        cls.summary = (cls.__doc__ or "").partition("\n")[0].replace("`", "")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -20,7 +20,7 @@ from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import told_names, values_of
 from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.signals import StopRequest
-from asyncsgd.simulation.asked import Asked
+from asyncsgd.simulation.settings import SimulationSettings
 
 EXPERIMENT = "simulate"
 """In the summary, where a training run has the name of its own script."""
@@ -36,11 +36,10 @@ def run(argv: list[str], stop: StopRequest) -> int:
     flags = Flags(Settings, lambda settings: ())
     given = flags.parse(argv, prog="simulate.py", description=str(__doc__), examples="").settings
 
-    from asyncsgd.simulation.simulate import SimulationSettings
+    from asyncsgd.simulation.simulate import asked_arguments
 
-    settings = SimulationSettings(**vars(given.simulate))
-    settings.check()
-    return simulate(settings, Path(given.output.runs_dir), "python experiments/simulate.py " + " ".join(argv), stop)
+    command, arguments = "python experiments/simulate.py " + " ".join(argv), asked_arguments(given.simulate)
+    return simulate(given.simulate, arguments, Path(given.output.runs_dir), command, stop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Output:
 class Settings:
     """All flags."""
 
-    simulate: Asked = group(Asked, "what to simulate")  # noqa: RUF009
+    simulate: SimulationSettings = group(SimulationSettings, "what to simulate")  # noqa: RUF009
     output: Output = group(Output, "output")  # noqa: RUF009
 
 
@@ -73,10 +72,13 @@ def show_help(argv: list[str]) -> bool:
     return True
 
 
-def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
+def simulate(
+    settings: SimulationSettings, arguments: dict[str, Any], runs_dir: Path, command: str, stop: StopRequest
+) -> int:
     """Run, write the folder, say what came out; the exit code."""
     import torch
 
+    import asyncsgd
     from asyncsgd.measure import Hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
@@ -93,11 +95,11 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
     tell = teller(folder)
-    tell(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
+    tell(f"run    {folder.path}\nrule   {arguments['rule']}\nproblem {settings.problem}   speeds {settings.speeds}")
     recorder = Recorder(folder, settings.samples)
     try:
         with stop.during_a_run():
-            done = settings.run(recorder, stop)
+            done = asyncsgd.simulate(**arguments, report=recorder, stop_requested=stop)
     except UsageError as error:
         folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})
         raise
@@ -109,7 +111,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
         raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error
     finally:
         recorder.close()
-    result, method = done.result, settings.method()
+    result, rule = done.result, arguments["rule"]
     problem = hashlib.sha256(settings.problem.encode()).hexdigest()
     folder.write_summary(
         {
@@ -117,7 +119,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
             "message": result.message,
             "experiment": EXPERIMENT,
             "mode": "async",
-            "rule": str(method),
+            "rule": str(rule),
             "from_scratch": None,
             "num_workers": settings.workers,
             "seed": settings.seed,
@@ -131,26 +133,26 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
             "rule_acted": None if done.rule_acted is None else dataclasses.asdict(done.rule_acted),
             "data": settings.problem,
             "data_fingerprint": problem,
-            "init_sha256": vector_sha256(torch.from_numpy(settings.instance().initial())),
+            "init_sha256": vector_sha256(torch.from_numpy(arguments["instance"].initial())),
             "parameters_sha256": vector_sha256(done.parameters),
         }
     )
     folder.close()
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr)
-    if done.rule_acted is not None and (sentence := done.rule_acted.describe(method.name, settings.workers)):
+    if done.rule_acted is not None and (sentence := done.rule_acted.describe(rule.name, settings.workers)):
         tell(sentence)
     tell(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
     return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
 
 
-def name_of(settings: Any) -> str:
+def name_of(settings: SimulationSettings) -> str:
     """What the run folder of these settings is called."""
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
     return f"simulate-{settings.rule.partition(':')[0]}-w{settings.workers}-s{settings.seed}-{digest}"
 
 
-def write_settings(path: Path, settings: Any, command: str) -> None:
+def write_settings(path: Path, settings: SimulationSettings, command: str) -> None:
     import yaml
 
     text = yaml.safe_dump({"simulate": dataclasses.asdict(settings)}, sort_keys=False)

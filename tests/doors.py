@@ -155,7 +155,7 @@ class Watched(Instance):
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
-        self.num_parameters, self.num_workers = instance.num_parameters, instance.num_workers
+        self.num_parameters = instance.num_parameters
         self.computed: list[tuple[int, int, np.ndarray, np.ndarray]] = []
 
     def initial(self):
@@ -166,14 +166,8 @@ class Watched(Instance):
         self.computed.append((worker, index, x.copy(), out.copy()))
         return loss
 
-    def exact_gradient(self, x):
-        return self._instance.exact_gradient(x)
-
     def loss(self, x):
         return self._instance.loss(x)
-
-    def optimum(self):
-        return self._instance.optimum()
 
 
 def drawn(num_workers: int, seconds: Callable[[int, int], float]) -> Sampler:

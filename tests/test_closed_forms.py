@@ -373,7 +373,7 @@ def test_easgd_of_one_worker_is_the_map_of_step_then_pull_which_is_stable_for_ev
 class ExactlyCompensated(Rule):
     """DC-ASGD with the Hessian itself: g + H (x - x_start)."""
 
-    name, summary, needs_points = "exactly_compensated", "for a test", True
+    name, needs_points = "exactly_compensated", True
 
     hessian: tuple[float, ...] = ()
 

@@ -56,7 +56,6 @@ class AsyncLocalSGD(Rule):
     """
 
     name: ClassVar[str] = "async_local_sgd"
-    summary: ClassVar[str] = "local steps applied as they arrive, Delayed Nesterov, DyLU (Liu et al. 2024)"
     local_steps: ClassVar[bool] = True
 
     num_local_steps: int = parameter(10, at_least=1)

@@ -27,7 +27,6 @@ class Asynchronous(Rule):
     """
 
     name: ClassVar[str] = "asynchronous"
-    summary: ClassVar[str] = "apply every gradient as it arrives (Downpour SGD with n_push = n_fetch = 1)"
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))

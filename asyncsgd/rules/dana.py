@@ -34,7 +34,6 @@ class DANA(Rule):
     """
 
     name: ClassVar[str] = "dana"
-    summary: ClassVar[str] = "a momentum per worker, and starts at the predicted parameters (Hakimi et al. 2019)"
     needs_plain_sgd: ClassVar[bool] = True
 
     momentum: float = parameter(0.9, at_least=0, below=1)

@@ -44,7 +44,6 @@ class DCASGD(Rule):
     """
 
     name: ClassVar[str] = "dc_asgd"
-    summary: ClassVar[str] = "asynchronous, stale gradients corrected by lambda g*g*(x_t - x_r) (Zheng et al. 2017)"
     needs_points: ClassVar[bool] = True
 
     compensation: float = parameter(0.04, at_least=0)

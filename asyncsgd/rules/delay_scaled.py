@@ -54,7 +54,6 @@ class StalenessAware(DelayScaled):
     """Apply every gradient at once with learning rate eta / max(1, delay)."""
 
     name: ClassVar[str] = "staleness_aware"
-    summary: ClassVar[str] = "asynchronous with learning rate divided by max(1, delay) (Zhang et al. 2016)"
 
     def factor(self, delay: int, view: View) -> float:
         return 1.0 / max(1, delay)
@@ -69,7 +68,6 @@ class DelayAdaptive(DelayScaled):
     """
 
     name: ClassVar[str] = "delay_adaptive"
-    summary: ClassVar[str] = "asynchronous with learning rate times M / max(M, delay) (Mishchenko et al. 2022)"
 
     concurrency: int = parameter(0, at_least=0)
 
@@ -87,7 +85,6 @@ class Koloskova(DelayScaled):
     """
 
     name: ClassVar[str] = "koloskova"
-    summary: ClassVar[str] = "asynchronous, learning rate at most 1 / (4 L delay) beyond N (Koloskova et al. 2022)"
 
     smoothness: float = parameter(1.0, above=0)
 
@@ -102,7 +99,6 @@ class Polynomial(DelayScaled):
     """Apply every gradient at once with learning rate eta (1 + delay)^-exponent."""
 
     name: ClassVar[str] = "polynomial"
-    summary: ClassVar[str] = "asynchronous with learning rate times (1 + delay)^-a (weights of FedAsync, 2019)"
 
     exponent: float = parameter(0.5, at_least=0)
 
@@ -115,7 +111,6 @@ class Hinge(DelayScaled):
     """Apply every gradient at once with its full learning rate up to delay `allowed`, then falling with `slope`."""
 
     name: ClassVar[str] = "hinge"
-    summary: ClassVar[str] = "asynchronous, full learning rate up to delay b, then 1 / (a (delay - b) + 1) (FedAsync)"
 
     slope: float = parameter(10.0, at_least=0)
     allowed: int = parameter(4, at_least=0)

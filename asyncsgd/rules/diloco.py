@@ -40,7 +40,6 @@ class DiLoCo(Collecting):
     """
 
     name: ClassVar[str] = "diloco"
-    summary: ClassVar[str] = "H local steps by everybody, then an outer Nesterov step (Douillard et al. 2023)"
     local_steps: ClassVar[bool] = True
     in_rounds: ClassVar[bool] = True
 

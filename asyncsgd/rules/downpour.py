@@ -33,9 +33,6 @@ class Downpour(Rule):
     """
 
     name: ClassVar[str] = "downpour"
-    summary: ClassVar[str] = (
-        "push every n_push, fetch every n_fetch minibatches, local steps between (Dean et al. 2012)"
-    )
     local_steps: ClassVar[bool] = True
     needs_points: ClassVar[bool] = True
 

@@ -31,7 +31,6 @@ class EASGD(Rule):
     """
 
     name: ClassVar[str] = "easgd"
-    summary: ClassVar[str] = "replicas tied elastically to a centre, H local steps between (Zhang et al. 2015)"
     local_steps: ClassVar[bool] = True
     needs_points: ClassVar[bool] = True
 

@@ -39,7 +39,6 @@ class FedBuff(Rule):
     """
 
     name: ClassVar[str] = "fedbuff"
-    summary: ClassVar[str] = "local steps, one server step per K pseudo-gradients (Nguyen et al. 2022)"
     local_steps: ClassVar[bool] = True
 
     buffer: int = parameter(4, at_least=1)

@@ -50,7 +50,6 @@ class FixedDelay(Rule):
     """
 
     name: ClassVar[str] = "fixed_delay"
-    summary: ClassVar[str] = "every gradient is exactly tau updates old, whatever the speeds"
     exact_start: ClassVar[bool] = True
 
     delay: int = parameter(1, at_least=0)

@@ -48,7 +48,6 @@ class GapAware(Rule):
     """
 
     name: ClassVar[str] = "gap_aware"
-    summary: ClassVar[str] = "asynchronous, gradients divided by how far each parameter has moved (Barkai et al. 2020)"
     needs_points: ClassVar[bool] = True
 
     decay: float = parameter(0.999, at_least=0, below=1)

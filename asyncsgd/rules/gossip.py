@@ -33,7 +33,6 @@ class ADPSGD(PeerRule):
     """
 
     name: ClassVar[str] = "ad_psgd"
-    summary: ClassVar[str] = "gossip: average with a random neighbour (complete or ring), then step (Lian et al. 2018)"
 
     topology: str = "complete"
 
@@ -64,9 +63,6 @@ class SGP(PeerRule):
     """
 
     name: ClassVar[str] = "sgp"
-    summary: ClassVar[str] = (
-        "gossip: push-sum on a directed exponential graph, rounds late by delay (Assran et al. 2019)"
-    )
     together: ClassVar[bool] = True
 
     delay: int = 0

@@ -32,7 +32,6 @@ class IA2SGD(Rule):
     """Replace the arriving worker's slot and step along the mean of all slots."""
 
     name: ClassVar[str] = "ia2sgd"
-    summary: ClassVar[str] = "heterogeneous data: step along the mean of everybody's last gradient (IA2SGD)"
 
     def init(self, like: Tensor) -> Table:
         return Table({}, like.new_zeros(like.shape), like.new_zeros(like.shape))

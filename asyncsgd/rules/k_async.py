@@ -30,7 +30,6 @@ class KAsync(Collecting):
     """
 
     name: ClassVar[str] = "k_async"
-    summary: ClassVar[str] = "one update per K distinct workers, who then start together (Dutta et al. 2018)"
 
     quorum: int = parameter(2, at_least=1)
 
@@ -53,7 +52,6 @@ class KBatchAsync(Rule):
     """
 
     name: ClassVar[str] = "k_batch_async"
-    summary: ClassVar[str] = "one update per K gradients from anyone, stale ones included (Dutta et al., n-softsync)"
 
     batch: int = parameter(4, at_least=1)
 

@@ -30,7 +30,6 @@ class KSync(Collecting):
     """
 
     name: ClassVar[str] = "k_sync"
-    summary: ClassVar[str] = "step along the first K gradients of each round (K-sync, backup workers, m-sync)"
 
     quorum: int = parameter(2, at_least=1)
     interrupt: bool = True

@@ -28,9 +28,6 @@ class LocalSGD(Collecting):
     """
 
     name: ClassVar[str] = "local_sgd"
-    summary: ClassVar[str] = (
-        "H local steps by everybody, then the mean; post-local SGD with post (Stich 2019, Lin 2020)"
-    )
     local_steps: ClassVar[bool] = True
     in_rounds: ClassVar[bool] = True
 

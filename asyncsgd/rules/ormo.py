@@ -47,9 +47,6 @@ class OrMo(Rule):
     """
 
     name: ClassVar[str] = "ormo"
-    summary: ClassVar[str] = (
-        "asynchronous, with the momentum of gradients in the order of their starts (Shi et al. 2024)"
-    )
     needs_plain_sgd: ClassVar[bool] = True
     exact_start: ClassVar[bool] = True
 

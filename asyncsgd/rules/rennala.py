@@ -31,7 +31,6 @@ class Rennala(Rule):
     """
 
     name: ClassVar[str] = "rennala"
-    summary: ClassVar[str] = "step along B gradients at the current point, from anyone (Rennala, K-batch-sync)"
 
     batch: int = parameter(4, at_least=1)
     interrupt: bool = True

@@ -26,9 +26,6 @@ class Rescaled(Rule):
     """Apply every gradient at once with a learning rate in proportion to its worker's mean seconds."""
 
     name: ClassVar[str] = "rescaled"
-    summary: ClassVar[str] = (
-        "heterogeneous data: learning rate in proportion to a worker's seconds (Mahran et al. 2026)"
-    )
 
     def init(self, like: Tensor) -> Seconds:
         return {}

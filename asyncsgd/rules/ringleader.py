@@ -49,7 +49,6 @@ class Ringleader(Rule):
     """Collect a gradient of everybody, then take one step per worker along the mean over workers."""
 
     name: ClassVar[str] = "ringleader"
-    summary: ClassVar[str] = "heterogeneous data: a table of all workers' means, n updates a round (Maranjyan 2025)"
 
     def init(self, like: Tensor) -> Tables:
         return Tables({}, {}, set(), like.new_zeros(like.shape))

@@ -32,7 +32,6 @@ class Ringmaster(Rule):
     """
 
     name: ClassVar[str] = "ringmaster"
-    summary: ClassVar[str] = "asynchronous, gradients with delay >= threshold are dropped (Maranjyan et al. 2025)"
 
     threshold: int = parameter(8, at_least=1)
     stops: bool = False

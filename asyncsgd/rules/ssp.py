@@ -38,7 +38,6 @@ class SSP(Rule):
     """
 
     name: ClassVar[str] = "ssp"
-    summary: ClassVar[str] = "asynchronous, nobody more than s clocks ahead of the slowest (Ho et al. 2013)"
 
     slack: int = parameter(2, at_least=0)
 

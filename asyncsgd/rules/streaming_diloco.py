@@ -42,7 +42,6 @@ class StreamingDiLoCo(PeerRule):
     """
 
     name: ClassVar[str] = "streaming_diloco"
-    summary: ClassVar[str] = "DiLoCo in fragments, results overlap steps late and mixed in (Douillard et al. 2025)"
     in_rounds: ClassVar[bool] = True
 
     num_local_steps: int = 10

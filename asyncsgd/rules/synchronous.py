@@ -48,7 +48,6 @@ class Synchronous(Rule):
     """
 
     name: ClassVar[str] = "synchronous"
-    summary: ClassVar[str] = "wait for all workers, step along their weighted mean (DDP on the parameter server)"
     in_rounds: ClassVar[bool] = True
 
     def init(self, like: Tensor) -> Round:

@@ -80,9 +80,10 @@ def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any]
 def replay_simulation(folder: Path, settings: dict[str, Any], summary: dict[str, Any]) -> int:
     """A run of simulate.py: the same server and rule, fed the log's arrivals."""
     from asyncsgd.runtime.replay import read_log
-    from asyncsgd.simulation.simulate import SimulationSettings, vector_sha256
+    from asyncsgd.simulation.settings import SimulationSettings
+    from asyncsgd.simulation.simulate import replay_of, vector_sha256
 
-    replaying, server = SimulationSettings(**settings).replay(read_log(folder / "events.jsonl"))
+    replaying, server = replay_of(SimulationSettings(**settings), read_log(folder / "events.jsonl"))
     difference = replaying.run()
     sha256 = vector_sha256(server.parameters)
     what = difference_at_end(summary, sha256, server.num_samples) if difference is None else difference.message

@@ -47,13 +47,7 @@ def parse_churn(text: str) -> tuple[Change, ...]:
 
 
 def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
-    """`changes` in the order of their times.
-
-    >>> in_order(parse_churn("join:worker=1,seconds=4;leave:worker=0,seconds=2.5"), num_workers=2)
-    (Leave(worker=0, seconds=2.5), Join(worker=1, seconds=4.0))
-
-    Args:
-        num_workers: N, workers 0 to N - 1.
+    """`changes` of workers 0 to `num_workers` - 1 in the order of their times.
 
     Raises:
         UsageError: for a worker that is not there, and one that leaves or joins twice in turn.

@@ -40,7 +40,6 @@ class Logistic(Problem):
     """
 
     name: ClassVar[str] = "logistic"
-    summary: ClassVar[str] = "softmax regression on synthetic documents, classes dealt to workers by Dirichlet(alpha)"
 
     features: int = parameter(200, at_least=1)
     rows: int = parameter(2000)
@@ -56,7 +55,7 @@ class Logistic(Problem):
         if self.rows < self.classes:
             raise ValueError(f"rows must be {self.classes} or more, one of each class, got {self.rows}")
 
-    def _on(self, num_workers: int, seed: int) -> Instance:
+    def on(self, num_workers: int, seed: int) -> LogisticData:
         generator = Streams(seed, PURPOSE).at(part=DATA)
         labels = np.arange(self.rows) % self.classes
         frequencies = np.exp(generator.standard_normal((self.classes, self.features)))
@@ -84,12 +83,8 @@ class LogisticData(Instance):
         penalty: above 0; without it separable rows have no optimum.
         seed: of the draws of rows.
 
-    Raises:
-        UsageError: if shapes, labels, shares or numbers do not fit.
-
-    >>> instance = LogisticData(np.eye(2), np.array([0, 1]), [np.array([0]), np.array([1])], 1, 0.1, seed=0)
-    >>> instance.num_workers, instance.num_parameters
-    (2, 4)
+    >>> LogisticData(np.eye(2), [0, 1], [[0], [1]], batch=1, penalty=0.1, seed=0).num_parameters
+    4
     """
 
     def __init__(
@@ -102,31 +97,14 @@ class LogisticData(Instance):
         seed: int,
     ) -> None:
         self._features = np.asarray(features, dtype=np.float64)
-        self._labels = _checked_labels(labels)
+        self._labels: Indices = np.asarray(labels, dtype=np.int64)
         self.shares: tuple[Indices, ...] = tuple(np.array(share) for share in shares)
-        num_rows, num_classes = len(self._features), int(self._labels.max(initial=-1)) + 1
-        for right, wanted in (
-            (self._features.ndim == 2 and np.isfinite(self._features).all(), "features must be a finite matrix"),
-            (len(self._labels) == num_rows, f"give one label per row: {num_rows} rows, {len(self._labels)} labels"),
-            (num_classes >= 2, "labels must name 2 classes or more (0 and 1 at least)"),
-            (batch >= 1, f"batch must be 1 or more, got {batch}"),
-            (0 < penalty < math.inf, f"penalty must be above 0 and finite, got {penalty}"),
-            (len(self.shares) >= 1, "shares must hold one array of row indices per worker"),
-        ):
-            if not right:
-                raise UsageError(wanted)
-        self._row_weights = np.zeros(num_rows)
-        for worker, share in enumerate(self.shares):
-            if share.ndim != 1 or not len(share) or share.min() < 0 or share.max() >= num_rows:
-                raise UsageError(
-                    f"share of worker {worker} must be rows of 0..{num_rows - 1}, one or more, not {share}"
-                )
+        self._row_weights = np.zeros(len(self._features))
+        for share in self.shares:
             np.add.at(self._row_weights, share, 1.0 / (len(shares) * len(share)))
-        self._shape = (self._features.shape[1], num_classes)
+        self._shape = (self._features.shape[1], int(self._labels.max()) + 1)
         self.num_parameters = self._shape[0] * self._shape[1]
-        self.num_workers = len(shares)
-        self._batch = batch
-        self._penalty = float(penalty)
+        self._batch, self._penalty = batch, float(penalty)
         self._streams = Streams(seed, PURPOSE)
 
     def initial(self) -> Array:
@@ -150,7 +128,6 @@ class LogisticData(Instance):
         return float(losses.sum()) + 0.5 * self._penalty * float(x @ x)
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        self._check(worker, index)
         share = self.shares[worker]
         rows = share[self._streams.at(worker, index, NOISE).integers(0, len(share), self._batch)]
         return self._differentiate(x, self._features[rows], self._labels[rows], 1.0 / self._batch, out)
@@ -160,6 +137,7 @@ class LogisticData(Instance):
         return self._differentiate(x, self._features, self._labels, self._row_weights, out), out
 
     def exact_gradient(self, x: Array) -> Array:
+        """Return the gradient of the global objective f, `(P,)`, a new array."""
         return self._value_and_gradient(x)[1]
 
     @functools.cached_property
@@ -178,21 +156,15 @@ class LogisticData(Instance):
         return x, value
 
     @property
-    def minimum(self) -> float:
+    def minimum(self) -> float:  # type: ignore[override]
         return self._solution[1]
 
     def loss(self, x: Array) -> float:
         return self._value_and_gradient(x)[0] - self.minimum
 
     def optimum(self) -> Array:
+        """Return the minimiser of f, `(P,)`, a new array."""
         return self._solution[0].copy()
-
-
-def _checked_labels(labels: npt.ArrayLike) -> Indices:
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
-        raise UsageError(f"labels must be a list of integers 0, 1, ..., got {array!r}")
-    return array.astype(np.int64)
 
 
 def hashed_bag_of_words(texts: Iterable[str], num_features: int) -> Array:
@@ -203,12 +175,7 @@ def hashed_bag_of_words(texts: Iterable[str], num_features: int) -> Array:
 
     >>> hashed_bag_of_words(["to be, or not to BE"], 8).round(3).tolist()
     [[0.0, 0.632, 0.0, 0.632, 0.0, 0.316, 0.0, 0.316]]
-
-    Raises:
-        UsageError: for one bare string in place of a list.
     """
-    if isinstance(texts, str):
-        raise UsageError(f"give a list of texts, not one text: [{texts[:20]!r}]")
     columns: dict[str, int] = {}
     documents = [re.findall(r"\w+", text.lower()) for text in texts]
     bags = np.zeros((len(documents), num_features))
@@ -241,7 +208,7 @@ def dirichlet_shares(labels: npt.ArrayLike, num_workers: int, alpha: float, seed
         Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
         2019.
     """
-    array = _checked_labels(labels)
+    array = np.asarray(labels)
     if not 1 <= num_workers <= len(array):
         raise UsageError(f"{len(array)} rows cannot be shared by {num_workers} workers; give each one row at least")
     streams = Streams(seed, PURPOSE)

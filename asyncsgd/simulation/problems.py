@@ -9,79 +9,68 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from asyncsgd.errors import nearest
 from asyncsgd.named_choices import Kind, describe, parameter
 from asyncsgd.simulation.instance import NOISE, PURPOSE, Array, Instance, Problem
 from asyncsgd.simulation.logistic import Logistic
 from asyncsgd.simulation.sampler import Streams
 
 _BLOCK = 64
-"""Scalar variates drawn at once and kept per worker."""
+"""Scalar variates that are drawn at once; part of the streams."""
+_KINDS = ("add", "full", "last")
+P = TypeVar("P", bound="ClosedForm")
 
 
-class _Noise:
-    """Noise of one kind that is added to a gradient g in place, with one draw of s = `noise` per call:
+class ClosedForm(Problem, Instance):
+    """Base of the problems that have formulas. `on` gives a copy that knows its workers and has its noise.
+
+    Noise of one `noise_kind` is added to a gradient g, with s = `noise`:
 
         add    g + s z, z standard normal, the same in every coordinate (a rank-one covariance)
         full   g + s z, z standard normal in R^P: the same total variance
         last   g_j B/s for the coordinates j beyond the last non-zero one of x, B Bernoulli(s)
-
-    Scalar variates are kept in blocks of `_BLOCK`, so that a call in sequence costs a list access.
     """
-
-    EXACT: ClassVar[dict[str, float]] = {"add": 0.0, "full": 0.0, "last": 1.0}
-    """The kinds, and the s at which a kind leaves the gradient exact. Nothing is drawn then."""
-
-    def __init__(self, kind: str, noise: float, num_workers: int, seed: int) -> None:
-        self._kind, self._noise = kind, noise
-        self._streams = Streams(seed, PURPOSE)
-        self._blocks = [-1] * num_workers
-        self._values: list[list[float]] = [[] for _ in range(num_workers)]
-
-    def add(self, x: Array, worker: int, index: int, out: Array) -> None:
-        if self._noise == self.EXACT[self._kind]:
-            return
-        if self._kind == "add":
-            out += self._noise * self._scalar(worker, index)
-        elif self._kind == "full":
-            out += self._noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
-        else:
-            nonzero = np.flatnonzero(x)
-            progress = nonzero[-1] + 1 if len(nonzero) else 0
-            out[progress:] *= 1.0 / self._noise if self._scalar(worker, index) < self._noise else 0.0
-
-    def _scalar(self, worker: int, index: int) -> float:
-        block = index // _BLOCK
-        if self._blocks[worker] != block:
-            generator = self._streams.at(worker, block, NOISE)
-            draw = generator.random if self._kind == "last" else generator.standard_normal
-            self._values[worker] = draw(_BLOCK).tolist()
-            self._blocks[worker] = block
-        return self._values[worker][index % _BLOCK]
-
-
-class ClosedForm(Problem, Instance):
-    """Base of the problems that have formulas. `on` gives a copy that knows its workers and has its noise."""
 
     dimension: int = 1
     noise: float
     noise_kind: str = "add"
-    _added: _Noise
+    num_workers: int
+    _streams: Streams
+    _scalars: Callable[[int, int], list[float]]
 
-    def _on(self, num_workers: int, seed: int) -> Instance:
-        bound, noise = dataclasses.replace(self), _Noise(self.noise_kind, self.noise, num_workers, seed)
-        bound.__dict__.update(num_parameters=self.dimension, num_workers=num_workers, _added=noise)
+    def on(self: P, num_workers: int, seed: int) -> P:
+        bound, streams = dataclasses.replace(self), Streams(seed, PURPOSE)
+
+        @functools.lru_cache(2 * num_workers)
+        def scalars(worker: int, block: int) -> list[float]:
+            generator = streams.at(worker, block, NOISE)
+            draw = generator.random if self.noise_kind == "last" else generator.standard_normal
+            values: list[float] = draw(_BLOCK).tolist()
+            return values
+
+        bound.__dict__.update(
+            num_parameters=self.dimension, num_workers=num_workers, _streams=streams, _scalars=scalars
+        )
         return bound
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        self._check(worker, index)
-        value = self._differentiate(x, worker, out)
-        self._added.add(x, worker, index, out)
+        value, noise = self._differentiate(x, worker, out), self.noise
+        if noise == (1.0 if self.noise_kind == "last" else 0.0):
+            return value
+        if self.noise_kind == "full":
+            out += noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
+            return value
+        scalar = self._scalars(worker, index // _BLOCK)[index % _BLOCK]
+        if self.noise_kind == "add":
+            out += noise * scalar
+        else:
+            nonzero = np.flatnonzero(x)
+            progress = nonzero[-1] + 1 if len(nonzero) else 0
+            out[progress:] *= 1.0 / noise if scalar < noise else 0.0
         return value
 
     @abc.abstractmethod
@@ -89,6 +78,7 @@ class ClosedForm(Problem, Instance):
         """Write the gradient of f_i at `x` into `out`; return f_i(x) - f*."""
 
     def exact_gradient(self, x: Array) -> Array:
+        """Return the gradient of the global objective f, `(P,)`, a new array."""
         out = np.empty(self.dimension)
         self._differentiate(x, 0, out)
         return out
@@ -100,12 +90,13 @@ class ClosedForm(Problem, Instance):
         return np.ones(self.dimension)
 
     def optimum(self) -> Array:
+        """Return the minimiser of f, `(P,)`, a new array."""
         return np.zeros(self.dimension)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tridiagonal(ClosedForm):
-    """The worst-case quadratic of first-order methods, as in the experiments of the Ringmaster paper:
+    """The worst-case quadratic of first-order methods, as in the experiments of the Ringmaster paper.
 
         f(x) = x^T A x / 2 - b^T x,   A = tridiag(-1, 2, -1) / 4,   b = -e_1 / 4,   x_0 = sqrt(P) e_1
 
@@ -115,7 +106,7 @@ class Tridiagonal(ClosedForm):
     Args:
         dimension: P.
         noise: standard deviation per coordinate (kinds add and full), or the probability in (0, 1] (kind last).
-        noise_kind: add, full or last, as in `_Noise`.
+        noise_kind: add, full or last, as in `ClosedForm`.
 
     >>> instance = Tridiagonal().on(num_workers=1, seed=0)
     >>> round(instance.loss(instance.initial()), 1)
@@ -127,7 +118,6 @@ class Tridiagonal(ClosedForm):
     """
 
     name: ClassVar[str] = "tridiagonal"
-    summary: ClassVar[str] = "worst-case quadratic of the Ringmaster and Rennala papers; noise_kind add, full or last"
 
     dimension: int = parameter(1729, at_least=1)
     noise: float = parameter(0.01, at_least=0)
@@ -135,9 +125,8 @@ class Tridiagonal(ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_kind not in _Noise.EXACT:
-            hint = nearest(self.noise_kind, _Noise.EXACT)
-            raise ValueError(f"noise_kind must be one of {', '.join(_Noise.EXACT)}, got {self.noise_kind!r}{hint}")
+        if self.noise_kind not in _KINDS:
+            raise ValueError(f"noise_kind must be one of {', '.join(_KINDS)}, got {self.noise_kind!r}")
         if self.noise_kind == "last" and not 0 < self.noise <= 1:
             raise ValueError(f"noise is a probability with noise_kind=last: above 0, at most 1, got {self.noise}")
 
@@ -164,8 +153,18 @@ class Tridiagonal(ClosedForm):
         return np.arange(1, self.dimension + 1) / (self.dimension + 1) - 1.0
 
 
+class _Diagonal(ClosedForm):
+    """f(x) = sum_j lambda_j x_j^2 / 2, lambda being `_spectrum`."""
+
+    _spectrum: Array
+
+    def _differentiate(self, x: Array, worker: int, out: Array) -> float:
+        np.multiply(self._spectrum, x, out=out)
+        return 0.5 * float(x.dot(out))
+
+
 @dataclasses.dataclass(frozen=True)
-class Mode(ClosedForm):
+class Mode(_Diagonal):
     """One mode of a quadratic, f(x) = curvature x^2 / 2 in R, started at 1: the problem of the stability oracles.
 
     Args:
@@ -179,22 +178,17 @@ class Mode(ClosedForm):
     """
 
     name: ClassVar[str] = "mode"
-    summary: ClassVar[str] = "one scalar quadratic mode, for stability limits and stationary variances"
 
     curvature: float = parameter(1.0, above=0)
     noise: float = parameter(0.0, at_least=0)
 
     @functools.cached_property
-    def _spectrum(self) -> Array:
+    def _spectrum(self) -> Array:  # type: ignore[override]
         return np.array([float(self.curvature)])
-
-    def _differentiate(self, x: Array, worker: int, out: Array) -> float:
-        np.multiply(self._spectrum, x, out=out)
-        return 0.5 * float(x.dot(out))
 
 
 @dataclasses.dataclass(frozen=True)
-class Quadratic(ClosedForm):
+class Quadratic(_Diagonal):
     """A diagonal quadratic, f(x) = sum_j lambda_j x_j^2 / 2, with eigenvalues spaced geometrically.
 
     lambda_1 = curvature/condition, ..., lambda_P = curvature; the optimum is 0, the start (1, ..., 1).
@@ -207,7 +201,6 @@ class Quadratic(ClosedForm):
     """
 
     name: ClassVar[str] = "quadratic"
-    summary: ClassVar[str] = "diagonal quadratic, geometric spectrum, independent noise in each coordinate"
     noise_kind = "full"
 
     dimension: int = parameter(100, at_least=1)
@@ -221,17 +214,13 @@ class Quadratic(ClosedForm):
             raise ValueError(f"one dimension has one eigenvalue; type condition=1, got condition={self.condition}")
 
     @functools.cached_property
-    def _spectrum(self) -> Array:
+    def _spectrum(self) -> Array:  # type: ignore[override]
         return np.geomspace(self.curvature / self.condition, self.curvature, self.dimension)
-
-    def _differentiate(self, x: Array, worker: int, out: Array) -> float:
-        np.multiply(self._spectrum, x, out=out)
-        return 0.5 * float(x.dot(out))
 
 
 @dataclasses.dataclass(frozen=True)
 class Heterogeneous(ClosedForm):
-    """Three scalar quadratics that disagree, dealt to the workers in turn:
+    """Three scalar quadratics that disagree, dealt to the workers in turn.
 
         f_i(x) = A_i x^2 / 2 - b_i x,   A = (1, 2, 1/2),   b = (1, -2, 3),   worker i having f_{i mod 3}
 
@@ -243,7 +232,6 @@ class Heterogeneous(ClosedForm):
     """
 
     name: ClassVar[str] = "heterogeneous"
-    summary: ClassVar[str] = "three scalar quadratics, one per worker in turn: shows the bias towards fast workers"
 
     noise: float = parameter(0.0, at_least=0)
 
@@ -283,9 +271,7 @@ ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(),
 """An example of each problem, for the contract tests and ``--problem help``."""
 
 _BY_NAME = {problem.name: type(problem) for problem in ALL}
-
-
-KIND = Kind("problem", "problems", "--problem")
+_KIND = Kind("problem", "problems", "--problem")
 
 
 def parse_problem(text: str) -> Problem:
@@ -297,7 +283,7 @@ def parse_problem(text: str) -> Problem:
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
     """
-    return KIND.read(text, _BY_NAME)
+    return _KIND.read(text, _BY_NAME)
 
 
 def describe_problems() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 BLOCK = 32
 """Draws of one worker that are made together. It is part of the streams: another number gives other seconds."""
@@ -36,10 +36,6 @@ class Streams:
 class Sampler:
     """The service times of workers 0 to N - 1, in blocks; what `Speeds.on` returns.
 
-    `draw_one` and `draw` are the same function of (worker, draw), bit for bit. They may be asked in any order; asking
-    each worker for its draws in increasing order is the fast case. The latest block of each worker is kept, 256 bytes.
-    Not to be shared between threads.
-
     >>> Sampler(2, lambda worker, block: 1.5 + worker).draw_one(worker=1, draw=70)
     2.5
 
@@ -56,55 +52,27 @@ class Sampler:
         block: Callable[[int, int], float | Sequence[float] | Floats],
         factors: Sequence[float] | None = None,
     ) -> None:
-        self.num_workers = num_workers
-        self._block = block
-        self._factors = factors
-        self._held = np.full(num_workers, -1, dtype=np.int64)
-        self._seconds = np.empty((num_workers, BLOCK), dtype=np.float64)
+        self.num_workers, self._factors = num_workers, factors
 
-    def draw(self, workers: Ints, draws: Ints) -> Floats:
-        """Return the seconds of gradient `draws[j]` on worker `workers[j]`.
+        @functools.lru_cache(2 * num_workers)
+        def seconds(worker: int, number: int) -> list[float]:
+            values: list[float] = np.full(BLOCK, block(worker, number), dtype=np.float64).tolist()
+            return values
 
-        Args:
-            workers: `(k,)`, int64.
-            draws: `(k,)`, int64; how many gradients that worker had *started* before this one, from 0. Neither a
-                version nor a dispatch number.
-
-        Returns:
-            `(k,)`, float64, a new array.
-
-        Raises:
-            IndexError: for a worker or a draw that does not exist.
-        """
-        if len(workers) and (workers.min() < 0 or draws.min() < 0):
-            raise IndexError("workers and draws are counted from 0")
-        blocks, places = np.divmod(draws, BLOCK)
-        seconds: Floats = self._seconds[workers, places]
-        # One call may ask for a worker's draws of two blocks, so draws outside the held block are read one by one.
-        for at in np.flatnonzero(self._held[workers] != blocks).tolist():
-            seconds[at] = self.draw_one(int(workers[at]), int(draws[at]))
-        return seconds
+        self._seconds = seconds
 
     def draw_one(self, worker: int, draw: int) -> float:
-        """Return `draw(...)[0]` of one worker, in about a microsecond.
+        """Return the seconds of the gradient before which `worker` had *started* `draw` others.
 
-        Raises:
-            IndexError: for a worker or a draw that does not exist.
+        A pure function of (worker, draw), in any order. `draw` is neither a version nor a dispatch number.
         """
-        if worker < 0 or draw < 0:
-            raise IndexError(f"draw {draw} of worker {worker}: both are counted from 0")
-        block = draw // BLOCK
-        if self._held.item(worker) != block:
-            self._seconds[worker] = self._block(worker, block)
-            self._held[worker] = block
-        return self._seconds.item(worker, draw % BLOCK)
+        return self._seconds(worker, draw // BLOCK)[draw % BLOCK]
 
     def stretched(self, worker: int, draw: int, computed_seconds: float) -> float:
         """Return how long a *real* gradient is to take in all, when its computation took `computed_seconds`.
 
-        A worker can be held back, not sped up, so the answer is max(computed_seconds, drawn seconds); the relative
-        model `Slow` gives computed_seconds * factor instead. The caller waits for the difference; inf says that the
-        worker never answers.
+        A worker can be held back, not sped up: max(computed_seconds, drawn seconds); the relative model `Slow` gives
+        computed_seconds * factor instead. The caller waits for the difference; inf: the worker never answers.
         """
         if self._factors is not None:
             return computed_seconds * self._factors[worker]

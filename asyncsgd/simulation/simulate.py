@@ -26,11 +26,11 @@ from asyncsgd.runtime.replay import Log, Replay
 from asyncsgd.runtime.virtual import Heap
 from asyncsgd.schedules import Schedule
 from asyncsgd.server import Server
-from asyncsgd.simulation.asked import Asked
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.simulation.problems import parse_problem
 from asyncsgd.simulation.sampler import Sampler
+from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.simulation.speeds import Network, parse_network, parse_speeds
 
 
@@ -53,70 +53,45 @@ class Simulation:
     """What decided; of a rule without a server the workers' models, as `Peers.models`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SimulationSettings(Asked):
-    """What ``experiments/simulate.py`` runs, as text and numbers; written to settings.yaml and read back by a replay.
+def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
+    """The arguments of `simulate` that the flags of ``experiments/simulate.py`` mean.
 
-    >>> SimulationSettings(rule="rennala:batch=2", workers=4, samples=100).check()
+    >>> asked_arguments(SimulationSettings(rule="rennala:batch=2", workers=4, samples=100))["rule"]
+    Rennala(batch=2, interrupt=True)
+
+    Raises:
+        UsageError: with the value and what to type instead.
     """
+    if asked.samples is None and asked.budget_seconds is None:
+        raise UsageError("a simulation needs an end; type --samples 10000 or --seconds 1000")
+    rule = parse_rule(asked.rule)
+    check_virtual(rule, network=asked.network is not None, churn=asked.churn is not None)
+    return {
+        "rule": rule,
+        "instance": parse_problem(asked.problem).on(asked.workers, asked.seed),
+        "sampler": parse_speeds(asked.speeds).on(asked.workers, asked.seed),
+        "num_workers": asked.workers,
+        "learning_rate": asked.learning_rate,
+        "budget": Budget(asked.samples, asked.budget_seconds),
+        "evaluations": asked.evaluations,
+        "seed": asked.seed,
+        "network": None if asked.network is None else parse_network(asked.network),
+        "churn": () if asked.churn is None else in_order(parse_churn(asked.churn), asked.workers),
+    }
 
-    def check(self) -> None:
-        """Look at everything that does not need a run and is no bound of one value.
 
-        Raises:
-            UsageError: with the value and what to type instead.
-        """
-        if self.samples is None and self.budget_seconds is None:
-            raise UsageError("a simulation needs an end; type --samples 10000 or --seconds 1000")
-        check_virtual(self.method(), network=self.network is not None, churn=self.churn is not None)
-        self.instance(), self.sampler(), self.links(), self.changes()
+def replay_of(asked: SimulationSettings, log: Log) -> tuple[Replay, Server | Peers[Any]]:
+    """A replay of the log of a simulation, and the method that it changes."""
+    arguments = asked_arguments(asked)
+    computation, batches = ProblemGradients(arguments["instance"]), OwnStreams(asked.workers, None)
+    schedule = _schedule(asked.learning_rate)
+    more = {"num_workers": asked.workers, "starts": False}
+    method = _method(arguments["rule"], computation.initial(), schedule, batches, None, asked.seed, **more)
+    return Replay(method, computation, log), method
 
-    def method(self) -> Rule:
-        return parse_rule(self.rule)
 
-    def instance(self) -> Instance:
-        return parse_problem(self.problem).on(self.workers, self.seed)
-
-    def sampler(self) -> Sampler:
-        return parse_speeds(self.speeds).on(self.workers, self.seed)
-
-    def links(self) -> Network | None:
-        return None if self.network is None else parse_network(self.network)
-
-    def changes(self) -> tuple[Change, ...]:
-        return () if self.churn is None else in_order(parse_churn(self.churn), self.workers)
-
-    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Simulation:
-        """Run it."""
-        return simulate(
-            self.method(),
-            self.instance(),
-            self.sampler(),
-            num_workers=self.workers,
-            learning_rate=self.learning_rate,
-            budget=Budget(self.samples, self.budget_seconds),
-            evaluations=self.evaluations,
-            seed=self.seed,
-            report=report,
-            network=self.links(),
-            churn=self.changes(),
-            stop_requested=stop_requested,
-        )
-
-    def replay(self, log: Log) -> tuple[Replay, Server | Peers[Any]]:
-        """A replay of the run's log, and the method that it changes."""
-        computation = ProblemGradients(self.instance())
-        method = _method(
-            self.method(),
-            computation.initial(),
-            lambda num_samples: self.learning_rate,
-            OwnStreams(self.workers, None),
-            None,
-            num_workers=self.workers,
-            seed=self.seed,
-            starts=False,
-        )
-        return Replay(method, computation, log), method
+def _schedule(learning_rate: float | Schedule) -> Schedule:
+    return learning_rate if callable(learning_rate) else lambda num_samples: learning_rate
 
 
 def _method(
@@ -125,19 +100,17 @@ def _method(
     schedule: Schedule,
     batches: OwnStreams,
     inner: OptimizerRecipe | None,
-    *,
-    num_workers: int,
     seed: int,
     **named: Any,
 ) -> Server | Peers[Any]:
     """The server, or the peers, which step by `inner`; None: plain SGD."""
     if not isinstance(rule, PeerRule):
-        return Server(parameters, rule, PlainSGD(parameters), schedule, batches, num_workers=num_workers, **named)
+        return Server(parameters, rule, PlainSGD(parameters), schedule, batches, **named)
 
     def optimizer_on(vector: Tensor) -> Optimizer | PlainSGD:
         return PlainSGD(vector) if inner is None else inner.on(vector, Layout.of_vector(len(vector)))
 
-    return peers_of(rule, parameters, optimizer_on, schedule, batches, num_workers=num_workers, seed=seed, **named)
+    return peers_of(rule, parameters, optimizer_on, schedule, batches, seed=seed, **named)
 
 
 def vector_sha256(parameters: Tensor) -> str:
@@ -189,20 +162,6 @@ def simulate(
     check_virtual(rule, network=network is not None, churn=bool(churn))
     computation = ProblemGradients(instance, inner)
     parameters = computation.initial()
-    if callable(learning_rate):
-        schedule = learning_rate
-    else:
-        constant = learning_rate
-
-        def schedule(num_samples: int) -> float:
-            return constant
-
-    @contextlib.contextmanager
-    def telling(version: int) -> Iterator[None]:
-        yield
-        if each_version is not None:
-            each_version(version + 1, parameters)
-
     heap = Heap(
         parameters,
         computation,
@@ -213,30 +172,27 @@ def simulate(
         churn=in_order(churn, num_workers),
         in_step=isinstance(rule, PeerRule) and rule.together,
     )
-    more: dict[str, Any] = {} if isinstance(rule, PeerRule) else {"records": report is not None}
-    if each_version is not None:
-        more["writing"] = telling
-    method = _method(
-        rule,
-        parameters,
-        schedule,
-        OwnStreams(num_workers, budget.to_hand_out(rule)),
-        inner,
-        num_workers=num_workers,
-        seed=seed,
-        samples=budget.samples,
-        clock=lambda: heap.now,
-        **more,
-    )
-    runtime = Fit(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
-    result = runtime.run()
+
+    @contextlib.contextmanager
+    def telling(version: int) -> Iterator[None]:
+        yield
+        if each_version is not None:
+            each_version(version + 1, parameters)
+
+    batches = OwnStreams(num_workers, budget.to_hand_out(rule))
+    named: dict[str, Any] = {"num_workers": num_workers, "samples": budget.samples, "clock": lambda: heap.now}
+    if not isinstance(rule, PeerRule):
+        named |= {"records": report is not None, "writing": None if each_version is None else telling}
+    method = _method(rule, parameters, _schedule(learning_rate), batches, inner, seed, **named)
+    fit = Fit(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
+    result = fit.run()
     return Simulation(
         result,
-        runtime.evaluations,
+        fit.evaluations,
         method.parameters,
         method.version,
-        runtime.num_arrivals,
-        runtime.train_seconds,
+        fit.num_arrivals,
+        fit.train_seconds,
         method.rule_acted,
         method,
     )

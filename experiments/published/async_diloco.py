@@ -109,20 +109,11 @@ class Mixture(Instance):
         return float(loss.detach())
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        self._check(worker, index)
         return self._differentiate(x, *self._points(_generator(self._seed, 3, worker, index), BATCH), out)
-
-    def exact_gradient(self, x: Array) -> Array:
-        out = numpy.empty(self.num_parameters)
-        self._differentiate(x, *self._held_out, out)
-        return out
 
     def loss(self, x: Array) -> float:
         with torch.no_grad():
             return float(self._loss(torch.from_numpy(x), *self._held_out))
-
-    def optimum(self) -> Array | None:
-        return None
 
 
 def _generator(seed: int, part: int, worker: int = 0, index: int = 0) -> numpy.random.Generator:
@@ -136,7 +127,6 @@ class Watched(Rule):
     """`rule`, and the cosine of each arriving pseudo-gradient to the last one of every other worker, averaged."""
 
     name: ClassVar[str] = "watched"
-    summary: ClassVar[str] = "another rule, with the cosines of its pseudo-gradients"
     local_steps: ClassVar[bool] = True
 
     rule: Rule

@@ -139,10 +139,9 @@ def theory_ratio(cell: Cell) -> float:
 def scaled_exponential(exponent: float, num_workers: int, seed: int) -> Sampler:
     """Exponential times, worker i's with mean i^p (i from 1)."""
     means, unit = mean_seconds(exponent, num_workers), Exponential(mean=1.0).on(num_workers, seed)
-    places = numpy.arange(BLOCK)
     return Sampler(
         num_workers,
-        lambda worker, block: means[worker] * unit.draw(numpy.full(BLOCK, worker), block * BLOCK + places),
+        lambda worker, block: [means[worker] * unit.draw_one(worker, BLOCK * block + place) for place in range(BLOCK)],
     )
 
 

@@ -67,7 +67,6 @@ class Malenia(rules.Rule):
     """x <- x - eta (1/n) sum_i (mean of worker i's gradients at x), once everybody has brought one; all restart."""
 
     name: ClassVar[str] = "malenia"
-    summary: ClassVar[str] = "heterogeneous data, synchronous: wait for one gradient of everybody (Tyurin 2023)"
 
     def init(self, like: Tensor) -> Collected:
         return Collected({}, {}, like.new_zeros(like.shape))
@@ -192,7 +191,8 @@ class GradientNorm(LogisticData):
     """The regression of `LogisticData`; an evaluation gives ||grad f||^2 of the global objective, not f - f*."""
 
     def loss(self, x: Array) -> float:
-        return self.squared_gradient_norm(x)
+        gradient = self.exact_gradient(x)
+        return float(gradient @ gradient)
 
 
 def regression(data: str, limit: int, num_workers: int, seed: int) -> Instance:

@@ -77,9 +77,7 @@ def modes(dimension: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     angles = np.pi * number / (dimension + 1)
     vectors = math.sqrt(2.0 / (dimension + 1)) * np.sin(np.outer(number, angles))
     instance = Tridiagonal(dimension).on(1, 0)
-    optimum = instance.optimum()
-    assert optimum is not None
-    start = (instance.initial() - optimum) @ vectors
+    start = (instance.initial() - instance.optimum()) @ vectors
     return (1.0 - np.cos(angles)) / 2.0, start**2, vectors.sum(axis=0) ** 2
 
 

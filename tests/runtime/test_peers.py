@@ -43,7 +43,7 @@ class Slopes(Instance):
     """f_i(x) = c_i . x with whole numbers c_i: gradients that do not depend on x, so means are exact sums."""
 
     def __init__(self, num_workers, num_parameters=3):
-        self.num_workers, self.num_parameters = num_workers, num_parameters
+        self.num_parameters = num_parameters
 
     def slope(self, worker, index):
         return np.array([(7 * worker + 3 * index + 5 * place) % 11 - 5.0 for place in range(self.num_parameters)])
@@ -55,19 +55,13 @@ class Slopes(Instance):
         out[:] = self.slope(worker, index)
         return float(out @ x)
 
-    def exact_gradient(self, x):
-        raise AssertionError("not needed")
-
     def loss(self, x):
         return float(x.sum())
-
-    def optimum(self):
-        return None
 
 
 def run(rule, num_workers=4, *, problem=NOISY, speeds=None, **changes):
     """How it ended, and its arrivals."""
-    instance = problem if isinstance(problem, Instance) and isinstance(problem, Slopes) else problem.on(num_workers, 1)
+    instance = problem if isinstance(problem, Slopes) else problem.on(num_workers, 1)
     arguments = {"learning_rate": 0.125, "budget": Budget(samples=24), "evaluations": 4, "seed": 5, **changes}
     records, times = [], (speeds or Exponential()).on(num_workers, seed=2)
     done = asyncsgd.simulate(rule, instance, times, num_workers=num_workers, report=records.append, **arguments)

@@ -8,8 +8,8 @@ from asyncsgd.settings.flags import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """The fields of `asyncsgd.simulation.simulate.SimulationSettings`."""
+class SimulationSettings:
+    """Written to settings.yaml, and read back by a replay."""
 
     rule: str = setting("asynchronous", "NAME[:key=value,...]; help lists them")
     workers: int = setting(8, "virtual workers", at_least=1, name="nproc")
