@@ -26,7 +26,6 @@ from torch import nn
 from asyncsgd import runtimes
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.execute import follow
-from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
@@ -317,10 +316,7 @@ def train(
             return live.flat.model
         if ended.result.best_parameters is None:
             raise UsageError(_NO_BEST)
-        flat = FlatModel(live.run.task.model(live.run.seed))
-        with torch.no_grad():
-            flat.parameters.copy_(ended.result.best_parameters)
-        return flat.model
+        return live.run.flat(ended.result.best_parameters).model
 
     return TrainedRun(ended.summary, tuple(seen), None if opened is None else opened.path, model)
 

@@ -162,7 +162,7 @@ def _train_virtual(live: Live, board: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
     assignment, run, runtime = live.assignment(), live.run, live.run.runtime
     assert isinstance(runtime, runtimes.Virtual)
-    worker = assignment.worker(FlatModel(run.task.model(run.seed).to(live.flat.parameters.device)))
+    worker = assignment.worker(run.flat(device=live.flat.parameters.device))
     heap = Heap(
         live.flat.parameters,
         ModelGradients(worker, assignment.inner),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.execute import Live
-from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.flat import parameters_sha256
 from asyncsgd.measure import peak_bytes, throughput
 from asyncsgd.models import save_whole
 from asyncsgd.recorded_run import read_of_run
@@ -177,19 +177,6 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     return result, summary
 
 
-@contextlib.contextmanager
-def _holding(flat: FlatModel, parameters: Tensor) -> Iterator[None]:
-    """Let the model of `flat` have other parameters meanwhile."""
-    before = flat.parameters.clone()
-    with torch.no_grad():
-        flat.parameters.copy_(parameters)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            flat.parameters.copy_(before)
-
-
 def _save_best(live: Live, result: Result, summary: Mapping[str, Any]) -> None:
     """Write the model with the lowest evaluation loss beside the last one."""
     folder, best = live.record.folder, result.best
@@ -197,8 +184,7 @@ def _save_best(live: Live, result: Result, summary: Mapping[str, Any]) -> None:
         return
     known = {key: value for key, value in summary.items() if key not in ("status", "message", "delay")}
     known |= model_at(**vars(best)) | {"parameters_sha256": summary["best"]["parameters_sha256"]}
-    with _holding(live.flat, result.best_parameters):
-        save_model(live.run, live.flat.model, folder.path / BEST_MODEL, known, folder.path)
+    save_model(live.run, live.run.flat(result.best_parameters).model, folder.path / BEST_MODEL, known, folder.path)
 
 
 def _best_of(live: Live, result: Result) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from asyncsgd.batches import Batches, count_batches
 from asyncsgd.errors import UsageError
 from asyncsgd.execute import method_of
 from asyncsgd.finishing import facts_of, save_model
-from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.flat import parameters_sha256
 from asyncsgd.records.events import EVENTS, Event, Parts, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Log, Replay
@@ -75,11 +75,11 @@ class PreparedReplay:
                 f"the data are not the run's: fingerprint {here}, the run had {recorded}; install the packages of its "
                 f"environment.json, or give the same file"
             )
-        self._flat = FlatModel(run.task.model(run.seed))
+        self._flat = run.flat()
         device = device_of_worker(run.device, 0)
         parts = next((record.before for _, record in log if isinstance(record, Parts)), run.micro_batches)
         assignment = dataclasses.replace(run.assignment(), micro_batches=parts)
-        worker = assignment.worker(FlatModel(run.task.model(run.seed).to(device)))
+        worker = assignment.worker(run.flat(device=device))
         runtime, batches = run.runtime, Batches(None, run.task.batch_size)
         number = runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers
         layout, vector = self._flat.layout, self._flat.parameters

@@ -99,8 +99,8 @@ class Runtime:
         typed = "--clock virtual" if cls.clock == "virtual" else f"--mode {cls.mode}"
         if cls.in_one_process and rank is not None:
             raise UsageError(
-                f"{typed} is one process, and the launcher started several; type python, not torchrun, or torchrun without "
-                f"--nproc-per-node"
+                f"{typed} is one process, and the launcher started several; type python, not torchrun, or leave "
+                f"--nproc-per-node out"
             )
         if several_hosts and not cls.several_hosts:
             raise UsageError(f"{typed} runs on one host, and torchrun started ranks on several; type --mode sync")

@@ -195,7 +195,7 @@ def _open(
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
     unused = () if is_built_in(task) else _check(run, processes=context is not None)
     on_device = not run.runtime.has_server and not isinstance(run.runtime, runtimes.Pipeline)
-    flat = FlatModel(task.model(run.seed).to(device_of_worker(run.device, 0) if on_device else "cpu"))
+    flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
     run.check_optimizer(flat.layout)
     if run.machine.gradient_checkpointing:
         checkpoint_activations(flat.model)  # refused here, and not in every worker

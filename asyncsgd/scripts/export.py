@@ -83,17 +83,14 @@ def export(arguments: argparse.Namespace) -> None:
 
 def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
     """Build the run's model, give it the parameters of the checkpoint and save it."""
-    import torch
-
     from asyncsgd.checkpoints import load_state
     from asyncsgd.finishing import facts_of, model_at, save_model
-    from asyncsgd.flat import FlatModel, parameters_sha256
+    from asyncsgd.flat import parameters_sha256
     from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import run_again
 
     folder = arguments.run_dir
     run = run_again(folder, arguments.cache_dir).prepared()
-    flat = FlatModel(run.task.model(run.seed))
     state = load_state(folder, checkpoint.name)
     totals = Totals()
     totals.load_state(checkpoint.totals)
@@ -103,8 +100,7 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
         known = known | {"delay": {}} | model_at(**vars(best))
-    with torch.no_grad():
-        flat.parameters.copy_(parameters)
+    flat = run.flat(parameters)
     summary = run.summary() | known | facts_of(run)
     summary |= {
         "num_parameters": flat.layout.num_parameters,

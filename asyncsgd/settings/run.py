@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
-from asyncsgd.flat import Layout
+from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.methods import check_virtual
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.records.machine import available_cores
@@ -87,6 +88,14 @@ class Run:
     def prepared(self) -> Run:
         """This run, its task prepared."""
         return dataclasses.replace(self, task=self.task.prepare(self.seed, self.cache))
+
+    def flat(self, parameters: Tensor | None = None, device: str | torch.device = "cpu") -> FlatModel:
+        """The model of a prepared task on flat vectors, new, at its initial parameters or at these, `(P,)`."""
+        flat = FlatModel(self.task.model(self.seed).to(device))
+        if parameters is not None:
+            with torch.no_grad():
+                flat.parameters.copy_(parameters)
+        return flat
 
     @property
     def server_recipe(self) -> OptimizerRecipe:
