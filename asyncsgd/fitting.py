@@ -20,17 +20,15 @@ from asyncsgd.measure import leave_memory_for
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, Processes
 from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
 from asyncsgd.settings.run import Run
-from asyncsgd.tasks.base import Task, tensors_in
+from asyncsgd.tasks.base import tensors_in
 
-LOOKED_AT = 1000
-"""Batches among which the largest is looked for."""
+LOOKED_AT = 10_000
+"""Samples among which the largest batch is looked for."""
 STEPS = 16
-"""The result is exact to this part of it: a smaller step would take more tries, which are slow where batches are large.
-"""
-KILLED = -9
-
+"""The result is exact to this part of it; a smaller step would take more tries."""
 LARGEST = 65_536
 """The largest batch that is tried."""
+KILLED = -9
 
 
 def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], None]) -> int:
@@ -44,18 +42,16 @@ def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], 
 
     Raises:
         RunError: if not even one sample fits.
-        UsageError: for ``--auto-batch``, which would let every size fit.
     """
     if run.machine.auto_batch:
         raise UsageError("--auto-batch makes every batch fit, so --find-batch-size would find nothing; drop one")
     run = run.prepared()
     task = run.task
     most = min(LARGEST, task.facts().get("num_train_samples") or LARGEST)
-    largest = _LargestBatch(run.seed)
 
     def fits(size: int) -> bool:
-        of_size = dataclasses.replace(task, batch_size=size)  # type: ignore[type-var]
-        fitted = _fits(dataclasses.replace(run, task=of_size), 1, largest.index(of_size), context)
+        of_size = dataclasses.replace(run, task=dataclasses.replace(task, batch_size=size))  # type: ignore[type-var]
+        fitted = _fits(of_size, 1, _largest_batch(of_size), context)
         tell(f"try    {size} sample{'s' * (size > 1)}: {'fit' if fitted else 'too many'}")
         return fitted
 
@@ -76,16 +72,12 @@ def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], 
 
 
 def find_micro_batches(run: Run, context: ForkServerContext) -> int:
-    """The fewest parts from `Run.micro_batches` on, doubled at a time, in which a batch fits in memory.
-
-    Args:
-        run: prepared.
+    """The fewest parts from `Run.micro_batches` on, doubled at a time, in which a batch fits; `run` is prepared.
 
     Raises:
         RunError: if not even one sample fits.
     """
-    index = _LargestBatch(run.seed).index(run.task)
-    parts = run.micro_batches
+    index, parts = _largest_batch(run), run.micro_batches
     while not _fits(run, parts, index, context):
         if parts >= run.task.batch_size:
             raise RunError(NOT_ONE_SAMPLE)
@@ -104,24 +96,14 @@ def _fits(run: Run, micro_batches: int, index: int, context: ForkServerContext) 
     return code == 0
 
 
-class _LargestBatch:
-    """Finds the batch of a task that has the most numbers in it, which is one of the longest sequences."""
+def _largest_batch(run: Run) -> int:
+    """The index of the batch that has the most numbers in it, which is one of the longest sequences."""
+    data, samples = run.task.data(run.seed), run.task.facts().get("num_train_samples") or LOOKED_AT
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._numbers_per_sample = seed, 0.0
+    def numbers(index: int) -> int:
+        return sum(tensor.numel() for tensor in tensors_in(data.batch(0, index)))
 
-    def index(self, task: Task) -> int:
-        """Of the first epoch's batches, or of the first `LOOKED_AT`."""
-        samples = task.facts().get("num_train_samples")
-        number = LOOKED_AT if samples is None else min(LOOKED_AT, max(1, samples // task.batch_size))
-        data, largest, at = task.data(self._seed), 0, 0
-        for index in range(number):
-            if (numbers := sum(tensor.numel() for tensor in tensors_in(data.batch(0, index)))) > largest:
-                largest, at = numbers, index
-            if largest >= 0.95 * self._numbers_per_sample * task.batch_size > 0:
-                break  # as long as any that was seen among smaller batches
-        self._numbers_per_sample = max(self._numbers_per_sample, largest / task.batch_size)
-        return at
+    return max(range(max(1, min(LOOKED_AT, samples) // run.task.batch_size)), key=numbers)
 
 
 def _try(assignment: Assignment, index: int) -> None:

@@ -4,9 +4,9 @@
 
 f is the number of floating-point operations of the model for one sample, R the samples trained on in a second, D the
 number of devices and F what one device can do in a second (Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with
-Pathways", appendix B). Here f is counted, not estimated: `torch.utils.flop_counter` counts the matrix products of a
-forward pass, padding included, and a backward pass takes twice as many. F is measured: the rate of one large matrix
-product in the run's number format. It is not what the maker of the device promises."""
+Pathways", appendix B). f is counted: `torch.utils.flop_counter` counts the matrix products of a forward pass, padding
+included, and a backward pass takes twice as many. F is measured: the rate of one large matrix product in the run's
+number format, not what the maker of the device promises."""
 
 from __future__ import annotations
 
@@ -86,21 +86,19 @@ def by_ranks(hardware: Sequence[Hardware]) -> list[dict[str, Any]]:
 def peak_bytes(device: torch.device) -> tuple[int, int]:
     """The most bytes that this process has had in memory, and that torch has had on `device` (0 on a CPU).
 
-    The first is the peak of the resident set, shared pages included. Linux keeps it in ``/proc/self/status``;
-    `resource.getrusage` may give that of the program that started this one.
+    The first is the peak of the resident set, shared pages included. `resource.getrusage` may give that of the program
+    that started this one, so on Linux it is read from ``/proc/self/status``.
     """
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-        resident = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):  # not Linux
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        resident = 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return resident, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def forget_peaks(device: torch.device) -> None:
-    """Measure `peak_bytes` from here on: a process may make several runs. Where the system cannot, it goes on from the
-    peak before.
-    """
+    """Measure `peak_bytes` from here on, where the system can: a process may make several runs."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if device.type == "cuda":
@@ -110,8 +108,8 @@ def forget_peaks(device: torch.device) -> None:
 def leave_memory_for(others: int, device: torch.device) -> None:
     """Let this process have its share of the free memory alone, with `others` that want as much each.
 
-    On a CPU that is what the system calls available. So this process is refused more in good order, and the system need
-    not kill one. On a GPU it is a share of all its memory.
+    So this process is refused more in good order, and the system need not kill one. On a GPU it is a share of all its
+    memory.
     """
     if device.type == "cuda":
         on_this_one = math.ceil((others + 1) / torch.cuda.device_count())
@@ -124,7 +122,7 @@ def leave_memory_for(others: int, device: torch.device) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What to trace with `torch.profiler`; can be sent to another process."""
+    """What to trace with `torch.profiler`."""
 
     num_gradients: int
     path: Path
@@ -139,14 +137,13 @@ class Profile:
         )
 
     def profiler(self) -> torch.profiler.profile:
-        """Of gradients, each followed by its ``step()``."""
-        steps = torch.profiler.schedule(wait=0, warmup=WARM_UP, active=self.num_gradients, repeat=1)
-        return torch.profiler.profile(schedule=steps, on_trace_ready=self._write, record_shapes=True)
+        def write(profiler: torch.profiler.profile) -> None:
+            if profiler.step_num >= WARM_UP + self.num_gradients:  # else the run has ended
+                self.path.parent.mkdir(exist_ok=True)
+                profiler.export_chrome_trace(str(self.path))
 
-    def _write(self, profiler: torch.profiler.profile) -> None:
-        if profiler.step_num >= WARM_UP + self.num_gradients:  # else the run has ended
-            self.path.parent.mkdir(exist_ok=True)
-            profiler.export_chrome_trace(str(self.path))
+        steps = torch.profiler.schedule(wait=0, warmup=WARM_UP, active=self.num_gradients, repeat=1)
+        return torch.profiler.profile(schedule=steps, on_trace_ready=write, record_shapes=True)
 
 
 class ProfiledWorker(Worker):
@@ -170,15 +167,11 @@ class ProfiledWorker(Worker):
         return gradient
 
 
-def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> float | None:
-    """The operations of a forward and a backward pass on one training sample; None where they cannot be counted.
+def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> float:
+    """The mean operations of a forward and a backward pass on a sample of `batches`.
 
     Nothing is computed: the pass goes through fake tensors, which have shapes and no values. A model whose shapes
-    depend on values cannot be counted so.
-
-    Args:
-        task: prepared.
-        batches: to take the mean over.
+    depend on values cannot be counted so, and raises.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -186,23 +179,16 @@ def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> 
 
     counter, fake = FlopCounterMode(display=False), FakeTensorMode(allow_non_fake_inputs=True)
     device = next(model.parameters()).device
-    try:
-        # Attention as plain products: the counter does not know every fused kernel.
-        with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter, fake:
-            for batch in batches:
-                task.outputs(model, map_tensors(lambda tensor: fake.from_tensor(tensor).to(device), batch))
-    except Exception:  # a user's own model may do anything, and the run has ended well
-        return None
+    # Attention as plain products: the counter does not know every fused kernel.
+    with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter, fake:
+        for batch in batches:
+            task.outputs(model, map_tensors(lambda tensor: fake.from_tensor(tensor).to(device), batch))
     return 3.0 * counter.get_total_flops() / (len(batches) * task.batch_size)
 
 
 @functools.cache
 def peak_flops(device: str, precision: torch.dtype) -> float:
-    """Operations a second of one large matrix product on a device, in this process and with its threads; measured.
-
-    Args:
-        device: ``cpu`` or a GPU's name.
-    """
+    """Operations a second of one large matrix product on `device`, in this process and with its threads; measured."""
     side = SIDE[torch.device(device).type]
     left, best = torch.ones(side, side, dtype=precision, device=device), math.inf
     for _ in range(5):
@@ -227,19 +213,16 @@ def throughput(
     rate = totals["samples_per_second"]
     if rate is None or totals["train_seconds"] < SHORTEST_SECONDS:
         return found
-    try:
+    with contextlib.suppress(Exception):  # a user's own task may have fewer batches, and the run has ended well
         data = task.data(seed)
         batches = [data.batch(0, index) for index in range(BATCHES)]
         tokens = [task.count_tokens(batch) for batch in batches]
-    except Exception:  # a user's own data may have fewer batches, and the run has ended well
-        return found
-    if None not in tokens:
-        found["tokens_per_second"] = rate * sum(filter(None, tokens)) / (len(batches) * task.batch_size)
-    operations = flops_per_sample(task, model, batches)
+        if None not in tokens:
+            found["tokens_per_second"] = rate * sum(filter(None, tokens)) / (len(batches) * task.batch_size)
+        found["model_flops_per_sample"] = flops_per_sample(task, model, batches) or None
     with contextlib.suppress(RuntimeError):  # e.g. no product in this number format
         found["peak_flops_per_second"] = peak_flops(device, precision)
-    if operations:
-        found["model_flops_per_sample"] = operations
-        if found["peak_flops_per_second"]:
-            found["model_flops_utilisation"] = operations * rate / (num_devices * found["peak_flops_per_second"])
+    if found["model_flops_per_sample"] and found["peak_flops_per_second"]:
+        needed = found["model_flops_per_sample"] * rate
+        found["model_flops_utilisation"] = needed / (num_devices * found["peak_flops_per_second"])
     return found

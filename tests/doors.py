@@ -34,7 +34,7 @@ SPEEDS = importlib.import_module("asyncsgd.simulation.speeds").ALL
 PROBLEMS = importlib.import_module("asyncsgd.simulation.problems").ALL
 state_of, restore = (getattr(importlib.import_module("asyncsgd.state"), name) for name in ("state_of", "restore"))
 read_back = importlib.import_module("asyncsgd.checkpoints").read_back
-Partners = importlib.import_module("asyncsgd.methods.gossip").Partners
+partners = importlib.import_module("asyncsgd.methods.gossip").partners
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL
 # What takes seconds to import is imported once; every process of `alone` is forked from there.
 IMPORTED_ONCE = (

@@ -8,9 +8,10 @@ Shapes: N workers, P parameters (gaps of the flat vector included).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,48 +19,37 @@ from asyncsgd.errors import UsageError
 from asyncsgd.flights import Arrived
 from asyncsgd.methods.peers import Peers, sum_of
 from asyncsgd.rules.gossip import ADPSGD, SGP
+from asyncsgd.simulation.sampler import BLOCK, Streams
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
 _PARTNERS = 13 << 32
-# Partners drawn together; part of the streams, as in asyncsgd.simulation.speeds.
-_BLOCK_BITS = 5
-_BLOCK = 1 << _BLOCK_BITS
 
 
-class Partners:
-    """Whom a worker averages with: a pure function of (seed, worker, exchange), uniform over the worker's neighbours.
+def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int], int]:
+    """Whom a worker averages with, as a function of (worker, how many exchanges it has started before).
 
-    >>> partners = Partners("ring", num_workers=5, seed=0)
-    >>> sorted({partners.of(0, exchange) for exchange in range(20)})
+    The partner is a pure function of these and `seed`, uniform over the worker's neighbours.
+
+    >>> partner = partners("ring", num_workers=5, seed=0)
+    >>> sorted({partner(0, exchange) for exchange in range(20)})
     [1, 4]
 
     Args:
         topology: ``complete`` or ``ring``.
         num_workers: N, 2 or more.
     """
+    streams, ring = Streams(seed, _PARTNERS), topology == "ring"
 
-    def __init__(self, topology: str, num_workers: int, seed: int) -> None:
-        self._ring = topology == "ring"
-        self._num_workers = num_workers
-        self._bits = np.random.Philox(key=np.array([seed % 2**64, _PARTNERS], dtype=np.uint64))
-        self._generator = np.random.Generator(self._bits)
-        self._state: Any = self._bits.state
-        self._held = [-1] * num_workers
-        self._choices: list[list[int]] = [[] for _ in range(num_workers)]
+    @functools.lru_cache(2 * num_workers)
+    def choices(worker: int, block: int) -> list[int]:
+        drawn: list[int] = streams.at(worker, block).integers(2 if ring else num_workers - 1, size=BLOCK).tolist()
+        return drawn
 
-    def of(self, worker: int, exchange: int) -> int:
-        """Return the partner in the exchange that `worker` starts after `exchange` earlier ones of its own."""
-        block = exchange >> _BLOCK_BITS
-        if self._held[worker] != block:
-            self._state["state"]["counter"][:] = (0, block, worker, 0)
-            self._bits.state = self._state
-            choices = 2 if self._ring else self._num_workers - 1
-            self._choices[worker] = self._generator.integers(choices, size=_BLOCK).tolist()
-            self._held[worker] = block
-        choice = self._choices[worker][exchange & (_BLOCK - 1)]
-        if self._ring:
-            return (worker + 2 * choice - 1) % self._num_workers
-        return choice + (choice >= worker)
+    def partner(worker: int, exchange: int) -> int:
+        choice = choices(worker, exchange // BLOCK)[exchange % BLOCK]
+        return (worker + 2 * choice - 1) % num_workers if ring else choice + (choice >= worker)
+
+    return partner
 
 
 class Averaging(Peers[ADPSGD]):
@@ -70,15 +60,15 @@ class Averaging(Peers[ADPSGD]):
 
     def __init__(self, rule: ADPSGD, *arguments: Any, **named: Any) -> None:
         super().__init__(rule, *arguments, **named)
-        self._partners = Partners(rule.topology, self._num_workers, self._seed) if self._num_workers > 1 else None
+        self._partner = partners(rule.topology, self._num_workers, self._seed)
 
     def _point(self, worker: int) -> Tensor:
         return self._vectors[worker].clone()  # others average it away
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         worker, models = arrived.work.worker, self._vectors
-        if self._partners is not None:
-            partner = self._partners.of(worker, arrived.work.draw)
+        if self._num_workers > 1:
+            partner = self._partner(worker, arrived.work.draw)
             models[worker].add_(models[partner]).mul_(0.5)
             models[partner].copy_(models[worker])
             self.versions[partner] += 1
@@ -87,19 +77,6 @@ class Averaging(Peers[ADPSGD]):
         self.versions[worker] += 1
         self.view.version += 1
         return learning_rate, [worker], True
-
-
-def exponential_distance(round_number: int, num_workers: int) -> int:
-    """How far a message goes in a round of the directed exponential graph: 2^(k mod ceil(log2 N)).
-
-    >>> [exponential_distance(k, num_workers=6) for k in range(5)]
-    [1, 2, 4, 1, 2]
-
-    Args:
-        round_number: k, from 0.
-        num_workers: N, 2 or more.
-    """
-    return 1 << round_number % (num_workers - 1).bit_length()
 
 
 class Pushing(Peers[SGP]):
@@ -118,7 +95,7 @@ class Pushing(Peers[SGP]):
         self.weights = torch.ones_like(self._vectors[:, 0])
         """`(N,)`: w_i."""
         self.in_transit: list[tuple[Tensor, Tensor]] = []
-        """What each worker will receive, `(N, P)` and `(N,)`, oldest first; its weights and `weights` add up to N."""
+        """What each worker will receive, `(N, P)` and `(N,)`, oldest first."""
         self._round = 0
         self._points = self._vectors.clone()  # (N, P), the z_i at which this round's gradients are computed
         self._drawn = [0.0] * self._num_workers  # the seconds of each worker's gradient of this round
@@ -153,12 +130,12 @@ class Pushing(Peers[SGP]):
         return learning_rate, list(range(self._num_workers)), True
 
     def _push(self) -> None:
-        """Send half of everything and receive what is due."""
+        """Send half of everything along the exponential graph and receive what is due."""
         if self._num_workers == 1:
             return
         self._vectors.mul_(0.5)
         self.weights.mul_(0.5)
-        distance = exponential_distance(self._round, self._num_workers)
+        distance = 1 << self._round % (self._num_workers - 1).bit_length()
         self.in_transit.append((self._vectors.roll(distance, 0), self.weights.roll(distance)))
         if len(self.in_transit) > self.rule.delay:
             numerators, weights = self.in_transit.pop(0)

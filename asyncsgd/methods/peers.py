@@ -32,19 +32,13 @@ class Peers(Generic[R]):
         rule: what is done with a gradient.
         parameters: `(P,)`, where all start; borrowed: the mean of the models is written there when it is asked for.
         optimizer_on: makes the optimizer of one worker's model, `(P,)`.
-        schedule: learning rate as a function of the samples that arrived.
-        batches: hands out the run's batches.
+        schedule, batches, batch_size, clock, starts: as of `asyncsgd.server.Server`.
         num_workers: N, workers 0 to N - 1.
-        batch_size: samples of one gradient.
         samples: nobody starts once so many have arrived.
         seed: of what is random in the method.
-        clock: the training clock, in seconds.
-        starts: whether workers are started as soon as the method and the batches allow. If not, a replay of a log
-            starts them with `start`.
     """
 
-    rule_acted = None
-    """There is no server that could do something else than asynchronous SGD."""
+    rule_acted = None  # there is no server that could do something else than asynchronous SGD
     KEPT: ClassVar[tuple[str, ...]] = (
         *("parameters", "view", "versions", "num_samples", "_vectors", "_optimizers", "_batches", "_num_arrived"),
         *("_num_dispatches", "_waiting", "_waited", "_draws", "_is_cut"),
@@ -79,8 +73,6 @@ class Peers(Generic[R]):
         self._waited, self._draws = [0.0] * num_workers, [0] * num_workers
         self._is_cut = False
 
-    # What a method says.
-
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         """Step with a gradient, and exchange what is to be exchanged.
 
@@ -98,7 +90,6 @@ class Peers(Generic[R]):
         return None
 
     def _work(self, worker: int, dispatch: int, batches: tuple[Any, ...]) -> Work:
-        """What `worker` computes next."""
         point, draw = self._point(worker), self._draws[worker]
         return Work(worker, dispatch, self.versions[worker], 1, batches, point, None, self._clock(), draw)
 
@@ -111,15 +102,12 @@ class Peers(Generic[R]):
         """`(N, P)`, where the workers' gradients would start."""
         return self._vectors
 
-    # What all have in common.
-
     @property
     def version(self) -> int:
         return self.view.version
 
     @property
     def in_flight(self) -> dict[int, Work]:
-        """worker -> what it is computing; live, to be read only."""
         return self.view.in_flight
 
     @property
@@ -127,11 +115,6 @@ class Peers(Generic[R]):
         """`(P,)`, the mean model, in the vector that was given."""
         with torch.no_grad():
             return self._mean.copy_(self._sum().div_(self._num_workers))
-
-    @property
-    def consensus(self) -> float:
-        """(1/N) sum_i ||x_i - mean||^2, of the models."""
-        return float((self.models - self.parameters).square().sum()) / self._num_workers
 
     @property
     def present(self) -> Sequence[int]:
@@ -147,7 +130,11 @@ class Peers(Generic[R]):
         if isinstance(happened, Joined):
             works = self._begin([happened.worker])
             record = Membership("join", happened.worker, 0, 0, self._clock(), started=self._started(works))
-            return Step(self._at_once(works, happened.worker), record=record)
+            if not self.rule.together:
+                return Step(works, record=record)
+            # Those that arrive together start with the last of them.
+            everybody = happened.worker == self._num_workers - 1
+            return Step(list(self.in_flight.values()) if everybody else (), record=record)
         if not isinstance(happened, Arrived):
             raise RuntimeError(f"rule {self.rule.name} has no answer to a worker that leaves")
         work, gradient = happened.work, happened.gradient
@@ -186,12 +173,6 @@ class Peers(Generic[R]):
             gradient_norm=self._optimizers[worker].norm,
         )
         return Step(works, changed=changed, record=event)
-
-    def _at_once(self, works: list[Work], joined: int) -> Sequence[Work]:
-        """What starts when `joined` has joined: those that arrive together start with the last of them."""
-        if not self.rule.together:
-            return works
-        return list(self.in_flight.values()) if joined == self._num_workers - 1 else ()
 
     def _begin(self, workers: list[int]) -> list[Work]:
         """Start those who wait and `workers`, as far as there are batches; nobody once the budget is spent."""

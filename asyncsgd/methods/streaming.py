@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncsgd.errors import UsageError
 from asyncsgd.flights import Arrived, Work
-from asyncsgd.methods.peers import Peers
+from asyncsgd.methods.peers import Peers, sum_of
 from asyncsgd.rules.streaming_diloco import StreamingDiLoCo
 
 
@@ -22,11 +22,8 @@ class Streaming(Peers[StreamingDiLoCo]):
     """Streaming DiLoCo. In evaluations `version` counts outer steps, a fragment's as one.
 
     In `versions` inner steps and mixes count. A model that waits for the transfer of a result has it mixed in already:
-    nothing else can happen to it meanwhile. The batches of a budget are handed out in the order in which gradients
-    start, and all of them arrive.
-
-    The learning rate is that of the inner steps. A worker asks for it as if all were as far as it is, so that the
-    iterates do not depend on the speeds.
+    nothing else can happen to it meanwhile. The learning rate is that of the inner steps. A worker asks for it as if
+    all were as far as it is, so that the iterates do not depend on the speeds.
     """
 
     KEPT = (
@@ -49,12 +46,12 @@ class Streaming(Peers[StreamingDiLoCo]):
         # By inner step modulo H:
         self._sends = {rule.offset(fragment): fragment for fragment in range(rule.fragments)}
         self._receives = {(step + rule.overlap) % period: fragment for step, fragment in self._sends.items()}
-        # Of each fragment:
-        self._num_sent = [0] * rule.fragments  # workers, in the round that is being collected
-        self._ready_at = [0.0] * rule.fragments  # when the last round's result was, or will be, there
-        self._rounds = [0] * rule.fragments
+        # Of each fragment: who has sent it in this round; rounds; when the last one's result is there; the results
+        # that each worker has received; who waits for one.
+        self._num_sent, self._rounds = [0] * rule.fragments, [0] * rule.fragments
+        self._ready_at = [0.0] * rule.fragments
         self._num_received = [[0] * number for _ in range(rule.fragments)]
-        self._due: list[list[int]] = [[] for _ in range(rule.fragments)]  # who waits for it
+        self._due: list[list[int]] = [[] for _ in range(rule.fragments)]
         # Of each worker:
         self._steps, self._idle_since = [0] * number, [0.0] * number
         # Its clock is exact from mix to mix, so that a round's seconds do not depend on how they are added up: when it
@@ -111,11 +108,7 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._rounds[fragment] += 1
         self._ready_at[fragment] = self._clock() + self.rule.transfer_seconds
         self.view.version += 1
-        mean = sent[0].clone()
-        for other in sent[1:]:
-            mean.add_(other)
-        mean.div_(self._num_workers)
-        beta = self.rule.outer_momentum
+        mean, beta = sum_of(sent).div_(self._num_workers), self.rule.outer_momentum
         momentum.mul_(beta).add_(mean)
         outer.sub_(mean.add_(momentum, alpha=beta).mul_(self.rule.outer_learning_rate))
 
