@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, Lines, read_json
+from asyncsgd.records.events import EVENTS, read_json, record_in
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.machine import USAGE
 from asyncsgd.records.run_folder import find_run
@@ -84,7 +84,7 @@ class Watched:
 
     def _restart(self) -> None:
         self.settings = _settings(self.path)
-        self._lines, self._offset, self._rest = Lines(EVENTS), 0, b""
+        self._num_lines, self._offset, self._rest = 0, 0, b""
         self._inode = self._events.stat().st_ino
         self.progress = Totals()
         self.evaluations: list[Mapping[str, Any]] = []
@@ -127,13 +127,13 @@ class Watched:
             *lines, self._rest = (self._rest + file.read()).split(b"\n")
             self._offset = file.tell()
         for line in lines:
-            record = self._lines.record(line)
-            if record is None:
-                continue
-            try:
-                self._take(record)
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise ValueError(f"{EVENTS}: line {self._lines.number} is damaged: {error!r}") from error
+            self._num_lines += 1
+            where = f"{EVENTS}: line {self._num_lines}"
+            if (record := record_in(line, where)) is not None:
+                try:
+                    self._take(record)
+                except (KeyError, TypeError, AttributeError, ValueError) as error:
+                    raise ValueError(f"{where} is damaged: {error!r}") from error
 
     def _read_usage(self) -> None:
         """The last whole line of the file; what is torn or of another kind is left out."""

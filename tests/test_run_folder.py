@@ -214,7 +214,7 @@ def test_a_log_cut_anywhere_gives_all_its_complete_records(share, log):
     [
         (2, "{", r"events\.jsonl: line 3 is damaged"),
         (2, "null", r"events\.jsonl: line 3 is damaged"),
-        (0, '{"kind": "header", "schema": 3}', r"events\.jsonl has schema 3, this version reads 2"),
+        (0, '{"kind": "header", "schema": 3}', r"events\.jsonl: line 1 has schema 3, this version reads 2"),
     ],
 )
 def test_damage_before_the_last_line_and_a_newer_schema_are_refused(number, line, words, log):

@@ -21,6 +21,9 @@ class Kept:
         self.identity, self.points, self.status = identity, [], ""
         KEPT.append(self)
 
+    def __iter__(self):
+        return iter((self.send, self.close))
+
     def send(self, points):
         self.points += points
 
@@ -118,9 +121,8 @@ def test_a_tracker_that_raises_costs_nothing_and_is_said_once(run, capsys):
 
 
 def test_a_name_that_is_no_tracker_and_a_run_without_a_folder_are_refused():
-    for track, words in (("tensorbord", "'tensorboard'"), ("wandb,wandb", "names wandb twice")):
-        ended = cli(["stilt_mlm.py", "--track", track])
-        assert (ended.code, words in ended.err) == (2, True)
+    ended = cli(["stilt_mlm.py", "--track", "wandb,tensorbord"])
+    assert (ended.code, "'tensorboard'" in ended.err) == (2, True)
     with pytest.raises(UsageError, match="track='wandb' needs a folder"):
         asyncsgd.train(Plane(), samples=10, track="wandb")
 

@@ -105,15 +105,12 @@ def shown_metrics(metrics: Mapping[str, float]) -> str:
 
 class Recorder:
     """The one object through which every record of a run goes, in order: to its folder, its totals, the user and other
-    receivers.
-
-    On a terminal a bar runs on stderr; the line per evaluation goes to stdout either way.
+    receivers. On a terminal a bar runs on stderr.
 
     Args:
         folder: keeps records and lines; None: nothing is written.
         samples: the budget; None: there is no bar.
         quiet: whether the user is told nothing.
-        receivers: called with each record after the others.
         micro_batches: the parts of a batch that the run begins with.
     """
 
@@ -133,16 +130,17 @@ class Recorder:
         sinks = [None if folder is None else folder.append, self.totals, None if quiet else self._show, *receivers]
         self._sinks = [sink for sink in sinks if sink is not None]
         self._bar: Any = None
-        if quiet:
-            return
-        show, stderr = say, BestEffort(sys.stderr)
-        if samples and stderr.isatty():
+        stderr = BestEffort(sys.stderr)
+        if samples and not quiet and stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(total=samples, file=stderr, unit="sample", leave=False, dynamic_ncols=True)
-            show = lambda line: self._bar.write(line, file=BestEffort(sys.stdout))  # noqa: E731
-        self._tell = teller(folder, show)
-        self._tell(HEADINGS)
+        self._tell = teller(folder, self._say)
+        if not quiet:
+            self._tell(HEADINGS)
+
+    def _say(self, line: str) -> None:
+        say(line) if self._bar is None else self._bar.write(line, file=BestEffort(sys.stdout))
 
     def __call__(self, record: Record) -> None:
         for sink in self._sinks:

@@ -52,10 +52,9 @@ class Taken(NamedTuple):
 class Event(Struct, frozen=True, gc=False):
     """What happened at one arrival at the server.
 
-    `delay` counts updates between the read of a gradient and its application (a fresh gradient has 0);
-    `arrival_delay` is the same count when the gradient arrived. All ``..._seconds`` are seconds; `train_seconds` is
-    the training clock, which starts when all workers are ready and stands still during evaluations. Versions are those
-    of the parameters; `version` and `total_samples` are counts after this event."""
+    A delay counts the updates between the read of a gradient and its application (a fresh gradient has 0);
+    `arrival_delay` is the same count when it arrived. `train_seconds` is the training clock, which starts when all
+    workers are ready and stands still during evaluations. `version` and `total_samples` are counts after this event."""
 
     dispatch: int
     worker: int
@@ -91,15 +90,6 @@ class Event(Struct, frozen=True, gc=False):
     """Of the direction of this event's last step, before it was clipped; None where no step was taken, where nothing is
     clipped and where workers take the steps."""
     kind: str = "arrival"
-
-
-def arrival(gradient: Gradient, taken: Taken, *, delay: int, **fields: Any) -> Event:
-    """The record of a gradient's arrival; `delay` is its `Event.arrival_delay`, the rest as in `Event`."""
-    fields = {"drops": (), "abandoned": (), "started": ()} | fields | dict(zip(_SECONDS, taken, strict=True))
-    return Event(arrival_delay=delay, **gradient._asdict(), **fields)
-
-
-_SECONDS = [f"{part}_seconds" for part in Taken._fields]
 
 
 class Evaluation(Struct, frozen=True):
@@ -240,13 +230,10 @@ class RuleActed:
     """Arrivals whose gradient was not simply applied at the full learning rate, their worker starting again."""
 
     def describe(self, rule: str, num_workers: int) -> str:
-        """What the user is told at the end of a run: whether the rule acted. Empty for the rule `asynchronous` and for
-        one worker.
+        """Whether the rule acted, for the user. Empty for the rule `asynchronous` and for one worker.
 
         >>> RuleActed(600, 0).describe("koloskova", num_workers=4)
         'rule   altered 0 of 600 arrivals: koloskova never acted, so this run is asynchronous SGD'
-        >>> RuleActed(600, 0).describe("koloskova", num_workers=1)
-        ''
         """
         if rule == "asynchronous" or num_workers == 1 or not self.arrivals:
             return ""
@@ -277,60 +264,44 @@ def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, 
         num_bytes: what comes after so many bytes is left out; None: nothing is.
 
     Raises:
-        ValueError: if a line other than the last is not JSON, or the schema is another one than this reader's.
+        ValueError: if a whole line is not JSON, or the schema is another one than this reader's.
     """
     return (record for _, record in read_numbered_events(path, num_bytes))
 
 
 def read_numbered_events(path: Path, num_bytes: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """`read_events` with the number of each record's line, from 1."""
-    lines = Lines(path.name)
     with open(path, "rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if num_bytes is not None and file.tell() > num_bytes:
                 return
-            if (record := lines.record(line)) is not None:
-                yield lines.number, record
+            if not line.endswith(b"\n") and not _decoded(line):
+                return
+            if (record := record_in(line, f"{path.name}: line {number}")) is not None:
+                yield number, record
 
 
-class Lines:
-    """Understands the lines of an events.jsonl, in order; `read_events` reads with it, and who follows a live run.
+def record_in(line: bytes, where: str) -> dict[str, Any] | None:
+    """The record in a line; None for the header.
 
-    Args:
-        name: of the file, for messages.
+    Raises:
+        ValueError: as `read_events`; `where` is the line's place, for the message.
     """
-
-    def __init__(self, name: str) -> None:
-        self.number = 0
-        """Of the last line that was given to `record`, from 1."""
-        self._name = name
-        self._torn: bytes | None = None
-
-    def record(self, line: bytes) -> dict[str, Any] | None:
-        """The record in the next line; None for the header, and for a line that is no record.
-
-        Raises:
-            ValueError: if the line before this one is no record, or the schema is another one than this reader's.
-        """
-        if self._torn is not None:
-            start = self._torn.decode(errors="replace")[:60]
-            raise ValueError(f"{self._name}: line {self.number} is damaged: {start!r}")
-        self.number += 1
-        record = _decoded(line)
-        if not record:
-            self._torn = line
-        elif record.get("kind") == "header":
-            if (schema := record.get("schema")) != SCHEMA:
-                raise ValueError(f"{self._name} has schema {schema}, this version reads {SCHEMA}")
-            return None
-        return record or None
+    record = _decoded(line)
+    if not record:
+        raise ValueError(f"{where} is damaged: {line.decode(errors='replace').rstrip()[:60]!r}")
+    if record.get("kind") != "header":
+        return record
+    if (schema := record.get("schema")) != SCHEMA:
+        raise ValueError(f"{where} has schema {schema}, this version reads {SCHEMA}")
+    return None
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
     """Empty where it holds no JSON object."""
     try:
         record = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -342,13 +313,5 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is not JSON.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    """What a JSON file holds."""
+    return msgspec.json.decode(path.read_bytes())

@@ -16,11 +16,7 @@ from asyncsgd.errors import UsageError
 
 def lock(file: IO[str] | IO[bytes] | int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
     """Lock a file, or the file or folder of a descriptor, for as long as it stays open; return False, at once, where
-    another process has locked it, or wait for it (LOCK_EX).
-
-    A second open of the same file in this process counts as another one. Processes that are started afterwards do not
-    inherit the lock.
-    """
+    it is locked, also by another open of this process, or wait for it (LOCK_EX)."""
     try:
         fcntl.flock(file, how)
     except BlockingIOError:
@@ -31,11 +27,7 @@ def lock(file: IO[str] | IO[bytes] | int, how: int = fcntl.LOCK_EX | fcntl.LOCK_
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has locked the file at `path`.
-
-    For a moment the file is locked by this call, and who locks it in that moment is told that it is taken. So ask
-    seldom, and only of a file that has not changed for a while.
-    """
+    """Whether a process has locked the file at `path`. Ask seldom: who locks it in this moment is refused."""
     with open(path, "rb") as file:
         return not lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -49,7 +41,7 @@ def one_writer(folder: Path, flag: str) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UsageError(f"{flag} {folder} cannot be made ({error.strerror}); name another folder") from error
     try:

@@ -71,19 +71,16 @@ def cpu_model() -> str | None:
 class MachineLoad:
     """Who used the machine while a run trained: it looks at every evaluation, when nobody trains.
 
-    The summary of a run on the measured clock says ``{"cores": 4, "own_share": 0.71, "others_share": 0.02,
-    "stolen_share": 0.0}``: parts of the time that all cores of the leader's host had from the end of the first
-    evaluation to the end of the last one. Call it with each record of the run.
+    Call it with each record of the run.
 
     Args:
         root: the process that all processes of the run descend from, itself among them.
     """
 
     def __init__(self, root: int) -> None:
-        self._root = root
+        self._root, self._resumed = root, False
         self._looks: list[tuple[float, ...]] = []
         """The first and the last."""
-        self._resumed = False
 
     def __call__(self, record: Record) -> None:
         self._resumed |= isinstance(record, Resumed)
@@ -91,11 +88,11 @@ class MachineLoad:
             self._looks[1:] = [self._look()]
 
     def _look(self) -> tuple[float, ...]:
-        """Seconds of all cores since the machine started: of the run's processes, also of those that have ended, of all
-        programs, of other machines on the same hardware, and all there were."""
-        times = psutil.cpu_times()._asdict()
+        """Seconds of all cores since the machine started: of the run's processes, of all programs, of other machines on
+        the same hardware, and all there were."""
+        times, own = psutil.cpu_times()._asdict(), 0.0
         total = sum(seconds for kind, seconds in times.items() if not kind.startswith("guest"))  # they are in user
-        stolen, own = times.get("steal", 0.0), 0.0
+        stolen = times.get("steal", 0.0)
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self._root)
             for process in (root, *root.children(recursive=True)):
@@ -104,7 +101,8 @@ class MachineLoad:
         return own, total - times["idle"] - times.get("iowait", 0.0) - stolen, stolen, total
 
     def summary(self) -> dict[str, float] | None:
-        """For the summary. None where it is not known: in a run without training, or resumed."""
+        """The cores of the leader's host, and the shares of their time, from the end of the first evaluation to the end
+        of the last, of the run, of others, and of other machines. None in a run without training, or resumed."""
         if len(self._looks) < 2 or self._resumed:
             return None
         own, busy, stolen, total = (last - first for first, last in zip(*self._looks, strict=True))
@@ -130,12 +128,11 @@ class Usage:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._train_seconds = 0.0
+        self._folder, self._train_seconds = folder, 0.0
         self._processes: dict[str, psutil.Process] = {}
         self._rows: list[dict[str, Any]] = []
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._look_regularly, name="usage", daemon=True)
 
     def __call__(self, record: Record) -> None:
         self._train_seconds = record.train_seconds
@@ -148,60 +145,56 @@ class Usage:
         if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started other ranks beside this process
             with contextlib.suppress(psutil.Error):
                 for process in psutil.Process(os.getppid()).children():
-                    rank = process.environ().get("RANK")
-                    if process.pid != os.getpid() and rank is not None:
-                        self.follow(f"worker {rank}", process.pid)
-        self._thread = threading.Thread(target=self._look_regularly, args=(_gpus(),), name="usage", daemon=True)
+                    if process.pid != os.getpid() and "RANK" in (environment := process.environ()):
+                        self.follow(f"worker {environment['RANK']}", process.pid)
         self._thread.start()
 
     def follow(self, name: str, pid: int | None) -> None:
         """Look at the process `pid` too, until it has ended."""
         if pid is not None and self._folder is not None:
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                process.cpu_percent()  # the next call tells what was used since this one
-                self._processes[name] = process
+                self._processes[name] = psutil.Process(pid)
+                self._processes[name].cpu_percent()  # the next call tells what was used since this one
 
     def finish(self) -> dict[str, Any] | None:
         """Stop looking; means over the looks, and peaks, for the summary. None where there was none."""
         self._over.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join(SECONDS)
         rows, mean = list(self._rows), statistics.fmean
         if not rows:
             return None
         names = list(dict.fromkeys(name for row in rows for name in row["processes"]))
-        gpus = zip(*(row["gpus"] for row in rows), strict=True)
         return {
             "looks": len(rows),
             "machine_cores": mean(row["machine"] for row in rows),
             "cores": {name: mean(row["processes"].get(name, (0.0,))[0] for row in rows) for name in names},
             "gpus": [
                 {"utilisation": mean(look["utilisation"] for look in gpu), "peak_bytes": max(x["bytes"] for x in gpu)}
-                for gpu in gpus
+                for gpu in zip(*(row["gpus"] for row in rows), strict=True)
             ],
         }
 
-    def _look_regularly(self, gpus: Callable[[], list[dict[str, float]]]) -> None:
-        began = time.monotonic()
+    def _look_regularly(self) -> None:
+        began, gpus = time.monotonic(), _gpus()
         psutil.cpu_percent()
         with contextlib.suppress(Exception):  # whatever a full disk or a library raises is no reason to disturb a run
             assert self._folder is not None
             while not self._over.wait(max(SECONDS, (time.monotonic() - began) / LOOKS_A_RUN)):
-                self._rows.append(self._look(time.monotonic() - began) | {"gpus": gpus()})
+                processes = {}
+                for name, process in list(self._processes.items()):
+                    with contextlib.suppress(psutil.Error):  # it has ended
+                        processes[name] = (process.cpu_percent() / 100.0, process.memory_info().rss)
+                row = {
+                    "seconds": round(time.monotonic() - began, 3),
+                    "train_seconds": self._train_seconds,
+                    "machine": psutil.cpu_percent() * (psutil.cpu_count() or 1) / 100.0,
+                    "processes": processes,
+                    "gpus": gpus(),
+                }
+                self._rows.append(row)
                 with open(self._folder / USAGE, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(self._rows[-1]) + "\n")
-
-    def _look(self, seconds: float) -> dict[str, Any]:
-        processes = {}
-        for name, process in list(self._processes.items()):
-            try:
-                processes[name] = (process.cpu_percent() / 100.0, process.memory_info().rss)
-            except psutil.Error:
-                del self._processes[name]  # it has ended
-        machine = psutil.cpu_percent() * (psutil.cpu_count() or 1) / 100.0
-        clock = {"seconds": round(seconds, 3), "train_seconds": self._train_seconds}
-        return clock | {"machine": machine, "processes": processes}
+                    file.write(json.dumps(row) + "\n")
 
 
 def _gpus() -> Callable[[], list[dict[str, float]]]:

@@ -19,26 +19,17 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, SCHEMA, Record, encoded
 from asyncsgd.records.locks import lock
 
-FLUSH_SECONDS = 0.5
-"""How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
-of it.
-"""
+FLUSH_SECONDS, FULL_SECONDS = 0.5, 5.0
+"""How long a record may wait to be written, and how long it waits for space on a full disk before the run ends."""
 RUNS = Path("runs")
 """Where runs get their folders unless ``--runs-dir`` says otherwise."""
 LAST_MODEL, BEST_MODEL = "model", "best_model"
-"""Folders of models."""
 DISCARDED = "events.discarded.jsonl"
-"""Records of what is computed again."""
-FULL_SECONDS = 5.0
-"""How long a record waits for space on a full disk, before the run ends."""
 
 
 def find_run(name: str | Path) -> Path:
-    """The folder of the run that a command names.
-
-    Args:
-        name: the folder, or the beginning of its path or of its name in ``runs/``, if only one run begins so; ``last``
-            is the run in ``runs/`` that was written to last.
+    """The folder of the run that a command names: by its path or name in ``runs/``, or the beginning of one, if no
+    other run begins so; ``last`` is the run in ``runs/`` that was written to last.
 
     Raises:
         UsageError: if no run begins so, or several.
@@ -51,11 +42,10 @@ def find_run(name: str | Path) -> Path:
     if str(name) == "last" and runs:
         return runs[-1].parent
     found = [events.parent for events in runs if events.parent.name.startswith(path.name)]
-    if len(found) > 1:
-        raise UsageError(f"{name}: these runs begin so: {', '.join(map(str, found))}; type more of one")
-    if not found:
-        raise UsageError(f"{name} is no folder, and no run in {parent}/ begins so")
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+    begin_so = f"these runs begin so: {', '.join(map(str, found))}; type more of one"
+    raise UsageError(f"{name} is no folder, and {begin_so if found else f'no run in {parent}/ begins so'}")
 
 
 class RunFolder:
@@ -67,10 +57,8 @@ class RunFolder:
     Args:
         path: of a folder that holds no records worth keeping; made if it is not there.
         events: what `own` has returned for `path`; None calls it here.
-        task: name of what is learned; None for a closed-form problem.
-        better: by the name of each of its metrics, whether ``higher`` or ``lower`` is better; the primary one first.
-        resume: the checkpoint that the run goes on from; see `asyncsgd.checkpoints.Found`. The folder stays as it is
-            until `go_on`. None for a new run.
+        task, better: for the header, see docs/run_folder.md.
+        resume: an `asyncsgd.checkpoints.Found` to go on from. The folder stays as it is until `go_on`. None: a new run.
         settings_yaml: what `go_on` writes into settings.yaml; None: it stays as it is.
     """
 
@@ -98,9 +86,7 @@ class RunFolder:
     def go_on(self) -> int:
         """Take the run up at its checkpoint; how many arrivals after it are computed again.
 
-        The records after the checkpoint are added to events.discarded.jsonl, and the summary is removed. What a full
-        disk can refuse comes first. A kill meanwhile loses no record; it may leave some in both files.
-        """
+        What a full disk can refuse comes first. A kill meanwhile loses no record; it may leave some in both files."""
         num_bytes = self.resume.checkpoint.events_bytes
         rest = (self.path / EVENTS).read_bytes()[num_bytes:]
         whole_lines = rest[: rest.rfind(b"\n") + 1]
@@ -132,7 +118,6 @@ class RunFolder:
         Raises:
             OSError: if this record, or one before it, cannot be written.
         """
-        self._check()
         line = encoded(record)
         self._patiently(lambda: self._events.write(line))
         if record.kind != "arrival":
@@ -140,7 +125,6 @@ class RunFolder:
 
     def flushed_bytes(self) -> int:
         """Write all records; the length of events.jsonl with them."""
-        self._check()
         self._patiently(self._events.flush)
         return os.fstat(self._events.fileno()).st_size
 
@@ -162,28 +146,20 @@ class RunFolder:
     def _patiently(self, write: Callable[[], object]) -> None:
         """Write, and try again for `FULL_SECONDS` where the disk is full: somebody may free some space."""
         end = time.monotonic() + FULL_SECONDS
-        while True:
+        while self._failure is None:
             try:
                 write()
                 return
             except OSError as error:  # what could not be written is still in the buffer
                 if error.errno != errno.ENOSPC or time.monotonic() >= end:
-                    raise
+                    self._failure = error
                 time.sleep(0.1)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        raise self._failure
 
     def _flush_regularly(self) -> None:
-        while not self._closed.wait(FLUSH_SECONDS):
-            try:
+        with contextlib.suppress(OSError, ValueError):  # the next record says so; closed meanwhile
+            while not self._closed.wait(FLUSH_SECONDS):
                 self._patiently(self._events.flush)
-            except OSError as error:
-                self._failure = error
-                return
-            except ValueError:  # closed meanwhile
-                return
 
 
 def own(path: Path) -> BinaryIO:
@@ -198,9 +174,7 @@ def own(path: Path) -> BinaryIO:
         file = open(path / EVENTS, "ab")  # noqa: SIM115 - closed by the caller
         if not lock(file):
             file.close()
-            raise UsageError(
-                f"another run is at work in {path}; wait for it, or stop it, or name another folder for this one"
-            )
+            raise UsageError(f"another run is at work in {path}; wait for it, or stop it, or name another folder")
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path / EVENTS)):
                 return file

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Event, Membership, MemoryUsed, Record
@@ -58,170 +58,150 @@ class Identity(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Values at one moment of a run: the samples that have arrived, which are the horizontal axis, the training clock,
-    and finite values by name (``train/loss``, ``eval/loss``, ``delay/p95``, ...)."""
+    """Finite values by name (``train/loss``, ``delay/p95``, ...) when so many samples had arrived."""
 
     num_samples: int
     train_seconds: float
     values: Mapping[str, float]
 
 
-class Tracker(Protocol):
-    """One run in one tracker. Made, used and closed by one thread; whatever it raises ends nothing but itself."""
-
-    def send(self, points: Sequence[Point]) -> None: ...
-    def close(self, status: str) -> None: ...
+Tracker = tuple[Callable[[Sequence[Point]], object], Callable[[str], object]]
+"""What shows points of one run, and what ends it with the run's status. One thread calls both; whatever they raise ends
+nothing but themselves."""
 
 
-class TensorBoard:
+def tensorboard(run: Identity) -> Tracker:
     """Writes ``RUN_DIR/tensorboard``. Steps are samples; the relative time is the training clock.
 
-    The file is opened here, since tensorboard's own writer puts the host's name in the file's.
-    """
+    The file is opened here, since tensorboard's own writer puts the host's name in the file's."""
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    def __init__(self, identity: Identity) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
+    began, folder = time.time(), run.folder / "tensorboard"
+    folder.mkdir(exist_ok=True)
+    writer = RecordWriter(open(folder / f"events.out.tfevents.{time.time_ns()}", "wb"))  # noqa: SIM115
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._api, self._metadata, self._hparams = api_pb2, metadata, plugin_data_pb2
-        self._began = time.time()
-        folder = identity.folder / "tensorboard"
-        folder.mkdir(exist_ok=True)
-        file = open(folder / f"events.out.tfevents.{time.time_ns()}", "wb")  # noqa: SIM115 - closed by `close`
-        self._writer = RecordWriter(file)
-        self._write(wall_time=self._began, file_version="brain.Event:2")
-        start = plugin_data_pb2.SessionStartInfo(start_time_secs=self._began)
-        for name, value in {**identity.settings, **identity.labels}.items():
-            kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
-            setattr(start.hparams[name], f"{kind}_value", str(value) if kind == "string" else value)
-        self._write_session(metadata.SESSION_START_INFO_TAG, session_start_info=start)
-        self._writer.flush()
+    def write(wall_time: float, **event: Any) -> None:
+        writer.write(event_pb2.Event(wall_time=wall_time, **event).SerializeToString())
 
-    def send(self, points: Sequence[Point]) -> None:
-        for point in points:
-            values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
-            seconds = self._began + point.train_seconds
-            self._write(wall_time=seconds, step=point.num_samples, summary=self._summary(value=values))
-        self._writer.flush()
-
-    def close(self, status: str) -> None:
-        shown = {DONE: "STATUS_SUCCESS", FAILED: "STATUS_FAILURE"}.get(status, "STATUS_UNKNOWN")
-        end = self._hparams.SessionEndInfo(status=self._api.Status.Value(shown), end_time_secs=time.time())
-        self._write_session(self._metadata.SESSION_END_INFO_TAG, session_end_info=end)
-        self._writer.close()
-
-    def _write_session(self, tag: str, **info: object) -> None:
+    def write_session(tag: str, **info: Any) -> None:
         """For the table of settings (HPARAMS)."""
-        content = self._hparams.HParamsPluginData(version=self._metadata.PLUGIN_DATA_VERSION, **info)
-        value = self._summary.Value(tag=tag)
-        value.metadata.plugin_data.plugin_name = self._metadata.PLUGIN_NAME
-        value.metadata.plugin_data.content = content.SerializeToString()
-        self._write(wall_time=time.time(), summary=self._summary(value=[value]))
+        about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**info))
+        write(time.time(), summary=Summary(value=[Summary.Value(tag=tag, metadata=about)]))
+        writer.flush()
 
-    def _write(self, **event: Any) -> None:
-        self._writer.write(self._event(**event).SerializeToString())
+    def send(points: Sequence[Point]) -> None:
+        for samples, seconds, values in points:
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            write(began + seconds, step=samples, summary=Summary(value=scalars))
+        writer.flush()
+
+    def close(status: str) -> None:
+        shown = {DONE: "STATUS_SUCCESS", FAILED: "STATUS_FAILURE"}.get(status, "STATUS_UNKNOWN")
+        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(shown), end_time_secs=time.time())
+        write_session(metadata.SESSION_END_INFO_TAG, session_end_info=end)
+        writer.close()
+
+    write(began, file_version="brain.Event:2")
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=began)
+    for name, value in {**run.settings, **run.labels}.items():
+        kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
+        setattr(start.hparams[name], f"{kind}_value", str(value) if kind == "string" else value)
+    write_session(metadata.SESSION_START_INFO_TAG, session_start_info=start)
+    return send, close
 
 
-class WandB:
+def weights_and_biases(run: Identity) -> Tracker:
     """Writes below ``RUN_DIR/wandb``; offline, unless the user has set WANDB_MODE.
 
-    It is told nothing of the host, the user, the code or git, as the run folder does not hold them either.
-    """
+    It is told nothing of the host, the user, the code or git, as the run folder does not hold them either."""
+    import wandb
 
-    def __init__(self, identity: Identity) -> None:
-        import wandb
+    # By default W&B waits without end, and keeps the process until then. These seconds are less than a run waits for a
+    # tracker. What is not sent in them stays on the disk for ``wandb sync``.
+    seconds = {"init_timeout": 15.0, "finish_timeout": 8.0, "finish_timeout_raises": True}
+    nothing_told = {"disable_code": True, "disable_git": True, "host": "-"}  # it finds out the host's name itself
+    nothing_told |= {f"x_disable_{kind}": True for kind in ("meta", "stats", "machine_info")}
+    shown = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.name,
+        group=run.group,
+        tags=[tag[:64] for tag in run.tags.values()],  # it takes no longer one
+        config={**run.settings, **run.tags},
+        dir=str(run.folder),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        settings=wandb.Settings(console="off", silent=True, reinit="create_new", **seconds, **nothing_told),
+    )
+    shown.define_metric("*", step_metric="num_samples")
 
-        # By default W&B waits without end, and keeps the process until then. These seconds are less than a run waits
-        # for a tracker. What is not sent in them stays on the disk for ``wandb sync``.
-        seconds = {"init_timeout": 15.0, "finish_timeout": 8.0, "finish_timeout_raises": True}
-        nothing_told = {"disable_code": True, "disable_git": True, "host": "-"}  # it finds out the host's name itself
-        nothing_told |= {f"x_disable_{kind}": True for kind in ("meta", "stats", "machine_info")}
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=identity.name,
-            group=identity.group,
-            tags=[tag[:64] for tag in identity.tags.values()],  # it takes no longer one
-            config={**identity.settings, **identity.tags},
-            dir=str(identity.folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=wandb.Settings(console="off", silent=True, reinit="create_new", **seconds, **nothing_told),
-        )
-        self._run.define_metric("*", step_metric="num_samples")
-
-    def send(self, points: Sequence[Point]) -> None:
+    def send(points: Sequence[Point]) -> None:
         for point in points:
-            self._run.log({"num_samples": point.num_samples, **point.values})
+            shown.log({"num_samples": point.num_samples, **point.values})
 
-    def close(self, status: str) -> None:
-        self._run.summary["status"] = status
-        self._run.finish(exit_code=0 if status == DONE else 1)
+    def close(status: str) -> None:
+        shown.summary["status"] = status
+        shown.finish(exit_code=0 if status == DONE else 1)
+
+    return send, close
 
 
-class MLflow:
+def mlflow(run: Identity) -> Tracker:
     """Sends to MLFLOW_TRACKING_URI. Without it, to ``mlflow.db`` in the folder that the run folder is in.
 
-    The step is the samples; the time of a point is the beginning plus the training clock.
-    """
+    The step is the samples; the time of a point is the beginning plus the training clock."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
 
-    def __init__(self, identity: Identity) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
+    began, name = time.time(), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    with open(run.shared / ".lock-mlflow", "a", encoding="utf-8") as file:
+        lock(file, fcntl.LOCK_EX)  # two runs that begin together would both make the database, and one would fail
+        client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.shared / 'mlflow.db'}")
+        known = client.get_experiment_by_name(name)
+        experiment_id = known.experiment_id if known else client.create_experiment(name)
+    run_id = client.create_run(experiment_id, run_name=run.name, tags=run.labels).info.run_id
 
-        self._metric = Metric
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{identity.shared / 'mlflow.db'}"
-        self._began = time.time()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        with open(identity.shared / ".lock-mlflow", "a", encoding="utf-8") as file:
-            lock(file, fcntl.LOCK_EX)  # two runs that begin together would both make the database, and one would fail
-            self._client = MlflowClient(uri)
-            experiment = self._client.get_experiment_by_name(name)
-            experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        run = self._client.create_run(experiment_id, run_name=identity.name, tags=identity.labels)
-        self._run_id = run.info.run_id
-        self._log("params", 100, [Param(key, str(value)) for key, value in identity.settings.items()])
-
-    def send(self, points: Sequence[Point]) -> None:
-        metrics = []
-        for samples, seconds, values in points:
-            when = int(1000 * (self._began + seconds))
-            metrics += [self._metric(name, value, when, samples) for name, value in values.items()]
-        self._log("metrics", 1000, metrics)
-
-    def close(self, status: str) -> None:
-        shown = {DONE: "FINISHED", INTERRUPTED: "KILLED"}.get(status, "FAILED")
-        self._client.set_terminated(self._run_id, status=shown)
-
-    def _log(self, kind: str, most: int, items: Sequence[Any]) -> None:
+    def log(kind: str, most: int, items: Sequence[Any]) -> None:
         """In requests of at most `most`; MLflow takes no more."""
         for first in range(0, len(items), most):
-            self._client.log_batch(self._run_id, **{kind: items[first : first + most]})
+            client.log_batch(run_id, **{kind: items[first : first + most]})
+
+    def send(points: Sequence[Point]) -> None:
+        metrics = [
+            Metric(name, value, int(1000 * (began + seconds)), samples)
+            for samples, seconds, values in points
+            for name, value in values.items()
+        ]
+        log("metrics", 1000, metrics)
+
+    def close(status: str) -> None:
+        client.set_terminated(run_id, {DONE: "FINISHED", INTERRUPTED: "KILLED"}.get(status, "FAILED"))
+
+    log("params", 100, [Param(key, str(value)) for key, value in run.settings.items()])
+    return send, close
 
 
-class Trackio:
+def trackio(run: Identity) -> Tracker:
     """Writes where trackio writes by default, or where its own variables say (TRACKIO_DIR)."""
+    import trackio
 
-    def __init__(self, identity: Identity) -> None:
-        import trackio
+    config = {**run.settings, **run.tags}
+    quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    shown = trackio.init(PROJECT, name=run.name, group=run.group, config=config, **quiet)
 
-        config = {**identity.settings, **identity.tags}
-        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        self._run = trackio.init(PROJECT, name=identity.name, group=identity.group, config=config, **quiet)
-
-    def send(self, points: Sequence[Point]) -> None:
+    def send(points: Sequence[Point]) -> None:
         for point in points:
-            self._run.log(dict(point.values), step=point.num_samples)
+            shown.log(dict(point.values), step=point.num_samples)
 
-    def close(self, status: str) -> None:
-        self._run.finish()
+    return send, lambda status: shown.finish()
 
 
 ALL: dict[str, Callable[[Identity], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-    "trackio": Trackio,
+    "tensorboard": tensorboard,
+    "wandb": weights_and_biases,
+    "mlflow": mlflow,
+    "trackio": trackio,
 }
 """Every tracker, by the name that ``--track`` takes."""
 
@@ -229,19 +209,17 @@ ALL: dict[str, Callable[[Identity], Tracker]] = {
 def names_in(text: str | None) -> tuple[str, ...]:
     """The trackers that ``--track`` names, separated by commas.
 
-    >>> names_in("tensorboard,wandb"), names_in(None)
+    >>> names_in("tensorboard, wandb"), names_in(None)
     (('tensorboard', 'wandb'), ())
 
     Raises:
-        UsageError: for a name that is no tracker's, or is there twice.
+        UsageError: for a name that is no tracker's.
     """
-    names = () if text is None else tuple(name.strip() for name in text.split(","))
+    names = [] if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in ALL:
             raise UsageError(f"--track must be one of {', '.join(ALL)}, got {name!r}{nearest(name, ALL)}")
-        if names.count(name) > 1:
-            raise UsageError(f"--track names {name} twice; name it once")
-    return names
+    return tuple(dict.fromkeys(names))
 
 
 class Points:
@@ -250,12 +228,10 @@ class Points:
     Arrivals are put together: a point of n arrivals holds their mean loss, weighted by loss terms, the percentiles of
     the delays of the gradients that were applied, the mean norm of the directions of the steps, and the samples per
     second between the first and the last. n is 10 at first, and one in 200 of all arrivals later. An evaluation is a
-    point of its own, and so is the memory of the workers, in GiB.
-    """
+    point of its own, and so is the memory of the workers, in GiB."""
 
     def __init__(self) -> None:
-        self._num_arrivals = 0
-        self._before = (0.0, 0)
+        self._num_arrivals, self._before = 0, (0.0, 0)
         self._arrivals: list[Event] = []
         self._delays = Delays()
 
@@ -301,22 +277,19 @@ def _point(record: Event | Evaluation | MemoryUsed, values: Mapping[str, float |
 
 
 class Tracking:
-    """Some trackers of one run. Call it with each record; it never waits.
+    """Shows one run in some trackers. Call it with each record; it never waits.
 
     Args:
         names: of `ALL`; none: nothing happens.
-        run: what they show, without its settings, which `start` finds; None where there are none.
+        run: without its settings, which `start` finds; None where there are no trackers.
     """
 
     def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
-        self._names, self._run = names, run
-        self._gather = Points()
+        self._names, self._run, self._gather = names, run, Points()
         self._threads: list[_Thread] = []
-        self.points: list[Point] = []
-        self.ended, self.status = threading.Event(), ""
 
     def start(self, tell: Callable[[str], None], settings_yaml: str | None = None) -> None:
-        """Open every tracker; return when they are open, or after `OPEN_SECONDS`.
+        """Open the trackers, for at most `OPEN_SECONDS`.
 
         Args:
             tell: says a line to the user; called from other threads too.
@@ -328,17 +301,21 @@ class Tracking:
 
         settings = yaml.safe_load(settings_yaml or (self._run.folder / "settings.yaml").read_text("utf-8")).items()
         plain = {key: value if isinstance(value, int | float | str | None) else str(value) for key, value in settings}
-        self._threads = [_Thread(self, name, self._run._replace(settings=plain), tell) for name in self._names]
+        self._threads = [_Thread(name, self._run._replace(settings=plain), tell) for name in self._names]
         deadline = time.monotonic() + OPEN_SECONDS
         for thread in self._threads:
             thread.opened.wait(max(0.0, deadline - time.monotonic()))
 
     def __call__(self, record: Record) -> None:
         if self._threads:
-            self.points += self._gather(record)
+            self._show(self._gather(record))
+
+    def _show(self, points: Sequence[Point]) -> None:
+        for thread in self._threads:
+            thread.points += points
 
     def finish(self, status: str) -> dict[str, Any]:
-        """End all trackers, in at most `FINISH_SECONDS`; say what they lack.
+        """End all trackers, in at most `FINISH_SECONDS`.
 
         Args:
             status: how the run ended.
@@ -347,54 +324,51 @@ class Tracking:
             For the summary, ``{"tracking": {name: {"points": ..., "dropped": ..., "failure": ...}}}``: the points there
             were, those that the tracker has not taken, and its first failure or None. Empty without trackers.
         """
-        threads, self._threads = self._threads, []
-        if not threads:
-            return {}
-        self.points += self._gather.rest()
-        self.status, deadline = status, time.monotonic() + FINISH_SECONDS
-        self.ended.set()
+        self._show(self._gather.rest())
+        threads, self._threads, deadline = self._threads, [], time.monotonic() + FINISH_SECONDS
+        for thread in threads:
+            thread.status = status
+            thread.ended.set()
         with contextlib.suppress(KeyboardInterrupt):  # the user has waited long enough; the summary has to be written
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return {"tracking": {thread.tracker: thread.report() for thread in threads}}
+        return {"tracking": {thread.tracker: thread.report() for thread in threads}} if threads else {}
 
 
 class _Thread(threading.Thread):
-    """Shows the points of a `Tracking` in one tracker. A daemon: a tracker that hangs does not keep the process."""
+    """Shows points in one tracker. A daemon: a tracker that hangs keeps neither the process nor another tracker."""
 
-    def __init__(self, tracking: Tracking, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
+    def __init__(self, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
-        self.tracker = tracker
-        self.opened = threading.Event()
-        """Or failed to."""
-        self._tracking, self._run, self._tell = tracking, run, tell
-        self._taken, self._failure = 0, ""
+        self.tracker, self._run, self._tell = tracker, run, tell
+        self.points: list[Point] = []
+        self.opened, self.ended, self.status = threading.Event(), threading.Event(), ""
+        self._num_taken, self._failure = 0, ""
         self.start()
 
     def run(self) -> None:
         with self._surviving():
             try:
-                tracker = ALL[self.tracker](self._run)
+                send, close = ALL[self.tracker](self._run)
             finally:
                 self.opened.set()
-            ended, shown = False, 0
+            ended, num_sent = False, 0
             while not ended:
-                ended = self._tracking.ended.wait(SEND_SECONDS)
-                points = self._tracking.points[shown:]
-                shown += len(points)
+                ended = self.ended.wait(SEND_SECONDS)
+                points = self.points[num_sent:]
+                num_sent += len(points)
                 with self._surviving():
-                    tracker.send(points)
-                    self._taken += len(points)
-            tracker.close(self._tracking.status)
+                    send(points)
+                    self._num_taken += len(points)
+            close(self.status)
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
         try:
             yield
-        except ModuleNotFoundError as error:
-            self._fail(f"{error}; type python -m pip install -e '.[{self.tracker}]'")
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
+            what = f"{error}; type python -m pip install -e '.[{self.tracker}]'"
+            self._fail(what if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:
         """Say the first failure, and no other."""
@@ -405,5 +379,5 @@ class _Thread(threading.Thread):
     def report(self) -> dict[str, Any]:
         if self.is_alive():
             self._fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
-        points = len(self._tracking.points)
-        return {"points": points, "dropped": points - self._taken, "failure": self._failure or None}
+        points = len(self.points)
+        return {"points": points, "dropped": points - self._num_taken, "failure": self._failure or None}
