@@ -14,13 +14,12 @@ import argparse
 import functools
 import itertools
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, whole_number
-from asyncsgd.records.locks import lock
+from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import go_offline, run_script
@@ -82,36 +81,18 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
         f"texts, {processes} process{'es' if processes > 1 else ''}{where}",
         flush=True,
     )
-    with ExitStack() as closing:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            file = closing.enter_context(open(out / ".lock", "w"))
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out") from error
-        if not lock(file):
-            raise UsageError(f"another command is filling {out}; wait for it, or type another --out")
-        start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
-        modules = ["asyncsgd.masking.candidates", *["transformers.models.auto.modeling_auto"] * bool(devices)]
-        mapped = closing.enter_context(mapping(processes, start, modules))  # which start sooner with these
-        bar = closing.enter_context(tqdm(unit=" texts", unit_scale=True, dynamic_ncols=True, smoothing=0.05))
-
-        def told(done: int, total: int) -> None:
-            if bar.total is None:
-                bar.reset(total)
-                bar.initial = done  # what was there is no measure of speed
-            bar.n = done
-            bar.refresh()
-
+    start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
+    modules = ["asyncsgd.masking.candidates", *["transformers.models.auto.modeling_auto"] * bool(devices)]
+    with one_writer(out, "--out"), mapping(processes, start, modules) as mapped:  # which start sooner with these
         return find_candidates(
             corpus,
             tokenizer,
             ready,
             out,
-            mapped,
+            lambda make, chunks: tqdm(mapped(make, chunks), total=len(chunks), unit="chunk", dynamic_ncols=True),
             finder=given.finder,
             model=given.model,
             chunk_texts=given.chunk_texts,
-            told=told,
         )
 
 
@@ -157,4 +138,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, ends_with_process=True))
+    sys.exit(run_script(run, ends_with_process=True, goes_on=True))

@@ -15,14 +15,13 @@ a folder depends on the number of processes or on an interruption.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,10 +29,11 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.masking import ByCandidate, Sample
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import plain_backend
-from asyncsgd.errors import UsageError, reason
+from asyncsgd.errors import UsageError
 from asyncsgd.masking.finders import Find, Span, hashed
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
@@ -46,23 +46,8 @@ NAMES = ("data", "train_texts", "eval_texts", "model", "finder")
 """Of the manifest: what only names its folder's texts, tokenizer and finder. The rest of its identity must be equal
 where a folder is filled again."""
 
-Map = Callable[[Callable[["Chunk"], None], Iterable["Chunk"]], Iterator[None]]
-"""As `map`, in any number of processes that have called `begin`."""
-
-
-class Chunk(NamedTuple):
-    """Some texts, and the file in which what is found in them is kept."""
-
-    path: Path
-    texts: Sequence[str]
-
-
-class Found(NamedTuple):
-    """What is found in some texts, one entry a text; see the module."""
-
-    spans: Sequence[Sequence[int]]
-    candidates: Sequence[np.ndarray]
-
+Chunk = tuple[Path, Sequence[str]]
+"""The file in which is kept what is found in some texts, and the texts."""
 
 _process: tuple[Find, Tokenizer, str] | None = None
 """What this process makes chunks with: a finder, a tokenizer and a device."""
@@ -90,39 +75,28 @@ def make_chunk(chunk: Chunk) -> None:
     """Find in the texts of a chunk and write its file, whole or not at all.
 
     Raises:
-        UsageError: if the finder's spans are no spans of the texts, or the file cannot be written.
+        UsageError: if the finder's spans are no spans of the texts.
     """
     import pyarrow
     from pyarrow import parquet
 
     assert _process is not None, "begin comes first"
-    types = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.bool_())
-    columns = map(pyarrow.array, found_in(chunk.texts, *_process), types)
-    table = pyarrow.table(list(columns), names=Found._fields)
-    _whole(chunk.path, lambda path: parquet.write_table(table, path, compression="zstd", write_page_checksum=True))
-
-
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        UsageError: if it cannot be written.
-    """
+    path, texts = chunk
+    spans, candidates = found_in(texts, *_process)
+    columns = [
+        pyarrow.array(spans, pyarrow.list_(pyarrow.int32())),
+        pyarrow.array(candidates, pyarrow.list_(pyarrow.bool_())),
+    ]
+    table = pyarrow.table(columns, names=["spans", "candidates"])
     partial = path.with_suffix(".partial")
-    try:
-        write(partial)
-        partial.rename(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {reason(error)}; type another --out") from error
+    parquet.write_table(table, partial, compression="zstd", write_page_checksum=True)
+    partial.rename(path)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    _whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
-
-
-def found_in(texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu") -> Found:
-    """Find in some texts, and say which pieces overlap with what was found."""
+def found_in(
+    texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu"
+) -> tuple[list[list[int]], list[np.ndarray]]:
+    """The two columns of a chunk, an entry a text; see the module."""
     all_spans = find.spans(texts, device)
     flat = [[place for span in spans for place in span] for spans in all_spans]
     for text, places, spans in zip(texts, flat, all_spans, strict=True):
@@ -130,7 +104,7 @@ def found_in(texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str
         if sorted(bounds) != bounds or any(start == end for start, end in spans):
             raise UsageError(f"the finder gave the spans {spans} in {text[:40]!r}... ({len(text)} characters); mend it")
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return Found(flat, list(map(candidate_pieces, encodings, all_spans)))
+    return flat, list(map(candidate_pieces, encodings, all_spans))
 
 
 def candidate_pieces(encoding: Encoding, spans: Sequence[Span]) -> np.ndarray:
@@ -146,27 +120,23 @@ def candidate_pieces(encoding: Encoding, spans: Sequence[Span]) -> np.ndarray:
     return inside & (offsets[:, 1] > offsets[:, 0])
 
 
-def read_chunks(folder: Path, files: Iterable[str]) -> Found:
-    """What some chunks of a folder hold.
+def read_chunks(folder: Path, files: Iterable[str]) -> DataFrame:
+    """What some chunks of a folder hold, a row a text.
 
     Raises:
         UsageError: if one is not there or is damaged.
     """
-    import pyarrow
-    from pyarrow import parquet
+    import pandas
+    from pyarrow import ArrowException, parquet
 
-    spans: list[list[int]] = []
-    candidates: list[np.ndarray] = []
+    found = []
     for file in files:
         try:
-            table = parquet.read_table(folder / file, page_checksum_verification=True).combine_chunks()
-            flags = table["candidates"].chunk(0)
-        except (OSError, pyarrow.ArrowException, KeyError) as error:
+            found.append(parquet.read_table(folder / file, page_checksum_verification=True).to_pandas())
+        except (OSError, ArrowException) as error:
             why = str(error).partition("\n")[0]
             raise UsageError(f"{folder / file} cannot be read ({why}); remove it, and {AGAIN} as before") from error
-        spans += table["spans"].to_pylist()
-        candidates += np.split(flags.flatten().to_numpy(zero_copy_only=False), flags.offsets.to_numpy()[1:-1])
-    return Found(spans, candidates)
+    return pandas.concat(found, ignore_index=True)
 
 
 def find_candidates(
@@ -174,27 +144,25 @@ def find_candidates(
     tokenizer: PreTrainedTokenizerBase,
     find: Find,
     folder: Path,
-    mapped: Map,
+    mapped: Callable[[Callable[[Chunk], None], Sequence[Chunk]], Iterable[None]],
     *,
     finder: str,
     model: str,
     chunk_texts: int = 1000,
-    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Fill a folder with the candidates of a corpus, or go on where an earlier call ended.
 
     Args:
         folder: new, empty, or one of the same texts, tokenizer, finder and `chunk_texts`.
-        mapped: applies a function to many chunks, in processes that have called `begin`.
+        mapped: as `map`, in any number of processes that have called `begin`.
         finder, model: as the user names them, for the manifest.
         chunk_texts: texts of a chunk. If the finder has a model, last bits may depend on it.
-        told: called with the texts that are done and all texts, again and again.
 
     Returns:
         The manifest.
 
     Raises:
-        UsageError: if the folder is of something else, or cannot be written.
+        UsageError: if the folder is of something else.
     """
     texts = [*corpus.train.texts, *corpus.eval.texts]
     identity = {
@@ -215,52 +183,48 @@ def find_candidates(
     for number, first in enumerate(range(0, len(texts), chunk_texts)):
         of_chunk = texts[first : first + chunk_texts]
         key = hashed(CANDIDATES_FORMAT, hash_of_texts(of_chunk), identity["tokenizer_sha256"], find.key)
-        chunks.append(Chunk(folder / f"chunk-{number:05d}-{key[:16]}.parquet", of_chunk))
-    missing = [chunk for chunk in chunks if not chunk.path.exists()]
-    done = len(texts) - sum(len(chunk.texts) for chunk in missing)
-    told(done, len(texts))
-    for chunk, _ in zip(missing, mapped(make_chunk, missing), strict=True):
-        done += len(chunk.texts)
-        told(done, len(texts))
-    for partial in folder.glob("*.partial"):  # of an earlier call that was killed
-        partial.unlink()
-    names = [chunk.path.name for chunk in chunks]
+        chunks.append((folder / f"chunk-{number:05d}-{key[:16]}.parquet", of_chunk))
+    for _ in mapped(make_chunk, [chunk for chunk in chunks if not chunk[0].exists()]):
+        pass
+    names = [path.name for path, _ in chunks]
     found = read_chunks(folder, names)
     statistics = _statistics(corpus, found)
     manifest = identity | {
         "complete": True,
         "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
         "chunks": names,
-        "sha256": hashed([hashlib.sha256(chunk.path.read_bytes()).hexdigest() for chunk in chunks]),
+        "sha256": hashed([hashlib.sha256(path.read_bytes()).hexdigest() for path, _ in chunks]),
         "statistics": statistics,
     }
     _write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
-    _whole(folder / PICTURE, functools.partial(_draw, statistics))
+    _draw(statistics, folder / PICTURE)
     _write_json(folder / MANIFEST, manifest)
     return manifest
 
 
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.rename(path)
+
+
 def _open(folder: Path, identity: Mapping[str, Any]) -> None:
     """Make the folder, or see that it is of the same."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {reason(error)}; type another --out") from error
-    if MANIFEST in others:
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MANIFEST).exists():
         there = _read_manifest(folder)
         for name, value in identity.items():
             if name not in NAMES and there.get(name) != value:
                 raise UsageError(f"{folder} holds candidates of another {name} ({MANIFEST}); type another --out")
-    elif others:
+    elif any(folder.iterdir()):
         raise UsageError(f"{folder} holds other files; type another --out")
     else:
         _write_json(folder / MANIFEST, {**identity, "complete": False})
 
 
-def _statistics(corpus: Corpus, found: Found) -> dict[str, Any]:
+def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
     """How many candidates there are, and which."""
-    counts = np.array([(len(flags), flags.sum()) for flags in found.candidates])
+    counts = np.array([(len(flags), flags.sum()) for flags in found["candidates"]])
     train, sides = len(corpus.train.texts), {}
     for name, (pieces, candidates) in (("train", counts[:train].T), ("eval", counts[train:].T)):
         sides[name] = {
@@ -272,8 +236,8 @@ def _statistics(corpus: Corpus, found: Found) -> dict[str, Any]:
         }
     terms = Counter(
         " ".join(text[start:end].lower().split())
-        for text, spans in zip(corpus.train.texts, found.spans, strict=False)
-        for start, end in zip(spans[::2], spans[1::2], strict=True)
+        for text, spans in zip(corpus.train.texts, found["spans"], strict=False)
+        for start, end in spans.reshape(-1, 2)
     )
     shares = counts[:train, 1] / np.maximum(counts[:train, 0], 1)
     return {
@@ -284,15 +248,15 @@ def _statistics(corpus: Corpus, found: Found) -> dict[str, Any]:
     }
 
 
-def _examples(texts: Sequence[str], found: Found, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def _examples(texts: Sequence[str], found: DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
-    with_candidates = [number for number, spans in enumerate(found.spans[: len(texts)]) if spans]
+    with_candidates = np.flatnonzero(found["spans"][: len(texts)].map(len))
     count = min(NUM_EXAMPLES, len(with_candidates))
     backend, examples = plain_backend(tokenizer), []
-    for number in (with_candidates[n * len(with_candidates) // count] for n in range(count)):
-        encoding, spans = backend.encode(texts[number], add_special_tokens=False), found.spans[number]
+    for number in (int(with_candidates[n * len(with_candidates) // count]) for n in range(count)):
+        encoding = backend.encode(texts[number], add_special_tokens=False)
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
-        sample = Sample(np.array(encoding.ids), np.diff(words, prepend=-2) != 0, found.candidates[number])
+        sample = Sample(np.array(encoding.ids), np.diff(words, prepend=-2) != 0, found["candidates"][number])
         chosen = ByCandidate().choose(sample, 0.15, generator(0, Purpose.MASK, 0, number))
         masked: list[list[int]] = []
         for start, end in (encoding.offsets[place] for place in np.flatnonzero(chosen)):
@@ -300,8 +264,8 @@ def _examples(texts: Sequence[str], found: Found, tokenizer: PreTrainedTokenizer
                 masked[-1][1] = end
             else:
                 masked.append([start, end])
-        pairs = [list(span) for span in zip(spans[::2], spans[1::2], strict=True)]
-        examples.append({"text": texts[number], "candidates": pairs, "masked": masked})
+        spans = found["spans"][number].reshape(-1, 2).tolist()
+        examples.append({"text": texts[number], "candidates": spans, "masked": masked})
     return examples
 
 
@@ -327,19 +291,18 @@ def read_complete(candidates: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: if there is none, it cannot be read, is of another version, or is not complete.
     """
-    folder = Path(candidates).expanduser()
-    manifest = _read_manifest(folder)
+    manifest = _read_manifest(Path(candidates).expanduser())
     if manifest.get("format") != CANDIDATES_FORMAT:
-        raise UsageError(f"{folder} was made by another version of asyncsgd; {AGAIN} with another --out")
+        raise UsageError(f"{candidates} was made by another version of asyncsgd; {AGAIN} with another --out")
     if not manifest.get("complete"):
-        raise UsageError(f"{folder} is not complete; {AGAIN}, which goes on where it was interrupted")
+        raise UsageError(f"{candidates} is not complete; {AGAIN}, which goes on where it was interrupted")
     return manifest
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / MANIFEST).read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{folder} is no folder of candidates, or is damaged ({error}); {AGAIN}") from error
 
 
@@ -355,17 +318,16 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
     """
     folder, manifest = Path(candidates).expanduser(), read_complete(candidates)
     here = {
-        "tokenizer": (hash_of_tokenizer(tokenizer), "--model and --vocab-size"),
-        "train": (hash_of_texts(corpus.train.texts), "--data"),
-        "eval": (hash_of_texts(corpus.eval.texts), "--data and --eval-data"),
+        "another tokenizer": (manifest["tokenizer_sha256"], hash_of_tokenizer(tokenizer)),
+        "other train texts": (manifest["train_sha256"], hash_of_texts(corpus.train.texts)),
+        "other eval texts": (manifest["eval_sha256"], hash_of_texts(corpus.eval.texts)),
     }
-    for name, (sha256, flags) in here.items():
-        if manifest[f"{name}_sha256"] != sha256:
-            what = "with another tokenizer" if name == "tokenizer" else f"from other {name} texts"
-            raise UsageError(f"{folder} was made {what}; {AGAIN} with the {flags} of this run, and another --out")
+    for what, (recorded, sha256) in here.items():
+        if recorded != sha256:
+            raise UsageError(f"{folder} was made with {what}; {AGAIN} with the flags of this run, and another --out")
     if not manifest["statistics"]["train"]["candidate_pieces"]:
         raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
-    marked, num_train = list(read_chunks(folder, manifest["chunks"]).candidates), len(corpus.train.texts)
+    marked, num_train = list(read_chunks(folder, manifest["chunks"])["candidates"]), len(corpus.train.texts)
     return marked[:num_train] if side == "train" else marked[num_train:]
 
 

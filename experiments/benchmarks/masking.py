@@ -164,7 +164,7 @@ def seconds_to_find(
 
     def chunks(of: list[str], name: str) -> list[Chunk]:
         parts = [of[first : first + chunk] for first in range(0, len(of), chunk)]
-        return [Chunk(folder / f"{name}-{number}.parquet", part) for number, part in enumerate(parts)]
+        return [(folder / f"{name}-{number}.parquet", part) for number, part in enumerate(parts)]
 
     seconds: dict[int, list[float]] = {1: [], 2: []}
     with ExitStack() as closing:
