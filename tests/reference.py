@@ -9,35 +9,29 @@ worker itself. Gradients are numbered in the order in which they were started: `
 its own for every dispatch, ``weight(dispatch)`` its weight in a mean and ``seconds(dispatch)`` how long it takes.
 Workers that start at the same time do so in order of their index, unless said otherwise.
 
-Each function returns the points x_0, x_1, ..., one per version.
+Each function returns the points x_0, x_1, ..., one per version. `sgd` and `adamw` are optimizers: they return a
+function from the parameters and a direction to the next parameters, which keeps a state of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-Gradient = Callable[[np.ndarray, int], np.ndarray]
-PerDispatch = Callable[[int], float]
-Points = list[np.ndarray]
 
-
-def picked(computing: Mapping[int, object], number: int) -> int:
+def picked(computing, number):
     """The worker that `number` stands for."""
     return sorted(computing)[number % len(computing)]
 
 
-def weighted_mean(vectors: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+def weighted_mean(vectors, weights):
     """sum_i w_i v_i / sum_i w_i."""
     return np.average(np.stack(vectors), axis=0, weights=weights)
 
 
-def local_steps(
-    gradient: Gradient, start: np.ndarray, dispatch: int, learning_rate: float, num_steps: int
-) -> np.ndarray:
+def local_steps(gradient, start, dispatch, learning_rate, num_steps):
     """Where `num_steps` steps of plain SGD from `start` end, all on the gradient of `dispatch`."""
     y = start
     for _ in range(num_steps):
@@ -45,14 +39,7 @@ def local_steps(
     return y
 
 
-def delay_scaled(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    rate: Callable[[int], float],
-) -> Points:
+def delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate):
     """x_{t+1} = x_t - rate(tau) grad(x_{t - tau}), whatever `learning_rate` says."""
     points = [x]
     computing = {worker: (0, worker) for worker in range(num_workers)}  # worker -> (version read, dispatch)
@@ -65,9 +52,7 @@ def delay_scaled(
     return points
 
 
-def asynchronous(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
-) -> Points:
+def asynchronous(gradient, x, learning_rate, num_workers, arrivals):
     """x_{t+1} = x_t - eta grad(x_{t - tau}) for each of `arrivals`."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
@@ -79,76 +64,58 @@ def asynchronous(
     return points
 
 
-def staleness_aware(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
-) -> Points:
+def staleness_aware(gradient, x, learning_rate, num_workers, arrivals):
     """eta / tau from tau = 1 on (Zhang et al. 2016)."""
 
-    def rate(delay: int) -> float:
+    def rate(delay):
         return learning_rate if delay == 0 else learning_rate / delay
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
 
-def delay_adaptive(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], concurrency: int
-) -> Points:
+def delay_adaptive(gradient, x, learning_rate, num_workers, arrivals, concurrency):
     """eta M / max(M, tau) (Mishchenko et al. 2022)."""
 
-    def rate(delay: int) -> float:
+    def rate(delay):
         return learning_rate if delay < concurrency else learning_rate * concurrency / delay
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
 
-def koloskova(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], smooth: float
-) -> Points:
+def koloskova(gradient, x, learning_rate, num_workers, arrivals, smoothness):
     """eta up to tau = N, then min(eta, 1 / (4 L tau)) (Koloskova et al. 2022)."""
 
-    def rate(delay: int) -> float:
-        return learning_rate if delay <= num_workers else min(learning_rate, 1 / (4 * smooth * delay))
+    def rate(delay):
+        return learning_rate if delay <= num_workers else min(learning_rate, 1 / (4 * smoothness * delay))
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
 
-def polynomial(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], exponent: float
-) -> Points:
+def polynomial(gradient, x, learning_rate, num_workers, arrivals, exponent):
     """eta / (1 + tau)^a (Xie et al. 2019)."""
 
-    def rate(delay: int) -> float:
+    def rate(delay):
         return learning_rate / (1 + delay) ** exponent
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
 
-def hinge(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    slope: float,
-    allowed: int,
-) -> Points:
+def hinge(gradient, x, learning_rate, num_workers, arrivals, slope, allowed):
     """eta up to tau = b, then eta / (a (tau - b) + 1) (Xie et al. 2019)."""
 
-    def rate(delay: int) -> float:
+    def rate(delay):
         return learning_rate / (slope * max(0, delay - allowed) + 1)
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
 
-def ssp(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], slack: int
-) -> Points:
+def ssp(gradient, x, learning_rate, num_workers, arrivals, slack):
     """A worker at clock c starts only if c - min_j c_j <= s (Ho et al. 2013); those released, in order of arrival."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
     num_started = num_workers
     clocks = [0] * num_workers
-    waiting: list[int] = []
+    waiting = []
     for number in arrivals:
         worker = picked(computing, number)
         x = x - learning_rate * gradient(*computing.pop(worker))
@@ -162,16 +129,7 @@ def ssp(
     return points
 
 
-def dc_asgd(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    compensation: float,
-    adaptive: bool,
-    decay: float = 0.95,
-) -> Points:
+def dc_asgd(gradient, x, learning_rate, num_workers, arrivals, compensation, adaptive, decay=0.95):
     """x <- x - eta (g + lambda g g (x_t - x_r)); lambda_0, or lambda_0 / sqrt(MS + 1e-7) (Zheng et al. 2017)."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
@@ -188,9 +146,7 @@ def dc_asgd(
     return points
 
 
-def dana(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], momentum: float
-) -> Points:
+def dana(gradient, x, learning_rate, num_workers, arrivals, momentum):
     """v_i <- beta v_i + g,  x <- x - eta v_i,  start at x - eta beta sum_j v_j (Hakimi et al. 2019)."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
@@ -204,15 +160,11 @@ def dana(
     return points
 
 
-Optimizer = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From the parameters and a direction to the next parameters; it may keep a state of its own."""
-
-
-def sgd(learning_rate: float, momentum: float = 0.0) -> Optimizer:
+def sgd(learning_rate, momentum=0.0):
     """m <- beta m + d,  x <- x - eta m."""
-    m: np.ndarray | float = 0.0
+    m = 0.0
 
-    def step(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+    def step(x, d):
         nonlocal m
         m = momentum * m + d
         return x - learning_rate * m
@@ -220,14 +172,12 @@ def sgd(learning_rate: float, momentum: float = 0.0) -> Optimizer:
     return step
 
 
-def adamw(learning_rate: float, betas: tuple[float, float], eps: float = 1e-8) -> Optimizer:
+def adamw(learning_rate, betas, eps=1e-8):
     """Adam with its two bias corrections, without weight decay."""
     beta, gamma = betas
-    m: np.ndarray | float = 0.0
-    v: np.ndarray | float = 0.0
-    t = 0
+    m = v = t = 0
 
-    def step(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+    def step(x, d):
         nonlocal m, v, t
         t += 1
         m = beta * m + (1 - beta) * d
@@ -237,15 +187,7 @@ def adamw(learning_rate: float, betas: tuple[float, float], eps: float = 1e-8) -
     return step
 
 
-def gap_aware(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    decay: float,
-    step: Optimizer | None = None,
-) -> Points:
+def gap_aware(gradient, x, learning_rate, num_workers, arrivals, decay, step=None):
     """`step` along g / (1 + |x_t - x_r| / C), C the root mean square of the steps so far (Barkai et al. 2020)."""
     step = step or sgd(learning_rate)
     points = [x]
@@ -265,15 +207,7 @@ def gap_aware(
     return points
 
 
-def ormo(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    momentum: float,
-    group: int,
-) -> Points:
+def ormo(gradient, x, learning_rate, num_workers, arrivals, momentum, group):
     """Shi et al. 2024: a gradient of group ceil(k / K), k its version read, gets the momentum of its own place.
 
     c = ceil(t / K) advances: w <- w - beta u, u <- beta u; D = c - ceil(k / K) groups late:
@@ -298,18 +232,11 @@ def ormo(
     return points
 
 
-def rescaled(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    seconds: PerDispatch,
-) -> Points:
+def rescaled(gradient, x, learning_rate, num_workers, arrivals, seconds):
     """Learning rate eta tau_i mean_j (1 / tau_j), tau_i the mean seconds of worker i so far (Mahran et al. 2026)."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
-    taken: dict[int, list[float]] = {}
+    taken = {}
     for dispatch, number in enumerate(arrivals, start=num_workers):
         worker = picked(computing, number)
         start, own = computing[worker]
@@ -321,9 +248,7 @@ def rescaled(
     return points
 
 
-def ia2sgd(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
-) -> Points:
+def ia2sgd(gradient, x, learning_rate, num_workers, arrivals):
     """G_i <- g,  x <- x - eta (1/n) sum_j G_j, empty slots 0."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
@@ -337,15 +262,7 @@ def ia2sgd(
     return points
 
 
-def ringmaster(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    threshold: int,
-    stops: bool = False,
-) -> Points:
+def ringmaster(gradient, x, learning_rate, num_workers, arrivals, threshold, stops=False):
     """As `asynchronous`, but a gradient with tau >= R changes nothing (Maranjyan et al. 2025, algorithm 4).
 
     With `stops` (algorithm 5), after each update all whose delay has reached R start again: after the worker that has
@@ -370,14 +287,7 @@ def ringmaster(
     return points
 
 
-def synchronous(
-    gradient: Gradient,
-    weight: PerDispatch,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    num_rounds: int,
-) -> Points:
+def synchronous(gradient, weight, x, learning_rate, num_workers, num_rounds):
     """x_{t+1} = x_t - eta sum_i w_i grad_i(x_t) / sum_i w_i, in round t over dispatches t N to t N + N - 1."""
     points = [x]
     for first in range(0, num_rounds * num_workers, num_workers):
@@ -388,16 +298,7 @@ def synchronous(
     return points
 
 
-def k_sync(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    weight: PerDispatch,
-    quorum: int,
-    interrupt: bool,
-) -> Points:
+def k_sync(gradient, x, learning_rate, num_workers, arrivals, weight, quorum, interrupt):
     """The first K gradients computed at x_t (Dutta et al. 2018, Chen et al. 2016); later ones are dropped, or stopped.
 
     A worker whose gradient is dropped starts again at the current point.
@@ -405,7 +306,7 @@ def k_sync(
     points = [x]
     computing = {worker: (0, worker) for worker in range(num_workers)}
     num_started = num_workers
-    arrived: dict[int, int] = {}  # worker -> dispatch, of this round
+    arrived = {}  # worker -> dispatch, of this round
     for number in arrivals:
         worker = picked(computing, number)
         read_version, dispatch = computing.pop(worker)
@@ -426,16 +327,7 @@ def k_sync(
     return points
 
 
-def rennala(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    weight: PerDispatch,
-    batch: int,
-    interrupt: bool,
-) -> Points:
+def rennala(gradient, x, learning_rate, num_workers, arrivals, weight, batch, interrupt):
     """B gradients at x_t from anyone, then a step along their mean (Tyurin, Richtarik 2023); stale ones are ignored.
 
     With `interrupt` everybody starts again at each update.
@@ -443,7 +335,7 @@ def rennala(
     points = [x]
     computing = {worker: (0, worker) for worker in range(num_workers)}
     num_started = num_workers
-    collected: list[int] = []
+    collected = []
     for number in arrivals:
         worker = picked(computing, number)
         read_version, dispatch = computing[worker]
@@ -463,20 +355,12 @@ def rennala(
     return points
 
 
-def k_async(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    weight: PerDispatch,
-    quorum: int,
-) -> Points:
+def k_async(gradient, x, learning_rate, num_workers, arrivals, weight, quorum):
     """One update per K distinct workers, stale or not, who wait for it and then start together (Dutta et al. 2018)."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
     num_started = num_workers
-    finished: dict[int, tuple[np.ndarray, float]] = {}
+    finished = {}
     for number in arrivals:
         worker = picked(computing, number)
         start, dispatch = computing.pop(worker)
@@ -492,19 +376,11 @@ def k_async(
     return points
 
 
-def k_batch_async(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    weight: PerDispatch,
-    batch: int,
-) -> Points:
+def k_batch_async(gradient, x, learning_rate, num_workers, arrivals, weight, batch):
     """One update per K gradients from anyone, stale or not; everybody starts again at once (Dutta et al. 2018)."""
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
-    buffer: list[tuple[np.ndarray, float]] = []
+    buffer = []
     for dispatch, number in enumerate(arrivals, start=num_workers):
         worker = picked(computing, number)
         start, own = computing[worker]
@@ -518,9 +394,7 @@ def k_batch_async(
     return points
 
 
-def fixed_delay(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], delay: int
-) -> Points:
+def fixed_delay(gradient, x, learning_rate, num_workers, arrivals, delay):
     """x_{t+1} = x_t - eta grad_t(x_{max(0, t - tau)}), grad_t being the t-th gradient started.
 
     The arrivals only say how far this gets. At most tau + 1 gradients are started and not applied; as soon as they are
@@ -528,12 +402,12 @@ def fixed_delay(
     for longest starts first.
     """
     points = [x]
-    computing: dict[int, int] = {}
+    computing = {}
     idle = list(range(num_workers))
-    arrived: set[int] = set()
+    arrived = set()
     num_started = 0
 
-    def fill() -> int:
+    def fill():
         started = num_started
         while idle and started - (len(points) - 1) <= delay:
             computing[idle.pop(0)] = started
@@ -554,9 +428,7 @@ def fixed_delay(
     return points
 
 
-def ringleader(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
-) -> Points:
+def ringleader(gradient, x, learning_rate, num_workers, arrivals):
     """Maranjyan, Richtarik 2026: collect until every worker has brought one, then one update per worker.
 
     Each update is x <- x - eta (1/n) sum_i (mean of worker i's gradients); the first belongs to the last finisher of
@@ -565,9 +437,9 @@ def ringleader(
     """
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
-    table: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-    following: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-    updated: set[int] | None = None  # None in the first phase
+    table = [[] for _ in range(num_workers)]
+    following = [[] for _ in range(num_workers)]
+    updated = None  # None in the first phase
     for dispatch, number in enumerate(arrivals, start=num_workers):
         worker = picked(computing, number)
         g = gradient(*computing[worker])
@@ -588,20 +460,12 @@ def ringleader(
 
 
 def fedbuff(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    buffer: int,
-    num_local_steps: int,
-    server_learning_rate: float = 1.0,
-    exponent: float = 0.5,
-) -> Points:
+    gradient, x, learning_rate, num_workers, arrivals, buffer, num_local_steps, server_learning_rate=1.0, exponent=0.5
+):
     """x <- x - eta_server (1/K) sum_j (1 + tau_j)^-a (start_j - end_j) (Nguyen et al. 2022, algorithm 1)."""
     points = [x]
     computing = {worker: (0, worker) for worker in range(num_workers)}
-    scaled: list[np.ndarray] = []
+    scaled = []
     for dispatch, number in enumerate(arrivals, start=num_workers):
         worker = picked(computing, number)
         read_version, own = computing[worker]
@@ -616,15 +480,7 @@ def fedbuff(
     return points
 
 
-def downpour(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    n_push: int,
-    n_fetch: int,
-) -> Points:
+def downpour(gradient, x, learning_rate, num_workers, arrivals, n_push, n_fetch):
     """Each worker steps its own replica, pushes what it has accrued, and fetches now and then (Dean et al. 2012)."""
     points = [x]
     replicas = {worker: (x, worker) for worker in range(num_workers)}
@@ -640,15 +496,7 @@ def downpour(
     return points
 
 
-def easgd(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    alpha: float,
-    num_local_steps: int,
-) -> Points:
+def easgd(gradient, x, learning_rate, num_workers, arrivals, alpha, num_local_steps):
     """d = alpha (y_i - x),  y_i <- y_i - d,  x <- x + d after every H local steps (Zhang et al. 2015, algorithm 1)."""
     points = [x]
     replicas = {worker: (x, worker) for worker in range(num_workers)}
@@ -662,16 +510,7 @@ def easgd(
     return points
 
 
-def local_sgd(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    weight: PerDispatch,
-    num_local_steps: int,
-    post: int,
-) -> Points:
+def local_sgd(gradient, x, learning_rate, num_workers, arrivals, weight, num_local_steps, post):
     """x <- the weighted mean of where everybody's H local steps end (Stich 2019); H = 1 before version `post`.
 
     A round is over once N have arrived, so their order changes nothing.
@@ -687,16 +526,8 @@ def local_sgd(
 
 
 def diloco(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    weight: PerDispatch,
-    num_local_steps: int,
-    outer_learning_rate: float,
-    outer_momentum: float,
-) -> Points:
+    gradient, x, learning_rate, num_workers, arrivals, weight, num_local_steps, outer_learning_rate, outer_momentum
+):
     """D = x - mean of the ends,  m <- beta m + D,  x <- x - eta (D + beta m) (Douillard et al. 2023, algorithm 1)."""
     points = [x]
     m = np.zeros_like(x)
@@ -711,19 +542,19 @@ def diloco(
 
 
 def async_local_sgd(
-    gradient: Gradient,
-    x: np.ndarray,
-    learning_rate: float,
-    num_workers: int,
-    arrivals: Sequence[int],
-    seconds: PerDispatch,
-    num_local_steps: int,
-    outer_learning_rate: float = 0.7,
-    outer_momentum: float = 0.9,
-    period: int = 4,
-    spread: float = 0.0,
-    dynamic: bool = False,
-) -> Points:
+    gradient,
+    x,
+    learning_rate,
+    num_workers,
+    arrivals,
+    seconds,
+    num_local_steps,
+    outer_learning_rate=0.7,
+    outer_momentum=0.9,
+    period=4,
+    spread=0.0,
+    dynamic=False,
+):
     """Delayed Nesterov and DyLU (Liu et al. 2024, algorithms 2 and 3), d = start - end of a worker's local steps.
 
     The t-th arrival, t = 0, 1, ...: D <- D + d; if (t + 1) mod N = 0: m <- beta m + D / N,
@@ -734,7 +565,7 @@ def async_local_sgd(
     points = [x]
     computing = {worker: (x, worker, num_local_steps) for worker in range(num_workers)}
     m = block = np.zeros_like(x)
-    speeds: dict[int, float] = {}
+    speeds = {}
     beta, c = outer_momentum, spread
     for t, number in enumerate(arrivals):
         worker = picked(computing, number)

