@@ -40,7 +40,7 @@ from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Method, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
 from asyncsgd.runtime.link import Inherited, Link, Meeting, Pair
-from asyncsgd.runtime.rank_process import LOST_CONTACT, Stages, Training, is_lost_contact, serve_rank
+from asyncsgd.runtime.rank_process import LOST_CONTACT, Training, is_lost_contact, serve_rank
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
@@ -302,10 +302,10 @@ def _lead_ranks(live: Live, training: Training) -> Result:
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule: Rule | None = None
     if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
-        from asyncsgd.runtime.two_buffered import Ahead
+        from asyncsgd.runtime.pipeline import groups
 
         rule, num_workers = Asynchronous(), 2
-        ahead = Ahead(run.limits, run.budget.evaluations, run.task.batch_size)
+        ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
     more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
     server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
     fit = _fit(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
@@ -318,11 +318,8 @@ def _lead_ranks(live: Live, training: Training) -> Result:
 
 
 def _training(run: Run, find_unused: bool = False, resume: tuple[Path, str] | None = None) -> Training:
-    runtime, stages = run.runtime, None
-    if isinstance(runtime, runtimes.Pipeline):
-        config = None if runtime.deepspeed_config is None else Path(runtime.deepspeed_config).absolute()
-        stages = Stages(runtime.stages, runtime.schedule, config)
-    return Training(run.recipe, run.schedule, find_unused, resume, stages)
+    pipeline = run.runtime if isinstance(run.runtime, runtimes.Pipeline) else None
+    return Training(run.recipe, run.schedule, find_unused, resume, pipeline)
 
 
 def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:

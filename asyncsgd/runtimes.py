@@ -157,12 +157,12 @@ class Pipeline(Runtime):
 
     A batch is cut into micro-batches (`micro_batches` of `asyncsgd.train`, at least as many as stages). ``1f1b`` and
     ``gpipe`` are synchronous; ``2bw`` never stops between updates, and each of its gradients is one update old; see
-    `asyncsgd.runtime.pipeline`, `asyncsgd.runtime.two_buffered`.
+    `asyncsgd.runtime.pipeline`.
     """
 
     mode: ClassVar[str] = "pipeline"
     speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
-    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.runtime.two_buffered",)
+    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.runtime.pipeline",)
     not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
 
     num_workers: int

@@ -182,7 +182,6 @@ class Stage(nn.Module):
 
     def __init__(self, task: Task, model: nn.Module, anatomy: Anatomy, *, num_stages: int, number: int) -> None:
         super().__init__()
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.task, self.model = task, model
         self.number, self.num_stages = number, num_stages
         self._received: Tensor | None = None
@@ -203,10 +202,6 @@ class Stage(nn.Module):
                 # What stands in a module around the early ones may be used by any stage.
                 if not any(path in ("", name) or _within(path, name) or _within(name, path) for name in early):
                     module._parameters.update(dict.fromkeys(module._parameters))  # no pass of this stage comes to it
-
-    def names_in_model(self) -> dict[str, str]:
-        """The name of each parameter of the stage -> its name in the whole model."""
-        return {name: self._names[id(parameter)] for name, parameter in self.named_parameters()}
 
     @property
     def is_first(self) -> bool:

@@ -188,7 +188,7 @@ MUTANTS = [
     Mutant(
         "ranks' gradients weigh alike",
         "asyncsgd/runtime/data_parallel.py",
-        "self._ranks.number * weigh(weight)",
+        "self.ranks.number * weigh(weight)",
         "1.0",
         IDENTITIES,
     ),
@@ -315,7 +315,7 @@ MUTANTS = [
     Mutant(
         "pipeline: parameters that two stages hold count twice in the norm that gradients are clipped by",
         "asyncsgd/runtime/pipeline.py",
-        "        for name in self._shared.again:",
+        "        for name in self._again:",
         "        for name in ():",
         "tests/test_pipeline.py",
     ),

@@ -9,12 +9,14 @@ silent one after `TIMEOUT`."""
 
 from __future__ import annotations
 
+import abc
 import collections
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from asyncsgd.evaluation import Measured, measured_in_shards
@@ -22,8 +24,8 @@ from asyncsgd.flights import Arrived
 from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
-from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import TrainingClock
+from asyncsgd.runtime.launch import TIMEOUT
 from asyncsgd.runtime.single import InOrder
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
@@ -31,51 +33,42 @@ from asyncsgd.state import State
 from asyncsgd.tasks.base import Sums, Task, decode_sums, encode_sums
 
 
-class Replica(Protocol):
-    """A model that is trained, as one of its ranks sees it. All ranks of a run call its methods together."""
+class AllRanks:
+    """All ranks of the initialised process group, over gloo. Every rank constructs it, and calls its methods in the
+    same order.
+    """
 
-    task: Task
-    device: torch.device
-    number: int
-    """Which of the replicas this rank belongs to, from 0."""
-    speakers: Sequence[int]
-    """The rank of each replica that knows its losses and the sums of its evaluations."""
+    def __init__(self) -> None:
+        self.rank, self.number = dist.get_rank(), dist.get_world_size()
+        self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
-    @property
-    def norm(self) -> float | None:
-        """Of the last direction; see `asyncsgd.optimizers.Optimizer.norm`."""
+    def take(self, tensor: Tensor, source: int) -> None:
+        """Fill `tensor`, on the CPU, with what it holds on the rank `source`."""
+        dist.broadcast(tensor, source, group=self._gloo)
 
-    def evaluate(self) -> Sums:
-        """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing."""
+    def told(self, *numbers: int) -> tuple[int, ...]:
+        """Rank 0's numbers, on every rank."""
+        row = torch.tensor(numbers)
+        self.take(row, 0)
+        return tuple(row.tolist())
 
-    def parameters(self) -> Tensor:
-        """All parameters of the model, `(P,)`."""
+    def gather(self, row: Tensor) -> Tensor:
+        """Every rank's row, `(N, len(row))`, on every rank; `row` lies on the CPU."""
+        rows = [torch.empty_like(row) for _ in range(self.number)]
+        dist.all_gather(rows, row, group=self._gloo)
+        return torch.stack(rows)
 
-    def check(self) -> None:
-        """Assert that every parameter lies where it should."""
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """Every rank's bytes on every rank. Nothing that comes over a network is unpickled."""
+        encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        lengths = self.gather(torch.tensor([len(encoded)]))[:, 0].tolist()
+        row = torch.zeros(max(lengths), dtype=torch.uint8)
+        row[: len(encoded)] = encoded
+        return [each[:length].numpy().tobytes() for each, length in zip(self.gather(row), lengths, strict=True)]
 
-    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
-        """See `StagesUsed`; empty where the model is not cut."""
-
-    def state_dict(self) -> State:
-        """Its part of a checkpoint, the same on every rank."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from the state of a whole run."""
-
-
-class SynchronousReplica(Replica, Protocol):
-    """A replica whose gradient is computed, exchanged and applied before the next one."""
-
-    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all.
-
-        Args:
-            weigh: given the batch's loss terms, returns its share of those of all replicas.
-        """
-
-    def step(self, learning_rate: float) -> None:
-        """Step along the gradient."""
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text on every rank."""
+        return [content.decode() for content in self.gather_bytes(text.encode())]
 
 
 class Computed(NamedTuple):
@@ -85,90 +78,141 @@ class Computed(NamedTuple):
     taken: Taken
 
 
-Update = Callable[[int, int], Sequence[Computed]]
-"""``update(first, count)`` takes the steps of batches `first` to ``first + count - 1``, or of fewer of them, and says
-what became of each; called by all ranks together."""
-
-
-class Rounds:
-    """Synchronous training: every replica steps along the mean of all gradients.
+class Replica(abc.ABC):
+    """A model that is trained, as one of its ranks sees it: every replica steps along the mean of all gradients.
 
         x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = loss terms of its batch
 
     Replica r takes batch t N + r at step t. A replica is one rank (`asyncsgd.runtime.data_parallel`) or a row of them
-    (`asyncsgd.runtime.pipeline`).
+    (`asyncsgd.runtime.pipeline`). All ranks of a run call its methods together.
 
     Args:
-        replica: this rank's.
-        schedule: learning rate as a function of the samples that arrived at all replicas.
+        number: which of the replicas this rank belongs to, from 0.
+        speakers: the rank of each replica that knows its losses and the sums of its evaluations.
+        rate: learning rate as a function of the samples that arrived at all replicas.
         straggling: makes this rank's gradients take longer, before they are exchanged. What a gradient would have taken
             is known from the step before, so the first is not stretched by a factor.
     """
 
+    norm: float | None = None
+    """Of the last direction; see `asyncsgd.optimizers.Optimizer.norm`."""
+
     def __init__(
-        self, replica: SynchronousReplica, ranks: AllRanks, schedule: Schedule, straggling: Straggling
+        self,
+        task: Task,
+        device: torch.device,
+        ranks: AllRanks,
+        number: int,
+        speakers: Sequence[int],
+        rate: Schedule,
+        straggling: Straggling,
     ) -> None:
-        self._replica, self._ranks, self._schedule, self._straggling = replica, ranks, schedule, straggling
+        self.task, self.device, self.ranks = task, device, ranks
+        self.number, self.speakers = number, list(speakers)
+        self._rate, self._straggling = rate, straggling
         self._own_seconds = 0.0
 
+    @abc.abstractmethod
+    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
+        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all.
+
+        Args:
+            weigh: given the batch's loss terms, returns its share of those of all replicas.
+        """
+
+    @abc.abstractmethod
+    def step(self, learning_rate: float) -> None:
+        """Step along the gradient."""
+
+    @abc.abstractmethod
+    def sums(self) -> Sums:
+        """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing."""
+
+    @abc.abstractmethod
+    def parameters(self) -> Tensor:
+        """All parameters of the model, `(P,)`."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Assert that every parameter lies where it should."""
+
+    @abc.abstractmethod
+    def state_dict(self) -> State:
+        """Its part of a checkpoint, the same on every rank."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Go on from the state of a whole run."""
+
+    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
+        """What stages have done since the call before; see `asyncsgd.records.events.StagesUsed`."""
+        return ()
+
     def update(self, first: int, count: int) -> list[Computed]:
-        """One step. Replicas from `count` on have no batch left and add nothing."""
-        replica, speakers = self._replica, list(self._replica.speakers)
+        """Take the step of batches `first` to ``first + count - 1``, or the steps of some of them, and say what became
+        of each. Replicas from `count` on have no batch left and add nothing.
+        """
         began = time.perf_counter()
         waited = stretched = 0.0
-        weights = torch.zeros(len(speakers), dtype=torch.float64)
+        weights = torch.empty(0)
 
         def weigh(weight: float) -> float:
             nonlocal weights, waited, stretched
-            stretched = self._straggling.wait_seconds(self._own_seconds, first // len(speakers))
+            stretched = self._straggling.wait_seconds(self._own_seconds, first // len(self.speakers))
             time.sleep(stretched)  # before the exchange, in which the others wait for this rank
             asked = time.perf_counter()
-            row = torch.tensor([weight if replica.number < count else 0.0], dtype=torch.float64)
-            weights = self._ranks.gather(row)[speakers, 0]
+            row = torch.tensor([weight if self.number < count else 0.0], dtype=torch.float64)
+            weights = self.ranks.gather(row)[self.speakers, 0]
             waited = time.perf_counter() - asked
             return float(row[0] / weights.sum())
 
-        own = replica.number if replica.number < count else 0
-        gradient = replica.gradient(first + own, weigh)
+        gradient = self.gradient(first + (self.number if self.number < count else 0), weigh)
         computed = time.perf_counter()
         self._own_seconds = computed - began - waited - stretched
-        replica.step(self._schedule((first + count) * replica.task.batch_size))
+        self.step(self._rate((first + count) * self.task.batch_size))
         seconds = (computed - began - waited, waited, time.perf_counter() - computed)
-        row = torch.tensor([gradient.loss, *seconds], dtype=torch.float64)
-        rows = self._ranks.gather(row)[speakers].tolist()
+        rows = self.ranks.gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))[self.speakers].tolist()
         return [
-            Computed(
-                Gradient(loss, float(weights[number]), replica.task.batch_size),
-                Taken(compute=compute, wait=wait, apply=apply),
-            )
-            for number, (loss, compute, wait, apply) in enumerate(rows[:count])
+            Computed(Gradient(loss, weight, self.task.batch_size), Taken(compute=compute, wait=wait, apply=apply))
+            for weight, (loss, compute, wait, apply) in zip(weights.tolist()[:count], rows, strict=False)
         ]
 
+    def evaluate(self) -> Measured:
+        """Evaluate the parameters exactly, a shard per replica."""
+        began = time.perf_counter()
+        texts = self.ranks.gather_texts(encode_sums(self.sums()))
+        peaks = self.ranks.gather(torch.tensor(peak_bytes(self.device))).tolist()
+        seconds, stages = time.perf_counter() - began, self.used()
+        self.check()
+        shards = [decode_sums(texts[rank]) for rank in self.speakers]
+        by_rank = tuple((rank, int(resident), int(cuda)) for rank, (resident, cuda) in enumerate(peaks))
+        return measured_in_shards(self.task, shards, seconds, by_rank, stages)
 
-UPDATE, EVALUATE, PARAMETERS, STATE, STOP = range(5)
+
+STOP, UPDATE, EVALUATE, PARAMETERS, STATE = range(5)
 
 
 class InStep:
     """What the ranks of a run do together: rank 0 by the methods, the others by `follow`."""
 
-    def __init__(self, replica: Replica, ranks: AllRanks, update: Update) -> None:
-        self.replica, self._ranks, self._update = replica, ranks, update
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
 
     def follow(self) -> None:
         """Obey rank 0 until it says that the run has ended."""
-        while (told := self._ranks.told(0, 0, 0))[0] != STOP:
+        while (told := self.replica.ranks.told(STOP, 0, 0))[0] != STOP:
             self._do(*told)
 
     def update(self, first: int, count: int) -> Sequence[Computed]:
-        """See `Update`."""
+        """See `Replica.update`."""
         return self._lead(UPDATE, first, count)
 
     def evaluate(self) -> Measured:
-        """Evaluate the parameters exactly, a shard per replica."""
+        """See `Replica.evaluate`."""
         return self._lead(EVALUATE)
 
     def parameters(self) -> Tensor:
-        """All parameters, `(P,)`."""
+        """See `Replica.parameters`."""
         return self._lead(PARAMETERS)
 
     def state_dict(self) -> State:
@@ -180,27 +224,16 @@ class InStep:
 
     def stop(self) -> None:
         """Let the others go."""
-        self._ranks.told(STOP, 0, 0)
+        self.replica.ranks.told(STOP, 0, 0)
 
     def _lead(self, what: int, first: int = 0, count: int = 0) -> Any:
-        return self._do(*self._ranks.told(what, first, count))
+        return self._do(*self.replica.ranks.told(what, first, count))
 
     def _do(self, what: int, first: int, count: int) -> Any:
+        replica = self.replica
         if what == UPDATE:
-            return self._update(first, count)
-        if what == EVALUATE:
-            return self._evaluated()
-        return self.replica.parameters() if what == PARAMETERS else self.replica.state_dict()
-
-    def _evaluated(self) -> Measured:
-        replica, began = self.replica, time.perf_counter()
-        texts = self._ranks.gather_texts(encode_sums(replica.evaluate()))
-        peaks = self._ranks.gather(torch.tensor(peak_bytes(replica.device))).tolist()
-        seconds, stages = time.perf_counter() - began, replica.used()
-        replica.check()
-        shards = [decode_sums(texts[rank]) for rank in replica.speakers]
-        by_rank = tuple((rank, int(resident), int(cuda)) for rank, (resident, cuda) in enumerate(peaks))
-        return measured_in_shards(replica.task, shards, seconds, by_rank, stages)
+            return replica.update(first, count)
+        return {EVALUATE: replica.evaluate, PARAMETERS: replica.parameters, STATE: replica.state_dict}[what]()
 
 
 class Collective(InOrder):

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd.optimizers import Optimizer
-from asyncsgd.runtime.all_ranks import AllRanks
+from asyncsgd.runtime.collective import AllRanks, Replica
+from asyncsgd.runtime.worker_process import Straggling
+from asyncsgd.schedules import Schedule
 from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Sums
 from asyncsgd.worker import Gradient, Worker
 
 
-class DataParallel:
-    """A replica of one rank; see `asyncsgd.runtime.collective.SynchronousReplica`. All ranks construct it together.
+class DataParallel(Replica):
+    """A replica of one rank. All ranks construct it together.
 
     Args:
         worker: computes this rank's gradients, through DDP from here on, and evaluates a shard.
@@ -30,12 +32,20 @@ class DataParallel:
         find_unused: whether DDP looks for parameters without a gradient at every step; rank 0 decides for all.
     """
 
-    def __init__(self, worker: Worker, optimizer: Optimizer, ranks: AllRanks, *, find_unused: bool = False) -> None:
-        self.task, self.device = worker.task, worker.flat.parameters.device
-        self.number = ranks.rank
-        self.speakers: Sequence[int] = range(ranks.number)
-        self._worker, self._optimizer, self._ranks, self._flat = worker, optimizer, ranks, worker.flat
-        find_unused = bool(ranks.gather(torch.tensor([find_unused]))[0, 0])
+    def __init__(
+        self,
+        worker: Worker,
+        optimizer: Optimizer,
+        ranks: AllRanks,
+        rate: Schedule,
+        straggling: Straggling,
+        *,
+        find_unused: bool,
+    ) -> None:
+        device = worker.flat.parameters.device
+        super().__init__(worker.task, device, ranks, ranks.rank, range(ranks.number), rate, straggling)
+        self._worker, self._optimizer, self._flat = worker, optimizer, worker.flat
+        (find_unused,) = map(bool, ranks.told(find_unused))
         with warnings.catch_warnings():
             # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
@@ -43,20 +53,17 @@ class DataParallel:
             worker.loss = DistributedDataParallel(
                 worker.loss, broadcast_buffers=False, find_unused_parameters=find_unused
             )
-        self._flat.check()
+        self.check()
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        return self._worker.gradient(index, lambda weight: self._ranks.number * weigh(weight))
+        return self._worker.gradient(index, lambda weight: self.ranks.number * weigh(weight))
 
     def step(self, learning_rate: float) -> None:
         self._optimizer.step(self._flat.gradients, learning_rate)
+        self.norm = self._optimizer.norm
 
-    @property
-    def norm(self) -> float | None:
-        return self._optimizer.norm
-
-    def evaluate(self) -> Sums:
-        return self._worker.evaluate(self._ranks.rank, self._ranks.number)
+    def sums(self) -> Sums:
+        return self._worker.evaluate(self.number, self.ranks.number)
 
     def parameters(self) -> Tensor:
         return self._flat.parameters
@@ -64,14 +71,11 @@ class DataParallel:
     def check(self) -> None:
         self._flat.check()
 
-    def used(self) -> tuple[()]:
-        return ()
-
     def state_dict(self) -> State:
         return {
             "parameters": self._flat.parameters,
             "optimizer": state_of(self._optimizer),
-            "workers": self._ranks.gather_texts(json.dumps(state_of(self._worker))),
+            "workers": self.ranks.gather_texts(json.dumps(state_of(self._worker))),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -84,4 +88,4 @@ class DataParallel:
         with torch.no_grad():
             self._flat.parameters.copy_(own["parameters"])
         restore(self._optimizer, own["optimizer"])
-        restore(self._worker, json.loads(own["workers"][self._ranks.rank]))
+        restore(self._worker, json.loads(own["workers"][self.number]))

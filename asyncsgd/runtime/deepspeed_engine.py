@@ -14,7 +14,6 @@ password: all stages belong on one host. On GPUs every stage needs one of its ow
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from asyncsgd.errors import UsageError
 
@@ -46,20 +45,18 @@ def prepare(device: torch.device, path: Path | None) -> dict[str, Any]:
         path: of a file like ``experiments/configs/ds_config.json``; None: what that one holds.
 
     Raises:
-        UsageError: the file cannot be read, or would change the gradient or the step, which are not DeepSpeed's to
-            decide.
+        UsageError: the file cannot be read, or would change the gradient or the step.
         RuntimeError: the compiler failed, with what it said.
     """
     try:
-        config = FIXED if path is None else FIXED | json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = FIXED | ({} if path is None else json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
     for name, value in FIXED.items():
         if config[name] != value:
             raise UsageError(f"{path}: {name} is {config[name]!r}; this library needs {json.dumps(value)} there")
-    # It decides for the GPU at its import, also where this run is to use the CPU. Its words are not for standard
-    # output, where others may expect something to parse.
-    with _environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(sys.stderr):
+    # It decides for the GPU at its import, also where this run is to use the CPU.
+    with _quiet(DS_ACCELERATOR=device.type):
         import deepspeed
 
         if device.type == "cpu":
@@ -68,50 +65,49 @@ def prepare(device: torch.device, path: Path | None) -> dict[str, Any]:
 
 
 class DeepSpeedEngine:
-    """One rank's stage in DeepSpeed's pipeline; see `asyncsgd.runtime.pipeline_engine.TorchEngine`. All ranks construct
-    it together, on an initialised process group whose ranks are the stages in order.
+    """One rank's stage in DeepSpeed's pipeline. All ranks construct it together, on an initialised process group whose
+    ranks are the stages in order.
 
     Args:
         stage: module whose ``forward(hidden, index=index)`` returns what the next stage gets as `hidden`, and on the
             last stage the loss, `(1,)`. `index`, int64 `(1,)`, says which micro-batch; `hidden` is None on the first.
-            The step's loss is the sum over its micro-batches. It lies on `device` already.
+            It lies on `device` already, and every ``.grad`` is there.
         path: as for `prepare`.
     """
 
-    in_place = True
-    watch = None
-    """DeepSpeed does not say how long it computes."""
-
     def __init__(self, stage: nn.Module, device: torch.device, path: Path | None) -> None:
-        config = prepare(device, path)
+        config, self._number = prepare(device, path), 1
         import deepspeed
 
         rank, num_stages = dist.get_rank(), dist.get_world_size()
         layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
         layers[rank] = _Layer(stage, first=rank == 0, last=rank == num_stages - 1)
         # DeepSpeed takes the index of a GPU from LOCAL_RANK, which other launchers than its own do not set.
-        local = str(device.index or 0) if device.type == "cuda" else str(rank)
-        with _environment(LOCAL_RANK=local), contextlib.redirect_stdout(io.StringIO()):
+        with _quiet(LOCAL_RANK=str(device.index or 0) if device.type == "cuda" else str(rank)):
             deepspeed.init_distributed()
             pipeline = deepspeed.pipe.PipelineModule(
-                layers, num_stages=num_stages, partition_method="uniform", loss_fn=self._scaled, dynamic_shape=True
+                layers,
+                num_stages=num_stages,
+                partition_method="uniform",
+                loss_fn=lambda loss, labels: loss.sum() * self._number,
+                dynamic_shape=True,
             )
-            self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=_NoSteps(), config=config)
+            # It computes no gradient without an optimizer, and torch wants a parameter, which nobody uses here.
+            nobody = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+            self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=nobody, config=config)
         # Else it would copy all gradients in order to average them over one replica.
         self._engine.pipeline_enable_backward_allreduce = False
+        self._parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
 
-    def run(self, module: nn.Module, shape: torch.Size, number: int) -> None:
-        """See `asyncsgd.runtime.pipeline_engine.TorchEngine.run`; `module` is the stage."""
-        views = [(parameter, parameter.grad) for parameter in module.parameters() if parameter.requires_grad]
+    def run(self, number: int) -> None:
+        """Compute all passes of a step of `number` micro-batches, whose gradients are added up."""
+        views = [parameter.grad for parameter in self._parameters]
+        self._number = number
         self._engine.set_train_batch_size(number)
-        with contextlib.redirect_stdout(sys.stderr):
+        with _quiet():
             self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(number)]))
-        for parameter, view in views:
+        for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = view
-
-    def _scaled(self, loss: Tensor, labels: tuple[()]) -> Tensor:
-        """The loss as DeepSpeed must get it, since it divides by the number of micro-batches."""
-        return loss.sum() * self._engine.gradient_accumulation_steps()
 
 
 class _Layer(nn.Module):
@@ -119,8 +115,7 @@ class _Layer(nn.Module):
 
     def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:
         super().__init__()
-        self.stage = stage
-        self._first, self._last = first, last
+        self.stage, self._first, self._last = stage, first, last
 
     def forward(self, received: Any) -> Any:
         # The hidden states come first: DeepSpeed receives the first tensor and its gradient in the same buffer.
@@ -129,23 +124,14 @@ class _Layer(nn.Module):
         return result if self._last else (result.contiguous(), index)
 
 
-class _NoSteps(torch.optim.Optimizer):
-    """DeepSpeed computes no gradient without an optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__([nn.Parameter(torch.zeros(1))], {})  # torch wants a parameter, and nobody uses this one
-
-    def step(self, closure: Any = None) -> Any:
-        return None
-
-
 @contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Within it, these environment variables have these values."""
+def _quiet(**variables: str) -> Iterator[None]:
+    """Within it, these environment variables have these values, and what DeepSpeed says goes to standard error."""
     before = os.environ.copy()
     os.environ.update(variables)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         os.environ.clear()
         os.environ.update(before)
