@@ -95,27 +95,10 @@ def evaluate_sets(
     device: torch.device,
     outputs: Callable[[Batch], Any] | None = None,
 ) -> Sums:
-    """The sums of `evaluate_shard` over the main set, and those over each other set under names of its own."""
-    sums = evaluate_shard(task, model, sets[MAIN], shard, num_shards, device, outputs)
-    for name, batches in sets.items():
-        if name != MAIN:
-            others = evaluate_shard(task, model, batches, shard, num_shards, device, outputs)
-            sums |= {f"{_SET}{name}:{what}": value for what, value in others.items()}
-    return sums
+    """Return the sums over batches `shard`, `shard` + `num_shards`, ... of every set; no collective, so nobody waits.
 
-
-def evaluate_shard(
-    task: Task,
-    model: nn.Module,
-    batches: Batches,
-    shard: int,
-    num_shards: int,
-    device: torch.device,
-    outputs: Callable[[Batch], Any] | None = None,
-) -> Sums:
-    """Return the sums over batches `shard`, `shard` + `num_shards`, ...; no collective, so nobody waits for anybody.
-
-    Without dropout and gradients. A shard without batches has only ``loss`` and ``weight``, 0.
+    Without dropout and gradients. Those of the main set have their own names; a shard without batches has ``loss`` and
+    ``weight``, 0.
 
     Args:
         outputs: the forward pass of `model` on a batch; None: the task's. Batches for which it gives None add nothing,
@@ -123,7 +106,7 @@ def evaluate_shard(
     """
     forward = outputs or functools.partial(task.outputs, model)
 
-    def of_batches() -> Iterator[Sums]:
+    def of_batches(batches: Batches) -> Iterator[Sums]:
         for index in range(shard, len(batches), num_shards):
             batch = batches[index]
             weight = task.weight(batch)
@@ -138,7 +121,9 @@ def evaluate_shard(
             yield sums
 
     with evaluating(model):
-        return plain_sums(add_sums(of_batches()) or {"loss": 0.0, "weight": 0.0})
+        of_set = {name: add_sums(of_batches(batches)) or {"loss": 0.0, "weight": 0.0} for name, batches in sets.items()}
+    sums = plain_sums(of_set.pop(MAIN))
+    return sums | {f"{_SET}{name}:{what}": one for name in of_set for what, one in plain_sums(of_set[name]).items()}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_shard, evaluating, measured
+from asyncsgd.evaluation import evaluate_sets, evaluating, measured
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.causal_lm import CausalLM, pack
 
@@ -181,7 +181,9 @@ def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_t
 
 def sums_of(task, model, num_shards):
     batches = task.data(0).evaluation["main"]
-    return add_sums(evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards))
+    return add_sums(
+        evaluate_sets(task, model, {"main": batches}, shard, num_shards, CPU) for shard in range(num_shards)
+    )
 
 
 def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_number_of_shards(task, monkeypatch):

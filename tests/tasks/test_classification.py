@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.classification import Classification, inverse_frequency
 
 CLASSES, TOKENS = 3, 11
@@ -93,7 +93,7 @@ def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts):
 
 def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training():
     model, some = bag(dropout=0.5), batch(40)
-    sums = evaluate_shard(WEIGHTED, model, [some], 0, 1, torch.device("cpu"))
+    sums = evaluate_sets(WEIGHTED, model, {"main": [some]}, 0, 1, torch.device("cpu"))
     assert model.training
     calm = copy.deepcopy(model).eval()
     logits = calm(some["input_ids"], some["attention_mask"]).logits.detach()

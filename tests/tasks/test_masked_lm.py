@@ -16,7 +16,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.masked_lm import MaskedLM, MaskedPositions
 
 VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
@@ -47,7 +47,7 @@ def loss_of(model, batch):
 
 
 def sums_of(model, *batches):
-    return evaluate_shard(TASK, model, batches, 0, 1, torch.device("cpu"))
+    return evaluate_sets(TASK, model, {"main": batches}, 0, 1, torch.device("cpu"))
 
 
 every_architecture = pytest.mark.parametrize("architecture", [bert, roberta, distilbert])

@@ -13,7 +13,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import asyncsgd
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.answers import exact_match
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.question_answering import QuestionAnswering
@@ -126,12 +126,12 @@ def test_sums_are_the_same_bits_for_any_number_of_shards(task):
     asked = [number for index in range(len(batches)) for number in batches[index]["rows"].tolist()]
     assert sorted(asked) == list(range(len(task.samples("eval"))))
     assert len(batches) > 2
-    whole = evaluate_shard(task, model, batches, 0, 1, CPU)
+    whole = evaluate_sets(task, model, {"main": batches}, 0, 1, CPU)
     assert whole["loss"] == pytest.approx(
         sum(float(plain_loss(model, batches[i])) for i in range(len(batches))), rel=1e-5
     )
     for num_shards in (2, 3):
-        shards = [evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards)]
+        shards = [evaluate_sets(task, model, {"main": batches}, shard, num_shards, CPU) for shard in range(num_shards)]
         total = add_sums(decode_sums(encode_sums(shard)) for shard in shards)
         assert total["loss"] == pytest.approx(whole["loss"], rel=1e-12)
         for name in ("weight", "difference", "exact", "f1", "answerable"):
@@ -180,7 +180,7 @@ def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
         optimizer.zero_grad()
         task.loss(task.outputs(model, batch), batch).backward()
         optimizer.step()
-    sums = evaluate_shard(task, model, data.evaluation["main"], 0, 1, CPU)
+    sums = evaluate_sets(task, model, data.evaluation, 0, 1, CPU)
     metrics, details = task.metrics(sums), task.details(sums)
     assert metrics["exact_match"] > 0.9
     assert details["has_answer"]["exact_match"] > 0.9

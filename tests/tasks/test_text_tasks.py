@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import asyncsgd
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.causal_lm import CausalLM
 from asyncsgd.tasks.classification import Classification
@@ -94,7 +94,7 @@ def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_o
         batches[len(batches)]
     whole, *parts = (
         add_sums(
-            decode_sums(encode_sums(evaluate_shard(task, model, batches, shard, number, torch.device("cpu"))))
+            decode_sums(encode_sums(evaluate_sets(task, model, {"main": batches}, shard, number, torch.device("cpu"))))
             for shard in range(number)
         )
         for number in (1, 2, 3)

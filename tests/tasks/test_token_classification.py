@@ -14,7 +14,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from asyncsgd import models
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.token_classification import TokenClassification
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -197,5 +197,5 @@ def trained(task, steps, learning_rate):
         optimizer.zero_grad()
         task.loss(task.outputs(model, batch), batch).backward()
         optimizer.step()
-    sums = evaluate_shard(task, model, data.evaluation["main"], 0, 1, CPU)
+    sums = evaluate_sets(task, model, data.evaluation, 0, 1, CPU)
     return model, task.metrics(sums) | task.details(sums)
