@@ -45,10 +45,6 @@ def refuses(task, seed, cache):
     raise UsageError("the file is not there")
 
 
-def fails(task, seed, cache):
-    raise ZeroDivisionError("division")
-
-
 @pytest.mark.parametrize(
     ("arguments", "method", "refusal"),
     [
@@ -59,7 +55,6 @@ def fails(task, seed, cache):
         (LONGER, ("model", other_weights), "other initial parameters"),
         (LONGER, ("data", other_labels), "other data"),
         (LONGER, ("prepare", refuses), "the file is not there"),
-        (LONGER, ("prepare", fails), "division"),
     ],
     # a name that holds an address is another one in each test process
     ids=lambda value: f"{value[0]}-{value[1].__name__}" if isinstance(value, tuple) else None,
@@ -69,7 +64,7 @@ def test_a_refused_resume_leaves_every_byte_of_a_finished_run(arguments, method,
     shutil.copytree(done, path)
     if method is not None:
         monkeypatch.setattr(Noisy, *method)
-    with pytest.raises((UsageError, ZeroDivisionError), match=refusal):
+    with pytest.raises(UsageError, match=refusal):
         train(path, resume=True, **arguments)
     assert content(path) == content(done)
 
@@ -78,8 +73,6 @@ def test_a_refused_resume_leaves_every_byte_of_a_finished_run(arguments, method,
     ("changes", "refusal"),
     [
         ({"network": None}, r"network bytes=1000.0,worker=1000.0,server=1000.0 -> None"),
-        ({"churn": ()}, r"churn leave:worker=1,seconds=4.0 -> None"),
-        ({"speeds": Virtual(3).speeds}, r"speeds exponential"),
         ({"threads": 2}, r"threads 1 -> 2"),
     ],
 )
