@@ -1,8 +1,8 @@
 """Finders say which words of a text are worth masking; one a class, and a name in `ALL`.
 
 A finder as the user names it is a frozen dataclass, whose fields are its parameters. Its `prepare` reads what is slow
-to read in one process, given the training texts, which some finders count the words of, and the folder of prepared
-data; a UsageError says what the user must change. It returns a `Find`, which any process calls.
+to read in one process, given the training texts and the folder of prepared data. It returns a `Find`, which any process
+calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol
 from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.tables import existing_path, hub_is_reachable
 from asyncsgd.data.tokenizer import is_model_folder
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.errors import UsageError
 from asyncsgd.masking.tagger import Span, Tagger, first_line, hashed, load
 from asyncsgd.named_choices import Kind, describe
 
@@ -66,32 +66,27 @@ class Lexicon:
         return hashed(TERMS_FORMAT, self.terms)
 
     def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
-        by_first = _by_first_word(self.terms)
-        return [list(_terms_in(text, by_first)) for text in texts]
+        return [list(_terms_in(text, *_words_of(self.terms))) for text in texts]
 
 
 @functools.lru_cache(maxsize=4)
-def _by_first_word(terms: tuple[str, ...]) -> dict[str, list[tuple[list[str], bool]]]:
-    """The words of terms and whether their case matters, by the first in small letters, the longest first."""
-    by_first: dict[str, list[tuple[list[str], bool]]] = {}
-    for words, term in sorted(((_WORD.findall(term), term) for term in terms), key=lambda entry: -len(entry[0])):
-        if words:
-            by_first.setdefault(words[0].lower(), []).append((words, term != term.lower()))
-    return by_first
+def _words_of(terms: tuple[str, ...]) -> tuple[set[tuple[str, ...]], dict[str, int]]:
+    """Terms as words, and the number of words of the longest one that begins with a word, in small letters."""
+    words = {tuple(_WORD.findall(term)) for term in terms} - {()}
+    return words, {term[0].lower(): len(term) for term in sorted(words, key=len)}
 
 
-def _terms_in(text: str, by_first: dict[str, list[tuple[list[str], bool]]]) -> Iterator[Span]:
+def _terms_in(text: str, terms: set[tuple[str, ...]], longest: Mapping[str, int]) -> Iterator[Span]:
     places = [word.span() for word in _WORD.finditer(text)]
-    exact = [text[start:end] for start, end in places]
-    lower, at = [word.lower() for word in exact], 0
+    exact = tuple(text[start:end] for start, end in places)
+    lower, at = tuple(word.lower() for word in exact), 0
     while at < len(places):
-        length = 1
-        for term, has_capital in by_first.get(lower[at], ()):
-            if (exact if has_capital else lower)[at : at + len(term)] == term:
-                length = len(term)
-                yield places[at][0], places[at + length - 1][1]
+        for end in range(min(at + longest.get(lower[at], 0), len(places)), at, -1):
+            if lower[at:end] in terms or exact[at:end] in terms:
+                yield places[at][0], places[end - 1][1]
+                at = end - 1
                 break
-        at += length
+        at += 1
 
 
 @dataclass(frozen=True)
@@ -106,10 +101,9 @@ class Terms:
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
         path = existing_path(self.file, "--finder terms:FILE", kinds=(".txt",))
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            terms = {line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()} - {""}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the term list {path} cannot be read, or is not UTF-8 ({error})") from error
-        terms = {line.strip() for line in lines} - {""}
         if not terms:
             raise UsageError(f"the term list {path} holds no term; write one a line")
         return Lexicon(tuple(sorted(terms)))
@@ -213,29 +207,26 @@ class Ner:
                 with open(path, "rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         tagger = Tagger(str(folder), tuple(sorted(filter(None, self.types.split("+")))), digest.hexdigest())
-        known = set(load(str(folder), "cpu").types) - {""}
-        for kind in set(tagger.types) - known:
-            raise UsageError(
-                f"--finder ner: {self.model} has no type {kind!r}{nearest(kind, known)}; it has "
-                f"{', '.join(sorted(known))}"
-            )
+        known = sorted(set(load(str(folder), "cpu").types) - {""})
+        for kind in set(tagger.types) - set(known):
+            raise UsageError(f"--finder ner: {self.model} has no type {kind!r}; it has {', '.join(known)}")
         return tagger
 
 
 def _folder(model: str) -> Path:
     """The local folder of a model."""
     try:
-        if is_model_folder(model, ()):
-            folder = Path(model).expanduser().absolute()
-            return folder / "model" if (folder / "model" / "config.json").is_file() else folder
-        from huggingface_hub import snapshot_download
+        if not is_model_folder(model, ()):
+            from huggingface_hub import snapshot_download
 
-        patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "pytorch_model*.bin"]
-        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
+            patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "pytorch_model*.bin"]
+            return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
     except Exception as error:  # the Hub's library has many
         raise UsageError(
             f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({first_line(error)})"
         ) from error
+    folder = Path(model).expanduser().absolute()
+    return folder / "model" if (folder / "model" / "config.json").is_file() else folder
 
 
 Finder = Ner | Terms | Keyness

@@ -43,9 +43,9 @@ import sys
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncsgd.data.tables import check_columns, text_of
 from asyncsgd.errors import UsageError, reason
@@ -68,21 +68,10 @@ _HYPHENATED = re.compile(r"(.*[^\W\d_])[-\u2010\u00ad]\s*", re.DOTALL)
 _REST_OF_WORD = re.compile(r"\s*(?!(?:and|or|to)\b)[^\W\d_]")
 
 
-class Normalized(NamedTuple):
-    """Some lines, and what was changed in them, by kind."""
+def normalize(lines: list[str], *, lower: bool) -> tuple[list[str], Counter[str]]:
+    """Normalize lines that follow one another, see the module; the lines, and what was changed in them, by kind.
 
-    lines: list[str]
-    changes: Counter[str]
-
-
-Map = Callable[[Callable[[list[str]], Normalized], Iterable[list[str]]], Iterator[Normalized]]
-"""As `map`, in any number of processes."""
-
-
-def normalize(lines: list[str], *, lower: bool) -> Normalized:
-    """Normalize lines that follow one another; see the module.
-
-    >>> normalize(["The electro-", "lyte was 10\\u00a0µm thick, 5–7 % H₂O"], lower=False).lines
+    >>> normalize(["The electro-", "lyte was 10\\u00a0µm thick, 5–7 % H₂O"], lower=False)[0]
     ['The electrolyte was 10 μm thick, 5-7 % H₂O']
     """
     changes: Counter[str] = Counter(lines_read=len(lines))
@@ -103,39 +92,32 @@ def normalize(lines: list[str], *, lower: bool) -> Normalized:
         else:
             changes["lines_left_out"] += 1
     changes["lines_written"] = len(normalized)
-    return Normalized(normalized, +changes)
+    return normalized, +changes
 
 
 def _normalized(line: str, lower: bool, changes: Counter[str]) -> str:
-    def replace(kind: str, pattern: re.Pattern[str], by: str | Callable[[re.Match[str]], str]) -> None:
-        nonlocal line
+    line = _SEPARATORS.sub(" ", line)
+    for kind, pattern, by in _replacements()[: 1 if line.isascii() else None]:
         line, number = pattern.subn(by, line)
         changes[kind] += number
-
-    line = _SEPARATORS.sub(" ", line)
-    replace("controls_removed", _controls(), "")
-    if not line.isascii():
-        replace("characters_decomposed", _decomposable(), lambda found: _expanded(found[0]))
-        for kind, pattern, by in _SIGNS:
-            replace(kind, pattern, by)
     if lower and (lowered := line.lower()) != line:
         changes["lines_lowered"] += 1
         line = lowered
     if not unicodedata.is_normalized("NFC", line):
         changes["lines_composed"] += 1
         line = unicodedata.normalize("NFC", line)
-    replace("spaces", _SPACES, " ")
+    line, number = _SPACES.subn(" ", line)
+    changes["spaces"] += number
     return line.strip()
 
 
 @functools.cache
-def _controls() -> re.Pattern[str]:
-    return _one_of(lambda c: unicodedata.category(c) in ("Cc", "Cf") and c not in _JOINERS)
-
-
-@functools.cache
-def _decomposable() -> re.Pattern[str]:
-    return _one_of(lambda c: unicodedata.decomposition(c) != "" and _expanded(c) != c)
+def _replacements() -> list[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]]:
+    """Kinds, patterns and what they are replaced by, in order; in ASCII there is something for the first alone."""
+    controls = _one_of(lambda c: unicodedata.category(c) in ("Cc", "Cf") and c not in _JOINERS)
+    decomposable = _one_of(lambda c: unicodedata.decomposition(c) != "" and _expanded(c) != c)
+    decomposed = ("characters_decomposed", decomposable, lambda found: _expanded(found[0]))
+    return [("controls_removed", controls, ""), decomposed, *_SIGNS]
 
 
 def _one_of(wanted: Callable[[str], bool]) -> re.Pattern[str]:
@@ -160,7 +142,9 @@ def _expanded(character: str) -> str:
     return "".join(map(_expanded, whole))
 
 
-def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str, mapped: Map) -> dict[str, int]:
+def normalize_file(
+    source: Path, target: Path, *, lower: bool, text_column: str, mapped: Callable[..., Any]
+) -> dict[str, int]:
     """Normalize a file, block by block, so that memory does not grow with the file.
 
     Args:
@@ -168,7 +152,7 @@ def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str,
             become a line each.
         target: .txt or .txt.gz; replaced when all is written. ``target``.report.json gets what is returned.
         text_column: of a .parquet file.
-        mapped: applies a function to many blocks, in order. Blocks do not depend on it, so nor does the result.
+        mapped: as `map`, in any number of processes. Blocks do not depend on it, so nor does the result.
 
     Returns:
         What was changed: numbers by kind, sorted by name.
@@ -183,7 +167,6 @@ def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str,
         raise UsageError(f"{target} is the input itself; name another file to write")
     changes: Counter[str] = Counter()
     partial = target.with_name(target.name + ".partial")
-    lines = _texts(source, text_column) if source.name.endswith(".parquet") else _lines(source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as closing:
@@ -191,9 +174,11 @@ def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str,
             if target.name.endswith(".gz"):
                 # Without a name and a time in it, so that equal texts are equal files.
                 out = closing.enter_context(gzip.GzipFile("", "wb", fileobj=out, mtime=0))
-            for block in mapped(functools.partial(normalize, lower=lower), _blocks(lines)):
-                changes += block.changes
-                out.write("".join(line + "\n" for line in block.lines).encode())
+            for lines, of_block in mapped(
+                functools.partial(normalize, lower=lower), _blocks(_lines(source, text_column))
+            ):
+                changes += of_block
+                out.write("".join(line + "\n" for line in lines).encode())
         partial.rename(target)
         report = dict(sorted(changes.items()))
         target.with_name(target.name + ".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -219,29 +204,28 @@ def _blocks(lines: Iterator[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _lines(source: Path) -> Iterator[str]:
-    """The lines of a text file, without their ends."""
+def _lines(source: Path, text_column: str) -> Iterator[str]:
+    """The lines of a text file, without their ends, or the texts of a table, each as a line."""
     try:
-        opened = gzip.open if source.name.endswith(".gz") else open
-        with opened(source, "rt", encoding="utf-8-sig", newline="\n") as text:
+        if source.name.endswith(".parquet"):
+            yield from _texts(source, text_column)
+            return
+        with (gzip.open if source.name.endswith(".gz") else open)(source, "rt", -1, "utf-8-sig", newline="\n") as text:
             for line in text:
                 yield line.removesuffix("\n").removesuffix("\r")
+    except UsageError:
+        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UsageError(f"{source} cannot be read, or is not UTF-8 ({error})") from error
+        raise UsageError(f"{source} cannot be read: {error}") from error
 
 
 def _texts(source: Path, text_column: str) -> Iterator[str]:
-    """The texts of a table, each as a line."""
-    import pyarrow
-    from pyarrow import parquet
+    from pyarrow.parquet import ParquetFile
 
-    try:
-        file = parquet.ParquetFile(source)
-        check_columns(str(source), {text_column: "--text-column"}, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=1000, columns=[text_column]):
-            for value in batch.column(0).to_pylist():
-                text = text_of(str(source), text_column, value)
-                if text.strip():  # an empty line would separate documents
-                    yield " ".join(text.split("\n"))
-    except pyarrow.ArrowException as error:
-        raise UsageError(f"{source} is no .parquet file, or damaged ({error})") from error
+    file = ParquetFile(source)
+    check_columns(str(source), {text_column: "--text-column"}, file.schema_arrow.names)
+    for batch in file.iter_batches(batch_size=1000, columns=[text_column]):
+        for value in batch.column(0).to_pylist():
+            text = text_of(str(source), text_column, value)
+            if text.strip():  # an empty line would separate documents
+                yield " ".join(text.split("\n"))

@@ -43,8 +43,8 @@ class Tagger:
     """A model in a folder, which each process loads for itself when it is first needed.
 
     A text longer than the model is read in windows of P pieces that overlap by P // 4. A piece has the tag that the
-    window says in which it is farther from the edge. Batches hold windows of similar length. They are a function of the
-    texts of one call, so that the same call has the same bits in every process of one kind of device.
+    window says in which it is farther from the edge. Batches are a function of the texts of one call, so that it has
+    the same bits in every process of one kind of device.
     """
 
     folder: str
@@ -155,10 +155,7 @@ def load(folder: str, device: str) -> Loaded:
         refuse_own_code(folder, error)
         raise UsageError(f"--finder ner: {folder} holds no token-classification model ({first_line(error)})") from error
     if missing := sorted(report["missing_keys"]):
-        raise UsageError(
-            f"--finder ner: {folder} is no token-classification model: it has no {missing[0]}; train one with "
-            f"experiments/train.py token_classification"
-        )
+        raise UsageError(f"--finder ner: {folder} is no token-classification model: it has no {missing[0]}")
     names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     outside = [name.upper() in ("O", "OUTSIDE") for name in names]
     if not any(outside):
@@ -166,11 +163,8 @@ def load(folder: str, device: str) -> Loaded:
     prefixes = [name[0] if name[1:2] == "-" and name[0] in _PREFIXES else "" for name in names]
     types = [name[2:] if prefix else name for name, prefix in zip(names, prefixes, strict=True)]
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST_WINDOW
-    for module in model.modules():
-        # RoBERTa's positions begin behind that of the padding.
-        if isinstance(module, torch.nn.Embedding) and module.num_embeddings == positions and module.padding_idx:
-            positions -= module.padding_idx + 1
-            break
+    # RoBERTa's positions begin behind that of the padding.
+    positions -= 1 + getattr(getattr(model.base_model, "embeddings", None), "padding_idx", -1)
     longest = min(LONGEST_WINDOW, positions, tokenizer.model_max_length)
     return Loaded(
         model.eval().to(device),

@@ -154,7 +154,7 @@ def test_models_that_tag_nothing_are_refused(tmp_path):
     with pytest.raises(UsageError, match="no_o has no label O, so every word would be found: LABEL_0, LABEL_1"):
         found(f"ner:{tmp_path}/no_o", [], tmp_path)
     tagger = saved_tagger(tmp_path / "tagger", LABELS)
-    with pytest.raises(UsageError, match="has no type 'DVE'; did you mean 'DEV'"):
+    with pytest.raises(UsageError, match="has no type 'DVE'; it has DEV, MAT, O2"):
         found(f"ner:{tagger},types=DVE", [], tmp_path)
     masked_lm = BertForMaskedLM(BertConfig(vocab_size=128, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
     masked_lm.save_pretrained(tmp_path / "masked_lm")
