@@ -18,11 +18,8 @@ LOG = "console.log"
 
 
 class BestEffort:
-    """A stream whose text is shown where it can be: no reader that has gone away (``| head``), full disk, closed
-    terminal or character that its encoding lacks ends a run.
-
-    After a text that could not be written none is shown any more.
-    """
+    """A stream that ends no run: not by a reader that has gone away (``| head``), a full disk or a closed terminal,
+    after which nothing is shown any more, nor by a character that its encoding lacks."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = _nowhere() if stream is None else stream
@@ -78,10 +75,7 @@ def say(line: str) -> None:
 
 
 def teller(folder: RunFolder | None, show: Callable[[str], None] = say) -> Callable[[str], None]:
-    """What says a line to the user and adds it to the folder's ``console.log``; None: it only says it.
-
-    What cannot be written is not: the records say the same.
-    """
+    """What says a line to the user and adds it to the folder's ``console.log``, where that can be written."""
 
     def tell(line: str) -> None:
         show(line)

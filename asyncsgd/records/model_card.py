@@ -49,16 +49,16 @@ def model_card(
     auto_class: str | None,
     hub_model: str | None,
 ) -> str:
-    """The text of a model card, a pure function of its arguments.
+    """The text of a model card, a pure function of its arguments; None and an empty value are not known.
 
     Args:
         summary: as summary.json has it. Without a ``status`` the model is one of a version that need not be the last.
         steps: how a gradient became a step, by name: the optimizer, the learning rate, the precision.
-        environment: as environment.json has it; empty where it is not known.
-        command: what started the run; None where that is not known.
+        environment: as environment.json has it.
+        command: what started the run.
         loading: code that loads the model, run in its folder.
-        auto_class: of transformers, which loads the folder; None where none does.
-        hub_model: the name on the Hub of the model that training began from; None where there is none.
+        auto_class: of transformers, which loads the folder.
+        hub_model: the name on the Hub of the model that training began from.
 
     >>> text = model_card({"task": "line", "status": "DONE"}, steps={"optimizer": "SGD()"}, environment={},
     ...                   command=None, loading="model = Line().model(0)", auto_class=None, hub_model=None)
@@ -97,7 +97,7 @@ def _filled(sentence: str, known: Mapping[str, str]) -> str:
 def _worded(
     summary: Mapping[str, Any], steps: Mapping[str, str], environment: Mapping[str, Any]
 ) -> dict[str, str | None]:
-    """What the sentences say in other words than the summary; empty or None where it is not known."""
+    """What the sentences say in other words than the summary."""
     began, parent, workers = summary.get("base_model", ""), summary.get("parent") or {}, summary.get("num_workers")
     counts = {"training": summary.get("num_train_samples"), "evaluation": summary.get("num_eval_samples")}
     versions, status = environment.get("versions") or {}, summary.get("status")

@@ -16,6 +16,10 @@ server's `apply`, and `evaluate` and `checkpoint`, in which nobody trains, are s
 the exchange of gradients is a part of `compute`, in whose backward pass it happens."""
 
 
+NUMBERED = ("delays", "samples_of", "peak_bytes")
+"""Of `Totals`: dictionaries whose keys are numbers, which JSON does not have."""
+
+
 class Delays(collections.Counter[int]):
     """The delays of all applied gradients, as counts per delay."""
 
@@ -43,16 +47,12 @@ class Totals:
     """The totals of a run's records; call it with each record, in order."""
 
     def __init__(self) -> None:
-        self.num_updates = 0
-        self.num_samples = 0
-        self.train_seconds = 0.0
+        self.num_updates = self.num_samples = self.num_samples_applied = 0
+        self.train_seconds = self.eval_seconds = 0.0
         self.delays = Delays()
-        self.num_samples_applied = 0
-        self.eval_seconds = 0.0
         self.first_eval_loss: float | None = None
         self.last: Evaluation | None = None
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        """What the time went to; see `PARTS`."""
         self.peak_bytes: dict[int, tuple[int, int]] = {}
         """Of each worker's process: its resident set, and torch's memory on its GPU."""
         self.micro_batches = 1
@@ -68,21 +68,21 @@ class Totals:
         self.num_updates = max(self.num_updates, version)
         self.num_samples = max(self.num_samples, num_samples)
         self.train_seconds = max(self.train_seconds, train_seconds)
-        for _, delay in uses:
+        for dispatch, delay in uses:
             self.delays[delay] += 1
+            self.num_samples_applied += self.samples_of.pop(dispatch, 0)  # a later use applies no new samples
 
     def __call__(self, record: Record) -> None:
+        if isinstance(record, Event):
+            self.samples_of[record.dispatch] = record.num_samples
         if isinstance(record, Event | Evaluation | Membership):
             uses = () if isinstance(record, Evaluation) else record.uses
             self.advance(record.version, record.total_samples, record.train_seconds, uses)
         if isinstance(record, Event):
-            self.samples_of[record.dispatch] = record.num_samples
-            seconds = self.seconds
-            seconds["compute"] += record.compute_seconds
-            seconds["wait"] += record.wait_seconds
-            seconds["communicate"] += record.pull_seconds + record.push_seconds
-            seconds["apply"] += record.apply_seconds
-            self._use(record.uses)
+            self.seconds["compute"] += record.compute_seconds
+            self.seconds["wait"] += record.wait_seconds
+            self.seconds["communicate"] += record.pull_seconds + record.push_seconds
+            self.seconds["apply"] += record.apply_seconds
             for dispatch in record.drops:
                 self.samples_of.pop(dispatch, None)
         elif isinstance(record, Evaluation):
@@ -91,8 +91,6 @@ class Totals:
             self.last = record
             if self.first_eval_loss is None:
                 self.first_eval_loss = record.loss
-        elif isinstance(record, Membership):
-            self._use(record.uses)
         elif isinstance(record, Checkpointed):
             self.seconds["checkpoint"] += record.copy_seconds
         elif isinstance(record, Parts):
@@ -102,22 +100,17 @@ class Totals:
                 before = self.peak_bytes.get(worker, (0, 0))  # larger where a worker has another process since
                 self.peak_bytes[worker] = (max(resident, before[0]), max(cuda, before[1]))
 
-    def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
-        for dispatch, _ in uses:
-            self.num_samples_applied += self.samples_of.pop(dispatch, 0)  # a later use applies no new samples
-
     def state(self) -> dict[str, Any]:
         """All of it as JSON, for a checkpoint."""
-        of_numbers = {name: sorted(getattr(self, name).items()) for name in _OF_NUMBERS}
         last = None if self.last is None else msgspec.structs.asdict(self.last)
-        return {**vars(self), "seconds": dict(self.seconds), "last": last, **of_numbers}
+        numbered = {name: sorted(getattr(self, name).items()) for name in NUMBERED}
+        return {**vars(self), "seconds": dict(self.seconds), "last": last, **numbered}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, as it was or as JSON has brought it back."""
-        vars(self).update((name, state[name]) for name in vars(self).keys() & state.keys() - _OF_NUMBERS)
-        self.seconds = dict(self.seconds)
+        vars(self).update(state, seconds=dict(state["seconds"]), delays=Delays(dict(state["delays"])))
         self.last = None if state["last"] is None else Evaluation.of(state["last"])
-        self.delays, self.samples_of = Delays(dict(state["delays"])), dict(state["samples_of"])
+        self.samples_of = dict(state["samples_of"])
         self.peak_bytes = {worker: (resident, cuda) for worker, (resident, cuda) in state["peak_bytes"]}
 
     def as_summary(self) -> dict[str, Any]:
@@ -138,7 +131,3 @@ class Totals:
             "delay": self.delays.summary(),
             "seconds": dict(self.seconds),
         }
-
-
-_OF_NUMBERS = {"delays", "samples_of", "peak_bytes"}
-"""Dictionaries whose keys are numbers, which JSON does not have."""
