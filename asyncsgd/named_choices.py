@@ -1,13 +1,14 @@
 """Things that a user names on the command line with their parameters: ``NAME[:key=value,...]``. Standard library only.
 
-Such a thing is a frozen dataclass with the class attribute `name`, a `Named`; its fields are its parameters, and a
-value out of its bounds is a ValueError.
+Such a thing is a frozen dataclass, a `Named`; its fields are its parameters, and a value out of its bounds is a
+ValueError.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -32,11 +33,13 @@ class Named:
     """
 
     name: ClassVar[str]
-    """What the user types after the flag."""
+    """What the user types after the flag: that of the class, ``two_groups`` for `TwoGroups`, if it says no other."""
     summary: ClassVar[str]
     """For ``... help``: the first line of the docstring."""
 
     def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
         cls.summary = (cls.__doc__ or "").partition("\n")[0].replace("`", "")
 
     def __post_init__(self) -> None:

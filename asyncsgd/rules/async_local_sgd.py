@@ -55,7 +55,6 @@ class AsyncLocalSGD(Rule):
         dynamic: DyLU, local steps in proportion to a worker's speed.
     """
 
-    name: ClassVar[str] = "async_local_sgd"
     local_steps: ClassVar[bool] = True
 
     num_local_steps: int = parameter(10, at_least=1)

@@ -13,7 +13,7 @@ is N - 1, whatever their speeds."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
@@ -25,8 +25,6 @@ class Asynchronous(Rule):
     >>> str(Asynchronous())
     'asynchronous'
     """
-
-    name: ClassVar[str] = "asynchronous"
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))

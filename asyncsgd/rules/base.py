@@ -267,8 +267,9 @@ class Held:
     >>> held = Held(torch.zeros(1))
     >>> held.add(Arrival(1, 7, 0, torch.tensor([4.0]), weight=1.0, num_samples=1, seconds=0.0))
     >>> held.add(Arrival(0, 9, 0, torch.tensor([1.0]), weight=3.0, num_samples=1, seconds=0.0))
-    >>> held.dispatches, held.mean().item(), len(held)
-    ((9, 7), 1.75, 2)
+    >>> mean, dispatches = held.take()
+    >>> mean.item(), dispatches
+    (1.75, (9, 7))
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -283,21 +284,16 @@ class Held:
     def __len__(self) -> int:
         return len(self._gradients)
 
-    @property
-    def dispatches(self) -> tuple[int, ...]:
-        """In the order of (worker, dispatch), which is the order of summation."""
-        return tuple(dispatch for _, dispatch in sorted(self._gradients))
+    def take(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Take all out: sum_i w_i g_i / sum_i w_i, `(P,)`, valid until the next call, and the dispatches.
 
-    def mean(self) -> Tensor:
-        """sum_i w_i g_i / sum_i w_i, `(P,)`; valid until the next call."""
+        They are added in the order of (worker, dispatch).
+        """
         self._mean.clear()
-        for key in sorted(self._gradients):
-            self._mean.add(*self._gradients[key])
-        return self._mean.value()
-
-    def clear(self) -> None:
-        """Forget all gradients."""
-        self._gradients.clear()
+        keys = sorted(self._gradients)
+        for key in keys:
+            self._mean.add(*self._gradients.pop(key))
+        return self._mean.value(), tuple(dispatch for _, dispatch in keys)
 
 
 class Collecting(Rule):

@@ -33,7 +33,6 @@ class DANA(Rule):
         momentum: beta, in [0, 1).
     """
 
-    name: ClassVar[str] = "dana"
     needs_plain_sgd: ClassVar[bool] = True
 
     momentum: float = parameter(0.9, at_least=0, below=1)

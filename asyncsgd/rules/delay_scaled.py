@@ -22,7 +22,7 @@ paper; `smoothness` scales it.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
@@ -53,8 +53,6 @@ class DelayScaled(Rule):
 class StalenessAware(DelayScaled):
     """Apply every gradient at once with learning rate eta / max(1, delay)."""
 
-    name: ClassVar[str] = "staleness_aware"
-
     def factor(self, delay: int, view: View) -> float:
         return 1.0 / max(1, delay)
 
@@ -66,8 +64,6 @@ class DelayAdaptive(DelayScaled):
     Args:
         concurrency: M; 0 means the workers present at each arrival.
     """
-
-    name: ClassVar[str] = "delay_adaptive"
 
     concurrency: int = parameter(0, at_least=0)
 
@@ -84,8 +80,6 @@ class Koloskova(DelayScaled):
         smoothness: L, the largest curvature of the objective.
     """
 
-    name: ClassVar[str] = "koloskova"
-
     smoothness: float = parameter(1.0, above=0)
 
     def factor(self, delay: int, view: View) -> float:
@@ -98,8 +92,6 @@ class Koloskova(DelayScaled):
 class Polynomial(DelayScaled):
     """Apply every gradient at once with learning rate eta (1 + delay)^-exponent."""
 
-    name: ClassVar[str] = "polynomial"
-
     exponent: float = parameter(0.5, at_least=0)
 
     def factor(self, delay: int, view: View) -> float:
@@ -109,8 +101,6 @@ class Polynomial(DelayScaled):
 @dataclasses.dataclass(frozen=True)
 class Hinge(DelayScaled):
     """Apply every gradient at once with its full learning rate up to delay `allowed`, then falling with `slope`."""
-
-    name: ClassVar[str] = "hinge"
 
     slope: float = parameter(10.0, at_least=0)
     allowed: int = parameter(4, at_least=0)

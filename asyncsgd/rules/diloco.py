@@ -53,10 +53,8 @@ class DiLoCo(Collecting):
     def fire(self, state: Round, view: View) -> Reply:
         if view.in_flight or not len(state):
             return Reply()
-        mean, beta = state.mean(), self.outer_momentum
+        (mean, uses), beta = state.take(), self.outer_momentum
         state.momentum.mul_(beta).add_(mean)
         state.direction.copy_(mean).add_(state.momentum, alpha=beta).mul_(self.outer_learning_rate)
         start = tuple([Start(worker, self.num_local_steps) for worker in view.workers])
-        reply = Reply(state.direction, uses=state.dispatches, start=start)
-        state.clear()
-        return reply
+        return Reply(state.direction, uses=uses, start=start)

@@ -32,7 +32,6 @@ class Downpour(Rule):
         n_fetch: minibatches between two fetches, a multiple of `n_push`.
     """
 
-    name: ClassVar[str] = "downpour"
     local_steps: ClassVar[bool] = True
     needs_points: ClassVar[bool] = True
 

@@ -30,7 +30,6 @@ class EASGD(Rule):
         num_local_steps: H between two exchanges.
     """
 
-    name: ClassVar[str] = "easgd"
     local_steps: ClassVar[bool] = True
     needs_points: ClassVar[bool] = True
 

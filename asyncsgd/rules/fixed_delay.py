@@ -49,7 +49,6 @@ class FixedDelay(Rule):
             parameters.
     """
 
-    name: ClassVar[str] = "fixed_delay"
     exact_start: ClassVar[bool] = True
 
     delay: int = parameter(1, at_least=0)

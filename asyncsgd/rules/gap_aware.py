@@ -47,7 +47,6 @@ class GapAware(Rule):
         decay: of the mean square, in [0, 1).
     """
 
-    name: ClassVar[str] = "gap_aware"
     needs_points: ClassVar[bool] = True
 
     decay: float = parameter(0.999, at_least=0, below=1)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from asyncsgd.errors import nearest
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import PeerRule
-
-TOPOLOGIES = ("complete", "ring")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +35,8 @@ class ADPSGD(PeerRule):
     topology: str = "complete"
 
     def __post_init__(self) -> None:
-        if self.topology not in TOPOLOGIES:
-            hint = nearest(self.topology, TOPOLOGIES)
-            raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {self.topology!r}{hint}")
+        if self.topology not in ("complete", "ring"):
+            raise ValueError(f"topology must be complete or ring, got {self.topology!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +59,6 @@ class SGP(PeerRule):
     (and overlap SGP).
     """
 
-    name: ClassVar[str] = "sgp"
     together: ClassVar[bool] = True
 
-    delay: int = 0
-
-    def __post_init__(self) -> None:
-        if self.delay < 0:
-            raise ValueError(f"delay must be 0 or more rounds, got {self.delay}")
+    delay: int = parameter(0, at_least=0)

@@ -11,7 +11,6 @@ kept, it would bias the result.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,8 +29,6 @@ class Table:
 @dataclasses.dataclass(frozen=True)
 class IA2SGD(Rule):
     """Replace the arriving worker's slot and step along the mean of all slots."""
-
-    name: ClassVar[str] = "ia2sgd"
 
     def init(self, like: Tensor) -> Table:
         return Table({}, like.new_zeros(like.shape), like.new_zeros(like.shape))

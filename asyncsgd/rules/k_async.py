@@ -13,7 +13,6 @@ Accuracy and Runtime Tradeoff in Distributed Deep Learning, ICDM 2016 (n-softsyn
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,8 +28,6 @@ class KAsync(Collecting):
         quorum: K; at most as many as are present are waited for.
     """
 
-    name: ClassVar[str] = "k_async"
-
     quorum: int = parameter(2, at_least=1)
 
     def fire(self, state: Held, view: View) -> Reply:
@@ -38,9 +35,8 @@ class KAsync(Collecting):
         if not len(state) or (view.in_flight and len(state) < min(self.quorum, len(view.workers))):
             return Reply()
         idle = [worker for worker in view.workers if worker not in view.in_flight]
-        reply = Reply(state.mean(), uses=state.dispatches, start=tuple(map(Start, idle)))
-        state.clear()
-        return reply
+        mean, uses = state.take()
+        return Reply(mean, uses=uses, start=tuple(map(Start, idle)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +46,6 @@ class KBatchAsync(Rule):
     Args:
         batch: K, gradients per update.
     """
-
-    name: ClassVar[str] = "k_batch_async"
 
     batch: int = parameter(4, at_least=1)
 
@@ -63,6 +57,5 @@ class KBatchAsync(Rule):
         start = (Start(arrival.worker),)
         if len(state) < self.batch:
             return Reply(start=start)
-        reply = Reply(state.mean(), uses=state.dispatches, start=start)
-        state.clear()
-        return reply
+        mean, uses = state.take()
+        return Reply(mean, uses=uses, start=start)

@@ -13,7 +13,6 @@ batch is handed out again: no data are lost, but slow batches come later.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Collecting, Held, Reply, Start, View
@@ -28,8 +27,6 @@ class KSync(Collecting):
         interrupt: stop the others (their batches are handed out again) instead of letting them finish and dropping
             what they bring; a late worker then joins the round in which it arrives.
     """
-
-    name: ClassVar[str] = "k_sync"
 
     quorum: int = parameter(2, at_least=1)
     interrupt: bool = True
@@ -47,6 +44,5 @@ class KSync(Collecting):
         start = view.everyone
         if not self.interrupt:
             start = tuple([each for each in start if each.worker not in view.in_flight])
-        reply = Reply(state.mean(), uses=state.dispatches, abandon=abandon, start=start)
-        state.clear()
-        return reply
+        mean, uses = state.take()
+        return Reply(mean, uses=uses, abandon=abandon, start=start)

@@ -27,7 +27,6 @@ class LocalSGD(Collecting):
         post: one step per round before this version (post-local SGD); 0: H from the beginning.
     """
 
-    name: ClassVar[str] = "local_sgd"
     local_steps: ClassVar[bool] = True
     in_rounds: ClassVar[bool] = True
 
@@ -40,10 +39,8 @@ class LocalSGD(Collecting):
     def fire(self, state: Held, view: View) -> Reply:
         if view.in_flight or not len(state):
             return Reply()
-        start = tuple([Start(worker, self._steps(view.version + 1)) for worker in view.workers])
-        reply = Reply(state.mean(), uses=state.dispatches, start=start)
-        state.clear()
-        return reply
+        mean, uses = state.take()
+        return Reply(mean, uses=uses, start=tuple([Start(w, self._steps(view.version + 1)) for w in view.workers]))
 
     def _steps(self, version: int) -> int:
         return 1 if version < self.post else self.num_local_steps

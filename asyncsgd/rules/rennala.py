@@ -13,7 +13,6 @@ Model, NeurIPS 2023, algorithm 1 (workers finish, stale results are ignored). K-
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,8 +29,6 @@ class Rennala(Rule):
         interrupt: stop and restart everybody at each update, instead of dropping what was computed at an older version.
     """
 
-    name: ClassVar[str] = "rennala"
-
     batch: int = parameter(4, at_least=1)
     interrupt: bool = True
 
@@ -45,9 +42,7 @@ class Rennala(Rule):
         state.add(arrival)
         if len(state) < self.batch:
             return Reply(start=again)
-        uses = state.dispatches
-        direction = state.mean()
-        state.clear()
+        direction, uses = state.take()
         if not self.interrupt:
             return Reply(direction, uses=uses, start=again)
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])

@@ -11,7 +11,6 @@ Seconds are those recorded in the arrivals, so a replay computes the same factor
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,8 +23,6 @@ Seconds = dict[int, tuple[int, float]]
 @dataclasses.dataclass(frozen=True)
 class Rescaled(Rule):
     """Apply every gradient at once with a learning rate in proportion to its worker's mean seconds."""
-
-    name: ClassVar[str] = "rescaled"
 
     def init(self, like: Tensor) -> Seconds:
         return {}

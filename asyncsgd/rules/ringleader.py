@@ -19,7 +19,6 @@ parameters, in the first phase too and after an arrival that is held for the nex
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -47,8 +46,6 @@ class Tables:
 @dataclasses.dataclass(frozen=True)
 class Ringleader(Rule):
     """Collect a gradient of everybody, then take one step per worker along the mean over workers."""
-
-    name: ClassVar[str] = "ringleader"
 
     def init(self, like: Tensor) -> Tables:
         return Tables({}, {}, set(), like.new_zeros(like.shape))

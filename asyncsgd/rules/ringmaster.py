@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, ClassVar
+from typing import Any
 
 from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
@@ -30,8 +30,6 @@ class Ringmaster(Rule):
         threshold: R of the paper, 1 or more; the largest applied delay is R - 1.
         stops: after each update, stop every worker whose delay has reached R and start it again.
     """
-
-    name: ClassVar[str] = "ringmaster"
 
     threshold: int = parameter(8, at_least=1)
     stops: bool = False

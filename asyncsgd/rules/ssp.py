@@ -13,7 +13,6 @@ fixed unequal speeds every finite s has the throughput of the slowest worker, n 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -36,8 +35,6 @@ class SSP(Rule):
     Args:
         slack: s of the paper, 0 or more.
     """
-
-    name: ClassVar[str] = "ssp"
 
     slack: int = parameter(2, at_least=0)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import PeerRule
 
 
@@ -44,29 +44,21 @@ class StreamingDiLoCo(PeerRule):
     name: ClassVar[str] = "streaming_diloco"
     in_rounds: ClassVar[bool] = True
 
-    num_local_steps: int = 10
-    fragments: int = 2
-    overlap: int = 1
-    mix: float = 0.5
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
-    transfer_seconds: float = 0.0
+    num_local_steps: int = parameter(10, at_least=1)
+    fragments: int = parameter(2, at_least=1)
+    overlap: int = parameter(1, at_least=0)
+    mix: float = parameter(0.5, at_least=0, below=1)
+    outer_learning_rate: float = parameter(0.7, above=0)
+    outer_momentum: float = parameter(0.9, at_least=0, below=1)
+    transfer_seconds: float = parameter(0.0, at_least=0)
 
     def __post_init__(self) -> None:
-        steps = self.num_local_steps
-        if steps < 1 or not 0 < self.outer_learning_rate < math.inf or not 0 <= self.outer_momentum < 1:
+        super().__post_init__()
+        if self.fragments > self.num_local_steps or self.overlap >= self.num_local_steps:
             raise ValueError(
-                f"num_local_steps must be 1 or more, outer_learning_rate positive and outer_momentum in [0, 1), got "
-                f"{steps}, {self.outer_learning_rate} and {self.outer_momentum}"
+                f"fragments must be at most num_local_steps={self.num_local_steps} and overlap less, got "
+                f"{self.fragments} and {self.overlap}"
             )
-        if not 1 <= self.fragments <= steps:
-            raise ValueError(f"fragments must be 1 to num_local_steps={steps}, got {self.fragments}")
-        if not 0 <= self.overlap < steps:
-            raise ValueError(f"overlap must be 0 or more and below num_local_steps={steps}, got {self.overlap}")
-        if not 0 <= self.mix < 1:
-            raise ValueError(f"mix must be in [0, 1), got {self.mix}; with 1 nothing would be synchronised")
-        if not 0 <= self.transfer_seconds < math.inf:
-            raise ValueError(f"transfer_seconds must be 0 or more and finite, got {self.transfer_seconds}")
 
     def offset(self, fragment: int) -> int:
         """o_p, in inner steps.

@@ -47,7 +47,6 @@ class Synchronous(Rule):
     'synchronous'
     """
 
-    name: ClassVar[str] = "synchronous"
     in_rounds: ClassVar[bool] = True
 
     def init(self, like: Tensor) -> Round:

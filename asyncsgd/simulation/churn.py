@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 from asyncsgd.errors import UsageError
 from asyncsgd.named_choices import Kind, Named, parameter
@@ -21,13 +20,9 @@ class Change(Named):
 class Leave(Change):
     """What the worker computes is lost, and its batches are handed out again."""
 
-    name: ClassVar[str] = "leave"
-
 
 class Join(Change):
     """A worker whose first change this is takes no part before it."""
-
-    name: ClassVar[str] = "join"
 
 
 _KIND = Kind("change", "changes", "--churn")
@@ -42,7 +37,7 @@ def parse_churn(text: str) -> tuple[Change, ...]:
     Raises:
         UsageError: for what cannot be read.
     """
-    known: dict[str, type[Change]] = {"leave": Leave, "join": Join}
+    known: dict[str, type[Change]] = {Leave.name: Leave, Join.name: Join}
     return tuple(_KIND.read(part.strip(), known) for part in text.split(";") if part.strip())
 
 

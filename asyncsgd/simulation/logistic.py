@@ -39,8 +39,6 @@ class Logistic(Problem):
         penalty: of the squared length of the parameters, halved.
     """
 
-    name: ClassVar[str] = "logistic"
-
     features: int = parameter(200, at_least=1)
     rows: int = parameter(2000)
     classes: int = parameter(2, at_least=2)

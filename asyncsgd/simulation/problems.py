@@ -117,8 +117,6 @@ class Tridiagonal(ClosedForm):
         Parallel Stochastic Optimization Methods Under a Fixed Computation Model, NeurIPS 2023.
     """
 
-    name: ClassVar[str] = "tridiagonal"
-
     dimension: int = parameter(1729, at_least=1)
     noise: float = parameter(0.01, at_least=0)
     noise_kind: str = parameter("add")
@@ -177,8 +175,6 @@ class Mode(_Diagonal):
     (1.0, 2.0)
     """
 
-    name: ClassVar[str] = "mode"
-
     curvature: float = parameter(1.0, above=0)
     noise: float = parameter(0.0, at_least=0)
 
@@ -200,7 +196,6 @@ class Quadratic(_Diagonal):
         noise: standard deviation of independent normal noise in each coordinate.
     """
 
-    name: ClassVar[str] = "quadratic"
     noise_kind = "full"
 
     dimension: int = parameter(100, at_least=1)
@@ -230,8 +225,6 @@ class Heterogeneous(ClosedForm):
     Args:
         noise: standard deviation of the gradient's normal noise.
     """
-
-    name: ClassVar[str] = "heterogeneous"
 
     noise: float = parameter(0.0, at_least=0)
 

@@ -209,12 +209,7 @@ def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number:
     >>> arrival_seconds("slow:worker=0,factor=3", "synchronous", 2, 0, 4)
     [1.0, 3.0, 4.0, 6.0]
     """
-    times: list[float] = []
-
-    def note(record: Record) -> None:
-        if isinstance(record, Event):
-            times.append(record.train_seconds)
-
+    records: list[Record] = []
     simulate(
         parse_rule(rule),
         parse_problem("mode").on(num_workers, seed),
@@ -223,6 +218,6 @@ def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number:
         learning_rate=0.1,
         budget=Budget(samples=number),
         evaluations=1,
-        report=note,
+        report=records.append,
     )
-    return times
+    return [record.train_seconds for record in records if isinstance(record, Event)]

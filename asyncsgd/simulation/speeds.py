@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +63,6 @@ class Constant(Speeds):
 
     seconds: float = parameter(1.0, above=0)
 
-    name: ClassVar[str] = "constant"
-
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
         return self.seconds
 
@@ -75,8 +73,6 @@ class Power(Speeds):
 
     exponent: float = parameter(0.5, at_least=-50, at_most=50)
     seconds: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "power"
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
         return self.seconds * (worker + 1.0) ** self.exponent
@@ -93,8 +89,6 @@ class TwoGroups(Speeds):
     share: float = parameter(0.5, above=0, at_most=1)
     factor: float = parameter(10.0, above=0)
     seconds: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "two_groups"
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         num_slow = math.floor(self.share * num_workers + 0.5)
@@ -115,8 +109,6 @@ class Exponential(Speeds):
 
     mean: float = parameter(1.0, above=0)
 
-    name: ClassVar[str] = "exponential"
-
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return self.mean * generator.standard_exponential(n)
 
@@ -132,8 +124,6 @@ class ShiftedExponential(Speeds):
 
     shift: float = parameter(1.0, at_least=0)
     mean: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "shifted_exponential"
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return self.shift + self.mean * generator.standard_exponential(n)
@@ -152,8 +142,6 @@ class HalfNormal(Speeds):
 
     offset: float = parameter(1.0, at_least=0)
 
-    name: ClassVar[str] = "half_normal"
-
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return (self.offset + math.sqrt(worker)) + math.sqrt(worker + 1) * np.abs(generator.standard_normal(n))
 
@@ -167,8 +155,6 @@ class LogNormal(Speeds):
 
     sigma: float = parameter(0.5, above=0, at_most=10)
     mean: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "log_normal"
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return self.mean * np.exp(self.sigma * generator.standard_normal(n) - self.sigma**2 / 2)
@@ -184,8 +170,6 @@ class Pareto(Speeds):
 
     shape: float = parameter(2.0, above=1)
     mean: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "pareto"
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         least = self.mean * (self.shape - 1) / self.shape
@@ -206,8 +190,6 @@ class Outages(Speeds):
     up: float = parameter(20.0, above=0)
     down: float = parameter(10.0, above=0)
 
-    name: ClassVar[str] = "outages"
-
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         num_outages = generator.poisson(self.seconds / self.up, n)
         return self.seconds + self.down * generator.standard_gamma(num_outages)  # a sum of K Exp(1); 0 for K = 0
@@ -219,8 +201,6 @@ class Infinite(Speeds):
 
     probability: float = parameter(0.01, above=0, below=1)
     seconds: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "infinite"
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return np.where(generator.random(n) < self.probability, math.inf, self.seconds)
@@ -237,8 +217,6 @@ class Slow(Speeds):
     worker: int = parameter(0, at_least=0)
     factor: float = parameter(5.0, at_least=1)
     seconds: float = parameter(1.0, above=0)
-
-    name: ClassVar[str] = "slow"
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         if self.worker >= num_workers:
@@ -260,8 +238,6 @@ class Trace(Speeds):
 
     run: str = parameter()
     turnaround: bool = parameter(False)
-
-    name: ClassVar[str] = "trace"
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         recorded: dict[int, list[float]] = {}

@@ -126,7 +126,6 @@ def _generator(seed: int, part: int, worker: int = 0, index: int = 0) -> numpy.r
 class Watched(Rule):
     """`rule`, and the cosine of each arriving pseudo-gradient to the last one of every other worker, averaged."""
 
-    name: ClassVar[str] = "watched"
     local_steps: ClassVar[bool] = True
 
     rule: Rule

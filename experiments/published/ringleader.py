@@ -32,7 +32,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pandas
@@ -65,8 +65,6 @@ class Collected:
 @dataclasses.dataclass(frozen=True)
 class Malenia(rules.Rule):
     """x <- x - eta (1/n) sum_i (mean of worker i's gradients at x), once everybody has brought one; all restart."""
-
-    name: ClassVar[str] = "malenia"
 
     def init(self, like: Tensor) -> Collected:
         return Collected({}, {}, like.new_zeros(like.shape))
