@@ -42,7 +42,7 @@ from asyncsgd.settings.flags import checked
 from asyncsgd.settings.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.training import Budget, Common, Job, Machine, Output, Steps, common_contradictions
 from asyncsgd.tasks.base import Task
-from asyncsgd.tasks.checking import check_main, check_optimizer_can_be_sent, is_main_of_package, refuse_in_worker
+from asyncsgd.tasks.checking import check_can_be_sent, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out
 
 if TYPE_CHECKING:  # they take a second to import, which training should not
@@ -281,9 +281,9 @@ def train(
         raise SystemExit(follow(run))
     if not runtime.in_one_process:
         refuse_in_worker()
-        check_main(type(task))
+        check_can_be_sent(task, f"the task {type(task).__name__}")
         if launch.rank is None:
-            check_optimizer_can_be_sent(recipe.build, recipe.name)
+            check_can_be_sent(recipe.build, f"optimizer {recipe.name}")
             _check_guard()
     with _threads_as_before():
         context = None

@@ -235,8 +235,8 @@ def test_unused_parameters_are_listed():
             but(layers=lambda: Through(nn.Identity(), buffer=torch.tensor(OWN.normal()))),
             "different initial values calls",
         ),
-        (but(data=counting), "another batch TensorData"),
-        (but(data=shuffled), "two calls of data(seed) batches 0"),
+        (but(data=counting), "two different batches TensorData"),
+        (but(data=shuffled), "two different batches"),
         (but(layers=lambda: Through(nn.BatchNorm1d(3))), "'layer' (BatchNorm1d) layer.running_mean GroupNorm"),
         (
             but(layers=lambda: Through(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)))),
@@ -258,7 +258,7 @@ def test_unused_parameters_are_listed():
         (Contrasts(), "compares the samples of a batch"),
         (
             but(loss=lambda outputs, batch: SumOfGradients.apply((outputs - batch[1]).square())),
-            "the gradient of data.batch(0, 0) though their losses agree",
+            "the gradient of data.batch(0, 0) halves",
         ),
     ],
 )
@@ -272,10 +272,10 @@ def test_a_mistake_is_refused_by_name(task, words):
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        (Regression(field=lambda x: x), "pickled 'field' asyncsgd.Virtual"),
+        (Regression(field=lambda x: x), "pickled asyncsgd.Virtual"),
         (dataclasses.make_dataclass("Local", (), bases=(Regression,), frozen=True)(), "pickled Local"),
-        (Regression(field=np.zeros(300_000)), "2.4 MB 'field' data()"),
-        (Keeps(), "2.4 MB 'samples' data()"),
+        (Regression(field=np.zeros(300_000)), "2.4 MB data()"),
+        (Keeps(), "2.4 MB data()"),
     ],
 )
 def test_what_cannot_be_sent_to_processes_is_refused_and_passes_without_them(task, words):

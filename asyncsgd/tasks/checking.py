@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
-from asyncsgd.tasks.base import Batch, Data, Task, tensors_in, to_device
+from asyncsgd.tasks.base import Batch, Task, tensors_in, to_device
 
 LARGEST_PICKLE = 1_000_000
 """Bytes that a task may have when it is sent to a worker process."""
@@ -65,70 +65,77 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         UsageError: for the first mistake. It names the parameter, module or method, and says what to change.
     """
     where = torch.device(device)
-    sent = f"the task {type(task).__name__}", "keep the name of a file there, and load it in data() or model()"
-    if processes:
-        check_main(type(task))
-        _check_can_be_sent(task, *sent)
     with _generators_restored(where):
-        model = task.model(seed)
+        model, trial = task.model(seed), _Trial(task, task.model(seed), where, seed)
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32
-        trial = _Trial(task, task.model(seed), where, seed)
         if (differs := _difference(model, trial.model)) is not None:
             raise UsageError(
                 f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
                 f"`with asyncsgd.seeded(seed):` around what draws them in model()"
             )
-        data, same_data = task.data(seed), task.data(seed)
-        batch = _check_batches(data, same_data)
-        weight = _check_weight(task, batch)
+        data, again = task.data(seed), task.data(seed)
+        batch = data.batch(0, 0)
+        first = [tensor.clone() for tensor in tensors_in(batch)]
+        data.batch(0, 1)
+        for other in (data, again):
+            tensors = list(tensors_in(other.batch(0, 0)))
+            if len(tensors) != len(first) or not all(map(_same_bits, first, tensors)):
+                raise UsageError(
+                    f"data({seed}).batch(0, 0) gave two different batches; make it a function of seed, stream and "
+                    f"index alone, since every worker builds the data for itself, or use asyncsgd.TensorData"
+                )
+        weight: Any = task.weight(batch)
+        if not isinstance(weight, int | float | np.number) or not 0 < weight < math.inf:
+            raise UsageError(
+                f"weight(batch) must be a number above 0, got {weight!r}; return the number of terms that loss() is "
+                f"the mean of"
+            )
         trial.model.to(where)
-        loss = trial.forward(batch)
+        loss, gradients = trial.gradients(batch)
         _check_unchanged(model, trial.model)
-        gradients = trial.gradients(loss)
-        trial.check_repeats(batch, loss)
-        notes = _check_split(trial, batch, weight)
+        repeated, _ = trial.gradients(batch)
+        if repr(loss) != repr(repeated) and not (where.type != "cpu" and math.isclose(loss, repeated, rel_tol=1e-4)):
+            raise UsageError(
+                f"the same batch at the same parameters has loss {loss:.9g} and then {repeated:.9g}; draw from torch's "
+                f"default generator in outputs() and loss(), and leave the batch as it is"
+            )
+        notes = _check_halves(trial, batch, float(weight))
         if not any(module.training for module in model.modules()):
             notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
-    if processes:
-        _check_can_be_sent(task, *sent)  # it may keep what it has read
+    if processes:  # it may keep what it has read
+        check_can_be_sent(task, f"the task {type(task).__name__}")
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     unused = tuple(name for name in trained if name not in gradients)
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
-    return Checked(num_parameters, unused, float(loss.detach()), weight, num_evaluation_batches, tuple(notes))
+    return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, tuple(notes))
 
 
-def check_optimizer_can_be_sent(build: Any, name: str) -> None:
-    """Refuse what makes an optimizer called `name`, where worker processes cannot be given it.
+def check_can_be_sent(value: Any, what: str) -> None:
+    """Refuse what worker processes cannot be given.
 
     Raises:
-        UsageError: if it cannot be pickled, carries data, or is of a ``__main__`` that they cannot import.
+        UsageError: if it is of a ``__main__`` that they cannot import, cannot be pickled, or carries data.
     """
-    made_of = getattr(build, "func", build)  # of functools.partial
-    check_main(made_of if hasattr(made_of, "__name__") else type(made_of))
-    _check_can_be_sent(build, f"optimizer {name}", "let it make its tensors when it is called")
-
-
-def _check_can_be_sent(value: object, what: str, load: str) -> None:
-    """Refuse what is no pickle, or carries data: `load` says what to do then."""
-
-    def size_of(part: object) -> float:
-        try:
-            return len(pickle.dumps(part))
-        except Exception:  # TypeError, AttributeError, RecursionError, ...: pickle has none of its own
-            return math.inf
-
-    if (size := size_of(value)) <= LARGEST_PICKLE:
-        return
-    parts = {} if isinstance(value, type) else getattr(value, "__dict__", {})
-    largest = max(parts, key=lambda name: size_of(parts[name]), default=None)
-    where = "" if largest is None else f", because of {largest!r}"
-    if size < math.inf:
-        raise UsageError(f"{what} has {size / 1e6:.1f} MB when it is sent to worker processes{where}; {load}")
-    raise UsageError(
-        f"{what} cannot be sent to worker processes, since it cannot be pickled{where}; keep numbers and text in it, "
-        f"and functions, classes or functools.partial of them from the top level of a file, or use a runtime without "
-        f"processes: asyncsgd.InProcess() or asyncsgd.Virtual(...)"
-    )
+    made_of = getattr(value, "func", value)  # of functools.partial
+    kind = made_of if hasattr(made_of, "__name__") else type(made_of)
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    if kind.__module__ == "__main__" and (not os.path.isfile(file) or is_main_of_package()):
+        raise UsageError(
+            f"{kind.__name__} is not defined in a file that worker processes can import; put it into one, e.g. "
+            f"my_task.py, and type from my_task import {kind.__name__}; or train with runtime=asyncsgd.Virtual(...)"
+        )
+    try:
+        size = len(pickle.dumps(value))
+    except Exception as error:  # TypeError, AttributeError, RecursionError, ...: pickle has none of its own
+        raise UsageError(
+            f"{what} cannot be sent to worker processes, since it cannot be pickled ({error}); keep numbers, text and "
+            f"functions from the top level of a file in it, or train with runtime=asyncsgd.Virtual(...)"
+        ) from error
+    if size > LARGEST_PICKLE:
+        raise UsageError(
+            f"{what} has {size / 1e6:.1f} MB when it is sent to worker processes; keep the name of a file in it, and "
+            f"load that in data(), or where it is called"
+        )
 
 
 def is_main_of_package() -> bool:
@@ -137,27 +144,9 @@ def is_main_of_package() -> bool:
     return spec is not None and spec.name.rpartition(".")[2] == "__main__"
 
 
-def check_main(defined: Any) -> None:
-    """Refuse a class or a function that worker processes cannot import.
-
-    Raises:
-        UsageError: if it is of ``__main__``, and that is no file that they import.
-    """
-    file = getattr(sys.modules["__main__"], "__file__", None) or ""
-    if defined.__module__ != "__main__" or (os.path.isfile(file) and not is_main_of_package()):
-        return
-    name = defined.__name__
-    raise UsageError(
-        f"{name} is not defined in a file that worker processes can import; put it into one, e.g. my_task.py, and type "
-        f"from my_task import {name}; or train on the virtual clock: runtime=asyncsgd.Virtual(...)"
-    )
-
-
 def refuse_in_worker() -> None:
-    """Refuse to start a run in a process that `multiprocessing` has started.
-
-    A worker process imports the user's script. If its top-level code trains, the worker would train too, and start
-    workers. To be called first by what starts a run.
+    """Refuse to start a run in a process that `multiprocessing` has started. A worker process imports the user's
+    script. If its top-level code trains, the worker would train too, and start workers.
 
     Raises:
         UsageError: in every process but the main one.
@@ -172,37 +161,6 @@ def refuse_in_worker() -> None:
     )
 
 
-def _check_batches(data: Data, same_data: Data) -> Batch:
-    """Batch 0, which is always the same."""
-    batch = data.batch(0, 0)
-    tensors = [tensor.clone() for tensor in tensors_in(batch)]
-    data.batch(0, 1)
-    for other, what, fix in (
-        (
-            data,
-            "data.batch(0, 0) gave another batch at its second call",
-            "make it a function of stream and index alone",
-        ),
-        (same_data, "two calls of data(seed) with one seed gave different batches 0", "draw what is random from seed"),
-    ):
-        again = list(tensors_in(other.batch(0, 0)))
-        if len(again) != len(tensors) or not all(map(_same_bits, tensors, again)):
-            raise UsageError(
-                f"{what}; {fix}, since every worker builds the data for itself, or use asyncsgd.TensorData"
-            )
-    return batch
-
-
-def _check_weight(task: Task, batch: Batch) -> float:
-    weight: Any = task.weight(batch)
-    if not isinstance(weight, int | float | np.number) or not 0 < weight < math.inf:
-        raise UsageError(
-            f"weight(batch) must be a number above 0, got {weight!r}; return the number of terms that loss() is the "
-            f"mean of"
-        )
-    return float(weight)
-
-
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether all bits are equal; NaN equals itself."""
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -215,10 +173,9 @@ def _difference(model: nn.Module, other: nn.Module) -> tuple[str, str] | None:
     """The kind and the name of the first parameter or buffer that differs; None if all bits are equal."""
     for kind in ("parameter", "buffer"):
         some, others = (dict(getattr(each, f"named_{kind}s")()) for each in (model, other))
-        if some.keys() != others.keys():
-            return kind, min(some.keys() ^ others.keys())
-        if different := [name for name, tensor in some.items() if not _same_bits(tensor, others[name])]:
-            return kind, different[0]
+        for name in sorted(some.keys() ^ others.keys()) + list(some):
+            if name not in some or name not in others or not _same_bits(some[name], others[name]):
+                return kind, name
     return None
 
 
@@ -248,31 +205,15 @@ class _Trial:
     device: torch.device
     seed: int
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The loss as the task gives it."""
+    def gradients(self, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+        """The loss as the task gives it, and the gradients of parameters that have one."""
         torch.manual_seed(dropout_seed(self.seed, 0, 0))
+        self.model.zero_grad()
         moved = to_device(batch, self.device)
-        return self.task.loss(self.task.outputs(self.model, moved), moved)
-
-    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
-        """The gradients of parameters that have one."""
+        loss = self.task.loss(self.task.outputs(self.model, moved), moved)
         loss.backward()
-        gradients: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.grad is not None:
-                gradients[name], parameter.grad = parameter.grad, None
-        return gradients
-
-    def check_repeats(self, batch: Batch, loss: Tensor) -> None:
-        """Refuse a task whose loss is another one at the same parameters, batch and dropout seed."""
-        repeated = self.forward(batch)
-        first, second = float(loss.detach()), float(repeated.detach())
-        if _same_bits(repeated, loss) or (self.device.type != "cpu" and math.isclose(first, second, rel_tol=1e-4)):
-            return  # some operations on a GPU add up in no fixed order
-        raise UsageError(
-            f"the same batch at the same parameters has loss {first:.9g} and then {second:.9g}; draw from torch's "
-            f"default generator in outputs() and loss(), which is seeded for every batch, and leave the batch as it is"
-        )
+        named = self.model.named_parameters()
+        return float(loss.detach()), {name: one.grad for name, one in named if one.grad is not None}
 
 
 @contextlib.contextmanager
@@ -286,76 +227,57 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
-def _check_split(trial: _Trial, batch: Batch, weight: float) -> list[str]:
-    """Refuse a weight that is not the number of terms that the loss is a mean over. Return a note if this cannot be
-    checked.
-
-    Without dropout, the loss and the gradient of a batch are the weighted means of those of its parts.
+def _check_halves(trial: _Trial, batch: Batch, weight: float) -> list[str]:
+    """Refuse a weight that is not the number of terms that the loss is a mean over: without dropout, the loss and the
+    gradient of a batch are the weighted means of those of its halves. Return a note if this cannot be checked.
     """
     unchecked = "a batch was not compared with its halves, so weight() is not checked"
     for name, module in trial.model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             return [f"{unchecked}: the module {name!r} normalises over the samples of a batch"]
-    _turn_dropout_off(trial.model)
-    loss = trial.forward(batch)
-    gradients = trial.gradients(loss)
-    try:
-        parts = trial.task.split(batch, 2)
-    except UsageError as error:
-        return [f"{unchecked}: {error}"]
-    weights = [float(trial.task.weight(part)) for part in parts]
-    if not math.isclose(sum(weights), weight, rel_tol=1e-4):
-        raise UsageError(
-            f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{part:g}' for part in weights)}; return "
-            f"the number of terms that loss() is the mean of, counted in the batch it is given"
-        )
-    shares = [part / weight for part in weights if part]
-    try:
-        losses = [trial.forward(part) for part, of_part in zip(parts, weights, strict=True) if of_part]
-    except Exception as error:
-        # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
-        return [f"{unchecked}: half a batch cannot be computed ({error})"]
-    values = [float(part.detach()) for part in losses]
-    whole, joined = float(loss.detach()), sum(share * value for share, value in zip(shares, values, strict=True))
-    size = sum(share * abs(value) for share, value in zip(shares, values, strict=True))
-    tolerance = 1e-4 if trial.device.type == "cpu" else 1e-2  # of TF32, which convolutions use
-    advice = (
-        "make weight() the number of terms that loss() is the mean of. If the loss compares the samples of a batch "
-        "with one another, give the task a method split(batch, parts) that raises UsageError"
-    )
-    if abs(joined - whole) > tolerance * max(size, abs(whole)):
-        raise UsageError(
-            f"the loss of data.batch(0, 0) is {whole:.6g}, but its halves, weighted by weight(), make {joined:.6g}; "
-            f"{advice}"
-        )
-    difference = _gradient_difference(gradients, [trial.gradients(part) for part in losses], shares)
-    if difference > tolerance:
-        raise UsageError(
-            f"the gradient of data.batch(0, 0) differs by {difference:.2g} of its size from that of its halves, "
-            f"weighted by weight(), though their losses agree; {advice}"
-        )
-    return []
-
-
-def _turn_dropout_off(model: nn.Module) -> None:
-    """By evaluation mode, which modules that call F.dropout themselves heed too."""
-    for module in model.modules():
+    for module in trial.model.modules():  # no dropout; modules that call F.dropout themselves heed the mode too
         if isinstance(module, nn.RNNBase):
             module.dropout = 0.0  # cuDNN computes no gradient of a recurrent network in evaluation mode
         else:
             module.training = False
+    loss, whole = trial.gradients(batch)
+    try:
+        halves = trial.task.split(batch, 2)
+    except UsageError as error:
+        return [f"{unchecked}: {error}"]
+    weights = [float(trial.task.weight(half)) for half in halves]
+    if not math.isclose(sum(weights), weight, rel_tol=1e-4):
+        raise UsageError(
+            f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{half:g}' for half in weights)}; return "
+            f"the number of terms that loss() is the mean of, counted in the batch it is given"
+        )
+    shares = [half / weight for half in weights if half]
+    try:
+        found = [trial.gradients(half) for half, of_half in zip(halves, weights, strict=True) if of_half]
+    except Exception as error:
+        # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
+        return [f"{unchecked}: half a batch cannot be computed ({error})"]
+    tolerance = 1e-4 if trial.device.type == "cpu" else 1e-2  # of TF32, which convolutions use
+    joined = sum(share * of_half for share, (of_half, _) in zip(shares, found, strict=True))
+    size = max(abs(loss), sum(share * abs(of_half) for share, (of_half, _) in zip(shares, found, strict=True)))
+    names = sorted(set(whole).union(*(gradients for _, gradients in found)))
+    vectors = [_joined(gradients, names, trial.model) for _, gradients in found]
+    terms = torch.stack([share * vector for share, vector in zip(shares, vectors, strict=True)])
+    apart = float((terms.sum(0) - _joined(whole, names, trial.model)).norm()) / (float(terms.norm(dim=1).sum()) or 1.0)
+    for differs, said in (
+        (abs(joined - loss) > tolerance * size, f"the loss of data.batch(0, 0) is {loss:.6g}, but {joined:.6g} by"),
+        (apart > tolerance, f"the gradient of data.batch(0, 0) differs by {apart:.2g} of its size from that by"),
+    ):
+        if differs:
+            raise UsageError(
+                f"{said} its halves, weighted by weight(); make weight() the number of terms that loss() is the mean "
+                f"of. If the loss compares the samples of a batch with one another, give the task a method "
+                f"split(batch, parts) that raises UsageError"
+            )
+    return []
 
 
-def _gradient_difference(whole: dict[str, Tensor], parts: list[dict[str, Tensor]], shares: list[float]) -> float:
-    """How far the gradient is from that of the parts, relative to their size before they cancel out."""
-    size = sum(share * _norm(part.values()) for share, part in zip(shares, parts, strict=True))
-    differences = []
-    for name in set(whole).union(*parts):
-        joined = sum(share * part[name].double() for share, part in zip(shares, parts, strict=True) if name in part)
-        differences.append(torch.as_tensor(joined - whole[name].double() if name in whole else joined))
-    difference = _norm(differences)
-    return difference / size if size else float(difference > 0)
-
-
-def _norm(tensors: Any) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+def _joined(gradients: Mapping[str, Tensor], names: list[str], model: nn.Module) -> Tensor:
+    """Of all `names` in one vector, zeros where there is none."""
+    parts = [gradients[name] if name in gradients else torch.zeros_like(model.get_parameter(name)) for name in names]
+    return torch.cat([torch.zeros(0), *(part.detach().cpu().double().flatten() for part in parts)])
