@@ -158,7 +158,7 @@ def test_models_that_tag_nothing_are_refused(tmp_path):
         found(f"ner:{tagger},types=DVE", [], tmp_path)
     masked_lm = BertForMaskedLM(BertConfig(vocab_size=128, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
     masked_lm.save_pretrained(tmp_path / "masked_lm")
-    with pytest.raises(UsageError, match="masked_lm holds no tokenizer that can be read"):
+    with pytest.raises(UsageError, match="masked_lm: no tokenizer can be read there"):
         found(f"ner:{tmp_path}/masked_lm", [], tmp_path)
     train_wordpiece(TEXTS, 128).save_pretrained(tmp_path / "masked_lm")
     with pytest.raises(UsageError, match=r"is no token-classification model: it has no classifier\."):
