@@ -10,6 +10,7 @@ import pytest
 from doors import ROOT, Finished, RunFolder, UsageError, asyncsgd, cli
 from tasks import Plane
 
+full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
 SMALL = {"samples": 80, "evaluations": 1, "quiet": True}
 
 
@@ -59,87 +60,63 @@ def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(owner
     assert [kept.name for kept in tmp_path.glob("run.before-*")] == ["run.before-1"]
 
 
-def left(path, train, status):
-    """A run folder as it is left behind: without status by a kill, with one by a run that has measured nothing."""
-    run = Finished(train(mode="single", samples=0, seed=77).path)
-    path.mkdir()
-    for name in ("settings.yaml", "events.jsonl"):
-        (path / name).write_bytes((run.path / name).read_bytes())
-    if status:
-        (path / "summary.json").write_text(f'{{"status": "{status}"}}')
-
-
 @pytest.mark.parametrize("status", [None, "FAILED", "INTERRUPTED"])
-def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(status, train, tmp_path):
-    left(tmp_path / "run", train, status)
-    run = train(mode="single", samples=0)
-    flags = ["--config", run.path / "settings.yaml", "--cache-dir", run.cache, "--run-dir", tmp_path / "run"]
-    assert cli(["stilt_mlm.py", *flags]).code == 0
-    assert Finished(tmp_path / "run").settings["seed"] == 0
-    assert Finished(tmp_path / "run.before-1").settings["seed"] == 77  # nothing is lost
+def test_a_folder_gives_way_to_a_corrected_command_until_its_run_has_trained(status, train, tmp_path):
+    corrected = train(mode="single", samples=0)
+
+    def again(samples):
+        """The command in the folder of another run of that many samples, left with this status or by a kill."""
+        run, path = train(mode="single", samples=samples, seed=77).path, tmp_path / f"run{samples}"
+        path.mkdir()
+        for name in ("settings.yaml", "events.jsonl"):
+            (path / name).write_bytes((run / name).read_bytes())
+        if status:
+            (path / "summary.json").write_text(f'{{"status": "{status}"}}')
+        files = ["--config", corrected.path / "settings.yaml", "--cache-dir", corrected.cache, "--run-dir", path]
+        before = files_below(path)
+        return cli(["stilt_mlm.py", *files]), before, path
+
+    ended, before, path = again(0)
+    assert (ended.code, Finished(path).settings["seed"]) == (0, 0)
+    assert files_below(tmp_path / "run0.before-1") == before  # nothing is lost
+    ended, before, path = again(8)
+    assert (ended.code, "holds a run with other settings (" in ended.err, files_below(path)) == (2, True, before)
 
 
-@pytest.mark.parametrize("summary", [True, False], ids=["done", "killed"])
-def test_a_folder_with_something_measured_is_refused_to_other_settings(summary, train, tmp_path):
-    run = train(mode="single", samples=8)
-    path = tmp_path / "run"
-    path.mkdir()
-    for name in ("settings.yaml", "events.jsonl", *(["summary.json"] if summary else [])):
-        (path / name).write_bytes((run.path / name).read_bytes())
-    before = files_below(path)
-    flags = ["--config", run.path / "settings.yaml", "--cache-dir", run.cache, "--run-dir", path, "--seed", "1"]
-    ended = cli(["stilt_mlm.py", *flags])
-    assert ended.code == 2
-    assert "holds a run with other settings (seed 0 -> 1); type another --run-dir" in ended.err
-    assert files_below(path) == before
-
-
-def test_a_summary_is_the_old_one_or_all_of_the_new_one(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    folder.write_summary({"number": 1})
-
-    def killed(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            folder.write_summary({"number": 2})
-    assert Finished(tmp_path).summary["number"] == 1
-    folder.write_summary({"number": 3})
-    folder.close()
-    assert Finished(tmp_path).summary["number"] == 3
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
-def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncsgd.records.run_folder.FULL_SECONDS", 0.2)
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder, the records of a run, and what gives its disk back."""
     folder, records = RunFolder(tmp_path), []
     asyncsgd.train(Plane(), report=records.append, **SMALL)
+    events = folder._events.fileno()
+    disk = os.dup(events)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), events)
+    yield folder, records, lambda: os.dup2(disk, events)
+    folder.close()
+
+
+@full_disk
+def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(folder, monkeypatch):
+    monkeypatch.setattr("asyncsgd.records.run_folder.FULL_SECONDS", 0.2)
+    folder, records, _ = folder
     arrivals = [record for record in records if record.kind == "arrival"]
-    os.dup2(os.open("/dev/full", os.O_WRONLY), folder._events.fileno())
     folder.append(arrivals[0])
     time.sleep(1.0)
     with pytest.raises(OSError, match="No space left on device"):
         folder.append(arrivals[1])
     with pytest.raises(OSError, match="No space left on device"):
         folder.write_summary({"status": "DONE"})
-    folder.close()
-    assert not (tmp_path / "summary.json").exists()
+    assert not (folder.path / "summary.json").exists()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
-def test_a_disk_that_is_full_for_a_moment_is_waited_for(tmp_path):
-    folder, records = RunFolder(tmp_path), []
-    asyncsgd.train(Plane(), report=records.append, **SMALL)
-    events = folder._events.fileno()
-    disk, full = os.dup(events), os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, events)
-    freed = threading.Timer(1.0, os.dup2, (disk, events))
+@full_disk
+def test_a_disk_that_is_full_for_a_moment_is_waited_for(folder):
+    folder, records, free = folder
+    freed = threading.Timer(1.0, free)
     freed.start()
     for record in records:
         folder.append(record)
     folder.write_summary({"status": "DONE"})
-    folder.close()
     freed.join()
-    assert [line["kind"] for line in Finished(tmp_path).records()] == ["header", *(record.kind for record in records)]
+    kinds = [line["kind"] for line in Finished(folder.path).records()]
+    assert kinds == ["header", *(record.kind for record in records)]

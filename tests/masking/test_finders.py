@@ -103,11 +103,15 @@ def saved_tagger(folder, labels):
     return folder
 
 
+def words_of(text):
+    return text.replace(",", " ,").replace("!", " !").split()
+
+
 def expected(folder, text, labels):
     """Word by word, without windows and batches."""
     backend = load(str(folder), "cpu").backend
     spans, before = [], ""
-    for word in text.replace(",", " ,").replace("!", " !").split():
+    for word in words_of(text):
         label = labels[backend.encode(word, add_special_tokens=False).ids[0] % len(labels)]
         prefix, _, kind = label.rpartition("-") if label != "O" else ("", "", "")
         if kind and kind == before and prefix != "B":
@@ -123,16 +127,14 @@ LABELS = ["O", "B-MAT", "I-MAT", "B-DEV", "O2"]
 
 def test_a_word_has_the_tag_of_its_first_piece_whatever_else_is_in_the_batch(tmp_path):
     folder = saved_tagger(tmp_path / "run" / "model", LABELS)
-    long = " ".join(WORDS * 40)
-    texts = ["", *TEXTS[:7], long, " ", "the film, of !"]
+    texts = ["", *TEXTS[:7], " ".join(WORDS * 40), " ", "the film, of !"]
     batch = found(f"ner:{tmp_path}/run", texts, tmp_path)
     assert batch == [found(f"ner:{folder}", [text], tmp_path)[0] for text in texts]
-    assert [[" ".join(span.replace(",", " ,").replace("!", " !").split()) for span in of] for of in batch] == [
+    assert [[" ".join(words_of(span)) for span in of] for of in batch] == [
         expected(folder, text, LABELS) for text in texts
     ]
     assert len(batch[8]) > 40  # behind the first window of 64 too
-    finder = parse_finder(f"ner:{folder},types=DEV")
-    (only,) = finder.prepare([], tmp_path).spans([long], "cpu")
+    (only,) = found(f"ner:{folder},types=DEV", [texts[8]], tmp_path)
     assert 0 < len(only) < len(batch[8])
     keys = {parse_finder(f"ner:{folder}{types}").prepare([], tmp_path).key for types in ("", ",types=DEV")}
     assert len(keys) == 2
@@ -149,35 +151,26 @@ def test_windows_fit_and_decide_on_every_piece_once_far_from_their_edges(length,
     assert decided == list(range(length))
 
 
-def test_models_that_tag_nothing_are_refused(tmp_path):
-    saved_tagger(tmp_path / "no_o", ["LABEL_0", "LABEL_1"])
-    with pytest.raises(UsageError, match="no_o has no label O, so every word would be found: LABEL_0, LABEL_1"):
-        found(f"ner:{tmp_path}/no_o", [], tmp_path)
-    tagger = saved_tagger(tmp_path / "tagger", LABELS)
-    with pytest.raises(UsageError, match="has no type 'DVE'; it has DEV, MAT, O2"):
-        found(f"ner:{tagger},types=DVE", [], tmp_path)
-    masked_lm = BertForMaskedLM(BertConfig(vocab_size=128, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-    masked_lm.save_pretrained(tmp_path / "masked_lm")
-    with pytest.raises(UsageError, match="masked_lm: no tokenizer can be read there"):
-        found(f"ner:{tmp_path}/masked_lm", [], tmp_path)
-    train_wordpiece(TEXTS, 128).save_pretrained(tmp_path / "masked_lm")
-    with pytest.raises(UsageError, match=r"is no token-classification model: it has no classifier\."):
-        found(f"ner:{tmp_path}/masked_lm", [], tmp_path)
-    with pytest.raises(UsageError, match=r"'\./nothing' is no folder, and cannot be had from the Hub"):
-        found("ner:./nothing", [], tmp_path)
-
-
 @pytest.mark.parametrize(
     ("finder", "message"),
     [
+        ("ner:no_o", "no_o has no label O, so every word would be found: LABEL_0, LABEL_1"),
+        ("ner:tagger,types=DVE", "has no type 'DVE'; it has DEV, MAT, O2"),
+        ("ner:masked_lm", r"is no token-classification model: it has no classifier\."),
+        ("ner:./nothing", r"'\./nothing' is no folder, and cannot be had from the Hub"),
         ("nre:x", "unknown finder 'nre'; did you mean 'ner'"),
         ("terms:empty.txt", "holds no term"),
         ("terms:latin.txt", "is not UTF-8"),
         ("keyness:pydocs,ratio=0", "ratio more than 0"),
     ],
 )
-def test_finders_that_cannot_be_meant_say_what_to_type(tmp_path, monkeypatch, finder, message):
+def test_finders_that_cannot_be_meant_say_why(tmp_path, monkeypatch, finder, message):
     monkeypatch.chdir(tmp_path)
+    saved_tagger("no_o", ["LABEL_0", "LABEL_1"])
+    saved_tagger("tagger", LABELS)
+    masked_lm = BertForMaskedLM(BertConfig(vocab_size=128, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    masked_lm.save_pretrained("masked_lm")
+    train_wordpiece(TEXTS, 128).save_pretrained("masked_lm")
     Path("empty.txt").write_text("\n \n")
     Path("latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match=message):
