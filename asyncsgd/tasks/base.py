@@ -13,13 +13,12 @@ so that batches of different weights make one gradient, and shards of an evaluat
 from __future__ import annotations
 
 import abc
-import collections
 import copy
 import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -275,17 +274,12 @@ def map_tensors(change: Callable[[Tensor], Any], batch: Batch) -> Batch:
 
 
 def with_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping of the kind of `batch` with other values; a dict where one of its kind cannot be made of a dict."""
-    if type(batch) is dict:
+    """A mapping of the kind of `batch` with other values; a dict where it cannot be changed."""
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
         return values
-    if isinstance(batch, dict | collections.UserDict):
-        changed = copy.copy(batch)
-        changed.update(values)
-        return changed
-    try:
-        return type(batch)(values)  # type: ignore[call-arg]
-    except TypeError:
-        return values
+    changed = copy.copy(batch)
+    changed.update(values)
+    return changed
 
 
 def tensors_in(batch: Batch) -> list[Tensor]:
@@ -330,19 +324,15 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
 
 def fingerprint(data: Data) -> str:
     """16 hexadecimal digits that change whenever an evaluation batch does."""
+    import torch
+
     digest = hashlib.sha256()
     for name, batches in data.evaluation.items():
         digest.update(name.encode())
         for index in range(len(batches)):
-            _add_to(digest, batches[index])
+            for tensor in tensors_in(batches[index]):
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
-
-
-def _add_to(digest: Any, batch: Batch) -> None:
-    import torch
-
-    for tensor in tensors_in(batch):
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 def add_sums(many: Iterable[Sums]) -> Sums:

@@ -31,8 +31,6 @@ from asyncsgd.data.tokenizer import pretrained_tokenizer, train_byte_bpe, traine
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.tasks.base import Sums
-from asyncsgd.tasks.scores import perplexity
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, LanguageModel, by_length
 
 if TYPE_CHECKING:
@@ -169,33 +167,9 @@ class CausalLM(LanguageModel):
         """The logits `(B, L, V)`: nearly all of them are at positions whose next token is predicted."""
         return _logits(model, batch["input_ids"], batch.get("position_ids"))
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        from torch.nn import functional
-
-        return functional.cross_entropy(outputs.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
-
-    def weight(self, batch: Batch) -> float:
-        """Predicted tokens."""
-        return float((batch["labels"] != IGNORED).sum())
-
     def count_tokens(self, batch: Batch) -> int:
         """Those that are predicted."""
         return int(self.weight(batch))
-
-    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        """The loss too, summed in float64 over float32 losses of tokens."""
-        import torch
-        from torch.nn import functional
-
-        logits, labels = outputs.float().flatten(0, 1), batch["labels"].flatten()
-        losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        return {"loss": losses.sum(dtype=torch.float64), "correct": (logits.argmax(-1) == labels).sum()}
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        return {
-            "perplexity": perplexity(sums["loss"] / sums["weight"]),
-            "accuracy": sums["correct"] / sums["weight"],
-        }
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:

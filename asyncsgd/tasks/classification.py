@@ -23,7 +23,7 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.labelled import labelled_source, load_labelled
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import flag_of, setting
+from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
 from asyncsgd.tasks import hatecheck, scores
 from asyncsgd.tasks.base import Sums, found
@@ -70,6 +70,7 @@ class Classification(TextTask):
     hate_davidson from a pretrained `tiny`, two seeds each. The mean macro-F1 was 0.566 at 2e-4, 0.604 at 5e-4, 0.568 at
     1e-3 and 0.416 at 2e-3. Published models of BERT's size want about 5e-5."""
     auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
+    kind_of_head: ClassVar[str] = "SequenceClassification"
     eval_batch_size: ClassVar[int] = 64
 
     model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
@@ -99,13 +100,7 @@ class Classification(TextTask):
     prepared: str | None = found()
 
     def __post_init__(self) -> None:
-        if self.data_name == "pydocs":
-            for name in ("text_column", "label_column"):
-                if getattr(self, name) != getattr(type(self), name):
-                    raise UsageError(
-                        f"{flag_of(name)} does nothing for --data pydocs, which has no columns; drop it, or name other "
-                        f"data"
-                    )
+        self.check_columns("text_column", "label_column")
         if self.hatecheck_positive is not None and self.hatecheck is None:
             raise UsageError(
                 "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
@@ -137,12 +132,6 @@ class Classification(TextTask):
         texts = (corpus.train if side == "train" else corpus.eval).texts
         return Samples.of(ids=_beginnings(texts, tokenizer, self.seq_len), labels=_classes(corpus, side))
 
-    def head(self, initial: Built, seed: int) -> Built:
-        from asyncsgd.models import build_head
-
-        labels = self.known["labels"]
-        return build_head(initial.model, "SequenceClassification", labels, dropout=self.dropout, seed=seed)
-
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         labels, counts = self.known["labels"], self.known["counts"]
         named = ", ".join(f"{label} {count}" for label, count in zip(labels, counts, strict=True))
@@ -172,22 +161,17 @@ class Classification(TextTask):
         from torch.nn import functional
 
         if not self.class_weights:
-            return functional.cross_entropy(outputs, batch["labels"])
+            return super().loss(outputs, batch)
         losses = functional.cross_entropy(outputs, batch["labels"], reduction="none")
         weights = torch.tensor(inverse_frequency(self.known["counts"]), dtype=torch.float32, device=losses.device)
         return (weights[batch["labels"]] * losses).mean()
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss without class weights, and int64 `(C, C)`, rows: true class, columns: predicted."""
-        import torch
-        from torch.nn import functional
-
-        logits = outputs.float()
-        losses = functional.cross_entropy(logits, batch["labels"], reduction="none")
-        number = logits.shape[1]
-        cells = batch["labels"] * number + logits.argmax(-1)
-        confusion = torch.bincount(cells, minlength=number**2).reshape(number, number)
-        return {"loss": losses.sum(dtype=torch.float64), "confusion": confusion}
+        number = outputs.shape[1]
+        cells = batch["labels"] * number + outputs.float().argmax(-1)
+        confusion = cells.bincount(minlength=number**2).reshape(number, number)
+        return {"loss": self.summed_loss(outputs, batch), "confusion": confusion}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         confusion = sums["confusion"]

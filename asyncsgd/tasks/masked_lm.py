@@ -26,8 +26,7 @@ from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Sample, S
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.tasks.base import Batches, Sums
-from asyncsgd.tasks.scores import perplexity
+from asyncsgd.tasks.base import Batches
 from asyncsgd.tasks.text_task import IGNORED, Batch, Draw, EvaluationBatches, LanguageModel
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
@@ -223,39 +222,12 @@ class MaskedLM(LanguageModel):
             )
         return logits[0]
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        from torch.nn import functional
-
-        return functional.cross_entropy(outputs, _masked_ids(batch))
-
-    def weight(self, batch: Batch) -> float:
-        """Masked tokens."""
-        return float((batch["labels"] != IGNORED).sum())
-
-    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        """The loss too, summed in float64 over float32 losses of tokens."""
-        import torch
-        from torch.nn import functional
-
-        logits, labels = outputs.float(), _masked_ids(batch)
-        losses = functional.cross_entropy(logits, labels, reduction="none")
-        return {"loss": losses.sum(dtype=torch.float64), "correct": (logits.argmax(-1) == labels).sum()}
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        """`accuracy` is the share of masked tokens predicted exactly."""
-        return {
-            "accuracy": sums["correct"] / sums["weight"],
-            "perplexity": perplexity(sums["loss"] / sums["weight"]),
-        }
+    def targets(self, batch: Batch) -> Tensor:
+        labels: Tensor = batch["labels"]
+        return labels[labels != IGNORED]
 
 
 _masking = functools.lru_cache(maxsize=8)(Masking)  # it sorts a vocabulary when it is made
-
-
-def _masked_ids(batch: Batch) -> Tensor:
-    """int64 `(M,)`"""
-    labels: Tensor = batch["labels"]
-    return labels[labels != IGNORED]
 
 
 def _with_candidates(samples: Samples) -> np.ndarray:

@@ -58,6 +58,7 @@ class QuestionAnswering(TextTask):
     name: ClassVar[str] = "question_answering"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"exact_match": "higher", "f1": "higher"}
     auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
+    kind_of_head: ClassVar[str] = "QuestionAnswering"
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
 
     model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
@@ -121,11 +122,8 @@ class QuestionAnswering(TextTask):
         scored = [(question.id, question.context, question.answers) for question in corpus.questions["eval"]]
         (folder / "scored.json").write_text(json.dumps(scored), encoding="utf-8")
 
-    def head(self, initial: Built, seed: int) -> Built:
-        from asyncsgd.models import build_head
-
-        ends = ("start", "end")
-        return build_head(initial.model, "QuestionAnswering", ends, dropout=self.dropout, seed=seed)
+    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        return {"labels": ("start", "end")}
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         assert isinstance(corpus, QuestionCorpus)
@@ -168,10 +166,9 @@ class QuestionAnswering(TextTask):
         logits = torch.stack([said.start_logits, said.end_logits], dim=1)
         return logits.masked_fill(~batch["allowed"][:, None], -torch.inf)
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        from torch.nn import functional
-
-        return functional.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten())
+    def targets(self, batch: Batch) -> Tensor:
+        targets: Tensor = batch["targets"]
+        return targets.flatten()
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss, and of each question, in arrays `(Q,)` that have 0 for the questions of other batches:
@@ -179,10 +176,6 @@ class QuestionAnswering(TextTask):
         ``difference``, float64, is the score of no answer less that of the best answer; ``exact``, int64, and ``f1``,
         float64, score the best answer; ``answerable``, int64, is 1 for a question that has an answer.
         """
-        import torch
-        from torch.nn import functional
-
-        losses = functional.cross_entropy(outputs.float().flatten(0, 1), batch["targets"].flatten(), reduction="none")
         number = self.known["facts"]["num_eval_questions"]
         sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
         sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
@@ -193,7 +186,7 @@ class QuestionAnswering(TextTask):
             sums["exact"][number] = scores.exact_match(text, answers)
             sums["f1"][number] = scores.f1(text, answers)
             sums["answerable"][number] = bool(answers)
-        return {"loss": losses.sum(dtype=torch.float64) / 2, **sums}
+        return {"loss": self.summed_loss(outputs, batch) / 2, **sums}
 
     def decoded(
         self, outputs: Tensor, batch: Batch, number: int

@@ -90,10 +90,9 @@ def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
     """`samples` with arrays as tensors, and how many there are."""
     if isinstance(samples, Mapping):
         samples = with_values(samples, {key: torch.as_tensor(value) for key, value in samples.items()})
-    elif isinstance(samples, tuple) and hasattr(samples, "_fields"):
-        samples = type(samples)(*map(torch.as_tensor, samples))
     elif isinstance(samples, list | tuple):
-        samples = tuple(map(torch.as_tensor, samples))
+        tensors = map(torch.as_tensor, samples)
+        samples = type(samples)(*tensors) if hasattr(samples, "_fields") else tuple(tensors)
     else:
         samples = torch.as_tensor(samples)
     lengths = row_counts(samples)

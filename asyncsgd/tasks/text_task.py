@@ -23,12 +23,13 @@ from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
+from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
-from asyncsgd.tasks.base import Batches, Task, found
+from asyncsgd.tasks import scores
+from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from asyncsgd.models import Built, Family
     from asyncsgd.origin import Origin
@@ -58,11 +59,12 @@ class TextTask(Task):
     """The models that are made here, with random weights."""
     start_from: ClassVar[str] = "masked_lm"
     """The task of the runs that `model_name` may name."""
-    has_head: ClassVar[bool] = True
-    """Whether the model has another head than the one that it was saved with."""
+    kind_of_head: ClassVar[str] = ""
+    """Of transformers, e.g. ``SequenceClassification``; empty where the model has the head that it was saved with."""
     eval_batch_size: ClassVar[int] = 32
 
     model_name: str
+    data_name: str | None
     seq_len: int
     sampling: Sampling
     dropout: float
@@ -101,8 +103,12 @@ class TextTask(Task):
         return {}
 
     def head(self, initial: Built, seed: int) -> Built:
-        """The model that is trained, on the one that training starts from."""
-        return initial
+        """The model that is trained: the one that training starts from, or a new head on it with an output a label."""
+        from asyncsgd.models import build_head
+
+        if not self.kind_of_head:
+            return initial
+        return build_head(initial.model, self.kind_of_head, self.known["labels"], dropout=self.dropout, seed=seed)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         """What `facts` says beside what it says of every task on texts."""
@@ -180,12 +186,12 @@ class TextTask(Task):
             "data": corpus.name,
             "data_fingerprint": corpus.fingerprint,
             "base_model": None if weights is None else self.model_name,
-            "from_scratch": origin.from_scratch if self.has_head else weights is None,
+            "from_scratch": origin.from_scratch if self.kind_of_head else weights is None,
             "num_train_samples": len(train),
             "num_eval_samples": len(held_out),
             "notes": list(corpus.notes),
         }
-        if self.has_head:
+        if self.kind_of_head:
             facts |= {"model": self.model_name, "parent": origin.parent, "init_sha256": init_sha256}
         facts |= task.more_facts(corpus, train, held_out, task.head(initial, seed))
         found_out = json.dumps({**known, "folder": str(folder), "facts": facts})
@@ -230,12 +236,39 @@ class TextTask(Task):
         mask = pad([np.ones(len(row), dtype=np.int64) for row in rows], 0)
         return {"input_ids": pad(rows, self.known["pad_id"]), "attention_mask": mask}
 
+    def targets(self, batch: Batch) -> Tensor:
+        """The class of each row of logits, int64 `(K,)`, `IGNORED` where it has no loss."""
+        labels: Tensor = batch["labels"]
+        return labels.flatten()
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        from torch.nn import functional
+
+        return functional.cross_entropy(outputs.flatten(0, -2), self.targets(batch), ignore_index=IGNORED)
+
+    def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """In float64, over float32 losses; for `sums`."""
+        import torch
+        from torch.nn import functional
+
+        logits = outputs.float().flatten(0, -2)
+        losses = functional.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none")
+        return losses.sum(dtype=torch.float64)
+
     def weight(self, batch: Batch) -> float:
         """Rows."""
         return float(len(batch["input_ids"]))
 
     def count_tokens(self, batch: Batch) -> int:
         return int(batch["attention_mask"].sum())
+
+    def check_columns(self, *names: str) -> None:
+        """Refuse these settings, which name columns, for data that have none."""
+        given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
+        if given and {self.data_name, getattr(self, "eval_data", None)} <= {"pydocs", None}:
+            raise UsageError(
+                f"{flag_of(given[0])} does nothing for --data pydocs, which has no columns; drop it, or name other data"
+            )
 
 
 @functools.lru_cache(maxsize=8)
@@ -294,8 +327,6 @@ class EvaluationBatches:
 class LanguageModel(TextTask):
     """What masked and causal language modelling share: plain texts, and evaluations of some rows."""
 
-    has_head: ClassVar[bool] = False
-
     model_name: str = setting(
         "tiny",
         "tiny, small or tiny-distilbert (new, no network), a run, a folder or a name on the Hub",
@@ -322,10 +353,7 @@ class LanguageModel(TextTask):
 
     def __post_init__(self) -> None:
         self.check_vocabulary(self.model_name)
-        if {self.data_name, self.eval_data} <= {"pydocs", None} and self.text_column != type(self).text_column:
-            raise UsageError(
-                "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
-            )
+        self.check_columns("text_column")
 
     def check_names(self) -> None:
         named_sources(self.data_name, self.eval_data)
@@ -355,3 +383,17 @@ class LanguageModel(TextTask):
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
+
+    def weight(self, batch: Batch) -> float:
+        """Predicted tokens."""
+        return float((batch["labels"] != IGNORED).sum())
+
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
+        right = outputs.float().flatten(0, -2).argmax(-1) == self.targets(batch)
+        return {"loss": self.summed_loss(outputs, batch), "correct": right.sum()}
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """`accuracy` is the share of the tokens that are predicted exactly."""
+        loss, right = sums["loss"] / sums["weight"], sums["correct"] / sums["weight"]
+        metrics = {"perplexity": scores.perplexity(loss), "accuracy": right}
+        return {name: metrics[name] for name in self.better}

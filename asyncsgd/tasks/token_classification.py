@@ -53,6 +53,7 @@ class TokenClassification(TextTask):
         "accuracy": "higher",
     }
     auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
+    kind_of_head: ClassVar[str] = "TokenClassification"
 
     model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     data_name: str | None = setting(
@@ -113,12 +114,6 @@ class TokenClassification(TextTask):
             raise UsageError(f"the tokenizer makes nothing of the training sentences of {corpus.name}")
         return samples.select(keep)
 
-    def head(self, initial: Built, seed: int) -> Built:
-        from asyncsgd.models import build_head
-
-        labels = self.known["labels"]
-        return build_head(initial.model, "TokenClassification", labels, dropout=self.dropout, seed=seed)
-
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         notes, where = list(corpus.notes), f"have no word piece within the {self.seq_len} tokens of a sentence"
         for samples, of, then in (
@@ -141,10 +136,14 @@ class TokenClassification(TextTask):
         places = batch["pieces"].clamp(min=0).unsqueeze(-1).expand(-1, -1, logits.shape[-1])
         return logits.gather(1, places)
 
+    def targets(self, batch: Batch) -> Tensor:
+        tags: Tensor = batch["tags"]
+        return tags.where(batch["pieces"] >= 0, IGNORED).flatten()
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         from torch.nn import functional
 
-        learned = _learned(batch).flatten()
+        learned = self.targets(batch)
         loss = functional.cross_entropy(outputs.flatten(0, 1), learned, ignore_index=IGNORED, reduction="sum")
         # A part of a batch may have no labelled word.
         return loss / (learned != IGNORED).sum().clamp(min=1)
@@ -159,15 +158,11 @@ class TokenClassification(TextTask):
         ``words`` is int64 `(2,)`: words, and those with the right tag. ``spans`` is int64 `(T, 3)`, see
         `asyncsgd.tasks.spans.Tagging.counts`.
         """
-        import torch
-        from torch.nn import functional
-
-        logits, labels = outputs.float().flatten(0, 1), self.known["labels"]
-        losses = functional.cross_entropy(logits, _learned(batch).flatten(), reduction="none", ignore_index=IGNORED)
+        labels = self.known["labels"]
         outside = labels.index("O") if "O" in labels else spans.OUTSIDE
         predicted = outputs.argmax(-1).where(batch["pieces"] >= 0, outside)
         true, said = batch["tags"].cpu().numpy(), predicted.where(batch["tags"] >= 0, spans.OUTSIDE).cpu().numpy()
-        return {"loss": losses.sum(dtype=torch.float64)} | _counts(labels, true, said)
+        return {"loss": self.summed_loss(outputs, batch)} | _counts(labels, true, said)
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Micro-averaged over all spans; 0 where there is nothing to divide by, as conlleval has it."""
@@ -207,12 +202,6 @@ class TokenClassification(TextTask):
         return {"tag": labels[commonest], "span_f1": scores["span_f1"], "accuracy": scores["accuracy"]}
 
 
-def _learned(batch: Batch) -> Tensor:
-    """The tags that have a loss term, `(B, W)`; `IGNORED` where there is none."""
-    tags: Tensor = batch["tags"]
-    return tags.where(batch["pieces"] >= 0, IGNORED)
-
-
 def _counts(labels: list[str], true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
     words = true != spans.OUTSIDE
     right = (true == predicted) & words
@@ -229,14 +218,7 @@ def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], na
     """
     for (column, flag), value in zip(columns.items(), row, strict=True):
         if not isinstance(value, list) or (flag == "--tokens-column" and not all(isinstance(v, str) for v in value)):
-            held = [
-                type(value).__name__,
-                *(f"lists of {type(v).__name__}" for v in value[:1] if isinstance(value, list)),
-            ]
-            raise UsageError(
-                f"{where} column {column!r} holds {held[-1]} values, not a list in every row, of words or of tags; "
-                f"choose another column with {flag} NAME"
-            )
+            raise UsageError(f"{where} column {column!r} holds no list of words or of tags; choose another with {flag}")
     tokens, tags = row
     if len(tokens) != len(tags):
         raise UsageError(f"{where} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row")

@@ -30,7 +30,6 @@ MAPPINGS = {
     "defaultdict": default,
     "UserDict": collections.UserDict,
     "BatchEncoding": BatchEncoding,
-    "MappingProxyType": types.MappingProxyType,
 }
 every_mapping = pytest.mark.parametrize("kind", MAPPINGS.values(), ids=MAPPINGS)
 
