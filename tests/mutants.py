@@ -181,8 +181,8 @@ MUTANTS = [
     Mutant(
         "parts of a batch weigh alike",
         "asyncsgd/worker.py",
-        "weights[number] / weight)",
-        "1.0 / len(split))",
+        "own / weight) for",
+        "1.0 / len(split)) for",
         "tests/test_savings.py",
     ),
     Mutant(
@@ -230,8 +230,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint that goes on changing while it is written",
         "asyncsgd/checkpoints.py",
-        'self._tensors[id(value)] = value.detach().to("cpu", copy=True)',
-        "self._tensors[id(value)] = value.detach()",
+        'tensors[id(value)] = value.detach().to("cpu", copy=True)',
+        "tensors[id(value)] = value.detach()",
         "tests/test_resume.py",
     ),
     Mutant(
