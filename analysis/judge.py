@@ -13,7 +13,7 @@ from analysis import stats
 from analysis.pairs import Measure, Pairs, Values, pairs_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
-from asyncsgd.study.finetuning import SCORES
+from asyncsgd.study.config import SCORES
 
 TESTS = {
     "treatment": "arm",

@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pandas as pd
 
 from asyncsgd.records.events import read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.plan import PLAN_SCHEMA
-from asyncsgd.study.registration import ENDPOINTS, alpha_in
+from asyncsgd.study.files import PlanFile, Registration
 
-SCHEMA = 1
-"""Of analysis.yaml."""
 DEFAULT_REFERENCE = "sync"
 BASELINE = "baseline"
 """The arm of the base model that was fine-tuned without intermediate training."""
@@ -71,13 +69,13 @@ def read_plan(folder: Path) -> Plan:
     name, plan, why = folder.resolve().name, None, ""
     if (folder / "plan.json").is_file():
         try:
-            plan = _planned(read_json(folder / "plan.json"))
+            plan = _read(read_json(folder / "plan.json"), PlanFile)
             name = str(plan["study"])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            problems.append(f"plan.json cannot be read ({error!r}): runs that are missing cannot be counted")
+        except (OSError, ValueError) as error:
+            problems.append(f"plan.json cannot be read ({error}): runs that are missing cannot be counted")
     arms = {} if plan is None else {arm["name"]: arm for arm in plan["arms"]}
     runs = [] if plan is None else plan["runs"]
-    planned = {} if plan is None else {str(arm): float(loss) for arm, loss in (plan.get("targets") or {}).items()}
+    planned = {} if plan is None else plan["targets"]
     registered: Mapping[str, Any] = {}
     sha256, file = "", folder / "analysis.yaml"
     if not file.is_file():
@@ -85,10 +83,10 @@ def read_plan(folder: Path) -> Plan:
     else:
         try:
             content = file.read_bytes()
-            sha256, registered = hashlib.sha256(content).hexdigest(), _registered(content.decode("utf-8"))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            told = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:160]
-            why = f"analysis.yaml cannot be used: {told}"
+            sha256 = hashlib.sha256(content).hexdigest()
+            registered = _read(read_yaml(content.decode("utf-8"), "it"), Registration)
+        except (OSError, ValueError) as error:
+            why = f"analysis.yaml cannot be used: {error}"
             problems.append(why)
         else:
             why = _changed(plan, registered, sha256, planned)
@@ -96,42 +94,19 @@ def read_plan(folder: Path) -> Plan:
             problems += [
                 f"analysis.yaml registers {arm} in the primary family, and nothing of it is here: it counts as a "
                 "comparison that shows nothing (p = 1)"
-                for arm in registered.get("family") or ()
+                for arm in registered["family"] or ()
                 if arms and arm not in arms
             ]
     targets = registered.get("targets") if registered else planned
     return Plan(name, arms, runs, registered, targets or {}, sha256, why, tuple(problems))
 
 
-def _planned(content: Any) -> dict[str, Any]:
-    if content["schema"] != PLAN_SCHEMA:
-        raise ValueError(f"schema {content['schema']!r}, this version reads {PLAN_SCHEMA}")
-    for arm in content["arms"]:
-        arm["name"], arm["algorithm"], dict(arm["settings"])
-    for run in content["runs"]:
-        run["folder"], run["stage"], run["arm"], int(run["seed"])
-    return dict(content)
-
-
-def _registered(text: str) -> dict[str, Any]:
+def _read(content: Any, kind: type[PlanFile] | type[Registration]) -> dict[str, Any]:
     """
     Raises:
-        ValueError: if something that a verdict rests on is not as it must be.
-        KeyError: if it is missing.
+        ValueError: if something that a verdict rests on is missing, or not as it must be.
     """
-    values = dict(read_yaml(text, "it"))
-    if values.get("schema", SCHEMA) != SCHEMA:
-        raise ValueError(f"it has schema {values['schema']!r}, this version reads {SCHEMA}")
-    if values["primary"]["endpoint"] not in ENDPOINTS:
-        raise ValueError(f"it names no primary endpoint (primary: {{endpoint: one of {', '.join(ENDPOINTS)}}})")
-    for key in ("margins", "targets"):
-        values[key] = {str(name): float(value) for name, value in (values.get(key) or {}).items()}
-    if any(margin <= 0 for margin in values["margins"].values()):
-        raise ValueError(f"its margins must be above 0, got {values['margins']}")
-    for key in ("family", "seeds"):
-        if values.get(key) is not None:
-            values[key] = list(dict.fromkeys(map({"family": str, "seeds": int}[key], values[key])))
-    return values | {"reference": str(values["reference"]), "alpha": alpha_in(values, "its alpha")}
+    return dict(msgspec.to_builtins(msgspec.convert(content, kind)))
 
 
 def _changed(plan: Mapping[str, Any] | None, registered: Mapping[str, Any], sha256: str, planned: Any) -> str:

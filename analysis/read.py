@@ -19,7 +19,7 @@ from analysis.questions import Plan, read_plan
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_events, read_header, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.finetuning import SCORES
+from asyncsgd.study.config import SCORES
 
 RUNS = {
     "run": "folder below the study's; also the index",

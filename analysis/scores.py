@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.pairs import BY_RANKS, FROM_SCRATCH, Pairs, Values, lost_runs
 from analysis.questions import BASELINE, Plan
-from asyncsgd.study.finetuning import SCORES
+from asyncsgd.study.config import SCORES
 
 
 class Score(NamedTuple):

@@ -13,7 +13,7 @@ from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
 from analysis.pairs import ALONE, BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
-from asyncsgd.study.finetuning import SCORES
+from asyncsgd.study.config import SCORES
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
 """Names of algorithms in words; any other is called what it is called."""

@@ -24,14 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.launch import fork_server
-from asyncsgd.scripts.base import go_offline
+from asyncsgd.scripts.base import go_offline, run_script
+from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
-from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
+from asyncsgd.study.runner import PRELOAD
+from asyncsgd.study.stages import carry_out
 from asyncsgd.study.sweep import Sweep, check, locked
 
 if TYPE_CHECKING:
@@ -43,17 +44,8 @@ CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
 
 
-@best_effort()
 def main() -> int:
-    flags = parser().parse_args()
-    try:
-        return run(flags)
-    except (UsageError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except (Stopped, KeyboardInterrupt):
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    return run_script(lambda argv, stop: run(parser().parse_args(argv), stop), goes_on=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def run(flags: argparse.Namespace) -> int:
-    plan = make_plan(read_config(flags.config))
+def run(flags: argparse.Namespace, stop: StopRequest) -> int:
+    plan = make_plan(read_config(flags.config), str(flags.config))
     if flags.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {flags.jobs}")
     if flags.measured:
@@ -83,7 +75,7 @@ def run(flags: argparse.Namespace) -> int:
     model = str(plan.base.get("model", "tiny"))
     go_offline(model, str(plan.base.get("data", "pydocs")))
     context = fork_server(model, *PRELOAD)
-    finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags)
+    finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags, stop)
 
     import yaml
 
@@ -96,7 +88,7 @@ def run(flags: argparse.Namespace) -> int:
     if flags.measured:
         config = measured_config(plan, dose, out, available_cores())
         pairs = Path(f"{out}-measured")
-        finish(Sweep(make_plan(config), yaml.safe_dump(config, sort_keys=False), pairs), context, flags)
+        finish(Sweep(make_plan(config), yaml.safe_dump(config, sort_keys=False), pairs), context, flags, stop)
         dose.put_measured(pairs)
     for line in dose.lines():
         print(line)
@@ -106,7 +98,7 @@ def run(flags: argparse.Namespace) -> int:
     return 0
 
 
-def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace) -> None:
+def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace, stop: StopRequest) -> None:
     """Carry out what is left of a sweep.
 
     Raises:
@@ -118,7 +110,7 @@ def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace) 
     with locked(out, "1-of-1"):
         sweep.open()
         print(f"sweep  {plan.name}: {len(plan.runs)} runs in {out}", flush=True)
-        failed = carry_out(sweep, context, jobs=flags.jobs, retry=flags.retry, shard=(1, 1))
+        failed = carry_out(sweep, context, stop, jobs=flags.jobs, retry=flags.retry, shard=(1, 1))
     if failed or any(sweep.status(run) not in FINISHED for run in plan.runs):
         raise RunError(f"{len(failed)} runs FAILED, see {out / 'logs'}; the same command with --retry runs them again")
 

@@ -34,7 +34,8 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.comparisons import Job, make_all, planned
+from asyncsgd.study.comparisons import make_all, planned
+from asyncsgd.study.runner import Job
 from asyncsgd.tasks.base import Batch, Task
 from asyncsgd.tasks.tensors import TensorData
 
@@ -189,7 +190,7 @@ def write_planted(folder: Path) -> None:
 
 def lacks(job: Job) -> str:
     """Why a run cannot be made here."""
-    if "deepspeed" in job.flags and importlib.util.find_spec("deepspeed") is None:
+    if job.values.get("pipeline_schedule") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         return "DeepSpeed is not installed; type python -m pip install -c constraints.txt -e '.[deepspeed]'"
     return ""
 

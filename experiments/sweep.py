@@ -14,19 +14,20 @@ import shlex
 import sys
 from pathlib import Path
 
-from asyncsgd.errors import RunError, UsageError
+from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import names_in
 from asyncsgd.runtime.launch import fork_server
-from asyncsgd.scripts.base import go_offline
+from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser
+from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import STAGES, Plan, make_plan
-from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
-from asyncsgd.study.sweep import Sweep, check, check_inputs, locked, share
+from asyncsgd.study.plan import STAGES, Plan, make_plan, share
+from asyncsgd.study.runner import PRELOAD
+from asyncsgd.study.stages import carry_out
+from asyncsgd.study.sweep import Sweep, check, check_inputs, locked
 
 EXAMPLE = """\
 examples:
@@ -61,31 +62,13 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-@best_effort()
 def main() -> int:
-    try:
-        return run(parser().parse_args())
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:  # e.g. a full disk
-        print(f"error: {error}; the same command goes on from here once that is mended", file=sys.stderr)
-        return RunError.exit_code
-    except Stopped:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
+    return run_script(lambda argv, stop: run(parser().parse_args(argv), stop), goes_on=True)
 
 
-def run(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     names_in(flags.track)  # refuses
-    config = read_config(flags.config)
-    plan = make_plan(config)
+    plan = make_plan(read_config(flags.config), str(flags.config))
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
     if wanted := out_of_bounds(jobs, at_least=1):
@@ -94,9 +77,8 @@ def run(flags: argparse.Namespace) -> int:
     sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out, flags.track)
     model, data = str(plan.base.get("model", "tiny")), str(plan.base.get("data", "pydocs"))
     made = plan.base_model or {}
-    go_offline(
-        str(made.get("model", model)), "".join([data, *(str(part.get("data")) for part in (made, plan.finetune or {}))])
-    )
+    finetuned = {} if plan.finetune is None else plan.finetune.settings
+    go_offline(str(made.get("model", model)), " ".join([data, *(str(part.get("data")) for part in (made, finetuned))]))
 
     if flags.dry_run or flags.print_commands:
         check(plan)
@@ -119,15 +101,15 @@ def run(flags: argparse.Namespace) -> int:
     with locked(out, f"{shard[0]}-of-{shard[1]}"):
         sweep.open()
         announce(plan, sweep, out)
-        failed = carry_out(sweep, context, jobs=jobs, retry=flags.retry, shard=shard)
-    failing = {job.run.folder for job in failed}
+        failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
+    failing = {job.folder for job in failed}
     for stage in STAGES:
         mine = share(plan, stage, shard)
         failing |= {run.folder for run in plan.of_stage(stage) if run.folder in mine and sweep.status(run) == FAILED}
     if failing:
         print(f"{counted(len(failing), 'run')} FAILED; the same command with --retry runs them again", file=sys.stderr)
     without = sum(
-        run.parent is not None and sweep.status(run) not in FINISHED and sweep.values(run) is None
+        run.parent is not None and sweep.status(run) not in FINISHED and sweep.job(run) is None
         for run in plan.of_stage("finetune")
     )
     if without:
@@ -190,9 +172,9 @@ def power_text(plan: Plan) -> str:
     """What the registered tests can find with the plan's seeds, at the level at which Holm's method judges first."""
     from analysis.stats import detectable_effect, minimum_pairs
 
-    if plan.analysis is None or not plan.analysis.family:
+    if plan.analysis is None or not plan.family:
         return ""
-    alpha, number = plan.analysis.alpha, len(plan.analysis.family)
+    alpha, number = plan.analysis.alpha, len(plan.family)
     seeds = counted(len(plan.seeds), "seed")
     needed = minimum_pairs(number, alpha)
     if len(plan.seeds) < needed:
@@ -212,7 +194,7 @@ def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
     """The runs that can be made now, one command a line; those of later stages depend on what these find."""
     for stage in STAGES:
         mine = share(sweep.plan, stage, shard)
-        todo = [job for job in sweep.to_do(stage, retry=True) if job.run.folder in mine]
+        todo = [job for job in sweep.to_do(stage, retry=True) if job.folder in mine]
         for job in todo:
             print(shlex.join(job.command))
         if todo and stage == "tuning":
@@ -232,7 +214,7 @@ def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> No
     total = 0.0
     for stage in STAGES:
         mine = share(sweep.plan, stage, shard)
-        todo = [job for job in sweep.to_do(stage, retry=retry, pretend=True) if job.run.folder in mine]
+        todo = [job for job in sweep.to_do(stage, retry=retry, pretend=True) if job.folder in mine]
         if todo:
             seconds = estimator.seconds(todo, jobs)
             total += seconds

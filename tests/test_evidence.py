@@ -15,6 +15,7 @@ from marks import slow
 import asyncsgd
 from analysis import compare
 from asyncsgd.errors import UsageError
+from asyncsgd.study.arms import words_of
 from asyncsgd.study.comparisons import jobs_of
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import make_plan
@@ -208,9 +209,9 @@ def planned(config):
     if "comparisons" in config:
         spelled = {"--model": "--init-from"}  # then, where an encoder gets a new head
         return [
-            json.dumps([job.folder, job.task, [spelled.get(flag, flag) for flag in job.flags]])
+            json.dumps([job.folder, job.task, [spelled.get(word, word) for word in words_of(job.values)]])
             if job.task == "question_answering"
-            else json.dumps([job.folder, job.task, job.flags])
+            else json.dumps([job.folder, job.task, words_of(job.values)])
             for job in jobs_of(config)
         ]
     return [recorded({key: str(value) for key, value in vars(run).items()}) for run in make_plan(config).runs]

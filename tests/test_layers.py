@@ -15,8 +15,8 @@ __main__ errors flights state numbers prefetching schedules signals torchrun fla
 batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
 simulation.problems simulation.sampler simulation.speeds
 masking
-checkpoints models origin methods runtimes server study.config recorded_run study.arms tasks
-checking evaluation study.finetuning stages study.registration worker measure study.plan
+checkpoints models origin methods runtimes server recorded_run tasks
+checking evaluation stages worker measure
 runtime
 settings.run simulation fitting execute finishing training scripts
 replaying scripts.export scripts.predict scripts.replay study api __init__

@@ -1,6 +1,7 @@
 """Sweeps made for real on a small text: in order, once each, stopped and killed anywhere, and the same afterwards."""
 
 import copy
+import dataclasses
 import hashlib
 import json
 import random
@@ -25,8 +26,8 @@ import sweep as sweep_script
 from asyncsgd.records.events import read_events
 from asyncsgd.scripts.task import run_task
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import make_plan, sha256_of
-from asyncsgd.study.sweep import Job, Sweep, share
+from asyncsgd.study.plan import make_plan, sha256_of, share
+from asyncsgd.study.sweep import Sweep
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPT = EXPERIMENTS / "sweep.py"
@@ -147,8 +148,9 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken)
         summary = summary_of(out, run.folder)
         diverges = run.trial == 0
         assert summary["status"] == ("DIVERGED" if diverges else "DONE")
-        values = carried_out.values(run)
-        assert values is not None
+        job = carried_out.job(run)
+        assert job is not None
+        values = job.values
         told = yaml.safe_load((out / run.folder / "settings.yaml").read_text())
         assert {key: told[key] for key in values if key in told} == {key: values[key] for key in values if key in told}
         assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
@@ -231,6 +233,7 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "schema": 1,
         "study": "small",
         "reference": "sync",
+        "control": None,
         "primary": {"endpoint": "time_to_target", "num_workers": 2, "clock": "virtual"},
         "alpha": 0.05,
         "margins": {"loss": 0.02},
@@ -541,10 +544,10 @@ def stop_in_the_middle(out, folder):
     """Let a run look as a kill leaves it: without a summary, its newest checkpoint before its end."""
     made = Sweep(plan_of(out), "", out)
     (run,) = (run for run in made.plan.runs if run.folder == folder)
-    values = made.values(run)
-    assert values is not None
+    job = made.job(run)
+    assert job is not None
     shutil.rmtree(out / folder)
-    command = Job(run, {**values, "checkpoint_every": "4", "keep": 9}).command
+    command = dataclasses.replace(job, values={**job.values, "checkpoint_every": "4", "keep": 9}).command
     run = {"stilt_mlm": stilt_mlm.SCRIPT.run, "train": run_task}[Path(command[1]).stem]
     assert run(command[2:], StopRequest()) == 0
     for later in sorted((out / folder / "checkpoints").glob("*.json"))[1:]:
@@ -605,9 +608,9 @@ def test_a_config_decides_how_often_runs_are_kept(small, tmp_path):
     chosen = {**small, "base": {**small["base"], "checkpoint_seconds": 5, "checkpoint_every": "1epoch"}}
     for config, policy in ((small, (60.0, None, 1)), (chosen, (5.0, "1epoch", 1))):
         made = Sweep(make_plan(config), "", tmp_path)
-        values = [made.values(run, pretend=True) or {} for run in made.plan.of_stage("tuning")]
         keys = ("checkpoint_seconds", "checkpoint_every", "keep")
-        assert {tuple(value.get(key) for key in keys) for value in values} == {policy}
+        jobs = made.to_do("tuning", pretend=True)
+        assert {tuple(job.values.get(key) for key in keys) for job in jobs} == {policy}
 
 
 def test_shards_together_make_what_one_sweep_makes(unbroken, finished, capsys):

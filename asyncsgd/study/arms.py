@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
-from asyncsgd.study.config import (
-    CONDITION_KEYS,
-    check_keys,
-    fill_in,
-    grid_in,
-    list_in,
-    mapping_in,
-    seeds_in,
-    settings_in,
-    whole_in,
-)
+from asyncsgd.study.config import CONDITION_KEYS, Conditions, Config, Settings, fill_in, grid_of, settings_of, typed
 from asyncsgd.tasks.masked_lm import MaskedLM
 
 FLAGS = task_flags(MaskedLM)
@@ -30,16 +19,6 @@ NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"
 """Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
 references.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """Which settings are tried for an algorithm that does not say so itself (`tune`), and on which seeds; `grid` maps a
-    setting to its values, crossed in the order given.
-    """
-
-    grid: Mapping[str, Sequence[Any]] | None
-    seeds: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +38,11 @@ class Arm:
     def virtual(self) -> bool:
         return self.settings.get("clock") == "virtual"
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """Its number of workers and its clock."""
+        return self.settings.get("nproc", 1), self.settings.get("clock", "measured")
+
 
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run gets. On the virtual clock mode `sync` is the rule `synchronous`: there it has no other
@@ -74,134 +58,125 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def arms_of(config: Mapping[str, Any], base: Mapping[str, Any], tuning: Tuning | None) -> tuple[Arm, ...]:
-    algorithms = mapping_in(config.get("algorithms", {}), "algorithms")
-    if not algorithms:
-        raise UsageError("the config names no algorithms; write e.g. algorithms: {sync: {mode: sync}}")
-    conditions = _conditions(config.get("conditions", [{}]))
-    excluded = [settings_in(item, "exclude", ()) for item in list_in(config.get("exclude", []), "exclude")]
-    useless = list(excluded)
-    parts = {algorithm: dict(mapping_in(given, f"algorithms.{algorithm}")) for algorithm, given in algorithms.items()}
-    # An algorithm may have conditions of its of_algorithm, e.g. one process at two batch sizes beside several workers.
-    places = [
-        (condition, algorithm)
-        for condition in conditions
-        for algorithm in parts
-        if "conditions" not in parts[algorithm]
-    ]
-    for algorithm, of_algorithm in parts.items():
-        if "conditions" in of_algorithm:
-            places += [(condition, algorithm) for condition in _conditions(of_algorithm.pop("conditions"))]
-    points = []
-    for condition, algorithm in places:
-        where = f"algorithms.{algorithm}"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.]*", str(algorithm)):
-            raise UsageError(f"{where}: a name has letters, digits, _ and . only; it becomes part of folder names")
-        of_algorithm = dict(parts[algorithm])
-        grid = of_algorithm.pop("tune", None if tuning is None else tuning.grid)
-        of_algorithm = settings_in(of_algorithm, where)
-        if grid is not None and tuning is None:
-            raise UsageError(f"{where}.tune: there is no tuning; write tuning: {{seeds: [0]}}")
-        if grid is None and tuning is not None:
-            raise UsageError(f"{where}: nothing to tune; write tune: {{...}} there, or tuning: {{grid: {{...}}}}")
-        described = {"algorithm": algorithm, **base, **condition, **of_algorithm}
-        matching = [item for item in excluded if all(described.get(key) == item[key] for key in item)]
-        if matching:
-            useless = [item for item in useless if item not in matching]
-            continue
-        nproc = whole_in(described.get("nproc", 1), f"nproc of {where}", 1)
-        from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
-        settings = _filled({**from_base, **condition, **of_algorithm}, nproc, where)
-        trials = () if grid is None else _crossed(grid_in(grid, f"{where}.tune"), nproc, where)
-        points.append((str(algorithm), condition, settings, trials))
-    if not points:
-        raise UsageError("exclude leaves no arm; take an entry out of it")
-    if useless:
-        raise UsageError(
-            f"exclude: no arm is {dict(useless[0])!r}; an entry names what arms have, e.g. algorithm, nproc"
-        )
-    names = _names([(algorithm, condition, settings) for algorithm, condition, settings, _ in points])
-    arms = tuple(
-        _typed_arm(Arm(name, algorithm, settings, trials), base)
-        for name, (algorithm, _, settings, trials) in zip(names, points, strict=True)
-    )
-    budgets = {arm.name: len(arm.trials) for arm in arms}
-    if len(set(budgets.values())) > 1:
-        counts = ", ".join(f"{name} {number}" for name, number in budgets.items())
-        raise UsageError(f"tuning budgets differ (trials per arm: {counts}); give every algorithm the same number")
-    return arms
+def valid(where: str, values: Mapping[str, Any], flags: Any = FLAGS) -> dict[str, Any]:
+    """All settings that `values` make, converted to their types.
 
-
-def _typed_arm(arm: Arm, base: Mapping[str, Any]) -> Arm:
-    """`arm` with values of the types that settings have, all of them valid now and not after hours."""
-    settings: dict[str, Any] = {}
-    trials = []
-    for trial in arm.trials or ({},):
-        values = {**base, **arm.settings, **trial}
-        typed = typed_settings(f"arm {arm.name}", resolve(values))
-        set_here = [key for key, value in resolve(values).items() if key in arm.settings or value != values.get(key)]
-        settings = {key: typed[key] for key in set_here}
-        trials.append({key: typed[key] for key in trial})
-    return dataclasses.replace(arm, settings=settings, trials=tuple(trials) if arm.trials else ())
-
-
-def typed_settings(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings that `values` make, converted to their types."""
+    Raises:
+        UsageError: for a value that is wrong.
+    """
     try:
-        return FLAGS.flatten(FLAGS.make(values))
+        return dict(flags.flatten(flags.make(values)))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
 
-def _conditions(given: Any) -> list[dict[str, Any]]:
-    items = given if isinstance(given, list) else [given]
-    crossed: list[dict[str, Any]] = []
-    for item in items:
-        condition = settings_in(item, "conditions")
-        axes = {key: value if isinstance(value, list) else [value] for key, value in condition.items()}
-        for key, values in axes.items():
-            if any(isinstance(value, list | dict) for value in values):
-                raise UsageError(f"conditions.{key} must be a value or a list of values, got {condition[key]!r}")
-        crossed += [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    if not crossed:
-        raise UsageError("conditions is empty; write e.g. conditions: [{nproc: [2, 4]}], or leave it out")
-    return crossed
+def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
+    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out.
+
+    Raises:
+        UsageError: if a setting is wrong, an entry of `exclude` takes nothing out, or trials are not as many.
+    """
+    excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
+    used: set[int] = set()
+    points = []
+    for condition, algorithm, given in _places(config):
+        where = f"algorithms.{algorithm}"
+        grid = given.pop("tune", config.tuning and config.tuning.grid)
+        settings = {**condition, **settings_of(given, where)}
+        whole = {"algorithm": algorithm, **base, **settings}
+        if out := {i for i, entry in enumerate(excluded) if all(whole.get(key) == entry[key] for key in entry)}:
+            used |= out
+            continue
+        nproc = whole.get("nproc", 1)
+        from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
+        tried = {} if grid is None else grid_of(grid, f"{where}.tune")
+        trials = [_filled(dict(zip(tried, point, strict=True)), nproc, where) for point in _crossed(tried)]
+        points.append((algorithm, condition, _filled({**from_base, **settings}, nproc, where), trials if tried else []))
+    if useless := [entry for i, entry in enumerate(excluded) if i not in used]:
+        raise UsageError(f"exclude: no arm is {useless[0]!r}; an entry names what arms have, e.g. algorithm, nproc")
+    if not points:
+        raise UsageError("exclude leaves no arm; take an entry out of it")
+    names = _names([point[:3] for point in points])
+    arms = tuple(
+        _typed(name, algorithm, settings, trials, base)
+        for name, (algorithm, _, settings, trials) in zip(names, points, strict=True)
+    )
+    counts = {arm.name: len(arm.trials) for arm in arms}
+    if len(set(counts.values())) > 1 or bool(arms[0].trials) != (config.tuning is not None):
+        raise UsageError(
+            "tuning: every arm needs as many trials as any other, by tuning: {grid: ..., seeds: [0]} or by tune: in "
+            "every algorithm, got " + ", ".join(f"{name} {number}" for name, number in counts.items())
+        )
+    return arms
 
 
-def _names(points: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-    """Unique names: the algorithm, its workers, the clock, and whatever else tells conditions of one clock apart."""
-    varying: dict[object, list[str]] = {}
-    for group in {(algorithm, settings.get("clock") == "virtual") for algorithm, _, settings in points}:
-        same = [given for name, given, settings in points if (name, settings.get("clock") == "virtual") == group]
-        keys = dict.fromkeys(key for condition in same for key in condition if key not in ("nproc", "clock"))
-        varying[group] = [key for key in keys if len({str(condition.get(key)) for condition in same}) > 1]
-    names = []
-    for algorithm, condition, settings in points:
-        name = f"{algorithm}-w{settings.get('nproc', 1)}"
-        for key in varying[algorithm, settings.get("clock") == "virtual"]:
-            value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
-            name += f"-{key}_{value}"
-        if settings.get("clock") == "virtual":
-            name += "-virtual"
-        names.append(name)
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two arms are both called {name}; conditions must not repeat themselves")
-    return names
+def _places(config: Config) -> Iterator[tuple[Settings, str, Settings]]:
+    """Condition, name and keys of every algorithm; one may have conditions of its own, e.g. one process at two batch
+    sizes beside several workers.
+    """
+    own = {name: given for name, given in config.algorithms.items() if "conditions" in given}
+    for condition in _conditions(config.conditions, "conditions"):
+        yield from ((condition, name, dict(given)) for name, given in config.algorithms.items() if name not in own)
+    for name, given in own.items():
+        rest = {key: value for key, value in given.items() if key != "conditions"}
+        where = f"algorithms.{name}.conditions"
+        for condition in _conditions(typed(given["conditions"], Conditions, where), where):
+            yield condition, name, dict(rest)
 
 
-def _filled(values: Mapping[str, Any], nproc: Any, where: str) -> dict[str, Any]:
-    if "{" in json.dumps(values) and not isinstance(nproc, int):
-        raise UsageError(f"{where}: placeholders need a number of workers; set nproc in conditions")
+def _conditions(given: Any, where: str) -> Iterator[Settings]:
+    for one in given if isinstance(given, list) else [given]:
+        axes = {key: _as_list(value) for key, value in settings_of(one, where).items()}
+        yield from (dict(zip(axes, point, strict=True)) for point in _crossed(axes))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _crossed(axes: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    return itertools.product(*axes.values())
+
+
+def _filled(values: Mapping[str, Any], nproc: Any, where: str) -> Settings:
     return {
         key: fill_in(value, nproc, f"{where}.{key}") if isinstance(value, str) else value
         for key, value in values.items()
     }
 
 
-def _crossed(grid: Mapping[str, Sequence[Any]], nproc: Any, where: str) -> tuple[dict[str, Any], ...]:
-    points = itertools.product(*grid.values())
-    return tuple(_filled(dict(zip(grid, point, strict=True)), nproc, f"{where}.tune") for point in points)
+def _names(points: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Unique names: the algorithm, its workers, the clock, and whatever else tells conditions of one clock apart."""
+    groups: dict[object, list[Mapping[str, Any]]] = {}
+    for algorithm, condition, settings in points:
+        groups.setdefault((algorithm, settings.get("clock") == "virtual"), []).append(condition)
+    names = []
+    for algorithm, condition, settings in points:
+        virtual = settings.get("clock") == "virtual"
+        same = groups[algorithm, virtual]
+        name = f"{algorithm}-w{settings.get('nproc', 1)}"
+        for key in dict.fromkeys(key for one in same for key in one if key not in ("nproc", "clock")):
+            if len({str(one.get(key)) for one in same}) > 1:
+                value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
+                name += f"-{key}_{value}"
+        name += "-virtual" if virtual else ""
+        if name in names:
+            raise UsageError(f"two arms are both called {name}; conditions must not repeat themselves")
+        names.append(name)
+    return names
+
+
+def _typed(name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: Mapping[str, Any]) -> Arm:
+    """The arm with values of the types that settings have, all of them valid now and not after hours."""
+    settings: Settings = {}
+    typed_trials = []
+    for trial in trials or ({},):
+        values = {**base, **given, **trial}
+        resolved = resolve(values)
+        all_settings = valid(f"arm {name}", resolved)
+        settings = {key: all_settings[key] for key in resolved if key in given or resolved[key] != values.get(key)}
+        typed_trials.append({key: all_settings[key] for key in trial})
+    return Arm(name, algorithm, settings, tuple(typed_trials) if trials else ())
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -217,11 +192,10 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:
     """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
-
     places = {}
     for arm in arms:
-        typed = typed_settings(f"arm {arm.name}", resolve({**base, **arm.settings}))
-        places[arm.name] = (*(typed[key] for key in CONDITION_KEYS), typed["batch_size"])
+        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}))
+        places[arm.name] = [settings[key] for key in (*CONDITION_KEYS, "batch_size")]
     references = {}
     for arm in arms:
         fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]
@@ -232,14 +206,14 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
     return references
 
 
-def tuning_in(given: Any) -> Tuning | None:
-    if given is None:
-        return None
-    values = mapping_in(given, "tuning")
-    check_keys(values, ("grid", "seeds"), "tuning")
-    grid = None if "grid" not in values else grid_in(values["grid"], "tuning.grid")
-    return Tuning(grid, seeds_in(values.get("seeds", [0]), "tuning.seeds"))
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Values by name as flags.
 
-
-def place_of(arm: Arm) -> tuple[int, str]:
-    return arm.settings.get("nproc", 1), arm.settings.get("clock", "measured")
+    >>> words_of({"model": "tiny", "class_weights": True, "eval_data": None})
+    ['--model', 'tiny', '--class-weights']
+    """
+    words = []
+    for name, value in values.items():
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return words

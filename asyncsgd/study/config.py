@@ -1,60 +1,255 @@
-"""How a sweep's config is read: its keys, and the type and range of every value. Standard library only."""
+"""What the configs of studies hold: their keys, and the type and the bounds of every value."""
 
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.settings.yaml_reader import read_yaml
 
-CONFIG_KEYS = (
-    "name",
-    "base",
-    "base_model",
-    "algorithms",
-    "conditions",
-    "exclude",
-    "seeds",
-    "replicates",
-    "tuning",
-    "pilots",
-    "finetune",
-    "analysis",
-    "order_seed",
-)
+Settings = dict[str, Any]
+SEED_LIMIT = 2**32
+Seed = Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
+Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1)]
+Several = Annotated[list[Any], Meta(min_length=1)]
+Grid = Annotated[dict[str, Several], Meta(min_length=1)]
+Conditions = Settings | Annotated[list[Settings], Meta(min_length=1)]
+Positive = Annotated[float, Meta(gt=0)]
+Whole = Annotated[int, Meta(ge=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
+Part = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
+"""Of the name of a folder."""
+Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
+"""An equivalence test at alpha looks at an interval of level 1 - 2 alpha."""
+Endpoint = Literal["loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target", "macro_f1", "span_f1"]
+
+SCORES: Mapping[str, str] = MappingProxyType({"macro_f1": "macro-F1", "span_f1": "span F1"})
+"""Metrics that models are judged by after fine-tuning, in words; each is higher for a better model."""
+FINETUNING: Mapping[str, str] = MappingProxyType({"classification": "macro_f1", "token_classification": "span_f1"})
+"""Tasks that models are fine-tuned for, each with its score."""
+FINETUNE_SEEDS = 1000
+"""Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
 
 CONDITION_KEYS = ("nproc", "clock", "speeds")
 """Settings that say under which condition an arm runs; an arm has them even where `base` sets them."""
-
-RESERVED = ("seed", "run_dir", "runs_dir", "overwrite", "track")
-"""Settings that the sweep itself decides, or its command line."""
-
-NOT_TUNED = (
-    *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
-    *("evaluations", "evaluate_every", "eval_samples"),
-    *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share", "tech"),
-    *("eval_mask", "eval_mask_prob", "vocab_size", "model"),
+NOT_TUNED = frozenset(
+    (
+        *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
+        *("evaluations", "evaluate_every", "eval_samples", "vocab_size", "model", "tech"),
+        *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
+        *("eval_mask", "eval_mask_prob"),
+    )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("run_dir", "runs_dir", "overwrite"), "the folder is that of --out"),
+        "track": "type --track",
+        "seed": "seeds go to the key seeds",
+        "epochs": "budgets are in samples or in seconds, known before any data are read",
+        "patience": "a run that ends by itself is not compared with others at equal samples",
+        "mode": "the base model is made by one process",
+        "model": "the sweep names the model",
+    }
+)
+"""Settings that some part of a config may not have, and why."""
+OF_RUNS = ("seed", "epochs", "patience")
+OF_BASE_MODEL = ("mode", "epochs", "patience")
+OF_FINETUNE = ("seed", "model", "patience")
 
 
-REFUSED: Mapping[str, str] = {
-    "epochs": "its budgets are in samples or in seconds, known before any data are read",
-    "patience": "a run that ends by itself is not compared with others at equal samples",
+class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a file and no others."""
+
+
+class Tuning(Keys, frozen=True, kw_only=True):
+    """Which settings are tried for an algorithm that does not say so itself (`tune`), and on which seeds; `grid` maps a
+    setting to its values, crossed in the order given.
+    """
+
+    grid: Grid | None = None
+    seeds: Seeds = (0,)
+
+
+class Place(Keys, frozen=True, kw_only=True):
+    """A condition, as far as it is named."""
+
+    num_workers: int | None = None
+    clock: str | None = None
+
+
+class Primary(Place, frozen=True, kw_only=True):
+    """The comparison that the study is made for."""
+
+    endpoint: Endpoint = "time_to_target"
+
+
+class Analysis(Keys, frozen=True, kw_only=True):
+    """What the config registers before the test runs; see statistics in docs/study.md."""
+
+    reference: str
+    control: str | None = None
+    """An algorithm whose updates have as few samples as those of an asynchronous one. So a difference from it does not
+    come from the number of updates. It is compared beside the primary family, at equal samples.
+    """
+    primary: Primary = Primary()
+    alpha: Alpha = 0.05
+    margins: dict[Literal["loss", "macro_f1", "span_f1"], Positive] = {}
+    margin_reasons: dict[Literal["loss", "macro_f1", "span_f1"], str] = {}
+    """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
+    """
+    target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    target_loss: Positive | None = None
+
+
+class Finetune(Keys, frozen=True, kw_only=True):
+    """How every model is fine-tuned; other keys of the file are `settings` of the task."""
+
+    task: Literal["classification", "token_classification"] = "classification"
+    repetitions: Annotated[int, Meta(ge=1, le=FINETUNE_SEEDS)] = 1
+    baseline: bool = True
+    settings: Settings = {}
+
+    @property
+    def score(self) -> str:
+        return FINETUNING[self.task]
+
+
+class Config(Keys, frozen=True, kw_only=True):
+    """A sweep's file; `asyncsgd.study.plan` says what its keys mean.
+
+    Raises:
+        ValueError: if its seeds or its analysis contradict themselves.
+    """
+
+    algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
+    name: Name = "sweep"
+    base: Settings = {}
+    base_model: Settings | None = None
+    conditions: Conditions = {}
+    exclude: list[Settings] = []
+    seeds: Seeds = (0,)
+    replicates: Whole = 1
+    tuning: Tuning | None = None
+    pilots: Seeds | None = None
+    finetune: Settings | None = None
+    analysis: Analysis | None = None
+    order_seed: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        tuning = () if self.tuning is None else self.tuning.seeds
+        counts = Counter((*self.seeds, *tuning, *(self.pilots or ())))
+        if shared := sorted(seed for seed, number in counts.items() if number > 1):
+            raise ValueError(
+                f"seeds, tuning.seeds and pilots must name each seed once, they share {shared}: a seed that chose the "
+                "learning rate, or fixed the target, cannot test it"
+            )
+        if self.finetune is not None and max(self.seeds) >= (most := SEED_LIMIT // FINETUNE_SEEDS):
+            raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(self.seeds)}")
+        if self.base_model is not None and "model" in self.base:
+            raise ValueError("base_model makes the model that every run starts from; take model out of base")
+        analysis = self.analysis
+        if analysis is None:
+            if self.pilots is not None:
+                raise ValueError("pilots fix the target of an analysis; add analysis: {reference: sync}")
+            return
+        for key, name in (("reference", analysis.reference), ("control", analysis.control or analysis.reference)):
+            if name not in self.algorithms:
+                known = ", ".join(self.algorithms)
+                raise ValueError(f"analysis.{key} must be one of {known}, got {name!r}{nearest(name, self.algorithms)}")
+        if analysis.control == analysis.reference:
+            raise ValueError(f"analysis.control must not be the reference, got {analysis.control!r}")
+        if analysis.target_loss is not None and self.pilots is not None:
+            raise ValueError("analysis.target_loss is the target, and pilots would fix another one; keep one of them")
+        without = analysis.target_loss is None and self.tuning is None and self.pilots is None
+        if without and analysis.primary.endpoint == "time_to_target":
+            raise ValueError(
+                "time_to_target needs a target: pilots: [10, 11, 12] or tuning to take it from, or target_loss: 6.2"
+            )
+
+
+class Comparison(Keys, frozen=True, kw_only=True):
+    """Arms that differ in settings, compared with one of them on the same seeds."""
+
+    reference: str
+    margin: Positive
+    arms: Annotated[dict[str, Settings], Meta(min_length=2)]
+
+    def __post_init__(self) -> None:
+        if self.reference not in self.arms:
+            raise ValueError(f"arms must name the reference {self.reference!r}")
+
+
+class Points(Keys, frozen=True, kw_only=True):
+    """A grid of trainings in one process, and the loss that the seconds to it are told of, for each model."""
+
+    threshold: dict[str, float]
+    learning_rate: Several
+    batch_size: Several
+    seq_len: Several
+    base: Settings = {}
+    seeds: Seeds = (0,)
+
+
+class Comparisons(Keys, frozen=True, kw_only=True):
+    """The file of ``experiments/language_model.py`` and ``experiments/parallelism.py``.
+
+    Raises:
+        ValueError: if it names no run, or a grid has not one threshold for each model.
+    """
+
+    name: Name
+    models: Annotated[dict[str, Settings], Meta(min_length=1)]
+    base: Settings = {}
+    seeds: Seeds = (0,)
+    comparisons: dict[str, Comparison] = {}
+    grid: Points | None = None
+
+    def __post_init__(self) -> None:
+        if not self.comparisons and self.grid is None:
+            raise ValueError("it names neither comparisons nor a grid; see experiments/configs/")
+        if self.grid is not None and set(self.grid.threshold) != set(self.models):
+            raise ValueError(f"grid.threshold must give a loss for each model: {', '.join(self.models)}")
+
+
+KNOWN = {
+    name
+    for kind in (Tuning, Primary, Analysis, Finetune, Config, Comparison, Points, Comparisons)
+    for name in kind.__struct_fields__
 }
-"""Settings that no study has, and why."""
+T = TypeVar("T")
 
-SEED_LIMIT = 2**32
+
+def typed(given: object, kind: Any, name: str) -> Any:
+    """`given` as `kind`, a type that msgspec knows.
+
+    Raises:
+        UsageError: with the path to the value that is wrong; `name` is that of the file or of its part.
+
+    >>> typed({"reference": "sync", "alpha": 0.7}, Analysis, "my.yaml")
+    Traceback (most recent call last):
+        ...
+    asyncsgd.errors.UsageError: my.yaml: Expected `float` < 0.5 - at `$.alpha`
+    """
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        unknown = re.search(r"unknown field `(.*?)`", str(error))
+        raise UsageError(f"{name}: {error}{nearest(unknown[1], KNOWN) if unknown else ''}") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a sweep's YAML file.
+    """What a study's YAML file holds.
 
     Raises:
         UsageError: if it cannot be read, is not YAML or not a mapping.
@@ -63,19 +258,37 @@ def read_config(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read ({error}); experiments/configs/ has examples") from error
-    config = read_yaml(text, str(path))
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} must hold keys and values ({', '.join(CONFIG_KEYS)})")
-    return config
+    return dict(typed(read_yaml(text, str(path)), Settings, str(path)))
 
 
-_OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
+def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] = OF_RUNS) -> Settings:
+    """Settings by field name; a dash is an underscore, as in flags.
 
+    Raises:
+        UsageError: for one that a study decides, or that is there twice.
+    """
+    settings = {str(key).replace("-", "_"): value for key, value in given.items()}
+    for key in (*refused, "run_dir", "runs_dir", "overwrite", "track"):
+        if key in settings:
+            raise UsageError(f"{where}: {key} has no place there: {REFUSED[key]}")
+    if len(settings) < len(given):
+        raise UsageError(f"{where}: a setting is there twice, with a dash and with an underscore; keep one")
+    return settings
+
+
+def grid_of(given: object, where: str) -> dict[str, list[Any]]:
+    """The values that tuning tries, by setting.
+
+    Raises:
+        UsageError: if they are no lists, or of a setting that is compared.
+    """
+    grid = settings_of(typed(given, Grid, where), where)
+    for key in NOT_TUNED & grid.keys():
+        raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
+    return grid
+
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 _FUNCTIONS = {"max": max, "min": min}
 
 
@@ -90,14 +303,15 @@ def fill_in(text: str, nproc: int, where: str) -> str:
     """
 
     def value(node: ast.expr) -> int:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name) and node.id == "nproc":
-            return nproc
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return int(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-            return _FUNCTIONS[node.func.id](*map(value, node.args))
+        match node:
+            case ast.Constant(value=int(number)) if type(number) is int:
+                return number
+            case ast.Name(id="nproc"):
+                return nproc
+            case ast.BinOp():
+                return int(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
+            case ast.Call(func=ast.Name(id=name), keywords=[]):
+                return _FUNCTIONS[name](*map(value, node.args))
         raise ValueError
 
     def replaced(match: re.Match[str]) -> str:
@@ -110,81 +324,3 @@ def fill_in(text: str, nproc: int, where: str) -> str:
             ) from error
 
     return re.sub(r"\{([^{}]*)\}", replaced, text)
-
-
-def check_keys(given: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}{nearest(str(key), known)}; known are {', '.join(known)}")
-
-
-def settings_in(given: Any, where: str, reserved: Sequence[str] = RESERVED) -> dict[str, Any]:
-    """Settings by field name; a dash is an underscore, as in flags."""
-    settings: dict[str, Any] = {}
-    for key, value in mapping_in(given, where).items():
-        name = str(key).replace("-", "_")
-        if name in settings:
-            raise UsageError(f"{where}: {name} is there twice; keep one")
-        if name in reserved:
-            raise UsageError(
-                f"{where}: {name} is decided by the sweep; seeds go to the key seeds, the folder to --out, "
-                "trackers to --track"
-            )
-        if name in REFUSED:
-            raise UsageError(f"{where}: {name} has no place in a study: {REFUSED[name]}; take it out")
-        settings[name] = value
-    return settings
-
-
-def mapping_in(given: Any, where: str) -> Mapping[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise UsageError(f"{where} must hold keys and values, got {given!r}")
-    return given
-
-
-def list_in(given: Any, where: str) -> list[Any]:
-    if not isinstance(given, list):
-        raise UsageError(f"{where} must be a list, got {given!r}; write [{given}]")
-    return given
-
-
-def text_in(given: Any, where: str) -> str:
-    if not isinstance(given, str) or not given:
-        raise UsageError(f"{where} must be text, got {given!r}")
-    return given
-
-
-def whole_in(given: Any, where: str, at_least: int) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < at_least:
-        raise UsageError(f"{where} must be a whole number of at least {at_least}, got {given!r}")
-    return given
-
-
-def seeds_in(given: Any, where: str) -> tuple[int, ...]:
-    seeds = tuple(whole_in(seed, where, 0) for seed in list_in(given, where))
-    if any(seed >= SEED_LIMIT for seed in seeds):
-        raise UsageError(f"{where} must be less than {SEED_LIMIT}, got {max(seeds)}")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UsageError(f"{where} must name each seed once, and at least one, got {given!r}")
-    return seeds
-
-
-def grid_in(given: Any, where: str) -> dict[str, list[Any]]:
-    grid = {key: list_in(values, f"{where}.{key}") for key, values in settings_in(given, where).items()}
-    for key in NOT_TUNED:
-        if key in grid:
-            raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
-    if not grid or not all(grid.values()):
-        raise UsageError(f"{where} must list values of at least one setting, e.g. {{learning_rate: [5.0e-4, 1.0e-3]}}")
-    return grid
-
-
-def number_in(given: Any, where: str, above: float, up_to: float | None) -> float:
-    good = isinstance(given, int | float) and not isinstance(given, bool) and above < given < math.inf
-    if not good or (up_to is not None and given > up_to):
-        bounds = f"above {above:g}" + ("" if up_to is None else f" and at most {up_to:g}")
-        hint = "; YAML reads 1e-4 as text, write 1.0e-4" if isinstance(given, str) else ""
-        raise UsageError(f"{where} must be a number {bounds}, got {given!r}{hint}")
-    return float(given)

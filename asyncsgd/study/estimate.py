@@ -7,17 +7,16 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import parse_rule
 from asyncsgd.runtimes import AllReduce, Virtual, kind_of
+from asyncsgd.settings.task import task_flags
 from asyncsgd.simulation.speeds import Constant, parse_speeds
-from asyncsgd.study.arms import FLAGS
-from asyncsgd.study.finetuning import finetuning_in
-from asyncsgd.study.sweep import Job
+from asyncsgd.study.runner import Job
+from asyncsgd.tasks import task_class
 
 if TYPE_CHECKING:
     from asyncsgd.settings.run import Run
@@ -34,7 +33,6 @@ class Estimator:
 
     def __init__(self) -> None:
         self._timed: dict[str, tuple[Run, float, float]] = {}
-        self._finetuning: dict[str, float] = {}
 
     def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
         """Those that measure time one after another, the others `side_by_side` at a time."""
@@ -43,54 +41,38 @@ class Estimator:
 
     def of(self, job: Job) -> float:
         """Seconds of one run by itself."""
-        if job.run.stage == "finetune":
-            return self._of_finetune(job.values)
-        settings = FLAGS.make(job.values)
-        run, gradient, evaluation = self._time(settings)
-        training = self.training_seconds(settings)
+        settings = job.settings
+        run, gradient, evaluation = self._time(job, settings)
+        training = self.training_seconds(job)
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             # one process computes all gradients, one after another
             training *= _gradients_per_second(settings) * gradient
-        run = dataclasses.replace(run, budget=settings.budget)
         return START_SECONDS + training + _num_evaluations(run) * evaluation
 
-    def training_seconds(self, settings: Any) -> float:
+    def training_seconds(self, job: Job) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
-        if settings.budget.samples is None:
-            assert settings.budget.seconds is not None
-            return settings.budget.seconds
-        number = settings.budget.samples / settings.task.batch_size
+        settings = job.settings
+        run, gradient, _ = self._time(job, settings)
+        if run.limits.samples is None:
+            return run.limits.seconds or 0.0
+        number = run.limits.samples / run.task.batch_size
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             rate = _gradients_per_second(settings)
             return number / rate if rate > 0 else math.inf
-        _, gradient, _ = self._time(settings)
         return number * gradient / min(settings.job.nproc, available_cores()) * _stretch(settings)
 
-    def _of_finetune(self, values: Mapping[str, Any]) -> float:
-        """Runs that differ in where they start, or their seed, are timed once."""
-        kind = finetuning_in(values)
-        settings = kind.settings(values)
-        without_effect = ("model", "seed", *kind.flags.places)
-        flat = kind.flags.flatten(settings)
-        key = json.dumps({name: value for name, value in flat.items() if name not in without_effect})
-        if key not in self._finetuning:
-            from asyncsgd.settings.run import run_of
+    def _time(self, job: Job, settings: Any) -> tuple[Run, float, float]:
+        """See `_measure`. Fine-tunings that differ in the model that they start from are timed once."""
+        from asyncsgd.settings.run import run_of
 
-            run, gradient, evaluation = _measure(run_of(kind.task, settings))
-            assert run.limits.samples is not None
-            num_gradients = run.limits.samples / run.task.batch_size
-            self._finetuning[key] = num_gradients * gradient + _num_evaluations(run) * evaluation
-        return START_SECONDS + self._finetuning[key]
-
-    def _time(self, settings: Any) -> tuple[Run, float, float]:
-        """See `_measure`."""
-        keys = (settings.task, settings.machine)
-        key = json.dumps([str(part) for part in keys])
-        if key not in self._timed:
-            from asyncsgd.settings.run import run_of
-
-            self._timed[key] = _measure(run_of("stilt_mlm", settings))
-        return self._timed[key]
+        specs = task_flags(task_class(job.task)).specs.items()
+        key = {name: spec.of(settings) for name, spec in specs if spec.group in ("task", "machine")}
+        key |= {"model": key.get("model") if job.task == "masked_lm" else job.task}
+        text = json.dumps(key)
+        if text not in self._timed:
+            self._timed[text] = _measure(run_of(job.experiment, settings))
+        run, gradient, evaluation = self._timed[text]
+        return dataclasses.replace(run, budget=settings.budget), gradient, evaluation
 
 
 def _num_evaluations(run: Run) -> int:
@@ -143,10 +125,7 @@ def _stretch(settings: Any) -> float:
     job = settings.job
     if job.speeds is None:
         return 1.0
-    try:
-        sampler = parse_speeds(job.speeds).on(job.nproc, job.seed)
-    except UsageError:
-        return 1.0
+    sampler = parse_speeds(job.speeds).on(job.nproc, job.seed)
     factors = [
         sum(sampler.stretched(worker, draw, 1.0) for draw in range(DRAWS)) / DRAWS for worker in range(job.nproc)
     ]

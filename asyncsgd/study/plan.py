@@ -40,38 +40,36 @@ import dataclasses
 import hashlib
 import json
 import random
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from asyncsgd.errors import UsageError
-from asyncsgd.study.arms import Arm, Tuning, arms_of, references_of, resolve, tuning_in, typed_settings
+from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.task import task_flags
+from asyncsgd.study.arms import Arm, arms_of, references_of, resolve, valid
 from asyncsgd.study.config import (
-    CONFIG_KEYS,
-    REFUSED,
-    SEED_LIMIT,
-    check_keys,
-    mapping_in,
-    seeds_in,
-    settings_in,
-    text_in,
-    whole_in,
+    FINETUNE_SEEDS,
+    OF_BASE_MODEL,
+    OF_FINETUNE,
+    SCORES,
+    Analysis,
+    Config,
+    Finetune,
+    settings_of,
+    typed,
 )
-from asyncsgd.study.finetuning import finetuning_in
-from asyncsgd.study.registration import Analysis, analysis_in
+from asyncsgd.tasks import task_class
 
 Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
 STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
 TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test")
 """Stages in which a run's seconds are a result, unless its clock is virtual."""
-PLAN_SCHEMA = 1
 BASE = "base"
 """Folder, and arm, of the run that makes the base model."""
 BASELINE = "baseline"
 """The arm of fine-tuning runs that start from the base model, without intermediate training."""
-
-_FINETUNE_SEEDS = 1000
-"""Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +91,37 @@ class PlannedRun:
 class Plan:
     """Every run of a sweep, in the order in which they are run, stage by stage."""
 
-    name: str
+    config: Config
     base: Mapping[str, Any]
     base_model: Mapping[str, Any] | None
     """Settings of the run that makes the base model; None where `base` names one."""
     arms: tuple[Arm, ...]
     runs: tuple[PlannedRun, ...]
-    tuning_seeds: tuple[int, ...]
-    pilot_seeds: tuple[int, ...]
-    """Of runs of the reference as it was tuned, which fix the target; without any, its tuning runs do."""
-    seeds: tuple[int, ...]
-    finetune: Mapping[str, Any] | None
+    finetune: Finetune | None
     analysis: Analysis | None
+    """With the condition of its primary comparison."""
+    family: tuple[str, ...]
+    """The arms that are compared with the reference there: the primary family, over which Holm adjusts."""
     timed_by: Mapping[str, str]
     """Arm -> the reference arm whose seconds are the budget of its test runs; empty where the config's budgets stay."""
     config_sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.config.seeds
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        return () if self.config.tuning is None else self.config.tuning.seeds
+
+    @property
+    def pilot_seeds(self) -> tuple[int, ...]:
+        """Of runs of the reference as it was tuned, which fix the target; without any, its tuning runs do."""
+        return self.config.pilots or ()
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -128,8 +142,7 @@ class Plan:
             KeyError: for a pilot or test run of an arm that is tuned and not in `chosen`, and for a test run whose
                 budget is not in `budgets`.
         """
-        if run.stage == "base":
-            assert self.base_model is not None
+        if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}
         arm = self.arm(run.arm)
         if run.trial is not None:
@@ -141,52 +154,16 @@ class Plan:
             values |= {"samples": None, "seconds": budgets[self.timed_by[arm.name]]}
         return resolve(values)
 
-    def as_json(
-        self,
-        chosen: Mapping[str, Mapping[str, Any]],
-        losses: Mapping[tuple[str, int], Sequence[float | None]],
-        scores: Mapping[tuple[str, int], float | None],
-        targets: Mapping[str, float],
-        budgets: Mapping[str, float],
-    ) -> dict[str, Any]:
-        """What plan.json holds: arms with their trials and what became of them, and every run."""
-        return {
-            "schema": PLAN_SCHEMA,
-            "study": self.name,
-            "config_sha256": self.config_sha256,
-            "base_model": self.base_model is not None,
-            "arms": [
-                {
-                    "name": arm.name,
-                    "algorithm": arm.algorithm,
-                    "settings": dict(arm.settings),
-                    "num_workers": arm.settings.get("nproc", 1),
-                    "clock": arm.settings.get("clock", "measured"),
-                    "speeds": arm.settings.get("speeds"),
-                    "chosen": dict(chosen[arm.name]) if arm.name in chosen else None,
-                    "trials": [
-                        {
-                            "settings": dict(trial),
-                            "seeds": list(self.tuning_seeds),
-                            "losses": list(losses.get((arm.name, number), ())),
-                            "score": scores.get((arm.name, number)),
-                        }
-                        for number, trial in enumerate(arm.trials)
-                    ],
-                }
-                for arm in self.arms
-            ],
-            "targets": dict(targets),
-            "budget_seconds": dict(budgets),
-            "runs": [dataclasses.asdict(run) for run in self.runs],
-        }
 
-
-def make_plan(config: Mapping[str, Any]) -> Plan:
+def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     """Turn a config into a plan, checking everything that can be checked without running anything.
 
+    Args:
+        given: what the file holds.
+        name: of the file, for messages.
+
     Raises:
-        UsageError: naming the key, the value and what to write instead.
+        UsageError: naming the key, the value and what is expected.
 
     >>> plan = make_plan({"name": "n", "algorithms": {"sync": {"mode": "sync"}, "async": {"mode": "async"}},
     ...                   "conditions": [{"nproc": [2, 4]}], "seeds": [7]})
@@ -195,58 +172,22 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     >>> sorted(run.folder for run in plan.runs)
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
-    check_keys(config, CONFIG_KEYS, "the config")
-    name = text_in(config.get("name", "sweep"), "name")
-    if not re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z0-9]", name):
-        raise UsageError(f"name has letters, digits, _ . and - only; it becomes the name of a folder; got {name!r}")
-    base = settings_in(config.get("base", {}), "base")
-    base_model = None
-    if config.get("base_model") is not None:
-        reserved = ("mode", "run_dir", "runs_dir", "overwrite", "track")
-        base_model = settings_in(config["base_model"], "base_model", reserved)
-        typed = typed_settings("base_model", {**base_model, "mode": "single"})
-        base_model = {key: typed[key] for key in base_model}
-        if "model" in base:
-            raise UsageError("base_model makes the model that every run starts from; take model out of base")
-    seeds = seeds_in(config.get("seeds", [0]), "seeds")
-    replicates = whole_in(config.get("replicates", 1), "replicates", 1)
-    tuning = tuning_in(config.get("tuning"))
-    if tuning is not None and (shared := sorted(set(tuning.seeds) & set(seeds))):
-        raise UsageError(
-            f"tuning.seeds and seeds share {shared}; a seed that chose the learning rate cannot test it: use others"
-        )
-    pilots = () if config.get("pilots") is None else seeds_in(config["pilots"], "pilots")
-    if shared := sorted(set(pilots) & {*seeds, *(() if tuning is None else tuning.seeds)}):
-        raise UsageError(
-            f"pilots share {shared} with seeds or tuning.seeds; a seed that fixes the target must neither test nor "
-            f"choose the learning rate: use others"
-        )
-    arms = arms_of(config, base, tuning)
-    order_seed = whole_in(config.get("order_seed", 0), "order_seed", 0)
-    finetune = _finetune(config.get("finetune"), seeds)
-    analysis = analysis_in(config.get("analysis"), arms, tuning, pilots, finetune)
-    timed_by = _timed_by(arms, base, analysis, timing_runs=bool(pilots) or tuning is not None)
-    runs = [
-        *([PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))] if base_model is not None else []),
-        *_tuning_runs(arms, tuning, order_seed),
-        *_pilot_runs(arms, pilots, analysis, order_seed),
-        *_test_runs(arms, seeds, replicates, order_seed),
-        *_finetune_runs(arms, seeds, finetune, order_seed),
-    ]
-    return Plan(
-        name,
-        base,
-        base_model,
-        arms,
-        tuple(runs),
-        () if tuning is None else tuning.seeds,
-        pilots,
-        seeds,
-        finetune,
-        analysis,
-        timed_by,
-        sha256_of(config),
-    )
+    config: Config = typed(given, Config, name)
+    base, base_model = settings_of(config.base, "base"), None
+    if config.base_model is not None:
+        base_model = settings_of(config.base_model, "base_model", OF_BASE_MODEL)
+        all_settings = valid("base_model", {**base_model, "mode": "single"})
+        base_model = {key: all_settings[key] for key in base_model}
+    arms = arms_of(config, base)
+    finetune = None if config.finetune is None else _finetune(config.finetune)
+    analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
+    family: list[str] = []
+    if analysis is not None:
+        place, apart = (analysis.primary.num_workers, analysis.primary.clock), (analysis.reference, analysis.control)
+        family = [arm.name for arm in arms if arm.place == place and arm.algorithm not in apart]
+    timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
+    runs = tuple(_runs(config, arms, base_model, finetune, analysis))
+    return Plan(config, base, base_model, arms, runs, finetune, analysis, tuple(family), timed_by, sha256_of(given))
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
@@ -254,46 +195,63 @@ def sha256_of(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
-def _timed_by(
-    arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis | None, *, timing_runs: bool
-) -> dict[str, str]:
-    """Arm -> the reference whose seconds its test runs get, where the time to a target is compared.
+def flags_of_finetuning(finetune: Finetune) -> Flags:
+    """The flags of the task that models are fine-tuned for."""
+    return task_flags(task_class(finetune.task))
 
-    Args:
-        timing_runs: whether runs before the tests tell these seconds.
-    """
-    if analysis is None or analysis.endpoint != "time_to_target":
+
+def _finetune(given: Mapping[str, Any]) -> Finetune:
+    settings = settings_of(given, "finetune", OF_FINETUNE)
+    keys = {key: settings.pop(key) for key in ("task", "repetitions", "baseline") if key in settings}
+    finetune: Finetune = typed(keys, Finetune, "finetune")
+    all_settings = valid("finetune", settings, flags_of_finetuning(finetune))
+    return msgspec.structs.replace(finetune, settings={key: all_settings.get(key, settings[key]) for key in settings})
+
+
+def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune | None) -> Analysis:
+    """`analysis` with the one condition of the reference that its primary comparison is made under."""
+    primary = analysis.primary
+    if primary.endpoint in SCORES and (finetune is None or primary.endpoint != finetune.score):
+        scored = "there is no finetune" if finetune is None else f"finetune is scored by {finetune.score}"
+        raise UsageError(f"analysis.primary.endpoint is {primary.endpoint}, and {scored}")
+    places = sorted({arm.place for arm in arms if arm.algorithm == analysis.reference})
+    fitting = [
+        (workers, clock)
+        for workers, clock in places
+        if primary.num_workers in (None, workers) and primary.clock in (None, clock)
+    ]
+    if len(fitting) != 1:
+        shown = ", ".join(f"{{num_workers: {workers}, clock: {clock}}}" for workers, clock in places)
+        raise UsageError(f"analysis.primary must name one of the conditions of {analysis.reference}: {shown or 'none'}")
+    workers, clock = fitting[0]
+    return msgspec.structs.replace(analysis, primary=msgspec.structs.replace(primary, num_workers=workers, clock=clock))
+
+
+def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, config: Config) -> dict[str, str]:
+    """Arm -> the reference whose seconds its test runs get, where the time to a target is compared."""
+    if analysis.primary.endpoint != "time_to_target":
         return {}
     references = references_of(arms, base, analysis.reference)
-    budgets = {}
-    for arm in arms:
-        if arm.name not in references:
-            continue
+    budgets: dict[str, float | None] = {}
+    for arm in (arm for arm in arms if arm.name in references):
         for trial in arm.trials or ({},):
-            typed = typed_settings(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
-            if typed["schedule"] != "constant":
+            settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
+            named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
+            one = bool(named["samples"]) != bool(named["seconds"])
+            if named["schedule"] != "constant" or named["target_loss"] is not None or not one:
                 raise UsageError(
-                    f"arm {arm.name}: its test runs are budgeted in seconds, as the endpoint is time_to_target, and "
-                    f"schedule {typed['schedule']} needs a number of samples; write schedule: constant in base"
+                    f"arm {arm.name}: time_to_target compares runs of one budget in seconds; write schedule: constant, "
+                    f"no target_loss, and either samples, whose seconds the pilots tell, or seconds; got {named}"
                 )
-            if typed["target_loss"] is not None:
-                raise UsageError(
-                    f"arm {arm.name}: target_loss would end runs before their common budget in seconds; take it out"
-                )
-            if typed["samples"] == 0 or None not in (typed["samples"], typed["seconds"]):
-                raise UsageError(
-                    f"arm {arm.name}: time_to_target needs a budget in samples, whose seconds the pilots tell, or one "
-                    f"in seconds; got samples {typed['samples']} and seconds {typed['seconds']}"
-                )
-            budgets[arm.name] = typed["seconds"]
+            budgets[arm.name] = named["seconds"]
     for name, reference in references.items():
         if budgets[name] != budgets[reference]:
             raise UsageError(
-                f"arm {name}: it has {_budget_text(budgets[name])} and {reference} {_budget_text(budgets[reference])}; "
-                f"time_to_target compares runs of one budget: write it in base"
+                f"arm {name}: time_to_target compares runs of one budget, it has seconds: {budgets[name]} and "
+                f"{reference} seconds: {budgets[reference]}; write it in base"
             )
     timed_by = {name: reference for name, reference in references.items() if budgets[name] is None}
-    if timed_by and not timing_runs:
+    if timed_by and config.pilots is None and config.tuning is None:
         raise UsageError(
             "analysis: time_to_target needs a common budget in seconds; write pilots: [10, 11, 12], or a tuning, "
             "or base: {seconds: 60}"
@@ -301,43 +259,45 @@ def _timed_by(
     return timed_by
 
 
-def _budget_text(seconds: float | None) -> str:
-    return "a budget in samples" if seconds is None else f"{seconds:g} seconds"
+def _runs(
+    config: Config,
+    arms: Sequence[Arm],
+    base_model: Mapping[str, Any] | None,
+    finetune: Finetune | None,
+    analysis: Analysis | None,
+) -> Iterator[PlannedRun]:
+    """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
 
+    def block(*key: object) -> list[Arm]:
+        order = list(arms)
+        random.Random(" ".join(map(str, (config.order_seed, *key)))).shuffle(order)
+        return order
 
-def _shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
-    """The arms in an order that is a function of `key`: random in a block, the same whenever it is planned."""
-    order = list(arms)
-    random.Random(" ".join(map(str, key))).shuffle(order)
-    return order
-
-
-def _tuning_runs(arms: Sequence[Arm], tuning: Tuning | None, order_seed: int) -> Iterable[PlannedRun]:
-    if tuning is None:
-        return
-    for seed in tuning.seeds:
-        for number in range(max(len(arm.trials) for arm in arms)):
-            for arm in _shuffled(arms, order_seed, "tuning", seed, number):
+    if base_model is not None:
+        yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
+    for seed in () if config.tuning is None else config.tuning.seeds:
+        for number in range(len(arms[0].trials)):
+            for arm in block("tuning", seed, number):
                 if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
                     yield PlannedRun(f"tuning/{arm.name}/t{number}-s{seed}", "tuning", arm.name, seed, trial=number)
-
-
-def _pilot_runs(
-    arms: Sequence[Arm], pilots: Sequence[int], analysis: Analysis | None, order_seed: int
-) -> Iterable[PlannedRun]:
-    for seed in pilots:
-        for arm in _shuffled(arms, order_seed, "pilot", seed):
+    for seed in config.pilots or ():
+        for arm in block("pilot", seed):
             if analysis is not None and arm.algorithm == analysis.reference:
                 yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed)
-
-
-def _test_runs(arms: Sequence[Arm], seeds: Sequence[int], replicates: int, order_seed: int) -> Iterable[PlannedRun]:
-    for seed in seeds:
-        for replicate in range(replicates):
-            for arm in _shuffled(arms, order_seed, "test", seed, replicate):
-                if replicate and arm.virtual:
-                    continue  # it would be the same run, bit for bit
-                yield PlannedRun(folder_of_test(arm.name, seed, replicate), "test", arm.name, seed, replicate)
+    for seed in config.seeds:
+        for replicate in range(config.replicates):
+            for arm in block("test", seed, replicate):
+                if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
+                    yield PlannedRun(folder_of_test(arm.name, seed, replicate), "test", arm.name, seed, replicate)
+    for seed in config.seeds:
+        for repetition in range(0 if finetune is None else finetune.repetitions):
+            names = [arm.name for arm in block("finetune", seed, repetition)]
+            for name in [BASELINE, *names] if finetune is not None and finetune.baseline else names:
+                parent = None if name == BASELINE else folder_of_test(name, seed)
+                # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.
+                number = seed * FINETUNE_SEEDS + repetition
+                folder = f"finetune/{name}/s{seed}-f{repetition}"
+                yield PlannedRun(folder, "finetune", name, seed, parent=parent, finetune_seed=number)
 
 
 def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:
@@ -349,51 +309,18 @@ def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:
     return f"test/{arm}/s{seed}" + (f"-r{replicate}" if replicate else "")
 
 
-def _finetune_runs(
-    arms: Sequence[Arm], seeds: Sequence[int], finetune: Mapping[str, Any] | None, order_seed: int
-) -> Iterable[PlannedRun]:
-    if finetune is None:
-        return
-    for seed in seeds:
-        for repetition in range(finetune["repetitions"]):
-            # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.
-            finetune_seed = seed * _FINETUNE_SEEDS + repetition
-            names = [arm.name for arm in _shuffled(arms, order_seed, "finetune", seed, repetition)]
-            for name in [BASELINE, *names] if finetune["baseline"] else names:
-                parent = None if name == BASELINE else folder_of_test(name, seed)
-                yield PlannedRun(
-                    f"finetune/{name}/s{seed}-f{repetition}",
-                    "finetune",
-                    name,
-                    seed,
-                    parent=parent,
-                    finetune_seed=finetune_seed,
-                )
+def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
+    """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
 
-
-def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
-    if given is None:
-        return None
-    hidden = ("seed", "model", "run_dir", "runs_dir", "overwrite", "track")
-    values = {key.replace("-", "_"): value for key, value in mapping_in(given, "finetune").items()}
-    values["repetitions"] = whole_in(values.get("repetitions", 1), "finetune.repetitions", 1)
-    if values["repetitions"] > _FINETUNE_SEEDS:
-        raise UsageError(f"finetune.repetitions must be at most {_FINETUNE_SEEDS}, got {values['repetitions']}")
-    if max(seeds) >= (most := SEED_LIMIT // _FINETUNE_SEEDS):
-        raise UsageError(f"seeds must be less than {most} where fine-tuning has seeds of its own, got {max(seeds)}")
-    baseline = values.setdefault("baseline", True)
-    if not isinstance(baseline, bool):
-        raise UsageError(f"finetune.baseline must be true or false, got {baseline!r}")
-    for key in hidden:
-        if key in values:
-            raise UsageError(f"finetune: {key} is decided by the sweep; for several seeds a run write repetitions: 3")
-    if "patience" in values:
-        raise UsageError(f"finetune: patience has no place in a study: {REFUSED['patience']}; take it out")
-    settings_keys = [key for key in values if key not in ("repetitions", "baseline")]
-    try:
-        kind = finetuning_in(values)
-        settings = kind.settings({key: values[key] for key in settings_keys})
-    except UsageError as error:
-        raise UsageError(f"finetune: {error}") from error
-    typed = kind.flags.flatten(settings)
-    return values | {key: typed[key] for key in settings_keys if key in typed}
+    Whole blocks where time is measured, so that what is compared was measured on one machine; single runs elsewhere.
+    A function of the plan alone: shards need not know what the others have done.
+    """
+    index, number = shard
+    runs = plan.of_stage(stage)
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    in_shard = set()
+    for position, run in enumerate(runs):
+        measured = stage in TIMED and not plan.arm(run.arm).virtual
+        if (seeds.index(run.seed) if measured else position) % number == index - 1:
+            in_shard.add(run.folder)
+    return in_shard

@@ -1,4 +1,4 @@
-"""Run a plan: tune, find and fix target and budget, test, fine-tune; stop anywhere and go on later.
+"""A plan and the folder of its runs: what is done, chosen, fixed and registered, and what is left.
 
 The run folders alone say what is done, so no other file has to be kept up to date. A killed sweep leaves nothing
 locked, because the kernel frees its only lock when the process ends.
@@ -11,10 +11,8 @@ forked from that same server. So no run pays for imports again.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -22,42 +20,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
+from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import FLAGS, Arm, resolve
-from asyncsgd.study.commands import flags_of, flags_of_values
 from asyncsgd.study.config import read_config
-from asyncsgd.study.finetuning import finetuning_in, own
+from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
-
-NOT_STARTED = "NOT STARTED"
+from asyncsgd.study.runner import NOT_STARTED, Job, status_of
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
 """Settings of runs that go on where they were stopped, unless the config has others."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One run that is to be made, with the settings it gets, by name."""
-
-    run: PlannedRun
-    values: Mapping[str, Any]
-
-    @property
-    def measures(self) -> bool:
-        """Whether its seconds are a result, so that nothing else may run beside it."""
-        return self.run.stage in TIMED and self.values.get("clock") != "virtual"
-
-    @property
-    def command(self) -> list[str]:
-        """The command that makes this run alone."""
-        if self.run.stage == "finetune":
-            kind = finetuning_in(self.values)
-            return ["python", "experiments/train.py", kind.task, *flags_of_values(own(self.values))]
-        return ["python", "experiments/stilt_mlm.py", *flags_of(FLAGS.make(self.values))]
 
 
 class Sweep:
@@ -74,38 +52,31 @@ class Sweep:
 
     def __init__(self, plan: Plan, config_text: str, out: Path, track: str | None = None) -> None:
         self.plan, self.out = plan, out
-        self._track = track
+        self._config_text, self._track = config_text, track
         self.chosen: dict[str, Mapping[str, Any]] = {}
-        self._losses: dict[tuple[str, int], list[float | None]] = {}
-        self._scores: dict[tuple[str, int], float | None] = {}
-        self._targets: dict[str, float] = {}
+        self.tried: dict[str, list[Tried]] = {}
+        """What became of the trials of every arm."""
         self.budgets: dict[str, float] = {}
         """Seconds of the test runs that a reference arm times, by its name; without those that are not known yet."""
+        self._targets: dict[str, float] = {}
         self._analysis_sha256: str | None = None
-        self._config_text = config_text
 
     def look(self) -> None:
         """Read how far the sweep is, and write nothing."""
-        if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"{self.out} is a file; type --out FOLDER")
-        before = self._config_before()
-        if before is not None and before != self.plan.config_sha256:
-            raise UsageError(
-                f"{self.out} holds a sweep of another config; type another --out, or go back to the config in "
-                f"{self.out / 'sweep.yaml'}"
-            )
-        if before is None and self.out.is_dir() and any(path.is_dir() for path in self.out.iterdir()):
+        kept = self.out / "sweep.yaml"
+        if kept.is_file():
+            if sha256_of(read_config(kept)) != self.plan.config_sha256:
+                raise UsageError(
+                    f"{self.out} holds a sweep of another config; type another --out, or go back to the config in "
+                    f"{kept}"
+                )
+        elif self.out.exists() and (not self.out.is_dir() or any(path.is_dir() for path in self.out.iterdir())):
             raise UsageError(f"{self.out} holds other things and no sweep; type another --out")
         # the registered values stay in the plan while earlier stages are looked at again
-        kept = self._read(self.out / "plan.json") or {}
-        self._targets = kept.get("targets") or {}
-        self._analysis_sha256 = kept.get("analysis_sha256")
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            file = msgspec.json.decode((self.out / "plan.json").read_bytes(), type=PlanFile)
+            self._targets, self._analysis_sha256 = file.targets, file.analysis_sha256
         self.choose()
-
-    def _config_before(self) -> str | None:
-        """The hash of the config that the folder was made from; None where there is no sweep in it yet."""
-        kept = self.out / "sweep.yaml"
-        return sha256_of(read_config(kept)) if kept.is_file() else None
 
     def open(self) -> None:
         """Read how far the sweep is and write its plan into its folder."""
@@ -118,12 +89,8 @@ class Sweep:
             raise UsageError(f"{self.out} cannot be written ({error.strerror}); type --out FOLDER") from error
 
     def status(self, run: PlannedRun) -> str:
-        """The status in a run's summary, or `NOT_STARTED`, or INTERRUPTED where it was killed."""
-        path = self.out / run.folder
-        summary = self._read(path / "summary.json")
-        if summary is not None:
-            return str(summary.get("status"))
-        return "INTERRUPTED" if path.is_dir() and any(path.iterdir()) else NOT_STARTED
+        """See `asyncsgd.study.runner.status_of`."""
+        return status_of(self.out / run.folder)
 
     def to_do(self, stage: Stage, *, retry: bool = False, pretend: bool = False) -> list[Job]:
         """The runs of a stage that are still to be made, in the order of the plan.
@@ -140,41 +107,46 @@ class Sweep:
         """
         jobs = []
         for run in self.plan.of_stage(stage):
-            status = self.status(run)
-            values = self.values(run, pretend=pretend)
-            if values is None:
+            status, job = self.status(run), self.job(run, pretend=pretend)
+            if job is None:
                 continue
             if status in FINISHED:
-                self._check_same(run, values)
+                self._check_same(run, job)
             elif status != FAILED or retry:
-                jobs.append(Job(run, values))
+                jobs.append(job)
         return jobs
 
-    def values(self, run: PlannedRun, *, pretend: bool = False) -> dict[str, Any] | None:
-        """The settings of a run by name; None while they are not known, or can never be had; see `to_do`."""
-        output = {"run_dir": str(self.out / run.folder), "track": self._track}
-        if run.stage != "finetune":
-            chosen = dict(self.chosen)
-            if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
-                if not pretend:
-                    return None
-                chosen[run.arm] = trials[0]
-            reference = self.plan.timed_by.get(run.arm)
-            if run.stage == "test" and reference is not None and reference not in self.budgets:
+    def job(self, run: PlannedRun, *, pretend: bool = False) -> Job | None:
+        """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
+        finetune = self.plan.finetune if run.stage == "finetune" else None
+        values = self._pretraining(run, pretend) if finetune is None else self._finetuning(run, pretend)
+        if values is None:
+            return None
+        measures = run.stage in TIMED and values.get("clock") != "virtual"
+        values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
+        task, tags = "masked_lm" if finetune is None else finetune.task, {"stage": run.stage, "arm": run.arm}
+        return Job(run.folder, task, values, measures, tags, saves_model=finetune is None).below(self.out)
+
+    def _pretraining(self, run: PlannedRun, pretend: bool) -> dict[str, Any] | None:
+        chosen = dict(self.chosen)
+        if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
+            if not pretend:
                 return None
-            values = self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | output
-            return values if Job(run, values).measures else {**CHECKPOINTING, **values}
+            chosen[run.arm] = trials[0]
+        reference = self.plan.timed_by.get(run.arm)
+        if run.stage == "test" and reference is not None and reference not in self.budgets:
+            return None
+        return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend)
+
+    def _finetuning(self, run: PlannedRun, pretend: bool) -> dict[str, Any] | None:
         assert self.plan.finetune is not None
-        assert run.finetune_seed is not None
-        finetune = {key: value for key, value in self.plan.finetune.items() if key not in ("repetitions", "baseline")}
         origin = str(self._model_of(run, pretend).get("model", self.plan.base.get("model", "tiny")))
         if run.parent is not None:
-            parent = self._read(self.out / run.parent / "summary.json")
-            if parent is not None and parent.get("status") == DONE:
+            if read_summary(self.out / run.parent).get("status") == DONE:
                 origin = str(self.out / run.parent)
             elif not pretend:
                 return None
-        return {**CHECKPOINTING, **finetune, "model": origin, "seed": run.finetune_seed, **output}
+        return {**self.plan.finetune.settings, "model": origin, "seed": run.finetune_seed}
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -185,27 +157,23 @@ class Sweep:
             return {"model": self.plan.base_model.get("model", "tiny")}
         return {"model": str(model)}
 
-    def _check_same(self, run: PlannedRun, values: Mapping[str, Any]) -> None:
+    def _check_same(self, run: PlannedRun, job: Job) -> None:
         if run.stage == "finetune":
             return
-        path = self.out / run.folder / "settings.yaml"
+        path = self.out / run.folder
         if self.plan.base_model is not None and run.stage != "base":
-            began, base = (
-                (self._read(self.out / folder / "summary.json") or {}).get(key)
-                for folder, key in ((run.folder, "init_sha256"), (BASE, "parameters_sha256"))
-            )
+            began, base = read_summary(path).get("init_sha256"), read_summary(self.out / BASE).get("parameters_sha256")
             if None not in (began, base) and began != base:
                 raise UsageError(
-                    f"{path.parent} started from another base model than the one in {self.out / BASE}, which was made "
-                    f"again since; type another --out"
+                    f"{path} started from another base model than the one in {self.out / BASE}, which was made again "
+                    f"since; type another --out"
                 )
-        old = FLAGS.flatten(FLAGS.make(FLAGS.load_yaml(path)))
-        different = FLAGS.differing_keys(old, FLAGS.flatten(FLAGS.make(values)))
+        old = FLAGS.flatten(FLAGS.make(FLAGS.load_yaml(path / "settings.yaml")))
+        changes = FLAGS.differing_keys(old, FLAGS.flatten(job.settings))
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
-            different = [change for change in different if change[0] != "model"]
-        if different:
-            listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
-            raise UsageError(f"{path.parent} is done with other settings ({listed}); type another --out")
+            changes = [change for change in changes if change[0] != "model"]
+        if listed := ", ".join(f"{key} {was} -> {now}" for key, was, now in changes):
+            raise UsageError(f"{path} is done with other settings ({listed}); type another --out")
 
     def choose(self) -> list[PlannedRun]:
         """Read what tuning has found and choose for every arm whose trials are all finished.
@@ -216,39 +184,23 @@ class Sweep:
         Returns:
             The tuning runs that are still missing.
         """
-        missing = []
-        finals: dict[str, float | None] = {}
-        for run in self.plan.of_stage("tuning"):
-            if self.status(run) in FINISHED:
-                finals[run.folder] = self._final_loss(run)
-            else:
-                missing.append(run)
-        unfinished = {run.arm for run in missing}
+        missing = [run for run in self.plan.of_stage("tuning") if self.status(run) not in FINISHED]
+        seeds = list(self.plan.tuning_seeds)
         for arm in self.plan.arms:
-            for number, trial in enumerate(arm.trials):
-                first = arm.trials.index(trial)
-                folders = [f"tuning/{arm.name}/t{first}-s{seed}" for seed in self.plan.tuning_seeds]
-                losses = [finals.get(folder) for folder in folders]
-                self._losses[arm.name, number] = losses
+            tried = self.tried[arm.name] = []
+            for trial in arm.trials:
+                losses = [self._final_loss(f"tuning/{arm.name}/t{arm.trials.index(trial)}-s{seed}") for seed in seeds]
                 finite = [loss for loss in losses if loss is not None]
-                self._scores[arm.name, number] = statistics.fmean(finite) if len(finite) == len(losses) else None
-            if arm.trials and arm.name not in unfinished:
-                scores = [self._scores[arm.name, number] for number in range(len(arm.trials))]
-                best = min(range(len(scores)), key=lambda number: _or_infinite(scores[number]))
+                score = statistics.fmean(finite) if len(finite) == len(losses) else None
+                tried.append(Tried(dict(trial), seeds, losses, score))
+            if tried and all(run.arm != arm.name for run in missing):
+                best = min(range(len(tried)), key=lambda n: math.inf if (score := tried[n].score) is None else score)
                 self.chosen[arm.name] = arm.trials[best]
         self._find_budgets()
         return missing
 
-    def all_diverged(self) -> list[str]:
-        """The arms of which no trial of tuning has a score."""
-        return [
-            arm.name
-            for arm in self.plan.arms
-            if arm.trials and all(self._scores[arm.name, number] is None for number in range(len(arm.trials)))
-        ]
-
-    def _final_loss(self, run: PlannedRun) -> float | None:
-        summary = self._read(self.out / run.folder / "summary.json") or {}
+    def _final_loss(self, folder: str) -> float | None:
+        summary = read_summary(self.out / folder)
         loss = summary.get("final_eval_loss")
         return loss if summary.get("status") == DONE and isinstance(loss, float) else None
 
@@ -261,41 +213,36 @@ class Sweep:
         """
         import yaml
 
-        analysis = self.plan.analysis
+        analysis, plan, path = self.plan.analysis, self.plan, self.out / "analysis.yaml"
         if analysis is None:
             return
-        targets, origin, pilots = self._find_targets()
-        self._targets = targets
+        self._targets, origin, pilots = self._find_targets()
         self._find_budgets()
-        if unknown := sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
+        if unknown := sorted(set(plan.timed_by.values()) - set(self.budgets)):
             raise RunError(
                 f"every pilot run of {unknown[0]} diverged, so the seconds of the test runs are not known; lower its "
                 f"learning rates"
             )
-        content: dict[str, Any] = {
-            "schema": 1,
-            "study": self.plan.name,
-            "reference": analysis.reference,
-            **({} if analysis.control is None else {"control": analysis.control}),
-            "primary": {
-                "endpoint": analysis.endpoint,
-                "num_workers": analysis.num_workers,
-                "clock": analysis.clock,
-            },
-            "alpha": analysis.alpha,
-            "margins": dict(analysis.margins),
-            **({"margin_reasons": dict(analysis.margin_reasons)} if analysis.margin_reasons else {}),
-            "family": list(analysis.family),
-            "num_seeds": len(self.plan.seeds),
-            "seeds": list(self.plan.seeds),
-            "targets": targets,
-            "budget_seconds": self.budgets,
-            "target_from": origin,
-            "pilots": pilots,
-            "config_sha256": self.plan.config_sha256,
-        }
-        text = yaml.safe_dump(content, sort_keys=False)
-        path = self.out / "analysis.yaml"
+        primary = analysis.primary
+        content = msgspec.to_builtins(
+            Registration(
+                study=plan.name,
+                reference=analysis.reference,
+                control=analysis.control,
+                primary=Question(endpoint=primary.endpoint, num_workers=primary.num_workers, clock=primary.clock),
+                alpha=analysis.alpha,
+                margins={str(key): margin for key, margin in analysis.margins.items()},
+                margin_reasons={str(key): reason for key, reason in analysis.margin_reasons.items()},
+                family=list(plan.family),
+                num_seeds=len(plan.seeds),
+                seeds=list(plan.seeds),
+                targets=self._targets,
+                budget_seconds=self.budgets,
+                target_from=origin,
+                pilots=pilots,
+                config_sha256=plan.config_sha256,
+            )
+        )
         with alone(self.out):  # other shards register too
             if path.exists():
                 kept = read_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -305,13 +252,13 @@ class Sweep:
                         f"{path} was written before the test runs and no longer agrees with the config; a "
                         f"registration is not changed afterwards: put the old file back, or type another --out"
                     )
-            elif any(self.status(run) != NOT_STARTED for run in self.plan.of_stage("test")):
+            elif any(self.status(run) != NOT_STARTED for run in plan.of_stage("test")):
                 raise UsageError(
                     f"{path} is missing, though there are test runs; a registration must be older than they are: put "
                     f"the old file back, or type another --out"
                 )
             else:
-                write_text(path, text)
+                write_text(path, yaml.safe_dump(content, sort_keys=False))
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if self._analysis_sha256 not in (None, digest):
             raise UsageError(
@@ -335,31 +282,27 @@ class Sweep:
     def _find_budgets(self) -> None:
         """The median training seconds of the pilots of every reference arm of which all have ended."""
         for name in sorted(set(self.plan.timed_by.values())):
-            summaries = [
-                self._read(self.out / folder / "summary.json") or {} for folder in self._pilots_of(self.plan.arm(name))
-            ]
-            if all(summary.get("status") in FINISHED for summary in summaries):
-                seconds = [summary["train_seconds"] for summary in summaries if summary["status"] == DONE]
-                if seconds:
-                    self.budgets[name] = statistics.median(seconds)
+            summaries = [read_summary(self.out / folder) for folder in self._pilots_of(self.plan.arm(name))]
+            seconds = [summary["train_seconds"] for summary in summaries if summary.get("status") == DONE]
+            if seconds and all(summary.get("status") in FINISHED for summary in summaries):
+                self.budgets[name] = statistics.median(seconds)
 
-    def assume_budgets(self, seconds_of: Callable[[Any], float]) -> None:
+    def assume_budgets(self, seconds_of: Callable[[Job], float]) -> None:
         """Put an estimate in the place of the budgets that are not known yet."""
         for name in sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
-            run = PlannedRun("", "pilot", name, 0)
-            self.budgets[name] = seconds_of(FLAGS.make(self.values(run, pretend=True) or {}))
+            job = self.job(PlannedRun("", "pilot", name, 0), pretend=True)
+            assert job is not None
+            self.budgets[name] = seconds_of(job)
 
     def _find_targets(self) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
-        """The target loss of every reference arm, how it was found, and between which losses: `runs` pilots fell from
-        `first_loss` to `best_loss`, both medians.
-        """
+        """The target loss of every reference arm, how it was found, and how far its pilots fell; see `Registration`."""
         analysis = self.plan.analysis
         assert analysis is not None
         arms = [arm for arm in self.plan.arms if arm.algorithm == analysis.reference]
         if analysis.target_loss is not None:
             return {arm.name: analysis.target_loss for arm in arms}, "given in the config", {}
-        pilots = self.plan.pilot_seeds or self.plan.tuning_seeds
-        if not pilots:
+        number = len(self.plan.pilot_seeds or self.plan.tuning_seeds)
+        if not number:
             return {}, None, {}
         targets, improvements, diverged = {}, {}, 0
         for arm in arms:
@@ -367,7 +310,7 @@ class Sweep:
             for folder in self._pilots_of(arm):
                 path = self.out / folder / "events.jsonl"
                 losses = [record["loss"] for record in read_events(path) if record.get("kind") == "evaluate"]
-                if losses and all(loss is not None for loss in losses):
+                if losses and None not in losses:
                     curves.append(losses)
                 else:
                     diverged += 1
@@ -381,28 +324,31 @@ class Sweep:
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
         whose = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
         origin = (
-            f"{100 * analysis.target_share:g} % of the median improvement of {len(pilots)} pilot "
-            f"run{'s' * (len(pilots) != 1)} of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{whose})"
+            f"{100 * analysis.target_share:g} % of the median improvement of {number} pilot run{'s' * (number != 1)} "
+            f"of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{whose})"
         )
         return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), improvements
 
     def _write_plan(self) -> None:
-        content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets, self.budgets)
-        content["analysis_sha256"] = self._analysis_sha256
+        file = PlanFile(
+            study=self.plan.name,
+            config_sha256=self.plan.config_sha256,
+            base_model=self.plan.base_model is not None,
+            arms=[
+                PlannedArm(
+                    *(arm.name, arm.algorithm, dict(arm.settings), *arm.place, arm.settings.get("speeds")),
+                    None if arm.name not in self.chosen else dict(self.chosen[arm.name]),
+                    self.tried[arm.name],
+                )
+                for arm in self.plan.arms
+            ],
+            targets=self._targets,
+            budget_seconds=self.budgets,
+            runs=list(self.plan.runs),
+            analysis_sha256=self._analysis_sha256,
+        )
         with alone(self.out):
-            write_json(self.out / "plan.json", content)
-
-    @staticmethod
-    def _read(path: Path) -> dict[str, Any] | None:
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return dict(content)
-
-
-def _or_infinite(score: float | None) -> float:
-    return math.inf if score is None else score
+            write_json(self.out / "plan.json", msgspec.to_builtins(file))
 
 
 @contextlib.contextmanager
@@ -448,14 +394,12 @@ def check(plan: Plan) -> None:
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
-            settings = FLAGS.make(resolve({**plan.base, **arm.settings, **trial}))
             try:
-                run_of(arm.name, settings)
+                run_of(arm.name, FLAGS.make(resolve({**plan.base, **arm.settings, **trial})))
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:
-        finetune = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
-        job = finetuning_in(finetune).settings(finetune).job
+        job = Job("finetune", plan.finetune.task, plan.finetune.settings).settings.job
         if not kind_of(job.mode, job.clock).in_one_process:
             raise UsageError(
                 f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
@@ -474,20 +418,3 @@ def check_inputs(plan: Plan) -> None:
             FLAGS.make(resolve({**plan.base, **arm.settings})).task.check_names()
         except UsageError as error:
             raise UsageError(f"arm {arm.name}: {error}") from error
-
-
-def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
-    """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
-
-    Whole blocks where time is measured, so that what is compared was measured on one machine; single runs elsewhere.
-    A function of the plan alone: shards need not know what the others have done.
-    """
-    index, number = shard
-    runs = plan.of_stage(stage)
-    seeds = list(dict.fromkeys(run.seed for run in runs))
-    in_shard = set()
-    for position, run in enumerate(runs):
-        measured = stage in TIMED and not plan.arm(run.arm).virtual and plan.base.get("clock") != "virtual"
-        if (seeds.index(run.seed) if measured else position) % number == index - 1:
-            in_shard.add(run.folder)
-    return in_shard

@@ -112,7 +112,10 @@ def test_without_a_plan_that_can_be_read_folders_are_placed_by_their_names(tmp_p
     [
         (lambda file: file.unlink(), "there is no analysis.yaml: nothing was declared before the runs"),
         (lambda file: file.write_text("{"), "analysis.yaml cannot be used: it is not YAML"),
-        (lambda file: file.write_text("reference: sync"), "analysis.yaml cannot be used: it has no 'primary'"),
+        (
+            lambda file: file.write_text("reference: sync"),
+            "analysis.yaml cannot be used: Object missing required field `primary`",
+        ),
         (lambda file: file.write_text(file.read_text() + "#\n"), "analysis.yaml was changed after it was written"),
         (lambda file: file.write_text(file.read_text() + "seeds: [1]\n"), "analysis.yaml registers test seeds 1"),
         (lambda file: file.write_text(file.read_text() + "config_sha256: ff\n"), "plan.json is of another config"),

@@ -1,0 +1,69 @@
+"""Carry a plan out stage by stage; stop anywhere and go on later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerContext
+
+from asyncsgd.errors import RunError
+from asyncsgd.records.events import DONE, FINISHED
+from asyncsgd.signals import StopRequest
+from asyncsgd.study.plan import STAGES, PlannedRun, Stage, share
+from asyncsgd.study.runner import Job, Runner
+from asyncsgd.study.sweep import Sweep
+
+
+def carry_out(
+    sweep: Sweep, context: ForkServerContext, stop: StopRequest, *, jobs: int, retry: bool, shard: tuple[int, int]
+) -> list[Job]:
+    """Run everything that is left, stage by stage; return the runs that failed.
+
+    Raises:
+        RunError: if a stage cannot begin because the one before it is not complete; the message says what to type.
+        UsageError: if what is there does not fit the plan.
+        KeyboardInterrupt: if the user has asked for it.
+    """
+    failed: list[Job] = []
+    for stage in STAGES:
+        if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
+            raise RunError(
+                f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
+                f"command with --retry, or mend the config and type another --out"
+            )
+        if stage == "pilot":
+            _complete("tuning", sweep.choose(), may_be_others=shard[1] > 1 and not failed)
+        if stage == "test":
+            pilots = [run for run in sweep.plan.of_stage("pilot") if sweep.status(run) not in FINISHED]
+            _complete("pilot", pilots, may_be_others=shard[1] > 1 and not failed)
+            sweep.register()
+            for name, tried in sweep.tried.items():
+                if tried and all(trial.score is None for trial in tried):
+                    print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
+        in_shard = share(sweep.plan, stage, shard if stage != "base" else (1, 1))
+        todo = [job for job in sweep.to_do(stage, retry=retry) if job.folder in in_shard]
+        if stage == "base" and todo and shard[0] > 1:
+            raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
+        if todo:
+            runner = Runner(sweep.out, sweep.plan.name, context, stop, jobs)
+            runner.run(todo)
+            failed += runner.failed
+    return failed
+
+
+def _complete(stage: Stage, missing: Sequence[PlannedRun], *, may_be_others: bool) -> None:
+    """The stages after this one depend on all of its runs.
+
+    Raises:
+        RunError: if any is missing.
+    """
+    if missing:
+        what = "run is" if len(missing) == 1 else "runs are"
+        raise RunError(
+            f"{len(missing)} {stage} {what} not finished, the first is {missing[0].folder}; "
+            + (
+                "run the other shards, then this command again"
+                if may_be_others
+                else "look at its log in logs/, then type the same command with --retry"
+            )
+        )
