@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pickle
-import types
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch import nn
 from transformers import BatchEncoding
 
 import asyncsgd
-from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import row_counts, split_rows, tensors_in, to_device
 from asyncsgd.tasks.tensors import TensorData
 
@@ -45,12 +43,6 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, ro
     assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
     assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
     assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]
-
-
-@every_mapping
-def test_a_mapping_is_moved_whole(kind):
-    moved = to_device(kind({"x": torch.zeros(2, 3), "name": "a"}), torch.device("meta"))
-    assert (moved["x"].device.type, moved["x"].shape, moved["name"]) == ("meta", (2, 3), "a")
 
 
 def test_the_words_of_a_tokenizer_s_batch_are_still_there():
@@ -94,28 +86,3 @@ def test_whatever_mapping_a_batch_is_the_run_is_that_of_a_dict(kind):
     with torch.no_grad():
         exact = float((run.model()(X) - X**3).square().mean())
     assert run.evaluations[-1].loss == pytest.approx(exact, rel=1e-6)
-
-
-class Opaque:
-    def __init__(self, values):
-        self.values = values
-
-    def __getitem__(self, key):
-        return self.values[key]
-
-
-@dataclasses.dataclass(frozen=True)
-class OfOpaque(Cubic):
-    def data(self, seed):
-        def wrapped(batches):
-            return [Opaque(batches[index]) for index in range(len(batches))]
-
-        plain = super().data(seed)
-        batches = types.SimpleNamespace(evaluation={"main": wrapped(plain.evaluation["main"])})
-        batches.batch = lambda stream, index: Opaque(plain.batch(stream, index))
-        return batches
-
-
-def test_a_batch_whose_rows_cannot_be_seen_is_not_counted_as_a_full_one():
-    with pytest.raises(UsageError, match=r"no tensor can be seen in a batch of type Opaque, .* give the task a method"):
-        asyncsgd.train(OfOpaque(), samples=100, quiet=True)
