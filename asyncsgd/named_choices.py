@@ -11,7 +11,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
@@ -72,30 +72,31 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """What is named, in messages: ``rule``, several ``rules``, given with ``--rule``."""
+class Kind(Generic[T]):
+    """What is named, in messages: ``rule``, several ``rules``, given with ``--rule``; and what there is, by name."""
 
     one: str
     several: str
     flag: str
+    by_name: Mapping[str, type[T]]
     first_is_positional: bool = False
     """Whether a first value may stand without its key, for the first parameter."""
 
-    def read(self, text: str, by_name: Mapping[str, type[T]]) -> T:
-        """Return what `text` means.
+    def read(self, text: str) -> T:
+        """Return what ``NAME[:key=value,...]`` means.
 
         Raises:
             UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
         """
         name, _, parameters = text.partition(":")
-        if name not in by_name:
+        if name not in self.by_name:
             raise UsageError(
-                f"unknown {self.one} {name!r}{nearest(name, by_name)}; {self.several}: {', '.join(by_name)} "
+                f"unknown {self.one} {name!r}{nearest(name, self.by_name)}; {self.several}: {', '.join(self.by_name)} "
                 f"({self.flag} help explains them)"
             )
-        values = self._read_parameters(text, name, parameters, by_name[name])
+        values = self._read_parameters(text, name, parameters, self.by_name[name])
         try:
-            return by_name[name](**values)
+            return self.by_name[name](**values)
         except ValueError as error:
             raise UsageError(f"{self.flag} {text}: {error}") from None
 
@@ -107,12 +108,7 @@ class Kind:
         values: dict[str, Any] = {}
         for position, part in enumerate(filter(None, parameters.split(","))):
             key, equals, value = part.partition("=")
-            if self.first_is_positional and known and not equals and key not in known:
-                if position > 0:
-                    raise UsageError(
-                        f"{self.one} {name!r}: only the first value may stand without its name, {part!r} needs one; "
-                        f"type {self.flag} {name}:{known[0]}=VALUE,...; {takes}"
-                    )
+            if self.first_is_positional and known and not equals and not position:
                 key, equals, value = known[0], "=", part
             if key not in known:
                 raise UsageError(f"{self.one} {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
@@ -129,17 +125,17 @@ class Kind:
                 raise UsageError(f"{self.one} {name!r} needs {field.name}; type {self.flag} {name}:{field.name}=VALUE")
         return values
 
-
-def describe(by_name: Mapping[str, Any], width: int = 16) -> list[str]:
-    """A line for each, with its summary and its parameters, for ``... help``."""
-    lines = []
-    for name, named in by_name.items():
-        fields = ", ".join(
-            f"{field.name}={'VALUE' if field.default is dataclasses.MISSING else field.default}"
-            for field in dataclasses.fields(named)
-        )
-        lines.append(f"  {name:{width}} {named.summary}" + (f"  [{fields}]" if fields else ""))
-    return lines
+    def help(self) -> str:
+        """The text of ``FLAG help``: each with its one line and its parameters."""
+        first = "; a first value without key= is the first parameter" if self.first_is_positional else ""
+        width, lines = max(map(len, self.by_name)), [f"{self.several} ({self.flag} NAME[:key=value,...]{first}):"]
+        for name, named in dict[str, Any](self.by_name).items():
+            fields = ", ".join(
+                f"{field.name}={'VALUE' if field.default is dataclasses.MISSING else field.default}"
+                for field in dataclasses.fields(named)
+            )
+            lines.append(f"  {name:{width}} {named.summary}" + (f"  [{fields}]" if fields else ""))
+        return "\n".join(lines)
 
 
 def spell(named: Any) -> str:

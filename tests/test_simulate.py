@@ -114,7 +114,7 @@ def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_
         ("--network bytes=0,worker=1,server=1", "bytes=0 more than 0"),
         ("--network bytes=1,worker=1/x,server=1", "worker=1/x 'x'"),
         ("--problem tridiagnal", "'tridiagnal' 'tridiagonal'"),
-        ("--problem tridiagonal:noise_kind=ful", "noise_kind add, full, last 'ful'"),
+        ("--problem tridiagonal:noise_kind=ful", "noise_kind add, full or last, 'ful'"),
         ("--problem tridiagonal:noise_kind=last,noise=1.5", "noise_kind=last at most 1 1.5"),
         ("--problem logistic:classes=5,rows=4", "rows 5 4"),
         ("--problem logistic:rows=10 --nproc 11", "10 rows 11 workers"),

@@ -22,7 +22,7 @@ from asyncsgd.data.tables import existing_path, hub_is_reachable
 from asyncsgd.data.tokenizer import is_model_folder
 from asyncsgd.errors import UsageError
 from asyncsgd.masking.tagger import Span, Tagger, first_line, hashed, load
-from asyncsgd.named_choices import Kind, describe
+from asyncsgd.named_choices import Kind
 
 TERMS_FORMAT = 1
 _WORD, _LETTER = re.compile(r"\w+|[^\w\s]"), re.compile(r"[^\W\d_]")
@@ -232,7 +232,7 @@ def _folder(model: str) -> Path:
 Finder = Ner | Terms | Keyness
 ALL: Mapping[str, type[Finder]] = {"ner": Ner, "terms": Terms, "keyness": Keyness}
 
-_KIND = Kind("finder", "finders", "--finder", first_is_positional=True)
+_KIND: Kind[Finder] = Kind("finder", "finders", "--finder", ALL, first_is_positional=True)
 
 
 def parse_finder(text: str) -> Finder:
@@ -244,9 +244,9 @@ def parse_finder(text: str) -> Finder:
     >>> parse_finder("keyness:../wiki,threshold=10.83")
     Keyness(reference='../wiki', threshold=10.83, ratio=4.0, min_count=5)
     """
-    return _KIND.read(text, ALL)
+    return _KIND.read(text)
 
 
 def describe_finders() -> str:
     """What ``--finder help`` prints."""
-    return "\n".join(["finders, as NAME[:value,key=value,...]:", *describe(ALL)])
+    return _KIND.help()

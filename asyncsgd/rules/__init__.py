@@ -5,7 +5,7 @@ Importing this package imports torch; `asyncsgd.settings.training` therefore kee
 
 from __future__ import annotations
 
-from asyncsgd.named_choices import Kind, describe
+from asyncsgd.named_choices import Kind
 from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import PeerRule, Rule
@@ -68,28 +68,7 @@ ALL: tuple[Rule, ...] = (
 """Every rule of a server at least once, with parameters that a short test notices."""
 
 PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
-"""The rules without a server."""
+"""The rules without a server, on the virtual clock."""
 
-_BY_NAME: dict[str, type[Rule]] = {rule.name: type(rule) for rule in (*ALL, *PEERS)}
-
-
-KIND = Kind("rule", "rules", "--rule")
-
-
-def parse_rule(text: str) -> Rule:
-    """Return the rule that ``NAME[:key=value,...]`` means.
-
-    >>> parse_rule("ringmaster:threshold=4")
-    Ringmaster(threshold=4, stops=False)
-
-    Raises:
-        UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
-    """
-    return KIND.read(text, _BY_NAME)
-
-
-def describe_rules() -> str:
-    """The text of ``--rule help``: every rule with its one line and its parameters."""
-    of_server, of_peers = ({rule.name: type(rule) for rule in rules} for rules in (ALL, PEERS))
-    without = "without a server, on the virtual clock:"
-    return "\n".join(["rules (--rule NAME[:key=value,...]):", *describe(of_server), without, *describe(of_peers)])
+_KIND = Kind[Rule]("rule", "rules", "--rule", {rule.name: type(rule) for rule in (*ALL, *PEERS)})
+parse_rule, describe_rules = _KIND.read, _KIND.help

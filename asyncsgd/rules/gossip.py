@@ -11,7 +11,7 @@ from asyncsgd.rules.base import PeerRule
 
 @dataclasses.dataclass(frozen=True)
 class ADPSGD(PeerRule):
-    """AD-PSGD: a worker that has finished a gradient averages models with one random neighbour, then takes its step.
+    """Without a server: who has finished a gradient averages models with one random neighbour, then takes its step.
 
     With x_i the model of worker i, j a uniformly random neighbour of i, and g_i computed at the x_i of its start:
 
@@ -41,7 +41,7 @@ class ADPSGD(PeerRule):
 
 @dataclasses.dataclass(frozen=True)
 class SGP(PeerRule):
-    """Stochastic gradient push: synchronous rounds of push-sum averaging on the directed exponential graph.
+    """Without a server: synchronous rounds of push-sum averaging on the directed exponential graph.
 
     In round k worker i computes g_i at z_i = x_i / w_i and steps x_i <- x_i - eta g_i. It keeps half of (x_i, w_i) and
     sends the other half to worker i + 2^(k mod ceil(log2 N)) modulo N. Sum w_i = N and, but for the gradients, sum x_i

@@ -11,7 +11,7 @@ from asyncsgd.rules.base import PeerRule
 
 @dataclasses.dataclass(frozen=True)
 class StreamingDiLoCo(PeerRule):
-    """DiLoCo whose parameters are synchronised in fragments, the outer results arriving `overlap` inner steps late.
+    """Without a server: DiLoCo in fragments of the parameters, the outer results arriving `overlap` inner steps late.
 
     Fragment p holds parameters p, p + F, p + 2F, ... After the inner steps s = o_p, o_p + H, o_p + 2H, ... above 0,
     with the offset o_p = floor(p H / F), every worker sends its displacement on the fragment; F = `fragments`:

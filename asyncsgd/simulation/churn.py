@@ -25,7 +25,7 @@ class Join(Change):
     """A worker whose first change this is takes no part before it."""
 
 
-_KIND = Kind("change", "changes", "--churn")
+_KIND = Kind[Change]("change", "changes", "--churn", {"leave": Leave, "join": Join})
 
 
 def parse_churn(text: str) -> tuple[Change, ...]:
@@ -37,8 +37,7 @@ def parse_churn(text: str) -> tuple[Change, ...]:
     Raises:
         UsageError: for what cannot be read.
     """
-    known: dict[str, type[Change]] = {Leave.name: Leave, Join.name: Join}
-    return tuple(_KIND.read(part.strip(), known) for part in text.split(";") if part.strip())
+    return tuple(_KIND.read(part.strip()) for part in text.split(";") if part.strip())
 
 
 def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:

@@ -1,8 +1,5 @@
 """What a problem is: a `Problem`, a frozen dataclass of parameters, gives an `Instance`, and that is simulated.
 
-Noise is a pure function of (seed, worker, index), so two rules compared on one seed see the same noise in the same
-sample, whatever the order of their calls.
-
 Shapes: P parameters, N workers. All arrays are float64.
 """
 
@@ -41,8 +38,8 @@ class Instance(abc.ABC):
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
         """Write the stochastic gradient of sample `index` of `worker` at `x` into `out`; return a loss value at `x`.
 
-        The same (x, worker, index) gives the same bits in any order of calls. The mean of the returned values over
-        indices and workers is `loss(x) + minimum`; a closed-form problem returns the exact value of f_i.
+        A pure function of (x, worker, index) and the seed, so rules compared on one seed see the same noise. The mean
+        of the returned values over indices and workers is `loss(x) + minimum`; a closed-form problem returns f_i.
 
         Args:
             x: `(P,)`, only read.

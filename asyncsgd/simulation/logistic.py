@@ -11,7 +11,6 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +45,6 @@ class Logistic(Problem):
     batch: int = parameter(8, at_least=1)
     penalty: float = parameter(0.01, above=0)
 
-    _LENGTH: ClassVar[int] = 40
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rows < self.classes:
@@ -59,7 +56,7 @@ class Logistic(Problem):
         frequencies = np.exp(generator.standard_normal((self.classes, self.features)))
         frequencies /= np.arange(1, self.features + 1)
         frequencies /= frequencies.sum(axis=1, keepdims=True)
-        counts = generator.multinomial(self._LENGTH, frequencies[labels]).astype(np.float64)
+        counts = generator.multinomial(40, frequencies[labels]).astype(np.float64)
         counts /= np.linalg.norm(counts, axis=1, keepdims=True)
         shares = dirichlet_shares(labels, num_workers, self.alpha, seed)
         return LogisticData(counts, labels, shares, self.batch, self.penalty, seed)
@@ -174,17 +171,16 @@ def hashed_bag_of_words(texts: Iterable[str], num_features: int) -> Array:
     >>> hashed_bag_of_words(["to be, or not to BE"], 8).round(3).tolist()
     [[0.0, 0.632, 0.0, 0.632, 0.0, 0.316, 0.0, 0.316]]
     """
-    columns: dict[str, int] = {}
-    documents = [re.findall(r"\w+", text.lower()) for text in texts]
-    bags = np.zeros((len(documents), num_features))
-    for bag, words in zip(bags, documents, strict=True):
-        for word in words:
-            if word not in columns:
-                digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-                columns[word] = int.from_bytes(digest, "little") % num_features
-            bag[columns[word]] += 1.0
-        if words:
-            bag /= math.sqrt(float(bag @ bag))
+
+    @functools.cache
+    def column(word: str) -> int:
+        digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % num_features
+
+    columns = [[column(word) for word in re.findall(r"\w+", text.lower())] for text in texts]
+    bags = np.stack([np.bincount(places, minlength=num_features).astype(np.float64) for places in columns])
+    for bag in bags:
+        bag /= math.sqrt(float(bag @ bag)) or 1.0
     return bags
 
 
@@ -193,8 +189,7 @@ def dirichlet_shares(labels: npt.ArrayLike, num_workers: int, alpha: float, seed
 
     The draw has concentration alpha C p_c for a class that makes up p_c of the rows: Dirichlet(alpha, ..., alpha) for
     balanced classes, and for large alpha every share is a random sample of the whole. Workers are served in order; once
-    a class has run out, its probability goes to the others, so the last workers take what is left. Rows within a
-    share are sorted.
+    a class has run out, its probability goes to the others. Rows within a share are sorted.
 
     >>> [len(share) for share in dirichlet_shares([0, 0, 0, 1, 1, 1, 1], num_workers=3, alpha=0.1, seed=0)]
     [2, 2, 2]

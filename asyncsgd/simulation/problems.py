@@ -5,23 +5,21 @@ Shapes: P parameters, N workers. All arrays are float64.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from asyncsgd.named_choices import Kind, describe, parameter
+from asyncsgd.named_choices import Kind, parameter
 from asyncsgd.simulation.instance import NOISE, PURPOSE, Array, Instance, Problem
 from asyncsgd.simulation.logistic import Logistic
 from asyncsgd.simulation.sampler import Streams
 
 _BLOCK = 64
 """Scalar variates that are drawn at once; part of the streams."""
-_KINDS = ("add", "full", "last")
 P = TypeVar("P", bound="ClosedForm")
 
 
@@ -36,10 +34,12 @@ class ClosedForm(Problem, Instance):
     """
 
     dimension: int = 1
+    curvature: float
+    condition: float = 1.0
     noise: float
     noise_kind: str = "add"
-    num_workers: int
     _streams: Streams
+    _num_workers: int
     _scalars: Callable[[int, int], list[float]]
 
     def on(self: P, num_workers: int, seed: int) -> P:
@@ -52,9 +52,8 @@ class ClosedForm(Problem, Instance):
             values: list[float] = draw(_BLOCK).tolist()
             return values
 
-        bound.__dict__.update(
-            num_parameters=self.dimension, num_workers=num_workers, _streams=streams, _scalars=scalars
-        )
+        bound.__dict__.update(num_parameters=self.dimension, _num_workers=num_workers)
+        bound.__dict__.update(_streams=streams, _scalars=scalars)
         return bound
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
@@ -73,9 +72,14 @@ class ClosedForm(Problem, Instance):
             out[progress:] *= 1.0 / noise if scalar < noise else 0.0
         return value
 
-    @abc.abstractmethod
+    @functools.cached_property
+    def _spectrum(self) -> Array:
+        return np.geomspace(self.curvature / self.condition, self.curvature, self.dimension)
+
     def _differentiate(self, x: Array, worker: int, out: Array) -> float:
-        """Write the gradient of f_i at `x` into `out`; return f_i(x) - f*."""
+        """Write the gradient of f_i at `x` into `out`; return f_i(x) - f*. By default f = sum_j lambda_j x_j^2 / 2."""
+        np.multiply(self._spectrum, x, out=out)
+        return 0.5 * float(x.dot(out))
 
     def exact_gradient(self, x: Array) -> Array:
         """Return the gradient of the global objective f, `(P,)`, a new array."""
@@ -123,8 +127,8 @@ class Tridiagonal(ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_kind not in _KINDS:
-            raise ValueError(f"noise_kind must be one of {', '.join(_KINDS)}, got {self.noise_kind!r}")
+        if self.noise_kind not in ("add", "full", "last"):
+            raise ValueError(f"noise_kind must be add, full or last, got {self.noise_kind!r}")
         if self.noise_kind == "last" and not 0 < self.noise <= 1:
             raise ValueError(f"noise is a probability with noise_kind=last: above 0, at most 1, got {self.noise}")
 
@@ -151,18 +155,8 @@ class Tridiagonal(ClosedForm):
         return np.arange(1, self.dimension + 1) / (self.dimension + 1) - 1.0
 
 
-class _Diagonal(ClosedForm):
-    """f(x) = sum_j lambda_j x_j^2 / 2, lambda being `_spectrum`."""
-
-    _spectrum: Array
-
-    def _differentiate(self, x: Array, worker: int, out: Array) -> float:
-        np.multiply(self._spectrum, x, out=out)
-        return 0.5 * float(x.dot(out))
-
-
 @dataclasses.dataclass(frozen=True)
-class Mode(_Diagonal):
+class Mode(ClosedForm):
     """One mode of a quadratic, f(x) = curvature x^2 / 2 in R, started at 1: the problem of the stability oracles.
 
     Args:
@@ -178,13 +172,9 @@ class Mode(_Diagonal):
     curvature: float = parameter(1.0, above=0)
     noise: float = parameter(0.0, at_least=0)
 
-    @functools.cached_property
-    def _spectrum(self) -> Array:  # type: ignore[override]
-        return np.array([float(self.curvature)])
-
 
 @dataclasses.dataclass(frozen=True)
-class Quadratic(_Diagonal):
+class Quadratic(ClosedForm):
     """A diagonal quadratic, f(x) = sum_j lambda_j x_j^2 / 2, with eigenvalues spaced geometrically.
 
     lambda_1 = curvature/condition, ..., lambda_P = curvature; the optimum is 0, the start (1, ..., 1).
@@ -208,10 +198,6 @@ class Quadratic(_Diagonal):
         if self.dimension == 1 and self.condition != 1:
             raise ValueError(f"one dimension has one eigenvalue; type condition=1, got condition={self.condition}")
 
-    @functools.cached_property
-    def _spectrum(self) -> Array:  # type: ignore[override]
-        return np.geomspace(self.curvature / self.condition, self.curvature, self.dimension)
-
 
 @dataclasses.dataclass(frozen=True)
 class Heterogeneous(ClosedForm):
@@ -231,13 +217,13 @@ class Heterogeneous(ClosedForm):
     _CURVATURES: ClassVar[tuple[float, ...]] = (1.0, 2.0, 0.5)
     _SLOPES: ClassVar[tuple[float, ...]] = (1.0, -2.0, 3.0)
 
-    def _mean(self, values: Sequence[float]) -> float:
-        return sum(values[worker % 3] for worker in range(self.num_workers)) / self.num_workers
-
     @functools.cached_property
     def _whole(self) -> tuple[float, float, float]:
         """Of f: its curvature, its minimiser, and its least value."""
-        curvature, slope = self._mean(self._CURVATURES), self._mean(self._SLOPES)
+        curvature, slope = [
+            sum(values[worker % 3] for worker in range(self._num_workers)) / self._num_workers
+            for values in (self._CURVATURES, self._SLOPES)
+        ]
         return curvature, slope / curvature, -0.5 * slope * (slope / curvature)
 
     def _differentiate(self, x: Array, worker: int, out: Array) -> float:
@@ -263,22 +249,5 @@ class Heterogeneous(ClosedForm):
 ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(), Logistic())
 """An example of each problem, for the contract tests and ``--problem help``."""
 
-_BY_NAME = {problem.name: type(problem) for problem in ALL}
-_KIND = Kind("problem", "problems", "--problem")
-
-
-def parse_problem(text: str) -> Problem:
-    """Return the problem that ``NAME[:key=value,...]`` means.
-
-    >>> parse_problem("mode:curvature=2")
-    Mode(curvature=2.0, noise=0.0)
-
-    Raises:
-        UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
-    """
-    return _KIND.read(text, _BY_NAME)
-
-
-def describe_problems() -> str:
-    """The text of ``--problem help``: every problem with its one line and its parameters."""
-    return "\n".join(["problems (--problem NAME[:key=value,...]):", *describe(_BY_NAME)])
+_KIND = Kind[Problem]("problem", "problems", "--problem", {problem.name: type(problem) for problem in ALL})
+parse_problem, describe_problems = _KIND.read, _KIND.help

@@ -82,28 +82,24 @@ def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
 
 def replay_of(asked: SimulationSettings, log: Log) -> tuple[Replay, Server | Peers[Any]]:
     """A replay of the log of a simulation, and the method that it changes."""
-    arguments = asked_arguments(asked)
-    computation, batches = ProblemGradients(arguments["instance"]), OwnStreams(asked.workers, None)
-    schedule = _schedule(asked.learning_rate)
+    arguments, batches = asked_arguments(asked), OwnStreams(asked.workers, None)
+    computation = ProblemGradients(arguments["instance"])
     more = {"num_workers": asked.workers, "starts": False}
-    method = _method(arguments["rule"], computation.initial(), schedule, batches, None, asked.seed, **more)
+    method = _method(arguments["rule"], computation.initial(), asked.learning_rate, batches, None, asked.seed, **more)
     return Replay(method, computation, log), method
-
-
-def _schedule(learning_rate: float | Schedule) -> Schedule:
-    return learning_rate if callable(learning_rate) else lambda num_samples: learning_rate
 
 
 def _method(
     rule: Rule,
     parameters: Tensor,
-    schedule: Schedule,
+    learning_rate: float | Schedule,
     batches: OwnStreams,
     inner: OptimizerRecipe | None,
     seed: int,
     **named: Any,
 ) -> Server | Peers[Any]:
     """The server, or the peers, which step by `inner`; None: plain SGD."""
+    schedule = learning_rate if callable(learning_rate) else lambda num_samples: learning_rate
     if not isinstance(rule, PeerRule):
         return Server(parameters, rule, PlainSGD(parameters), schedule, batches, **named)
 
@@ -137,17 +133,13 @@ def simulate(
 ) -> Simulation:
     """Run `rule` on `instance` with plain SGD at the server.
 
-    Every worker draws its samples from a stream of its own, and its times from another. Both are functions of the seeds
-    that `instance` and `sampler` were made with. So two rules on one seed meet identical speeds and samples.
-
     Args:
         instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
-        sampler: from ``speeds.on(num_workers, seed)``.
+        sampler: from ``speeds.on(num_workers, seed)``; two rules on one seed meet the same.
         learning_rate: a number, or a function of the samples that arrived.
         seed: of what is random in a rule without a server.
         inner: the optimizer of local steps and of peers; None: plain SGD.
-        each_version: told every version of a server from 1 on, and its parameters `(P,)`, borrowed for the call: a
-            trajectory.
+        each_version: told every version of a server from 1 on, and its parameters `(P,)`, borrowed for the call.
 
     >>> from asyncsgd.simulation.problems import Mode
     >>> from asyncsgd.rules import Asynchronous
@@ -183,7 +175,7 @@ def simulate(
     named: dict[str, Any] = {"num_workers": num_workers, "samples": budget.samples, "clock": lambda: heap.now}
     if not isinstance(rule, PeerRule):
         named |= {"records": report is not None, "writing": None if each_version is None else telling}
-    method = _method(rule, parameters, _schedule(learning_rate), batches, inner, seed, **named)
+    method = _method(rule, parameters, learning_rate, batches, inner, seed, **named)
     fit = Fit(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
     result = fit.run()
     return Simulation(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from asyncsgd.errors import UsageError
-from asyncsgd.named_choices import Kind, Named, describe, parameter
+from asyncsgd.named_choices import Kind, Named, parameter
 from asyncsgd.records.events import read_events
 from asyncsgd.simulation.sampler import BLOCK, Floats, Sampler, Streams
 
@@ -80,11 +80,7 @@ class Power(Speeds):
 
 @dataclasses.dataclass(frozen=True)
 class TwoGroups(Speeds):
-    """The last floor(share * N + 1/2) of the N workers take factor * seconds, the others `seconds`.
-
-    Raises:
-        UsageError: by `on`, if no worker is slow.
-    """
+    """The last floor(share * N + 1/2) of the N workers take factor * seconds, the others `seconds`."""
 
     share: float = parameter(0.5, above=0, at_most=1)
     factor: float = parameter(10.0, above=0)
@@ -271,27 +267,8 @@ class Trace(Speeds):
 _RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Pareto(), Outages(), Infinite())
 ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
 _BY_NAME: dict[str, type[Speeds]] = {**{speeds.name: type(speeds) for speeds in ALL}, Trace.name: Trace}
-_KIND = Kind("speeds", "speeds", "--speeds", first_is_positional=True)
-
-
-def parse_speeds(text: str) -> Speeds:
-    """Return the model that ``NAME[:key=value,...]`` means; a first value without a key is the first parameter.
-
-    >>> parse_speeds("exponential:1.5")
-    Exponential(mean=1.5)
-    >>> parse_speeds("slow:worker=2,factor=3")
-    Slow(worker=2, factor=3.0, seconds=1.0)
-
-    Raises:
-        UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
-    """
-    return _KIND.read(text, _BY_NAME)
-
-
-def describe_speeds() -> str:
-    """The text of ``--speeds help``: every model with its one line and its parameters."""
-    heading = "speeds (--speeds NAME[:key=value,...]; a first value without key= is the first parameter):"
-    return "\n".join([heading, *describe(_BY_NAME, width=19)])
+_KIND = Kind("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
+parse_speeds, describe_speeds = _KIND.read, _KIND.help
 
 
 @dataclasses.dataclass(frozen=True)
