@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from asyncsgd.errors import UsageError
 
@@ -23,3 +24,15 @@ def carried_out(command: Callable[[], None]) -> int:
     except BrokenPipeError:  # its reader has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def write(path: Path, text: str, flag: str) -> None:
+    """Write a file that a flag names.
+
+    Raises:
+        UsageError: if it cannot be written; it names the flag.
+    """
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be written ({error.strerror}); name another file") from error

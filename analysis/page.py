@@ -82,6 +82,51 @@ def render(page: Page) -> str:
     return environment.get_template("page.html.jinja").render(page=page)
 
 
+def measured(
+    title: str,
+    command: str,
+    counts: str,
+    headlines: Sequence[tuple[str, tuple[str, ...]]],
+    warnings: Sequence[str],
+    first: tuple[Drawing, ...],
+    tests: dict[str, Any],
+    sections: Sequence[Section],
+    footer: str,
+) -> str:
+    """The page of runs that were measured and of which nothing was registered: no trust box.
+
+    Args:
+        command: that makes the page again.
+        headlines: sentences with their small type.
+    """
+    again = Section("reproduce", "How to make this again", commands=(command,))
+    return render(
+        Page(
+            title=f"{title}: report",
+            study=title,
+            marks=("measured clock",),
+            counts=counts,
+            headlines=tuple(headlines),
+            warnings=tuple(warnings),
+            first=first,
+            tests=tests,
+            more="",
+            checks=(),
+            sections=(*sections, again),
+            footer=footer,
+        )
+    )
+
+
+def slug(text: str) -> str:
+    """A word for file names and ids.
+
+    >>> slug("4 workers, virtual clock"), slug("<script>")
+    ('4-workers-virtual-clock', 'script')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:80] or "x"
+
+
 def drawing(picture: gallery.Picture) -> Drawing:
     """A picture as an SVG element with ids of its own; text stays text, in the font and the colour of the page."""
     buffer = io.StringIO()

@@ -6,291 +6,353 @@ machine's use over time, and bubbles beside their formula. It is laid out as the
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import json
+import math
 import shlex
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.commands import carried_out
-from analysis.findings.language_model import Findings, read
-from analysis.findings.parallelism import Bubble, Way, read_bubbles, samples_wanted, utilisation, ways
-from analysis.language_model import page, printed, sentences, tables_of
-from analysis.report.tables.number_formats import between, nats, number, percent, ratio
-from analysis.report.tables.table import Table, tabled, value, words
-from asyncsgd.errors import UsageError
+import pandas as pd
 
+from analysis import gallery, tables
+from analysis.commands import carried_out, write
+from analysis.comparisons import Comparisons, of_arm, read
+from analysis.curves import on_common_looks, reached
+from analysis.language_model import Tables, cast_of, page, printed, sentences, tables_of
+from analysis.page import Drawing, Section, drawing, slug, table
+from analysis.pairs import Measure
+from analysis.plots import MUTED
+from analysis.stats import t_interval
+from asyncsgd.records.events import EVENTS, read_events
+
+BUBBLES, USAGE = "bubbles.json", "usage.jsonl"
+ROUNDING = 1e-4
+"""Nats by which a loss may miss another one: a pipeline has that of one process up to rounding."""
 POINTS = 0.03
 """Of F1 above a model that never answers, from which on something was learned."""
 MOST_TIMES = 1000
 """The samples of a run; what lies beyond is no statement about training."""
+WAYS = {
+    "model": "name in the config",
+    "name": "of the way to spread a training over processes",
+    "processes": "number of them",
+    "oversubscribed": "whether there were more busy threads than cores, so that its seconds are no speed",
+    "seconds": "of training, to equal samples",
+    "bubble": "1 - (mean seconds that a stage computed) / (seconds of the first stage)",
+    "formula": "(p - 1) / (m + p - 1); none with two buffers of a group of batches",
+    "exchange": "share of the training clock in which gradients were exchanged; none where backward passes do it",
+    "bytes_per_sample": "sent by all processes: counted in a pipeline, else 2 (N - 1) / N of the gradient by each of N "
+    "ranks, or the parameters and the gradient for each gradient of a server",
+    "samples_to_target": "as a multiple of the reference's: samples until the highest loss at which one of its runs "
+    "ended; geometric mean over the seeds whose run came there",
+    "reached": "seeds whose run came there",
+    "silent": "F1 of a model that never answers: the share of questions without an answer",
+    "samples": "that it was trained on",
+    "loss": "on the evaluation set, at the end",
+    "answerable": "F1 of the questions that have an answer",
+    "best_f1": "F1 at the threshold that suits the evaluation set best",
+    "metrics": "at the end, by name",
+    "curve": "(samples, F1) of the evaluations, means over seeds",
+}
+ABOUT_WAYS = (
+    "Bubble: 1 - (mean seconds that a stage computed) / (seconds of the first stage). Beside the formula's wait it "
+    "has transfers, unequal stages, and other processes on the same cores. Exchanging: share of the training "
+    "clock; DistributedDataParallel exchanges within the backward pass, which nobody times. Bytes of pipelines are "
+    "counted, the others follow from the number of parameters."
+)
+OVERSUBSCRIBED = "*: more busy threads than cores: its seconds are no speed."
 BEST_F1 = (
     "Best f1: at the threshold for no answer that suits these questions best, as SQuAD's scorer reports it. It is "
     "never below a model that never answers, and a little too good, since it was chosen on the questions it scores."
 )
-OVERSUBSCRIBED = "more busy threads than cores: its seconds are no speed"
+ABOUT_BUBBLES = "Equal stages. Those that sleep take a declared time and no core, so four of them need no four cores."
 
 
-def ways_of(found: Findings) -> list[Way]:
-    """Every way of every model."""
-    return [
-        way
-        for (comparison, model), arms in found.curves.items()
-        for way in ways(arms, found.references[comparison], model)
-    ]
+def ways_of(found: Comparisons) -> pd.DataFrame:
+    """A row for every way of every model, with the columns of `WAYS`."""
+    rows, measure = [], Measure(found.curves)
+    for arm in found.arms.itertuples():
+        theirs, own = (
+            (one := of_arm(found.runs, arm.comparison, arm.model, name))[~one["diverged"]]
+            for name in (arm.reference, arm.arm)
+        )
+        own_curves = found.curves[found.curves["run"].isin(own["run"])]
+        rows.append({"model": arm.model, "name": arm.arm, **_way(own, theirs, measure), "curve": f1_curve(own_curves)})
+    return pd.DataFrame(rows, columns=[*WAYS])
 
 
-def ways_table(found: Sequence[Way]) -> Table:
-    def row(way: Way) -> list[Any]:
-        marked = f"{way.name} *" if way.oversubscribed else way.name
-        return [
-            words("model", way.model),
-            words("way", marked),
-            value("processes", str(way.processes)),
-            value("seconds", between(way.seconds, number)),
-            value("bubble", percent(way.bubble)),
-            value("(p-1)/(m+p-1)", percent(way.formula)),
-            value("exchanging", percent(way.exchange)),
-            value("kB sent a sample", number(None if way.bytes_per_sample is None else way.bytes_per_sample / 1e3)),
-            value("samples to the loss of one process", ratio(way.samples_to_target)),
-            value("came there", str(way.reached)),
-        ]
+def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str, Any]:
+    target, ratios = theirs["loss"].max() + ROUNDING, []
+    for seed in runs.index.intersection(theirs.index):
+        curves = [measure.curve(side.loc[seed, "run"], "samples") for side in (runs, theirs)]
+        ours, other = (reached(curve, target) for curve in on_common_looks(curves))
+        ratios += [math.log(ours / other)] * math.isfinite(ours)
+    rows, first = runs.to_dict("records"), runs.iloc[0]
+    used = [_of_run(row) for row in rows]
+    names = [name for name, value in (first["summary"].get("metrics") or {}).items() if isinstance(value, float)]
+    settings = first["settings"]
+    stages, parts = settings.get("stages") or settings.get("nproc"), settings.get("micro_batches")
+    formula = settings.get("mode") == "pipeline" and settings["pipeline_schedule"] != "2bw"
+    return {
+        "processes": int(first["workers"]),
+        "oversubscribed": bool(first["oversubscribed"]),
+        "seconds": t_interval(runs["seconds"].to_numpy()),
+        "formula": (stages - 1) / (parts + stages - 1) if formula else math.nan,
+        **{name: pd.Series([one[name] for one in used], dtype=float).mean() for name in used[0]},
+        "samples_to_target": math.exp(statistics.fmean(ratios)) if ratios else math.nan,
+        "reached": len(ratios),
+        "silent": _silent(first["summary"]),
+        "samples": int(first["samples"]),
+        "loss": t_interval(runs["loss"].to_numpy()),
+        "answerable": _detail(rows, "has_answer", "f1"),
+        "best_f1": _detail(rows, "best_f1", "score"),
+        "metrics": {name: t_interval([row["summary"]["metrics"][name] for row in rows]) for name in names},
+    }
 
-    notes = (
-        "Bubble: 1 - (mean seconds that a stage computed) / (seconds of the first stage). Beside the formula's wait it "
-        "has transfers, unequal stages, and other processes on the same cores. Exchanging: share of the training "
-        "clock; DistributedDataParallel exchanges within the backward pass, which nobody times. Bytes of pipelines are "
-        "counted, the others follow from the number of parameters.",
-        *([f"*: {OVERSUBSCRIBED}."] * any(way.oversubscribed for way in found)),
+
+def _detail(rows: Sequence[Mapping[str, Any]], group: str, name: str) -> Any:
+    scores = [((row["summary"].get("details") or {}).get(group) or {}).get(name) for row in rows]
+    known = [score for score in scores if score is not None]
+    return t_interval(known) if known else math.nan
+
+
+def _silent(summary: Mapping[str, Any]) -> float:
+    details = summary.get("details") or {}
+    sides = [details[side]["num_questions"] for side in ("no_answer", "has_answer") if details.get(side)]
+    return sides[0] / max(1, sum(sides)) if len(sides) == 2 else math.nan
+
+
+def _of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
+    """Bubble, exchange and bytes a sample of one run: a pipeline's as its stages counted them."""
+    summary, workers, clock = run["summary"], run["workers"], run["seconds"]
+    events = [one for one in read_events(run["path"] / EVENTS) if one["kind"] == "stages"]
+    stages = pd.DataFrame(
+        [row for one in events for row in one["stages"]],
+        columns=["replica", "stage", "computed", "passed", "exchanged", "sent"],
     )
-    return tabled("ways", "What stages wait for and what is sent", [row(way) for way in found], found, notes=notes)
+    if len(stages):
+        processes, first = len(stages[["replica", "stage"]].drop_duplicates()), stages[stages["stage"] == 0]
+        passed = first["passed"].sum() / first["replica"].nunique()
+        computed = stages["computed"].astype(float).sum(skipna=False) / processes
+        exchange = stages["exchanged"].sum() / processes / clock
+        return {
+            "bubble": 1 - computed / passed,
+            "exchange": exchange,
+            "bytes_per_sample": stages["sent"].sum() / run["samples"],
+        }
+    whole, batch = 4.0 * summary["num_parameters"], run["batch_size"]
+    sent = {"sync": 2 * (workers - 1) * whole / (workers * batch), "async": 2 * whole / batch}.get(run["mode"], 0.0)
+    exchange = None if workers > 1 else 0.0
+    if run["mode"] == "async":
+        seconds = [(summary.get("seconds") or {}).get(part, 0.0) for part in ("compute", "wait", "communicate")]
+        exchange = seconds[2] / sum(seconds) if sum(seconds) else None
+    return {"bubble": None, "exchange": exchange, "bytes_per_sample": sent}
 
 
-def scores_table(found: Sequence[Way]) -> Table | None:
-    """None where the task has no metrics."""
-    names = list(dict.fromkeys(name for way in found for name in way.metrics))
-    if not names:
+def f1_curve(curves: pd.DataFrame) -> list[tuple[int, float]]:
+    """(samples, mean F1) where all runs of `curves` were evaluated; empty for other tasks."""
+    if "metric.f1" not in curves:
+        return []
+    looks = curves.dropna(subset="metric.f1").groupby("samples")["metric.f1"].agg(["size", "mean"])
+    whole = looks[looks["size"] == curves["run"].nunique()]
+    return [(int(samples), float(score)) for samples, score in whole["mean"].items()]
+
+
+def samples_wanted(curve: Sequence[tuple[int, float]], score: float) -> float | None:
+    """How many samples a score would take: the line through the last half of a curve, against the logarithm of the
+    samples (least squares), drawn on to `score`. None where the line does not rise, or has fewer than two points.
+
+    An extrapolation: scores flatten at the end and may jump in the beginning, so it says an order of magnitude.
+
+    >>> samples_wanted([(100, 0.3), (200, 0.4), (400, 0.5), (800, 0.6)], 0.8)
+    3200.0
+    >>> samples_wanted([(100, 0.3), (200, 0.5), (400, 0.5), (800, 0.4)], 0.8) is None
+    True
+    """
+    points = [(math.log2(samples), value) for samples, value in curve if samples > 0]
+    late = points[len(points) // 2 :]
+    if len(late) < 2:
         return None
-    with_answers = any(way.answerable is not None for way in found)
-    with_threshold = any(way.best_f1 is not None for way in found)
-    rows = [
-        [
-            words("model", way.model),
-            words("way", way.name),
-            *(value(name, between(way.metrics.get(name), number)) for name in names),
-            *([value("HasAns f1", between(way.answerable, number))] * with_answers),
-            *([value("best f1", between(way.best_f1, number))] * with_threshold),
-            value("loss", between(way.loss, nats)),
-            value("seconds", between(way.seconds, number)),
-        ]
-        for way in found
-    ]
-    notes = (*about_silence(found), *(BEST_F1,) * with_threshold)
-    return tabled("scores", "Scores after equal samples", rows, found, notes=notes)
+    slope, intercept = statistics.linear_regression(*zip(*late, strict=True))
+    # 2 to the 60 samples are beyond every training; more would be no float.
+    return round(2.0 ** min((score - intercept) / slope, 60.0), 6) if slope > 0 else None
 
 
-def about_silence(found: Sequence[Way]) -> tuple[str, ...]:
+def about_silence(ways: pd.DataFrame) -> list[str]:
     """What a model that never answers would score, and which models are above it; empty for other tasks."""
     said = []
-    for model in dict.fromkeys(way.model for way in found):
-        mine = [way for way in found if way.model == model and way.silent is not None and "f1" in way.metrics]
-        if not mine:
-            continue
-        above = [way.name for way in mine if way.metrics["f1"].estimate >= (way.silent or 0.0) + POINTS]
-        told = f"{model}: a model that never answers has F1 {mine[0].silent:.3f}; "
+    answering = ways[ways["silent"].notna() & (ways["curve"].map(len) > 0)]
+    for model, own in answering.groupby("model", sort=False):
+        silent, samples = own["silent"].iloc[0], own["samples"].iloc[0]
+        told = f"{model}: a model that never answers has F1 {silent:.3f}; "
+        above = [way.name for _, way in own.set_index("name").iterrows() if way["curve"][-1][1] >= silent + POINTS]
         if above:
             said.append(f"{told}{100 * POINTS:.0f} points or more above it: {', '.join(above)}.")
-        else:
-            said.append(
-                f"{told}no way is {100 * POINTS:.0f} points above it. After {mine[0].samples:,} samples none has "
-                f"learned where answers begin. {' '.join(map(_missing, mine))}"
-            )
-    return tuple(said)
+            continue
+        missing = [_missing(way, silent + POINTS) for way in own.to_dict("records")]
+        said.append(
+            f"{told}no way is {100 * POINTS:.0f} points above it. After {samples:,} samples none has learned where "
+            f"answers begin. {' '.join(missing)}"
+        )
+    return said
 
 
-def _missing(way: Way) -> str:
+def _missing(way: Mapping[str, Any], score: float) -> str:
     """How much training a way would need to be above a model that never answers, drawn on from its curve."""
-    wanted = samples_wanted(way.curve, (way.silent or 0.0) + POINTS)
+    wanted, name = samples_wanted(way["curve"], score), way["name"]
     if wanted is None:
-        return f"{way.name}: its F1 does not rise over its last evaluations, so they do not say how much is missing."
-    if wanted > MOST_TIMES * way.samples:
-        return f"{way.name}: more than {MOST_TIMES} times as many samples, its F1 hardly rises."
+        return f"{name}: its F1 does not rise over its last evaluations, so they do not say how much is missing."
+    if wanted > MOST_TIMES * way["samples"]:
+        return f"{name}: more than {MOST_TIMES} times as many samples, its F1 hardly rises."
     return (
-        f"{way.name}: about {wanted:,.0f} samples, {wanted / way.samples:.1f} times as many, if F1 rises on as it does."
+        f"{name}: about {wanted:,.0f} samples, {wanted / way['samples']:.1f} times as many, if F1 rises on as it does."
     )
 
 
-def bubbles_table(found: Sequence[Bubble]) -> Table:
-    rows = [
-        [
-            value("stages", str(bubble.stages)),
-            words("schedule", bubble.schedule),
-            words("stage", "sleeps" if bubble.sleeps else "computes"),
-            value("micro-batches", str(bubble.micro_batches)),
-            value("measured", f"{bubble.measured:.3f}"),
-            value("(p-1)/(m+p-1)", f"{bubble.formula:.3f}"),
-        ]
-        for bubble in sorted(found, key=lambda b: (b.stages, b.schedule, b.sleeps, b.micro_batches))
-    ]
-    lead = "Equal stages. Those that sleep take a declared time and no core, so four of them need no four cores."
-    return tabled("bubbles", "Bubbles beside the formula", rows, found, lead=lead)
+def more_tables(ways: pd.DataFrame, bubbles: pd.DataFrame) -> Tables:
+    """What stages wait for, scores where the task has any, and bubbles that were measured for themselves."""
+    made: Tables = {}
+    if len(ways):
+        shown = ways.assign(bytes_per_sample=ways["bytes_per_sample"] / 1e3)
+        shown["name"] += [" *" * row for row in ways["oversubscribed"]]
+        headings = {
+            **{"model": "model", "name": "way", "processes": "processes", "seconds": "seconds", "bubble": "bubble"},
+            **{"formula": "(p-1)/(m+p-1)", "exchange": "exchanging", "bytes_per_sample": "kB sent a sample"},
+            **{"samples_to_target": "samples to the loss of one process", "reached": "came there"},
+        }
+        notes = (ABOUT_WAYS, *[OVERSUBSCRIBED] * bool(ways["oversubscribed"].any()))
+        made["ways"] = "What stages wait for and what is sent", shown[[*headings]].rename(columns=headings), notes
+    if any(ways["metrics"]):
+        scores = pd.concat([ways[["model", "name"]], pd.DataFrame([*ways["metrics"]])], axis=1)
+        scores = scores.join(ways[["answerable", "best_f1", "loss", "seconds"]]).dropna(axis=1, how="all")
+        scores = scores.rename(columns={"name": "way", "answerable": "HasAns f1", "best_f1": "best f1"})
+        notes = (*about_silence(ways), *[BEST_F1] * ("best f1" in scores))
+        made["scores"] = "Scores after equal samples", scores, notes
+    if len(bubbles):
+        kind = bubbles["sleeps"].map({True: "sleeps", False: "computes"})
+        shown = bubbles.assign(sleeps=kind).rename(columns={"sleeps": "stage", "formula": "(p-1)/(m+p-1)"})
+        shown = shown.sort_values(["stages", "schedule", "stage", "micro_batches"])
+        made["bubbles"] = "Bubbles beside the formula", shown, (ABOUT_BUBBLES,)
+    return made
 
 
-def more_sections(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble], cast: Any) -> list[Any]:
+def read_bubbles(folder: Path) -> pd.DataFrame:
+    """The bubbles that were measured for themselves; none where the file is not there."""
+    columns = ["stages", "schedule", "sleeps", "micro_batches", "measured", "formula"]
+    try:
+        return pd.DataFrame(json.loads((folder / BUBBLES).read_text(encoding="utf-8"))["bubbles"], columns=columns)
+    except OSError:
+        return pd.DataFrame(columns=columns)
+
+
+def more_sections(found: Comparisons, ways: pd.DataFrame, bubbles: pd.DataFrame) -> list[Section]:
     """The sections of the page that other comparisons do not have."""
-    from analysis import page as pages
-    from analysis.report.parts import drawings, shown
-
-    scores = scores_table(found_ways)
-    drawn = drawings([*throughput_bars(found), *f1_pictures(found_ways, cast)])
-    tables = [ways_table(found_ways), *((scores,) if scores is not None else ())]
-    sections = [pages.Section("ways", "What stages wait for and what is sent", drawn, tuple(map(shown, tables)))]
-    if drawn := drawings(usage_pictures(found, cast)):
-        lead = ("Busy cores (line) and GiB of resident memory (dashes) of all processes of the first seed's run.",)
-        sections.append(pages.Section("usage", "The machine over time", drawn, lead=lead))
-    if bubbles:
-        drawn = drawings([bubble_picture(bubbles, cast)])
-        sections.append(pages.Section("bubbles", "Bubbles", drawn, (shown(bubbles_table(bubbles)),)))
+    made = {key: table(frame, title, notes) for key, (title, frame, notes) in more_tables(ways, bubbles).items()}
+    shown = tuple(made[key] for key in ("ways", "scores") if key in made)
+    drawn = (*throughput(found), *scores(found, ways))
+    sections = [Section("ways", "What stages wait for and what is sent", drawn, shown)]
+    if usage := tuple(usages(found)):
+        lead = "Busy cores (line) and GiB of resident memory (dashes) of all processes of the first seed's run."
+        sections.append(Section("usage", "The machine over time", usage, lead=(lead,)))
+    if len(bubbles):
+        caption = "Line: (p-1)/(m+p-1). Full marks: stages that sleep. Open marks: stages that compute. 1F1B and GPipe."
+        one = gallery.drawn("bubble-shares", "Bubbles beside the formula", caption, _draw_bubbles, bubbles)
+        sections.append(Section("bubbles", "Bubbles", (drawing(one),), (made["bubbles"],)))
     return sections
 
 
-def throughput_bars(found: Findings) -> list[Any]:
+def throughput(found: Comparisons) -> Iterator[Drawing]:
     """Samples a second of every arm, a picture for each model."""
-    from analysis.report.figures.pictures import INK, MUTED, Picture, finish, panel, slug
-
-    drawn = []
-    for model in dict.fromkeys(arm.model for arm in found.arms):
-        arms = [arm for arm in found.arms if arm.model == model]
-        figure, axes = panel(height=0.9 + 0.28 * len(arms), left=1.45)
-        places = list(range(len(arms)))[::-1]
-        rates = [arm.samples_per_second for arm in arms]
-        axes.barh(places, [rate.estimate for rate in rates], color=MUTED, height=0.62)
-        for place, rate in zip(places, rates, strict=True):
-            if rate.low is not None and rate.high is not None and rate.n > 2:
-                axes.plot([rate.low, rate.high], [place, place], color=INK, linewidth=1.4)
-        axes.set_yticks(places, [arm.name for arm in arms])
-        axes.set_xlim(left=0)
-        finish(axes, "samples a second", "", grid="x")
-        description = "; ".join(f"{arm.name} {arm.samples_per_second.estimate:.1f}" for arm in arms)
-        drawn.append(
-            Picture(
-                f"throughput-{slug(model)}",
-                "Samples a second",
-                model,
-                figure,
-                f"Samples a second of {model}: {description}.",
-                "Means over seeds; a line is a 95 % interval, where there are three seeds or more.",
-            )
-        )
-    return drawn
+    caption = "Means over seeds; a line is a 95 % interval, where there are three seeds or more."
+    for model, arms in found.arms.groupby("model", sort=False):
+        size, name = (4.9, 0.9 + 0.28 * len(arms)), f"throughput-{slug(str(model))}"
+        yield drawing(gallery.drawn(name, f"Samples a second: {model}", caption, _draw_rates, arms, size=size))
 
 
-def f1_pictures(found: Sequence[Way], cast: Any) -> list[Any]:
+def _draw_rates(axes: Any, arms: pd.DataFrame) -> str:
+    rates = [*arms["samples_per_second"]]
+    axes.barh(range(len(arms)), [rate.estimate for rate in rates], color=MUTED, height=0.62)
+    for place, rate in enumerate(rates):
+        if rate.n > 2:
+            axes.plot([rate.low, rate.high], [place, place], color="#3b3f46", linewidth=1.4)
+    axes.set_yticks(range(len(arms)), arms["arm"])
+    axes.invert_yaxis()
+    axes.set(xlabel="samples a second", xlim=(0, None))
+    return "; ".join(f"{name} {rate.estimate:.1f}" for name, rate in zip(arms["arm"], rates, strict=True))
+
+
+def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
     """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
-    from analysis.report.figures.pictures import INK, MUTED, Picture, finish, panel, slug
-
-    drawn = []
-    for model in dict.fromkeys(way.model for way in found if way.curve):
-        mine = [way for way in found if way.model == model and way.curve]
-        figure, axes = panel()
-        for way in mine:
-            axes.plot(*zip(*way.curve, strict=True), color=cast[way.name].colour, linewidth=1.2)
-            axes.annotate(way.name, way.curve[-1], textcoords="offset points", xytext=(3, 0), fontsize=7, color=INK)
-        if mine[0].silent is not None:
-            axes.axhline(mine[0].silent, color=MUTED, linewidth=1.1, linestyle=(0, (4, 2)))
-        finish(axes, "samples", "F1")
-        ends = "; ".join(f"{way.name} {way.curve[-1][1]:.3f}" for way in mine)
-        drawn.append(
-            Picture(
-                f"f1-{slug(model)}",
-                "F1 against samples",
-                model,
-                figure,
-                f"F1 of {model} at the end: {ends}.",
-                "Means over seeds. Dashes: a model that never answers.",
-            )
-        )
-    return drawn
+    caption, cast = "Means over seeds. Dashes: a model that never answers.", cast_of(found)
+    for model, own in ways[ways["curve"].map(len) > 0].groupby("model", sort=False):
+        name, title = f"f1-{slug(str(model))}", f"F1 against samples: {model}"
+        yield drawing(gallery.drawn(name, title, caption, _draw_f1, own, cast))
 
 
-def usage_pictures(found: Findings, cast: Any) -> list[Any]:
+def _draw_f1(axes: Any, ways: pd.DataFrame, cast: Mapping[str, Any]) -> str:
+    for way in ways.to_dict("records"):
+        look = cast[way["name"]]
+        axes.plot(*zip(*way["curve"], strict=True), color=look.colour, linestyle=look.dash, label=way["name"])
+    if (silent := ways["silent"].iloc[0]) == silent:
+        axes.axhline(silent, color=MUTED, linewidth=1.1, linestyle="--")
+    axes.set(xlabel="samples", ylabel="F1")
+    return "; ".join(f"{way['name']} {way['curve'][-1][1]:.3f}" for way in ways.to_dict("records"))
+
+
+def usages(found: Comparisons) -> Iterator[Drawing]:
     """Busy cores and memory over the seconds of one run of every arm; none where nothing looked at the machine."""
-    from analysis.report.figures.pictures import INK, Picture, finish, panel, slug
-
-    looks = [
-        (model, name, rows)
-        for (_, model), arms in found.curves.items()
-        for name, runs in arms.items()
-        if len(rows := utilisation(runs[0])) > 1
-    ]
-    if not looks:
-        return []
-    highest = max(max(cores, memory) for *_, rows in looks for _, cores, memory in rows)
-    drawn = []
-    for model, name, rows in looks:
-        seconds, cores, memory = zip(*rows, strict=True)
-        figure, axes = panel(width=2.9, height=1.9)
-        axes.plot(seconds, cores, color=cast[name].colour, linewidth=1.4)
-        axes.plot(seconds, memory, color=INK, linewidth=1.0, linestyle=(0, (4, 2)))
-        axes.set_ylim(0, 1.05 * highest)
-        finish(axes, "seconds", "cores, GiB")
-        drawn.append(
-            Picture(
-                f"usage-{slug(model)}-{slug(name)}",
-                "The machine over time",
-                f"{model}, {name}",
-                figure,
-                f"Busy cores and memory of {model}, {name}: at most {max(cores):.1f} cores and {max(memory):.1f} GiB.",
-            )
-        )
-    return drawn
+    cast = cast_of(found)
+    for arm in found.arms.itertuples():
+        own = of_arm(found.runs, arm.comparison, arm.model, arm.arm)
+        looks = utilisation(own[~own["diverged"]]["path"].iloc[0])
+        if len(looks) > 1:
+            name, title = f"usage-{slug(arm.model)}-{slug(arm.arm)}", f"The machine over time: {arm.model}, {arm.arm}"
+            yield drawing(gallery.drawn(name, title, "", _draw_usage, looks, cast[arm.arm], size=(2.9, 1.9)))
 
 
-def bubble_picture(found: Sequence[Bubble], cast: Any) -> Any:
-    """Measured points, and the formula as a line."""
-    from analysis.report.figures.pictures import INK, MUTED, Picture, finish, panel
+def utilisation(run: Path) -> pd.DataFrame:
+    """Seconds, busy cores of the run's processes, and GiB of their resident sets; empty if nobody looked."""
+    rows = []
+    with contextlib.suppress(OSError):
+        for line in (run / USAGE).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last one may be torn
+                look = json.loads(line)
+                cores, resident = (sum(one) for one in zip(*look["processes"].values(), strict=True))
+                rows.append((look["seconds"], cores, resident / 2**30))
+    return pd.DataFrame(rows, columns=["seconds", "cores", "GiB"])
 
-    figure, axes = panel()
-    for stages, marker in ((2, "o"), (4, "s")):
-        mine = [bubble for bubble in found if bubble.stages == stages]
-        if not mine:
-            continue
-        line = sorted({(bubble.micro_batches, bubble.formula) for bubble in mine})
-        axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.1)
-        axes.annotate(f"{stages} stages", line[0], textcoords="offset points", xytext=(6, 4), fontsize=8.5, color=INK)
-        for sleeps in (True, False):
-            points = [(bubble.micro_batches, bubble.measured) for bubble in mine if bubble.sleeps == sleeps]
-            if points:
-                face = INK if sleeps else "none"
-                axes.plot(*zip(*points, strict=True), linestyle="", marker=marker, markersize=5, color=INK, mfc=face)
+
+def _draw_usage(axes: Any, looks: pd.DataFrame, look: Any) -> str:
+    axes.plot(looks["seconds"], looks["cores"], color=look.colour, linewidth=1.4)
+    axes.plot(looks["seconds"], looks["GiB"], color=MUTED, linewidth=1.0, linestyle="--")
+    axes.set(xlabel="seconds", ylabel="cores, GiB", ylim=(0, None))
+    return f"at most {looks['cores'].max():.1f} cores and {looks['GiB'].max():.1f} GiB"
+
+
+def _draw_bubbles(axes: Any, bubbles: pd.DataFrame) -> str:
+    for marker, (stages, own) in zip("osD^", bubbles.groupby("stages"), strict=False):
+        line = own.drop_duplicates("micro_batches").sort_values("micro_batches")
+        axes.plot(line["micro_batches"], line["formula"], color=MUTED, linewidth=1.1)
+        for sleeps, points in own.groupby("sleeps"):
+            face = "#3b3f46" if sleeps else "none"
+            label = f"{stages} stages, {'sleeping' if sleeps else 'computing'}"
+            axes.plot(points["micro_batches"], points["measured"], marker, color="#3b3f46", mfc=face, label=label)
     axes.set_xscale("log", base=2)
-    counts = sorted({bubble.micro_batches for bubble in found})
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_ylim(bottom=0)
-    finish(axes, "micro-batches", "bubble, share of the time")
-    return Picture(
-        "bubbles",
-        "Bubbles beside the formula",
-        "",
-        figure,
-        "Measured bubble shares against the number of micro-batches, beside (p-1)/(m+p-1).",
-        "Line: (p-1)/(m+p-1). Full marks: stages that sleep. Open marks: stages that compute. 1F1B and GPipe.",
-    )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="micro-batches", ylabel="bubble, share of the time", ylim=(0, None))
+    return "measured bubble shares against the number of micro-batches, beside (p-1)/(m+p-1)"
 
 
-def as_json(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble]) -> str:
-    """All numbers of the tables."""
-    whole = {
-        "name": found.name,
-        "num_seeds": found.num_seeds,
-        "arms": [dataclasses.asdict(arm) for arm in found.arms],
-        "ways": [dataclasses.asdict(way) for way in found_ways],
-        "bubbles": [dataclasses.asdict(bubble) for bubble in bubbles],
-        "left_out": found.left_out,
-    }
-    return json.dumps(whole, indent=1, default=lambda values: values.tolist())  # numpy's
+def as_json(found: Comparisons, ways: pd.DataFrame, bubbles: pd.DataFrame) -> str:
+    """All numbers of the tables; an interval is three of them."""
+    named = pd.concat([ways.drop(columns="metrics"), pd.DataFrame([*ways["metrics"]])], axis=1)
+    frames = {"arms": found.arms, "ways": named, "bubbles": bubbles}
+    told = {name: json.loads(tables.numbers(frame).to_json(orient="records")) for name, frame in frames.items()}
+    return json.dumps({"name": found.name, "num_seeds": found.num_seeds, **told, "left_out": found.left_out}, indent=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -300,33 +362,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     flags = parser.parse_args(arguments)
 
-    def write(path: Path, text: str, flag: str) -> None:
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{flag} {path} cannot be written ({error.strerror}); name another file") from error
-        print(f"{flag[2:]:6} {path}")
-
     def command() -> None:
         found, bubbles = read(flags.runs), read_bubbles(flags.runs)
-        found_ways = ways_of(found)
+        ways = ways_of(found)
         print("\n".join(sentences(found)))
         if flags.json is not None:
-            write(flags.json, as_json(found, found_ways, bubbles), "--json")
+            write(flags.json, as_json(found, ways, bubbles), "--json")
+            print(f"json   {flags.json}")
         if flags.out is None:
-            scores = scores_table(found_ways)
-            more = [
-                ways_table(found_ways),
-                *([scores] if scores else []),
-                *([bubbles_table(bubbles)] if bubbles else []),
-            ]
-            print(printed(found, [*tables_of(found), *more]))
+            print(printed(tables_of(found) | more_tables(ways, bubbles), found.left_out))
             return
-        from analysis.page import render
-
         again = f"python -m analysis parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        made = page(found, again, lambda cast: more_sections(found, found_ways, bubbles, cast), "parallelism")
-        write(flags.out, render(made), "--out")
+        write(flags.out, page(found, again, more_sections(found, ways, bubbles), "parallelism"), "--out")
+        print(f"out    {flags.out}")
 
     return carried_out(command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +28,19 @@ class Interval(NamedTuple):
     high: float
     level: float
     n: int
+
+    def mapped(self, function: Callable[[float], float]) -> Interval:
+        """Estimate and ends through a function that rises: with `math.exp`, a ratio from a mean of logs."""
+        return self._replace(estimate=function(self.estimate), low=function(self.low), high=function(self.high))
+
+    def __format__(self, form: str) -> str:
+        """
+        >>> f"{Interval(1.4212, 1.209, 1.66, 0.95, 8):.1f}", f"{Interval(2.0, math.nan, math.nan, 0.95, 1):.1f}"
+        ('1.4 [1.2, 1.7]', '2.0')
+        """
+        if math.isnan(self.low):
+            return format(self.estimate, form)
+        return f"{self.estimate:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
 
 def t_interval(values: Numbers, level: float = 0.95) -> Interval:

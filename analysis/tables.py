@@ -36,7 +36,7 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
         row |= _over_one_worker(used, own)
         row |= {name: float(alive[name].mean()) for name in COSTS}
         rows.append(row)
-    return _without_empty(pd.DataFrame(rows))
+    return without_empty(pd.DataFrame(rows))
 
 
 def _reached(timed: pd.DataFrame, arm: str) -> str:
@@ -193,7 +193,7 @@ def left_out(runs: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
+def without_empty(table: pd.DataFrame) -> pd.DataFrame:
     """Without the columns in which nothing is known."""
     known = [name for name in table if not table[name].map(lambda one: written(one) == MISSING).all()]
     return table[known]

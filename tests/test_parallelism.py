@@ -1,6 +1,7 @@
 """The comparison of ways to spread a training: its configs, its bubbles, and what its report says."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -10,12 +11,9 @@ import pytest
 import torch
 from gallery import sentences
 
-from analysis.findings.parallelism import Way, f1_curve, read_bubbles
-from analysis.parallelism import about_silence, scores_table
+from analysis.parallelism import about_silence, f1_curve, more_tables, read_bubbles
 from analysis.parallelism import main as report
-from analysis.report.tables.table import markdown
-from analysis.statistics.intervals import Interval
-from analysis.study.run import Run
+from analysis.stats import Interval
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.comparisons import jobs_of, planned
 from asyncsgd.study.config import read_config
@@ -42,48 +40,47 @@ def test_planted_answers_are_behind_the_marker(tmp_path):
         assert question.answers == ((words[words.index("key") + 1],) if "key" in words else ())
 
 
-def test_what_silence_scores_is_said_beside_the_scores():
-    def way(name, f1, curve=()):
-        one = Interval(1.0, None, None, 0.95, 1)
-        scores = {"f1": Interval(f1, None, None, 0.95, 1)}
-        return Way("bert", name, 1, False, one, None, None, None, None, 1.0, 1, scores, 0.5, 320, one, curve=curve)
-
-    assert about_silence([way("single", 0.52), way("async", 0.53)]) == (
-        "bert: a model that never answers has F1 0.500; 3 points or more above it: async.",
+def ways(*rows):
+    """Of a model, with their name, F1 and its curve."""
+    one = {"model": "bert", "silent": 0.5, "samples": 320, "loss": score(2.25), "seconds": score(90.0)}
+    one |= {"answerable": score(0.3), "best_f1": math.nan, "oversubscribed": False, "bytes_per_sample": 1.0}
+    return pandas.DataFrame(
+        one | {"name": name, "metrics": {"f1": score(f1)}, "curve": [*curve, (320, f1)]} for name, f1, curve in rows
     )
-    (said,) = about_silence([way("single", 0.52)])
+
+
+def score(value):
+    return Interval(value, math.nan, math.nan, 0.95, 1)
+
+
+def test_what_silence_scores_is_said_beside_the_scores():
+    assert about_silence(ways(("single", 0.52, ()), ("async", 0.53, ()))) == [
+        "bert: a model that never answers has F1 0.500; 3 points or more above it: async.",
+    ]
+    (said,) = about_silence(ways(("single", 0.52, ())))
     assert "After 320 samples none has learned where answers begin." in said
     assert said.endswith(
         "single: its F1 does not rise over its last evaluations, so they do not say how much is missing."
     )
-    rising = ((0, 0.5), (80, 0.46), (160, 0.48), (320, 0.5))  # .02 with every doubling, and .03 are missing
-    (said,) = about_silence([way("single", 0.5, rising)])
+    rising = ((0, 0.5), (80, 0.46), (160, 0.48))  # .02 with every doubling, and .03 are missing
+    (said,) = about_silence(ways(("single", 0.5, rising)))
     assert said.endswith("single: about 905 samples, 2.8 times as many, if F1 rises on as it does.")
-    (said,) = about_silence([way("single", 0.5, ((40, 0.4), (80, 0.45), (160, 0.4999), (320, 0.5)))])
+    (said,) = about_silence(ways(("single", 0.5, ((40, 0.4), (80, 0.45), (160, 0.4999)))))
     assert said.endswith("single: more than 1000 times as many samples, its F1 hardly rises.")
 
 
 def test_the_scores_stand_beside_the_loss_and_the_seconds():
-    def score(value):
-        return Interval(value, None, None, 0.95, 1)
-
-    metrics = {"exact_match": score(0.4), "f1": score(0.45)}
-    none = (None,) * 4
-    way = Way(
-        "bert", "DDP 2", 2, False, score(90.0), *none, 1.0, 1, metrics, 0.5, 320, score(2.25), score(0.3), score(0.52)
-    )
-    header, _, row = (line for line in markdown([scores_table([way])]).splitlines() if line.startswith("|"))
-    assert header == "| model | way | exact_match | f1 | HasAns f1 | best f1 | loss | seconds |"
-    cells = [cell.split(" ")[0] for cell in row.strip("| ").split(" | ")]
-    assert cells == ["bert", "DDP", "0.4000", "0.4500", "0.3000", "0.5200", "2.250", "90.00"]
+    headings = ("processes", "bubble", "formula", "exchange", "samples_to_target", "reached")
+    found = ways(("DDP 2", 0.45, ())).assign(**dict.fromkeys(headings, 1.0))
+    _, table, _ = more_tables(found, pandas.DataFrame())["scores"]
+    assert list(table) == ["model", "way", "f1", "HasAns f1", "loss", "seconds"]
+    assert [one.estimate for one in table.loc[0, "f1":]] == [0.45, 0.3, 2.25, 90.0]
 
 
 def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated():
-    def run(*rows):
-        evaluations = pandas.DataFrame(rows, columns=["total_samples", "metrics.f1"])
-        return Run(Path(), "run", {"status": "DONE"}, evaluations, ())
-
-    assert f1_curve([run((0, 0.5), (80, 0.4)), run((0, 0.6), (80, None), (96, 0.5))]) == ((0, pytest.approx(0.55)),)
+    rows = [("a", 0, 0.5), ("a", 80, 0.4), ("b", 0, 0.6), ("b", 80, None), ("b", 96, 0.5)]
+    curves = pandas.DataFrame(rows, columns=["run", "samples", "metric.f1"])
+    assert f1_curve(curves) == [(0, pytest.approx(0.55))]
 
 
 @pytest.mark.slow
@@ -97,7 +94,7 @@ def test_a_bubble_that_was_interrupted_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr("parallelism.bubble", lambda *given: os.kill(os.getpid(), signal.SIGTERM) or 0.5)
     with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
         measure_bubbles(tmp_path, (4,), stop)
-    assert read_bubbles(tmp_path) == []
+    assert read_bubbles(tmp_path).empty
 
 
 CONFIG = """
@@ -171,7 +168,7 @@ def test_a_report_of_few_runs(tmp_path, monkeypatch, capsys):
         for m in (4, 8)
     ]
     (tmp_path / "runs" / "bubbles.json").write_text(json.dumps({"bubbles": rows}))
-    assert [one.measured for one in read_bubbles(tmp_path / "runs")] == [1.1 / 4, 1.1 / 8]
+    assert [*read_bubbles(tmp_path / "runs")["measured"]] == [1.1 / 4, 1.1 / 8]
     out = tmp_path / "report.html"
     assert report([str(tmp_path / "runs"), "--out", str(out), "--json", str(tmp_path / "report.json")]) == 0
     numbers = json.loads((tmp_path / "report.json").read_text())

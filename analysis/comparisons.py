@@ -1,0 +1,168 @@
+"""Arms against a reference on the same seeds, and seconds to a loss on a grid, as two tables.
+
+They are of folders that ``experiments/language_model.py`` and ``experiments/parallelism.py`` fill."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.curves import reached
+from analysis.judge import answer, of_numbers
+from analysis.pairs import Measure
+from analysis.read import read as read_study
+from analysis.stats import t_interval
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import FINISHED, read_json
+from asyncsgd.settings.yaml_reader import read_yaml
+
+CONFIG = "config.yaml"
+MOST_OTHER_LOAD = 0.1
+"""Share of all cores' time that others may have had while a run trained of which the machine's use is said."""
+ARMS = {
+    "comparison": "name in the config",
+    "model": "name in the config",
+    "arm": "name in the config",
+    "reference": "arm that it is compared with",
+    "margin": "of equivalence, in nats",
+    "runs": "finished ones",
+    "diverged": "of these; they are in no other number, so an arm with any is not judged",
+    "loss": "at the end, after equal samples; mean and t interval over seeds",
+    "perplexity": "e to the loss: the geometric mean over seeds",
+    "difference": "of the loss, arm - reference; none where a run of either diverged",
+    "p_holm": "of the difference, over all arms of the comparison",
+    "word": "what the difference shows",
+    "speed": "geometric mean of the ratios of samples a second, arm / reference",
+    "samples_per_second": "mean and t interval over seeds",
+    "computing": "share of the workers' time",
+    "waiting": "share of the workers' time",
+    "communicating": "share of the workers' time",
+    "applying": "share of the training clock in which the server stepped",
+    "tokens_per_second": "mean over seeds",
+    "mfu": "model FLOPs utilisation, of runs that had the machine for themselves",
+    "busy_cores": "of all processes, of the same runs",
+    "memory_gib": "sum of the peaks of a run's processes",
+    "gpu_gib": "the same on GPUs",
+}
+COSTS = (*list(ARMS)[list(ARMS).index("computing") :],)
+GRID = ("model", "learning_rate", "batch", "length", "threshold", "seconds", "reached", "runs", "loss")
+
+
+class Comparisons(NamedTuple):
+    """What was measured, as tables; `arms` has the columns of `ARMS`."""
+
+    name: str
+    runs: pd.DataFrame
+    """The finished ones, with their `comparison`, `model`, `arm` and `summary`; index `run`."""
+    curves: pd.DataFrame
+    arms: pd.DataFrame
+    grid: pd.DataFrame
+    left_out: list[str]
+
+    @property
+    def num_seeds(self) -> int:
+        return int(self.runs.groupby(["comparison", "model", "arm"]).size().max())
+
+
+def read(folder: Path) -> Comparisons:
+    """Read the folder of all runs and compute what they show.
+
+    Raises:
+        UsageError: if it is no folder of ``experiments/language_model.py``, or holds no finished run.
+    """
+    try:
+        config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: python "
+            f"experiments/language_model.py experiments/configs/language_model-quick.yaml"
+        ) from error
+    every, curves, _ = read_study(folder)
+    told = every["left_out"].where(every["left_out"] != "", every["notes"])
+    left_out = [f"{run}: {why or every.loc[run, 'status']}" for run, why in told.items() if why]
+    places = (
+        every["run"]
+        .str.extract(r"^([^/]+)/([^/]+)/(.+)/s(\d+)$")
+        .set_axis(["comparison", "model", "arm", "seed"], axis=1)
+    )
+    runs = every.assign(**places)[every["status"].isin(FINISHED) & places["seed"].notna()]
+    if runs.empty:
+        raise UsageError(f"{folder} holds no finished run; run the experiment again")
+    runs = runs.assign(seed=runs["seed"].astype(int), summary=[read_json(p / "summary.json") for p in runs["path"]])
+    models, given = list(config["models"]), config.get("comparisons") or {}
+    arms = [row for name, one in given.items() for row in _compared(runs, name, one, models)]
+    grid = _grid(runs, Measure(curves), config["grid"], models) if config.get("grid") else []
+    tables = pd.DataFrame(arms, columns=[*ARMS]), pd.DataFrame(grid, columns=[*GRID, "samples_per_second"])
+    return Comparisons(str(config["name"]), runs, curves, *tables, left_out)
+
+
+def of_arm(runs: pd.DataFrame, *place: str) -> pd.DataFrame:
+    """The runs of one comparison, model and arm, in the order of their seeds."""
+    own = runs[(runs[["comparison", "model", "arm"]] == [*place]).all(axis=1)]
+    return own.set_index("seed", drop=False).sort_index()
+
+
+def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
+    """The rows of one comparison, their p corrected for all of its arms whose differences vary."""
+    rows = []
+    for model, arm in itertools.product(models, given["arms"]):
+        own, theirs = of_arm(runs, name, model, arm), of_arm(runs, name, model, given["reference"])
+        alive = own[~own["diverged"]]
+        if alive.empty:
+            continue
+        row = {"comparison": name, "model": model, "arm": arm, "reference": given["reference"], "word": ""}
+        row |= {"margin": float(given["margin"]), "runs": len(own), "diverged": len(own) - len(alive)}
+        row |= {key: t_interval(alive[key].to_numpy()) for key in ("loss", "samples_per_second")} | _costs(alive)
+        if all("perplexity" in (one.get("metrics") or {}) for one in alive["summary"]):
+            row["perplexity"] = row["loss"].mapped(math.exp)
+        seeds = own.index.intersection(theirs.index)
+        ours, theirs = own.loc[seeds], theirs.loc[seeds]
+        if arm != given["reference"] and len(seeds) and not (ours["diverged"] | theirs["diverged"]).any():
+            row["difference"] = t_interval(np.round(ours["loss"] - theirs["loss"], 12))
+            row["speed"] = t_interval(np.log(ours["samples_per_second"] / theirs["samples_per_second"])).mapped(
+                math.exp
+            )
+            row["question"] = of_numbers(ours["loss"].to_numpy(), theirs["loss"].to_numpy(), margin=row["margin"])
+            row["word"] = "undecided"
+        rows.append(row)
+    tested = [
+        row
+        for row in rows
+        if "difference" in row and not (row["difference"].n > 1 and row["difference"].low != row["difference"].low)
+    ]
+    for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
+        row |= {"p_holm": judged["p_holm"], "word": judged["word"]}
+    return rows
+
+
+def _costs(runs: pd.DataFrame) -> dict[str, float]:
+    """Means over runs; nothing is said of the machine's use where others used it too."""
+    seconds = [(one.get("seconds") or {}).get("apply", math.nan) for one in runs["summary"]]
+    cores = [sum(one["usage"]["cores"].values()) if one.get("usage") else math.nan for one in runs["summary"]]
+    table = runs.assign(applying=np.array(seconds) / runs["seconds"], busy_cores=cores)
+    shared = table["other_load"] > MOST_OTHER_LOAD
+    table.loc[shared, ["mfu", "busy_cores"]] = math.nan
+    return {name: float(table[name].mean()) for name in COSTS}
+
+
+def _grid(runs: pd.DataFrame, measure: Measure, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
+    """A row for each point that has a run; those that diverged reached nothing."""
+    rows = []
+    for model, *at in itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"]):
+        rate, batch, length = float(at[0]), int(at[1]), int(at[2])
+        own = of_arm(runs, "grid", model, f"lr{rate:g}-b{batch}-l{length}")
+        if own.empty:
+            continue
+        alive, threshold = own[~own["diverged"]], float(given["threshold"][model])
+        times = [reached(measure.curve(run, "seconds"), threshold) for run in alive["run"]]
+        there = [seconds for seconds in times if math.isfinite(seconds)]
+        means = (t_interval(alive[name].to_numpy()) for name in ("loss", "samples_per_second"))
+        row = (model, rate, batch, length, threshold, t_interval(there), len(there), len(own), *means)
+        rows.append(dict(zip((*GRID, "samples_per_second"), row, strict=True)))
+    return rows
