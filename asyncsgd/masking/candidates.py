@@ -83,13 +83,10 @@ def make_chunk(chunk: Chunk) -> None:
     assert _process is not None, "begin comes first"
     path, texts = chunk
     spans, candidates = found_in(texts, *_process)
-    columns = [
-        pyarrow.array(spans, pyarrow.list_(pyarrow.int32())),
-        pyarrow.array(candidates, pyarrow.list_(pyarrow.bool_())),
-    ]
-    table = pyarrow.table(columns, names=["spans", "candidates"])
+    numbers, flags = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.bool_())
+    columns = {"spans": pyarrow.array(spans, numbers), "candidates": pyarrow.array(candidates, flags)}
     partial = path.with_suffix(".partial")
-    parquet.write_table(table, partial, compression="zstd", write_page_checksum=True)
+    parquet.write_table(pyarrow.table(columns), partial, compression="zstd", write_page_checksum=True)
     partial.rename(path)
 
 

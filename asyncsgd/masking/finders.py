@@ -207,7 +207,7 @@ class Ner:
                 with open(path, "rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         tagger = Tagger(str(folder), tuple(sorted(filter(None, self.types.split("+")))), digest.hexdigest())
-        known = sorted(set(load(str(folder), "cpu").types) - {""})
+        known = load(str(folder), "cpu").tagging.types
         for kind in set(tagger.types) - set(known):
             raise UsageError(f"--finder ner: {self.model} has no type {kind!r}; it has {', '.join(known)}")
         return tagger

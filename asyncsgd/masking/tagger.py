@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,9 +15,10 @@ import numpy as np
 from asyncsgd.data.tokenizer import pretrained_tokenizer, refuse_own_code
 from asyncsgd.data.tokens import first_pieces, plain_backend, special_around
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks.spans import OUTSIDE, Tagging
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
 Span = tuple[int, int]
 """Where a find begins and where it has ended, in characters."""
@@ -58,29 +59,18 @@ class Tagger:
 
     def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
         loaded = load(self.folder, device)
-        encodings = loaded.backend.encode_batch(list(texts), add_special_tokens=False)
-        labels = loaded.labels([encoding.ids for encoding in encodings])
-        types = [kind if not self.types or kind in self.types else "" for kind in loaded.types]
-        found = functools.partial(_tagged, types=types, begins=loaded.begins)
-        return [list(spans) for spans in map(found, texts, encodings, labels)]
-
-
-def _tagged(
-    text: str, encoding: Encoding, labels: np.ndarray, types: Sequence[str], begins: Sequence[bool]
-) -> Iterator[Span]:
-    words = [word.span() for word in _TAGGED_WORD.finditer(text)]
-    starts, ends = np.array(words, dtype=np.int64).reshape(-1, 2).T
-    begin, before, end = 0, "", 0
-    for (start, stop), piece in zip(words, first_pieces(starts, ends, encoding), strict=True):
-        kind = types[labels[piece]] if piece >= 0 else ""
-        if before and (kind != before or begins[labels[piece]]):
-            yield begin, end
-            before = ""
-        if kind and not before:
-            begin = start
-        before, end = kind, stop
-    if before:
-        yield begin, end
+        encodings, tagging = loaded.backend.encode_batch(list(texts), add_special_tokens=False), loaded.tagging
+        found = []
+        for text, encoding, labels in zip(
+            texts, encodings, loaded.labels([each.ids for each in encodings]), strict=True
+        ):
+            words = [word.span() for word in _TAGGED_WORD.finditer(text)]
+            starts, ends = np.array(words, dtype=np.int64).reshape(-1, 2).T
+            first = first_pieces(starts, ends, encoding)
+            spans = tagging.spans(np.append(labels, OUTSIDE)[None, first])  # a word without a piece is outside
+            wanted = [span for span in spans if not self.types or tagging.types[span[2]] in self.types]
+            found.append([(words[begin][0], words[last][1]) for begin, last, _ in wanted])
+        return found
 
 
 def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
@@ -105,9 +95,8 @@ class Loaded(NamedTuple):
     pad_id: int
     size: int
     """Pieces of the longest window."""
-    types: list[str]
-    """Of each label; empty for none."""
-    begins: list[bool]
+    tagging: Tagging
+    """What its labels mean; one without a prefix continues a span of its name."""
 
     def labels(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """The label of each piece of each text."""
@@ -160,8 +149,8 @@ def load(folder: str, device: str) -> Loaded:
     outside = [name.upper() in ("O", "OUTSIDE") for name in names]
     if not any(outside):
         raise UsageError(f"--finder ner: {folder} has no label O, so every word would be found: {', '.join(names)}")
-    prefixes = [name[0] if name[1:2] == "-" and name[0] in _PREFIXES else "" for name in names]
-    types = [name[2:] if prefix else name for name, prefix in zip(names, prefixes, strict=True)]
+    parts = [(name[0], name[2:]) if name[1:2] == "-" and name[0] in _PREFIXES else ("I", name) for name in names]
+    bio = [f"{'B' if prefix in _BEGINS else 'I'}-{kind}" for prefix, kind in parts]
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST_WINDOW
     # RoBERTa's positions begin behind that of the padding.
     positions -= 1 + getattr(getattr(model.base_model, "embeddings", None), "padding_idx", -1)
@@ -172,6 +161,5 @@ def load(folder: str, device: str) -> Loaded:
         special_around(tokenizer),
         tokenizer.pad_token_id or 0,
         longest - tokenizer.num_special_tokens_to_add(),
-        ["" if is_none else kind for kind, is_none in zip(types, outside, strict=True)],
-        [prefix in _BEGINS for prefix in prefixes],
+        Tagging.of(["O" if is_none else tag for tag, is_none in zip(bio, outside, strict=True)]),
     )
