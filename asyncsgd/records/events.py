@@ -13,8 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 from msgspec import Struct
 
-SCHEMA = 2
-EVENTS = "events.jsonl"
+SCHEMA, EVENTS = 2, "events.jsonl"
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
 FINISHED = (DONE, DIVERGED)
 """How a run ends that would end so again; one that diverged is a result."""
@@ -182,9 +181,8 @@ class Resumed(Struct, frozen=True):
 
 
 class Extended(Struct, frozen=True):
-    """A run that was at the end of its budget goes on with a larger one. A run of the larger budget would have started
-    these gradients at the last arrival.
-    """
+    """A run that was at the end of its budget goes on with a larger one. A run of that budget would have started these
+    gradients at the last arrival."""
 
     started: tuple[Started, ...]
     version: int
@@ -258,10 +256,8 @@ def encoded(record: Record) -> bytes:
 
 
 def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out.
-
-    Args:
-        num_bytes: what comes after so many bytes is left out; None: nothing is.
+    """Yield the records of an events.jsonl after its header, as dicts, without a torn last line and what comes after
+    `num_bytes`.
 
     Raises:
         ValueError: if a whole line is not JSON, or the schema is another one than this reader's.

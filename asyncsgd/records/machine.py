@@ -21,8 +21,7 @@ from asyncsgd import __version__
 from asyncsgd.records.events import Evaluation, Record, Resumed
 
 USAGE = "usage.jsonl"
-SECONDS = 1.0
-LOOKS_A_RUN = 600
+SECONDS, LOOKS_A_RUN = 1.0, 600
 """A look comes after a second, and later after this part of the run so far, so that a file does not grow for ever."""
 
 
@@ -69,13 +68,8 @@ def cpu_model() -> str | None:
 
 
 class MachineLoad:
-    """Who used the machine while a run trained: it looks at every evaluation, when nobody trains.
-
-    Call it with each record of the run.
-
-    Args:
-        root: the process that all processes of the run descend from, itself among them.
-    """
+    """Who used the machine while a run trained: it looks at every evaluation, when nobody trains. Call it with each
+    record of the run, all of whose processes descend from `root`, itself among them."""
 
     def __init__(self, root: int) -> None:
         self._root, self._resumed = root, False
@@ -121,11 +115,8 @@ class Usage:
 
     `machine` and the first number of a process are busy cores since the look before; the second is the bytes of its
     resident set. A GPU has its utilisation (the share of time in which something ran on it) and the bytes in use; it is
-    seen with the extra `usage` (nvidia-ml-py). Call it with each record of the run; a thread looks.
-
-    Args:
-        folder: of the run; None: it does not look.
-    """
+    seen with the extra `usage` (nvidia-ml-py). Call it with each record of the run; a thread looks, where there is a
+    folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._train_seconds = folder, 0.0

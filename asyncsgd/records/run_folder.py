@@ -55,11 +55,11 @@ class RunFolder:
     membership change, and by a thread every `FLUSH_SECONDS`. All other files are renamed into place.
 
     Args:
-        path: of a folder that holds no records worth keeping; made if it is not there.
+        path: of a folder that holds no records worth keeping.
         events: what `own` has returned for `path`; None calls it here.
         task, better: for the header, see docs/run_folder.md.
         resume: an `asyncsgd.checkpoints.Found` to go on from. The folder stays as it is until `go_on`. None: a new run.
-        settings_yaml: what `go_on` writes into settings.yaml; None: it stays as it is.
+        settings_yaml: what `go_on` writes into settings.yaml; None: nothing.
     """
 
     def __init__(

@@ -34,18 +34,15 @@ a run of any length has about as many points."""
 
 
 class Identity(NamedTuple):
-    """Which run it is, and what is said of it beside its points."""
+    """Which run it is, and what is said of it beside its points: the folder that it shares with others, its study, its
+    arm and its stage there, and its settings: numbers, texts, truth values and None."""
 
     folder: Path
     name: str
     shared: Path
-    """The folder in which the runs stand that belong together."""
     group: str | None = None
-    """The study that it belongs to."""
     tags: Mapping[str, str] = {}
-    """Its arm and its stage, in a study."""
     settings: Mapping[str, Any] = {}
-    """By name; numbers, texts, truth values and None."""
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
@@ -277,24 +274,16 @@ def _point(record: Event | Evaluation | MemoryUsed, values: Mapping[str, float |
 
 
 class Tracking:
-    """Shows one run in some trackers. Call it with each record; it never waits.
-
-    Args:
-        names: of `ALL`; none: nothing happens.
-        run: without its settings, which `start` finds; None where there are no trackers.
-    """
+    """Shows one run in trackers of `ALL`. Call it with each record; it never waits. Without names nothing happens."""
 
     def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
         self._names, self._run, self._gather = names, run, Points()
         self._threads: list[_Thread] = []
 
     def start(self, tell: Callable[[str], None], settings_yaml: str | None = None) -> None:
-        """Open the trackers, for at most `OPEN_SECONDS`.
+        """Open the trackers, for at most `OPEN_SECONDS`; they are shown `settings_yaml`, or the run's settings.yaml.
 
-        Args:
-            tell: says a line to the user; called from other threads too.
-            settings_yaml: the run's settings; None: what its settings.yaml says.
-        """
+        `tell` says a line to the user; other threads call it too."""
         if self._run is None or not self._names:
             return
         import yaml
@@ -315,15 +304,8 @@ class Tracking:
             thread.points += points
 
     def finish(self, status: str) -> dict[str, Any]:
-        """End all trackers, in at most `FINISH_SECONDS`.
-
-        Args:
-            status: how the run ended.
-
-        Returns:
-            For the summary, ``{"tracking": {name: {"points": ..., "dropped": ..., "failure": ...}}}``: the points there
-            were, those that the tracker has not taken, and its first failure or None. Empty without trackers.
-        """
+        """End all trackers, in at most `FINISH_SECONDS`, with the run's status. Return, for the summary, the number of
+        points, of those that a tracker has not taken, and its first failure or None; empty without trackers."""
         self._show(self._gather.rest())
         threads, self._threads, deadline = self._threads, [], time.monotonic() + FINISH_SECONDS
         for thread in threads:
@@ -340,10 +322,10 @@ class _Thread(threading.Thread):
 
     def __init__(self, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
-        self.tracker, self._run, self._tell = tracker, run, tell
+        self.tracker, self._run, self._tell, self.status, self._failure = tracker, run, tell, "", ""
+        self.opened, self.ended = threading.Event(), threading.Event()
         self.points: list[Point] = []
-        self.opened, self.ended, self.status = threading.Event(), threading.Event(), ""
-        self._num_taken, self._failure = 0, ""
+        self._num_taken = 0
         self.start()
 
     def run(self) -> None:
