@@ -96,12 +96,11 @@ class CausalLM(LanguageModel):
         if model not in SHAPES:
             size, dropout = self.seq_len, self.dropout
             built = load_model(model, len(tokenizer), self.family, seq_len=size, dropout=dropout, seed=seed)
-            try:
-                _check_causal(model, built.model)
-            except TypeError as error:
+            if _sees_later_tokens(built.model):
                 raise UsageError(
-                    f"{model}: cannot be trained as a causal language model: {error}; type --model tiny-gpt"
-                ) from error
+                    f"{model} is no causal language model: what it says of a token depends on later ones; choose a "
+                    f"model like GPT-2, or type --model tiny-gpt"
+                )
             return built
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -213,35 +212,30 @@ def _logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor | None = N
     return model(input_ids=input_ids, use_cache=False, **positions).logits
 
 
-def _check_causal(name: str, model: nn.Module) -> None:
-    """Refuse a model that sees the tokens it is to predict, as an encoder does that is loaded with another head."""
-    import torch
-
+def _sees_later_tokens(model: nn.Module) -> bool:
+    """Whether it sees the tokens that it is to predict, as an encoder does that is loaded with another head."""
     ids = _some_ids(model)
     changed = ids.clone()
     changed[:, 8:] = ids[:, :1]
-    model.eval()
-    with torch.no_grad():
-        if not _agree(_logits(model, ids)[:, :8], _logits(model, changed)[:, :8]):
-            raise UsageError(
-                f"{name} is no causal language model: what it says of a token depends on later ones; choose a model "
-                f"like GPT-2, or type --model tiny-gpt"
-            )
+    return not _agree(_said(model, ids)[:, :8], _said(model, changed)[:, :8])
 
 
 def _keeps_documents_apart(model: nn.Module) -> bool:
     """Whether the second of two documents in a row has the logits that it has alone."""
     import torch
 
-    ids = _some_ids(model)
-    model.eval()
+    ids, positions = _some_ids(model), torch.cat([torch.arange(8), torch.arange(12)])[None]
+    try:
+        return _agree(_said(model, ids, positions)[:, 8:], _said(model, ids[:, 8:]))
+    except TypeError:  # no positions at all
+        return False
+
+
+def _said(model: nn.Module, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    import torch
+
     with torch.no_grad():
-        alone = _logits(model, ids[:, 8:])
-        try:
-            packed = _logits(model, ids, torch.cat([torch.arange(8), torch.arange(12)])[None])
-        except TypeError:  # no positions at all
-            return False
-    return _agree(packed[:, 8:], alone)
+        return _logits(model.eval(), ids, positions)
 
 
 def _some_ids(model: Any) -> Tensor:

@@ -317,8 +317,8 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
         which each of these begins and has ended.
 
     Raises:
-        UsageError: if a question leaves no room for its context, `stride` would skip pieces or leave no overlap, or
-            the tokenizer puts nothing in front of a text, so that no token can stand for no answer.
+        UsageError: if a question leaves no room for its context beside the overlap of windows, or the tokenizer puts
+            nothing in front of a text, so that no token can stand for no answer.
     """
     prefix, between, suffix = special_around(tokenizer, 2)
     if not prefix:
@@ -339,15 +339,10 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
         front = [*prefix, *encoding.ids, *between]
         begin, length, total = len(front), len(encoding.ids), len(ids)
         room = seq_len - begin - len(suffix)
-        if room < 1:
-            raise UsageError(
-                f"the question {question.id} has {length} word pieces, which leaves no room for its context; type "
-                f"--seq-len {seq_len - room + stride + 1} or more, or leave the question out"
-            )
         if total > room and stride >= room:
             raise UsageError(
-                f"--stride {stride} is not smaller than the window: beside the question {question.id} of {length} word "
-                f"pieces --seq-len {seq_len} has room for {room}; type a --stride below {room}, or a longer --seq-len"
+                f"beside the question {question.id} of {length} word pieces --seq-len {seq_len} has room for {room} "
+                f"and --stride {stride} is not less; type a longer --seq-len, a smaller --stride, or leave it out"
             )
         start, last = -1, -1
         if question.start is not None and question.answers:

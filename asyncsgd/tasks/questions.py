@@ -145,18 +145,15 @@ def _read(path: Path, columns: Mapping[str, str]) -> Rows:
 
 
 def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Question:
-    for column, value in zip(_COLUMNS, row[:3], strict=False):
-        if not isinstance(value, str) or not value.strip():
-            raise UsageError(f"{where} the {column} is empty or no text; fill it in or leave the row out")
-    identity, context, question = map(without_surrogates, row[:3])
     try:
+        identity, context, question = map(without_surrogates, row[:3])
         answers = tuple(without_surrogates(text) for text in row[3]["text"])
         starts = [int(start) for _, start in zip(answers, row[3]["answer_start"], strict=True)]
-        if not all(map(str.strip, answers)):
-            raise ValueError("one of them is empty")
+        if not all(text.strip() for text in (identity, context, question, *answers)):
+            raise ValueError("one of its texts is empty")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{where} answers must be lists of as many texts and whole numbers, like "
+            f"{where} a question has three texts and answers like "
             f'{{"text": ["one"], "answer_start": [12]}}; mend the row or leave it out ({error})'
         ) from error
     return Question(
