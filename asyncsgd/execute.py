@@ -35,12 +35,18 @@ from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, Result, TrainingClock
-from asyncsgd.runtime.collective import Collective
+from asyncsgd.runtime.collective import (
+    LOST_CONTACT,
+    Collective,
+    Training,
+    in_step,
+    is_lost_contact,
+    serve_rank,
+)
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Method, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
 from asyncsgd.runtime.link import Inherited, Link, Meeting, Pair
-from asyncsgd.runtime.rank_process import LOST_CONTACT, Training, is_lost_contact, serve_rank
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
@@ -298,7 +304,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
 def _lead_ranks(live: Live, training: Training) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
     run, runtime = live.run, live.run.runtime
-    ranks, clock = training.in_step(live.assignment(), live.flat), TrainingClock()
+    ranks, clock = in_step(live.assignment(), training, live.flat), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule: Rule | None = None
     if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":

@@ -56,25 +56,28 @@ class Anatomy:
         if num_blocks < num_stages:
             raise UsageError(
                 f"the model has {num_blocks} blocks ({self.blocks}), which cannot be cut into {num_stages} stages; "
-                f"type --stages {num_blocks} or less, or take a deeper model"
+                f"type --stages {num_blocks} or less"
             )
-        caps = {self._cost(first, end) for first, end in itertools.combinations(range(num_blocks + 1), 2)}
+        caps = {self._cost(range(*ends)) for ends in itertools.combinations(range(num_blocks + 1), 2)}
         return next(cut for cap in sorted(caps) if (cut := self._filled(cap, num_stages)))
 
-    def _cost(self, first: int, end: int) -> int:
-        """Of the blocks `first` to `end` - 1, with what runs before the first block and after the last one."""
-        return sum(self.costs[first + (first > 0) : end + 1 + (end == len(self.costs) - 2)])
+    def _cost(self, blocks: range) -> int:
+        """Of these blocks, with what runs before the first block of the model and after its last one."""
+        return sum(
+            self.costs[blocks.start + (blocks.start > 0) : blocks.stop + 1 + (blocks.stop == len(self.costs) - 2)]
+        )
 
     def _filled(self, cap: int, num_stages: int) -> tuple[range, ...] | None:
         """The stages filled one after the other up to a cost of `cap`; None where not all blocks find room."""
-        num_blocks, cuts = len(self.costs) - 2, [0]
+        num_blocks, cut = len(self.costs) - 2, list[range]()
         for later in reversed(range(num_stages)):
-            ends = range(cuts[-1] + 1, num_blocks - later + 1) if later else [num_blocks]
-            fitting = [end for end in ends if self._cost(cuts[-1], end) <= cap]
+            start = cut[-1].stop if cut else 0
+            stops = range(start + 1, num_blocks - later + 1) if later else [num_blocks]
+            fitting = [blocks for stop in stops if self._cost(blocks := range(start, stop)) <= cap]
             if not fitting:
                 return None
-            cuts.append(fitting[-1])
-        return tuple(itertools.starmap(range, itertools.pairwise(cuts)))
+            cut.append(fitting[-1])
+        return tuple(cut)
 
     def describe(self, num_stages: int) -> str:
         """Say how the model is cut.
@@ -82,11 +85,10 @@ class Anatomy:
         >>> Anatomy("layers", (), costs=(0, 4, 4, 4, 4, 8), width=16).describe(2)
         '2 stages of layers: 0-2, 3 and what follows; 50 % and 50 % of the operations'
         """
-        cut = self.cut(num_stages)
-        shares = [self._cost(blocks.start, blocks.stop) / (sum(self.costs) or 1) for blocks in cut]
-        parts = [str(r.start) if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in cut]
-        percent = " and ".join(f"{100 * share:.0f} %" for share in shares)
-        return f"{num_stages} stages of {self.blocks}: {', '.join(parts)} and what follows; {percent} of the operations"
+        cut, whole = self.cut(num_stages), sum(self.costs) or 1
+        parts = ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in cut)
+        percent = " and ".join(f"{100 * self._cost(blocks) / whole:.0f} %" for blocks in cut)
+        return f"{num_stages} stages of {self.blocks}: {parts} and what follows; {percent} of the operations"
 
 
 def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
@@ -100,11 +102,9 @@ def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
 
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     name, blocks = max(lists, key=lambda each: len(each[1]), default=("", nn.ModuleList()))
+    uncut = f"so {type(model).__name__} cannot be cut into stages; type --mode sync"
     if len(blocks) < 2:
-        raise UsageError(
-            f"{type(model).__name__} has no list of two or more blocks (torch.nn.ModuleList), so it cannot be cut into "
-            f"stages; type --mode sync, or take another model"
-        )
+        raise UsageError(f"there is no list of two or more blocks (torch.nn.ModuleList), {uncut}")
     paths = [f"{name}.{index}" for index in range(len(blocks))]
     finished: list[str] = []
     before: list[str] = []
@@ -124,27 +124,18 @@ def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
         handle.remove()
     if [path for path in finished if path in paths] != paths or len(widths) < len(paths):
         raise UsageError(
-            f"a forward pass does not go through the blocks of {name} one after the other, each once, with one tensor "
-            f"of hidden states from each to the next, so {type(model).__name__} cannot be cut into stages; type --mode "
-            f"sync"
+            f"the blocks of {name} do not run one after the other, each once, with one tensor of hidden states from "
+            f"each to the next, {uncut}"
         )
-    before = [path for path in dict.fromkeys(before) if not any(_within(path, other) for other in before)]
+    before = [path for path in dict.fromkeys(before) if not any(path.startswith(f"{other}.") for other in before)]
     # Modules are known to the counter by their paths behind the name of a class.
     counts = {path.partition(".")[2]: sum(of.values()) for path, of in counter.get_flop_counts().items()}
     costs = [sum(counts.get(path, 0) for path in before), *(counts.get(path, 0) for path in paths)]
     return Anatomy(name, tuple(before), (*costs, counter.get_total_flops() - sum(costs)), widths[0])
 
 
-def _within(path: str, other: str) -> bool:
-    return path.startswith(f"{other}.")
-
-
 class _End(Exception):
-    """Ends a forward pass where a stage ends."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        super().__init__()
-        self.hidden = hidden
+    """Ends a forward pass where a stage ends; its argument is the hidden states."""
 
 
 class _PassedBy(nn.Module):
@@ -172,18 +163,14 @@ class _Placeholder(nn.Module):
 
 
 class Stage(nn.Module):
-    """One stage of a task's model.
-
-    Args:
-        model: the whole model, of which the stage keeps its own parameters; owned from here on.
-        anatomy: of the model.
-        num_stages, number: of the stages, and which it is, from 0.
+    """One stage of a task's model: number `number`, from 0, of `num_stages`. It owns `model`, of which it keeps its own
+    parameters.
     """
 
-    def __init__(self, task: Task, model: nn.Module, anatomy: Anatomy, *, num_stages: int, number: int) -> None:
+    def __init__(self, task: Task, model: nn.Module, anatomy: Anatomy, num_stages: int, number: int) -> None:
         super().__init__()
         self.task, self.model = task, model
-        self.number, self.num_stages = number, num_stages
+        self.is_first, self.is_last = number == 0, number == num_stages - 1
         self._received: Tensor | None = None
         self._only_shape = False
         own, blocks = anatomy.cut(num_stages)[number], model.get_submodule(anatomy.blocks)
@@ -200,16 +187,8 @@ class Stage(nn.Module):
             early = (*anatomy.before, anatomy.blocks)
             for path, module in model.named_modules():
                 # What stands in a module around the early ones may be used by any stage.
-                if not any(path in ("", name) or _within(path, name) or _within(name, path) for name in early):
+                if path and not any(f"{path}.".startswith(f"{e}.") or e.startswith(f"{path}.") for e in early):
                     module._parameters.update(dict.fromkeys(module._parameters))  # no pass of this stage comes to it
-
-    @property
-    def is_first(self) -> bool:
-        return self.number == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.number == self.num_stages - 1
 
     def _begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._only_shape:
@@ -229,18 +208,15 @@ class Stage(nn.Module):
         try:
             return self.task.outputs(self.model, batch)
         except _End as end:
-            return end.hidden.float()
+            return end.args[0].float()
         finally:
             self._received = None
 
+    @torch.no_grad()
     def shape(self, batch: Batch) -> torch.Size:
         """The shape of the hidden states of `batch`. Nothing but what stands before the blocks is computed."""
         self._only_shape = True
         try:
-            with torch.no_grad():
-                self.task.outputs(self.model, batch)
-        except _End as end:
-            return end.hidden.shape
+            return torch.Size(self(batch, None).shape)
         finally:
             self._only_shape = False
-        raise AssertionError("a forward pass has come to no block")

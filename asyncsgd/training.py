@@ -211,8 +211,7 @@ def _open(
         from asyncsgd.runtime.deepspeed_engine import prepare
 
         # Here and not in every rank: what is wrong is said once, and compiling takes a minute or two.
-        config = run.runtime.deepspeed_config
-        prepare(torch.device(run.device), None if config is None else Path(config))
+        prepare(torch.device(run.device), run.runtime.deepspeed_config)
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
     policy = run.policy
     if resume is not None and policy == Policy():

@@ -187,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks' gradients weigh alike",
-        "asyncsgd/runtime/data_parallel.py",
+        "asyncsgd/runtime/collective.py",
         "self.ranks.number * weigh(weight)",
         "1.0",
         IDENTITIES,

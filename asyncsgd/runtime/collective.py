@@ -11,26 +11,40 @@ from __future__ import annotations
 
 import abc
 import collections
+import dataclasses
+import json
+import os
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable
+from functools import partialmethod
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
+from asyncsgd import runtimes
+from asyncsgd.checkpoints import load_state
 from asyncsgd.evaluation import Measured, measured_in_shards
+from asyncsgd.flat import FlatModel
 from asyncsgd.flights import Arrived
 from asyncsgd.measure import peak_bytes
-from asyncsgd.optimizers import StepTakenByWorker
+from asyncsgd.optimizers import OptimizerRecipe, StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.base import TrainingClock
-from asyncsgd.runtime.launch import TIMEOUT
+from asyncsgd.runtime.launch import TIMEOUT, World
 from asyncsgd.runtime.single import InOrder
-from asyncsgd.runtime.worker_process import Straggling
+from asyncsgd.runtime.worker_process import Assignment, Straggling, fail, set_up_process
 from asyncsgd.schedules import Schedule
-from asyncsgd.state import State
-from asyncsgd.tasks.base import Sums, Task, decode_sums, encode_sums
+from asyncsgd.state import State, restore, state_of
+from asyncsgd.tasks.base import Sums, decode_sums, encode_sums
+
+LOST_CONTACT = 3
+"""Exit code of a rank that failed because another one is gone."""
 
 
 class AllRanks:
@@ -78,46 +92,48 @@ class Computed(NamedTuple):
     taken: Taken
 
 
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a rank needs beside an `Assignment`; can be pickled."""
+
+    recipe: OptimizerRecipe
+    schedule: Schedule
+    """Learning rate as a function of the samples that arrived at all replicas."""
+    find_unused: bool = False
+    """Whether some parameters have no gradient; what rank 0 has here holds for all ranks."""
+    resume: tuple[Path, str] | None = None
+    """The run folder and the name of the checkpoint that the run goes on from. Every rank reads it."""
+    pipeline: runtimes.Pipeline | None = None
+    """How the model is cut; None: every rank has all of it."""
+
+
 class Replica(abc.ABC):
     """A model that is trained, as one of its ranks sees it: every replica steps along the mean of all gradients.
 
         x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = loss terms of its batch
 
-    Replica r takes batch t N + r at step t. A replica is one rank (`asyncsgd.runtime.data_parallel`) or a row of them
-    (`asyncsgd.runtime.pipeline`). All ranks of a run call its methods together.
+    Replica r takes batch t N + r at step t. A replica is one rank (`DataParallel`) or a row of them
+    (`asyncsgd.runtime.pipeline`). All ranks of a run construct it and call its methods together, on the initialised
+    process group. Gradients take as long as the assignment's speeds say, before they are exchanged. What a gradient
+    would have taken is known from the step before, so the first is not stretched by a factor.
 
     Args:
-        number: which of the replicas this rank belongs to, from 0.
-        speakers: the rank of each replica that knows its losses and the sums of its evaluations.
-        rate: learning rate as a function of the samples that arrived at all replicas.
-        straggling: makes this rank's gradients take longer, before they are exchanged. What a gradient would have taken
-            is known from the step before, so the first is not stretched by a factor.
+        stages: ranks of a replica, of which the last knows its losses and the sums of its evaluations.
     """
 
     norm: float | None = None
     """Of the last direction; see `asyncsgd.optimizers.Optimizer.norm`."""
 
-    def __init__(
-        self,
-        task: Task,
-        device: torch.device,
-        ranks: AllRanks,
-        number: int,
-        speakers: Sequence[int],
-        rate: Schedule,
-        straggling: Straggling,
-    ) -> None:
-        self.task, self.device, self.ranks = task, device, ranks
-        self.number, self.speakers = number, list(speakers)
-        self._rate, self._straggling = rate, straggling
+    def __init__(self, assignment: Assignment, training: Training, stages: int = 1) -> None:
+        self.task, self.device, self.ranks = assignment.task, torch.device(assignment.device), AllRanks()
+        self.number, self.speakers = self.ranks.rank // stages, [*range(stages - 1, self.ranks.number, stages)]
+        self._rate, self._straggling = training.schedule, Straggling.of(assignment, self.number)
         self._own_seconds = 0.0
 
     @abc.abstractmethod
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all.
-
-        Args:
-            weigh: given the batch's loss terms, returns its share of those of all replicas.
+        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all. `weigh` tells
+        the share of the batch's loss terms in those of all replicas.
         """
 
     @abc.abstractmethod
@@ -126,15 +142,13 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def sums(self) -> Sums:
-        """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing."""
+        """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing.
+        Asserts that every parameter lies where it should.
+        """
 
     @abc.abstractmethod
     def parameters(self) -> Tensor:
         """All parameters of the model, `(P,)`."""
-
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Assert that every parameter lies where it should."""
 
     @abc.abstractmethod
     def state_dict(self) -> State:
@@ -181,19 +195,73 @@ class Replica(abc.ABC):
         """Evaluate the parameters exactly, a shard per replica."""
         began = time.perf_counter()
         texts = self.ranks.gather_texts(encode_sums(self.sums()))
-        peaks = self.ranks.gather(torch.tensor(peak_bytes(self.device))).tolist()
+        rows = self.ranks.gather(torch.tensor(peak_bytes(self.device))).tolist()
+        peaks = tuple((rank, resident, cuda) for rank, (resident, cuda) in enumerate(rows))
         seconds, stages = time.perf_counter() - began, self.used()
-        self.check()
         shards = [decode_sums(texts[rank]) for rank in self.speakers]
-        by_rank = tuple((rank, int(resident), int(cuda)) for rank, (resident, cuda) in enumerate(peaks))
-        return measured_in_shards(self.task, shards, seconds, by_rank, stages)
+        return measured_in_shards(self.task, shards, seconds, peaks, stages)
+
+
+class DataParallel(Replica):
+    """A replica of one rank, whose gradients torch's DistributedDataParallel exchanges (gloo on CPU, NCCL on CUDA).
+
+    DDP averages gradients over ranks, so each rank's loss is scaled by N times its share of all loss terms before its
+    backward pass; without that the result would be a mean of means. The replicas take identical steps.
+    """
+
+    def __init__(self, assignment: Assignment, training: Training, flat: FlatModel) -> None:
+        super().__init__(assignment, training)
+        self._flat, self._worker = flat, assignment.worker(flat)
+        self._optimizer = training.recipe.on(flat.parameters, flat.layout)
+        (find_unused,) = self.ranks.told(training.find_unused)
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            # Copies rank 0's parameters to all ranks, in place.
+            self._worker.loss = DistributedDataParallel(
+                self._worker.loss, broadcast_buffers=False, find_unused_parameters=bool(find_unused)
+            )
+        flat.check()
+
+    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
+        return self._worker.gradient(index, lambda weight: self.ranks.number * weigh(weight))
+
+    def step(self, learning_rate: float) -> None:
+        self._optimizer.step(self._flat.gradients, learning_rate)
+        self.norm = self._optimizer.norm
+
+    def sums(self) -> Sums:
+        self._flat.check()
+        return self._worker.evaluate(self.number, self.ranks.number)
+
+    def parameters(self) -> Tensor:
+        return self._flat.parameters
+
+    def state_dict(self) -> State:
+        return {
+            "parameters": self._flat.parameters,
+            "optimizer": state_of(self._optimizer),
+            "workers": self.ranks.gather_texts(json.dumps(state_of(self._worker))),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
+        gradient that nobody uses is computed first, where the run before had computed one.
+        """
+        if state["method"]["view"]["version"] > 0:
+            self._worker.gradient(0, lambda weight: 1.0)
+        own = state["backend"]["ranks"]
+        with torch.no_grad():
+            self._flat.parameters.copy_(own["parameters"])
+        restore(self._optimizer, own["optimizer"])
+        restore(self._worker, json.loads(own["workers"][self.number]))
 
 
 STOP, UPDATE, EVALUATE, PARAMETERS, STATE = range(5)
 
 
 class InStep:
-    """What the ranks of a run do together: rank 0 by the methods, the others by `follow`."""
+    """What the ranks of a run do together, see `Replica`: rank 0 by the other methods, the others by `follow`."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -203,21 +271,20 @@ class InStep:
         while (told := self.replica.ranks.told(STOP, 0, 0))[0] != STOP:
             self._do(*told)
 
-    def update(self, first: int, count: int) -> Sequence[Computed]:
-        """See `Replica.update`."""
-        return self._lead(UPDATE, first, count)
+    def _lead(self, what: int, first: int = 0, count: int = 0) -> Any:
+        return self._do(*self.replica.ranks.told(what, first, count))
 
-    def evaluate(self) -> Measured:
-        """See `Replica.evaluate`."""
-        return self._lead(EVALUATE)
+    def _do(self, what: int, first: int, count: int) -> Any:
+        if what == UPDATE:
+            return self.replica.update(first, count)
+        if what == EVALUATE:
+            return self.replica.evaluate()
+        return self.replica.parameters() if what == PARAMETERS else self.replica.state_dict()
 
-    def parameters(self) -> Tensor:
-        """See `Replica.parameters`."""
-        return self._lead(PARAMETERS)
-
-    def state_dict(self) -> State:
-        """See `Replica.state_dict`."""
-        return self._lead(STATE)
+    update = partialmethod(_lead, UPDATE)
+    evaluate = partialmethod(_lead, EVALUATE)
+    parameters = partialmethod(_lead, PARAMETERS)
+    state_dict = partialmethod(_lead, STATE)
 
     def load_state_dict(self, state: State) -> None:
         """The ranks have loaded it, all of them together."""
@@ -225,15 +292,6 @@ class InStep:
     def stop(self) -> None:
         """Let the others go."""
         self.replica.ranks.told(STOP, 0, 0)
-
-    def _lead(self, what: int, first: int = 0, count: int = 0) -> Any:
-        return self._do(*self.replica.ranks.told(what, first, count))
-
-    def _do(self, what: int, first: int, count: int) -> Any:
-        replica = self.replica
-        if what == UPDATE:
-            return replica.update(first, count)
-        return {EVALUATE: replica.evaluate, PARAMETERS: replica.parameters, STATE: replica.state_dict}[what]()
 
 
 class Collective(InOrder):
@@ -281,3 +339,45 @@ class Collective(InOrder):
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
         return self.ranks.evaluate()
+
+
+def in_step(assignment: Assignment, training: Training, flat: FlatModel | None) -> InStep:
+    """A rank's part of the run, on the initialised process group; called by all ranks together. `flat` is the whole
+    model at the parameters to begin with; None where it is to be cut.
+    """
+    if training.pipeline is not None:
+        # torch.distributed.pipelining is slow to import, and most runs have no pipeline.
+        from asyncsgd.runtime.pipeline import Pipeline, TwoVersions
+
+        kind = TwoVersions if training.pipeline.schedule == "2bw" else Pipeline
+        replica: Replica = kind(assignment, training, training.pipeline)
+    else:
+        assert flat is not None
+        replica = DataParallel(assignment, training, flat)
+    if training.resume is not None:
+        replica.load_state_dict(load_state(*training.resume, replica.device))
+    return InStep(replica)
+
+
+def is_lost_contact(error: Exception) -> bool:
+    """Whether a collective failed because its peers did, as far as gloo and NCCL let one tell."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
+
+
+def serve_rank(assignment: Assignment, training: Training, world: World) -> NoReturn:
+    """Entry point of a rank other than 0; blocks, and ends the process."""
+    try:
+        set_up_process(assignment.threads)
+        flat = None
+        if training.pipeline is None:
+            flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
+        world.arrive()
+        with world.group(assignment.device):
+            in_step(assignment, training, flat).follow()
+            sys.stdout.flush()
+            os._exit(0)  # skips the teardown of a group whose other members may be gone
+    except Exception as error:
+        if is_lost_contact(error):
+            os._exit(LOST_CONTACT)  # rank 0 names the rank that is gone
+        fail(f"rank {world.rank}", error)

@@ -23,23 +23,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
+from asyncsgd.runtime.pipeline import HeldStage
 
 FIXED: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_clipping": 0.0,
     "zero_optimization": {"stage": 0},
 }
-"""What DeepSpeed must be told so that it computes the gradient and leaves it where it is. It counts a micro-batch as
-one sample."""
+"""What DeepSpeed must be told so that it computes the gradient and no more; it counts a micro-batch as one sample."""
 
 
-def prepare(device: torch.device, path: Path | None) -> dict[str, Any]:
-    """Load DeepSpeed for `device`, with its C++ helper, and read its configuration. Blocks while the helper compiles.
-
-    To be called once before the ranks start, which then find it compiled.
+def prepare(device: torch.device, path: str | None) -> dict[str, Any]:
+    """Load DeepSpeed for `device`, with its C++ helper, and read its configuration. Blocks while the helper compiles,
+    so it is called once before the ranks start.
 
     Args:
         path: of a file like ``experiments/configs/ds_config.json``; None: what that one holds.
@@ -49,12 +48,11 @@ def prepare(device: torch.device, path: Path | None) -> dict[str, Any]:
         RuntimeError: the compiler failed, with what it said.
     """
     try:
-        config: dict[str, Any] = FIXED | ({} if path is None else json.loads(path.read_text(encoding="utf-8")))
+        config: dict[str, Any] = FIXED | ({} if path is None else json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
-    for name, value in FIXED.items():
-        if config[name] != value:
-            raise UsageError(f"{path}: {name} is {config[name]!r}; this library needs {json.dumps(value)} there")
+    if config | FIXED != config:
+        raise UsageError(f"{path} has to say {json.dumps(FIXED)}, so that the gradient is that of the whole batch")
     # It decides for the GPU at its import, also where this run is to use the CPU.
     with _quiet(DS_ACCELERATOR=device.type):
         import deepspeed
@@ -69,28 +67,22 @@ class DeepSpeedEngine:
     ranks are the stages in order.
 
     Args:
-        stage: module whose ``forward(hidden, index=index)`` returns what the next stage gets as `hidden`, and on the
-            last stage the loss, `(1,)`. `index`, int64 `(1,)`, says which micro-batch; `hidden` is None on the first.
-            It lies on `device` already, and every ``.grad`` is there.
+        stage: on `device`. Every ``.grad`` is there.
         path: as for `prepare`.
     """
 
-    def __init__(self, stage: nn.Module, device: torch.device, path: Path | None) -> None:
+    def __init__(self, stage: HeldStage, device: torch.device, path: str | None) -> None:
         config, self._number = prepare(device, path), 1
         import deepspeed
 
         rank, num_stages = dist.get_rank(), dist.get_world_size()
         layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
-        layers[rank] = _Layer(stage, first=rank == 0, last=rank == num_stages - 1)
+        layers[rank] = _Layer(stage)
         # DeepSpeed takes the index of a GPU from LOCAL_RANK, which other launchers than its own do not set.
         with _quiet(LOCAL_RANK=str(device.index or 0) if device.type == "cuda" else str(rank)):
             deepspeed.init_distributed()
             pipeline = deepspeed.pipe.PipelineModule(
-                layers,
-                num_stages=num_stages,
-                partition_method="uniform",
-                loss_fn=lambda loss, labels: loss.sum() * self._number,
-                dynamic_shape=True,
+                layers, num_stages=num_stages, partition_method="uniform", loss_fn=self._scaled, dynamic_shape=True
             )
             # It computes no gradient without an optimizer, and torch wants a parameter, which nobody uses here.
             nobody = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
@@ -98,6 +90,9 @@ class DeepSpeedEngine:
         # Else it would copy all gradients in order to average them over one replica.
         self._engine.pipeline_enable_backward_allreduce = False
         self._parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
+
+    def _scaled(self, loss: Tensor, labels: tuple[()]) -> Tensor:
+        return loss.sum() * self._number
 
     def run(self, number: int) -> None:
         """Compute all passes of a step of `number` micro-batches, whose gradients are added up."""
@@ -113,15 +108,15 @@ class DeepSpeedEngine:
 class _Layer(nn.Module):
     """A stage in the form that DeepSpeed calls: the index of the micro-batch travels with the hidden states."""
 
-    def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:
+    def __init__(self, held: HeldStage) -> None:
         super().__init__()
-        self.stage, self._first, self._last = stage, first, last
+        self.held = held
 
     def forward(self, received: Any) -> Any:
         # The hidden states come first: DeepSpeed receives the first tensor and its gradient in the same buffer.
-        hidden, index = (None, received) if self._first else received
-        result = self.stage(hidden, index=index)
-        return result if self._last else (result.contiguous(), index)
+        hidden, index = (None, received) if self.held.stage.is_first else received
+        result = self.held(hidden, index=index)
+        return result if self.held.stage.is_last else (result.contiguous(), index)
 
 
 @contextlib.contextmanager

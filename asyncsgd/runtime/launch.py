@@ -134,7 +134,7 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
     at first use."""
     kind = None if model is None else _kind_of_model(model)
     return fork_server_of(
-        "asyncsgd.runtime.rank_process",
+        "asyncsgd.runtime.collective",
         "asyncsgd.runtime.worker_loop",
         *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
         *modules,

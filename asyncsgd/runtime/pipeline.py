@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,20 +38,19 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel, Layout
-from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import Budget, EvaluationPoints
-from asyncsgd.runtime.collective import AllRanks, Computed, Replica
-from asyncsgd.runtime.worker_process import Assignment, Straggling
-from asyncsgd.schedules import Schedule
+from asyncsgd.runtime.collective import Computed, Replica, Training
+from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.stages import Stage, anatomy
 from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, to_device
 from asyncsgd.worker import Gradient
 
 LONGEST_GROUP = 8
-"""Batches of ``2bw``. The bubble of a group is (p - 1) / (8 m + p - 1), and hidden states of all of them have buffers.
-"""
+"""Batches of ``2bw``: a bubble of (p - 1) / (8 m + p - 1), and buffers for the hidden states of all of them."""
+COMPUTING, PASSING, EXCHANGING, SENT = range(4)
+"""What a stage uses: seconds of its passes, from the first pass of each batch to the last, of exchanging; bytes."""
 
 
 @dataclasses.dataclass
@@ -76,20 +74,18 @@ def mean_loss(parts: Sequence[Part]) -> float:
 
 
 class HeldStage(nn.Module):
-    """A stage with its parameters and gradients as flat vectors, as engines see it: from the number of a micro-batch
-    and hidden states to hidden states, or to the scaled loss, `(1,)`.
-
-    Its `parts` are set before each step, on every rank.
+    """A stage with its parameters and gradients as flat vectors, as engines see it: from the number of a micro-batch,
+    one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`.
     """
 
-    def __init__(self, assignment: Assignment, data: Data, *, num_stages: int, number: int) -> None:
+    def __init__(self, assignment: Assignment, data: Data, num_stages: int, number: int) -> None:
         super().__init__()
         task, model = assignment.task, assignment.task.model(assignment.seed)
         named = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layout = Layout.of(model)
         """Of the whole model."""
         parts = anatomy(task, model, task.split(data.batch(0, 0), assignment.micro_batches)[0])
-        self.stage = Stage(task, model, parts, num_stages=num_stages, number=number).to(assignment.device)
+        self.stage = Stage(task, model, parts, num_stages, number).to(assignment.device)
         self.flat = FlatModel(self.stage)
         own = dict(self.stage.named_parameters())
         self.names = tuple(named[id(own[name])] for name in self.flat.layout.names)
@@ -126,122 +122,88 @@ class HeldStage(nn.Module):
         return (loss.float() * part.scale).reshape(1)
 
 
-class Stopwatch:
-    """Adds up seconds of computing: of the process on a CPU, of the device's queue on CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._seconds, self._events = 0.0, list[tuple[Any, Any]]()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if self._cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            yield
-            end.record()
-            self._events.append((begin, end))
-        else:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
-
-    def seconds(self) -> float:
-        """What was added up since the call before."""
-        for begin, end in self._events:
-            end.synchronize()
-            self._seconds += begin.elapsed_time(end) / 1e3
-        seconds, self._seconds, self._events = self._seconds, 0.0, []
-        return seconds
-
-
 class TimedStage(PipelineStage):
-    """torch's stage, with a stopwatch, and a call after each micro-batch's backward pass."""
+    """torch's stage, which notes when a pass begins and ends: in this process, or in the queue of a GPU."""
 
-    watch: Stopwatch
+    passes: list[tuple[Any, Any]]
     finished: Callable[[int], None]
+    """Called after each micro-batch's backward pass."""
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
-        with self.watch():
-            return super().forward_one_chunk(*arguments, **named)
+        began = self._moment()
+        result = super().forward_one_chunk(*arguments, **named)
+        self.passes.append((began, self._moment()))
+        return result
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
-        with self.watch():
-            super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        began = self._moment()
+        super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        self.passes.append((began, self._moment()))
         self.finished(bwd_chunk_id)
+
+    def _moment(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self) -> float:
+        """Of all passes since the call before."""
+        passes, self.passes = self.passes, []
+        if self.device.type != "cuda":
+            return sum(end - began for began, end in passes)
+        torch.cuda.synchronize()
+        return sum(began.elapsed_time(end) for began, end in passes) / 1e3
 
 
 class Pipeline(Replica):
-    """A replica as the rank of one of its stages sees it: rank = replica * stages + stage. All ranks construct it
-    together, on the initialised process group.
-
-    Args:
-        recipe: of the optimizer that steps this rank's parameters.
-        rate: learning rate as a function of the samples that arrived.
-    """
+    """A replica as the rank of one of its stages sees it: rank = replica * stages + stage."""
 
     num_copies = 1
     """Of its stage, which a rank holds."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        ranks: AllRanks,
-        recipe: OptimizerRecipe,
-        rate: Schedule,
-        runtime: runtimes.Pipeline,
-    ) -> None:
-        stages, device = runtime.stages, torch.device(assignment.device)
-        number, self._stage = divmod(ranks.rank, stages)
-        speakers = range(stages - 1, ranks.number, stages)  # the last stage of a replica alone knows its loss
-        super().__init__(assignment.task, device, ranks, number, speakers, rate, Straggling(None, 0))
-        self._stages, self._replicas = stages, ranks.number // stages
-        self._rows = torch.arange(ranks.number).view(-1, stages)
-        self._row = self._group(range(stages))
-        self._column, _ = dist.new_subgroups_by_enumeration(self._rows.T.tolist())
-        self._data = assignment.task.data(assignment.seed)
-        self._copies = [
-            HeldStage(assignment, self._data, num_stages=stages, number=self._stage) for _ in range(self.num_copies)
-        ]
+    def __init__(self, assignment: Assignment, training: Training, runtime: runtimes.Pipeline) -> None:
+        super().__init__(assignment, training, runtime.stages)
+        self._stages, self._replicas = runtime.stages, len(self.speakers)
+        self._stage, self._data = self.ranks.rank % runtime.stages, self.task.data(assignment.seed)
+        self._row, self._column = self._group(range(self._stages)), self._group()
+        self._copies = [HeldStage(assignment, self._data, runtime.stages, self._stage) for _ in range(self.num_copies)]
         self._module: nn.Module = self._held
-        self._optimizer = recipe.on(self._held.flat.parameters, self._held.flat.layout)
-        self._clips, self._seed, self._micro_batches = recipe.clip_norm > 0, assignment.seed, assignment.micro_batches
+        self._optimizer = training.recipe.on(self._held.flat.parameters, self._held.flat.layout)
+        self._clips, self._assignment = training.recipe.clip_norm > 0, assignment
         self._share_gradients()
-        self._schedule_seconds = self._exchange_seconds = 0.0
-        self._sent = 0
+        self._used = torch.zeros(4, dtype=torch.float64)
         self._kind = ScheduleGPipe if runtime.schedule == "gpipe" else Schedule1F1B
         self._built: tuple[torch.Size, int] | None = None
-        self._watch: Stopwatch | None = Stopwatch(device)
         self._deepspeed = None
         if runtime.schedule == "deepspeed":
             from asyncsgd.runtime.deepspeed_engine import DeepSpeedEngine
 
-            self._watch = None  # DeepSpeed does not say how long it computes
-            config = None if runtime.deepspeed_config is None else Path(runtime.deepspeed_config)
-            self._deepspeed = DeepSpeedEngine(self._held, device, config)
+            self._deepspeed = DeepSpeedEngine(self._held, self.device, runtime.deepspeed_config)
 
     @property
     def _held(self) -> HeldStage:
         """The copy with the parameters of the current version."""
         return self._copies[0]
 
-    def _group(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
-        """Of these stages of this rank's replica; None for a rank that is in none. All ranks call it."""
-        group, _ = dist.new_subgroups_by_enumeration(self._rows[:, list(stages)].tolist())
+    def _group(self, stages: Sequence[int] = ()) -> dist.ProcessGroup | None:
+        """Of these stages of this rank's replica, or of this rank's stage in all replicas; None for a rank that is in
+        none. All ranks call it.
+        """
+        rows = torch.arange(self.ranks.number).view(-1, self._stages)
+        group, _ = dist.new_subgroups_by_enumeration((rows[:, [*stages]] if stages else rows.T).tolist())
         return group
 
     def _share_gradients(self) -> None:
         """Find the parameters that several stages hold."""
-        held = self._held
-        names = [json.loads(text) for text in self.ranks.gather_texts(json.dumps(held.names))][: self._stages]
-        self._names: list[list[str]] = names
-        """Of the parameters of each stage, in the order of its flat vector."""
-        holders = {
-            name: tuple(stage for stage in range(self._stages) if name in names[stage]) for name in held.layout.names
-        }
-        groups = {stages: self._group(stages) for stages in sorted(set(holders.values())) if len(stages) > 1}
-        self._shared = {name: groups[holders[name]] for name in held.names if len(holders[name]) > 1}
-        self._again = [name for name in held.names if holders[name][0] != self._stage]
+        held, texts = self._held, self.ranks.gather_texts(json.dumps(self._held.names))
+        self._names: list[list[str]] = [json.loads(text) for text in texts[: self._stages]]
+        """Of the parameters of each stage."""
+        holders = {name: [stage for stage, own in enumerate(self._names) if name in own] for name in held.layout.names}
+        shared = {name: self._group(stages) for name, stages in holders.items() if len(stages) > 1}
+        self._shared = {name: group for name, group in shared.items() if name in held.names}
+        self._again = [name for name in self._shared if holders[name][0] != self._stage]
         """What an earlier stage holds too."""
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
@@ -253,36 +215,31 @@ class Pipeline(Replica):
         if self._replicas > 1:
             dist.all_reduce(held.flat.gradients, group=self._column)
             # What a ring sends: each number twice, less a share.
-            self._sent += 2 * held.flat.gradients.nbytes * (self._replicas - 1) // self._replicas
+            self._used[SENT] += 2 * held.flat.gradients.nbytes * (self._replicas - 1) // self._replicas
         for exchange in self.add_up(held):
             exchange.wait()
-        self._exchange_seconds += time.perf_counter() - began
+        self._used[EXCHANGING] += time.perf_counter() - began
         return Gradient(mean_loss(held.parts), weight, self.task.batch_size)
 
     def parts(self, index: int, weigh: Callable[[float], float]) -> tuple[list[Part], float, torch.Size]:
         """The micro-batches of batch `index` on the device, its loss terms, and the shape of its hidden states.
 
-        Args:
-            weigh: given the batch's loss terms, returns its share of those of all replicas.
-
         Raises:
             RunError: if the hidden states of the first and the last micro-batch have different shapes.
         """
-        split = self.task.split(self._data.batch(0, index), self._micro_batches)
+        split = self.task.split(self._data.batch(0, index), self._assignment.micro_batches)
         weights = [self.task.weight(part) for part in split]
-        whole, moved = sum(weights), [to_device(part, self.device) for part in split]
-        shape, last = (self._held.stage.shape(part) for part in (moved[0], moved[-1]))
+        whole, parts = sum(weights), list[Part]()
+        share = weigh(whole)
+        for number, (part, weight) in enumerate(zip(split, weights, strict=True)):
+            seed = dropout_seed(self._assignment.seed, 0, index, number * self._stages + self._stage)
+            parts.append(Part(to_device(part, self.device), weight / whole, share * weight / whole, seed))
+        shape, last = (self._held.stage.shape(part.batch) for part in (parts[0], parts[-1]))
         if shape != last:
             raise RunError(
-                f"micro-batches have hidden states of {tuple(shape)} and {tuple(last)}, and a pipeline needs one "
-                f"shape; type a --batch-size that --micro-batches divides"
+                f"micro-batches have hidden states of {tuple(shape)} and {tuple(last)}, and a pipeline needs one shape;"
+                f" type a --batch-size that --micro-batches divides"
             )
-        factor, own = weigh(whole), range(self._stage, len(split) * self._stages, self._stages)
-        seeds = [dropout_seed(self._seed, 0, index, number) for number in own]
-        parts = [
-            Part(part, weight / whole, factor * weight / whole, seed)
-            for part, weight, seed in zip(moved, weights, seeds, strict=True)
-        ]
         return parts, whole, shape
 
     def run(self, shape: torch.Size, number: int) -> float:
@@ -290,29 +247,29 @@ class Pipeline(Replica):
         began = time.perf_counter()
         if self._deepspeed is not None:
             self._deepspeed.run(number)
+            self._used[COMPUTING] = math.nan  # it does not say
         else:
-            self._build(shape, number)
+            if self._built != (shape, number):
+                self._build(shape, number)
+                self._built = shape, number
             index = torch.arange(number)
             self._schedule.step(index=index, target=index if self._held.stage.is_last else None)
+            self._used[COMPUTING] += self._timed.seconds()
         neighbours = (not self._held.stage.is_first) + (not self._held.stage.is_last)
-        self._sent += neighbours * number * 4 * shape.numel()  # hidden states, or their gradients
+        self._used[SENT] += neighbours * number * 4 * shape.numel()  # hidden states, or their gradients
         seconds = time.perf_counter() - began
-        self._schedule_seconds += seconds
+        self._used[PASSING] += seconds
         return seconds
 
     def _build(self, shape: torch.Size, number: int) -> None:
         """torch's schedule for `number` micro-batches, each with hidden states of `shape`."""
-        if self._built == (shape, number):
-            return
-        self._built, held = (shape, number), self._held.stage
+        held = self._held.stage
         # A stage has buffers for all that it receives. With shapes given, nobody sends them as pickles.
         hidden, loss = (torch.empty(size, device="meta", requires_grad=True) for size in (shape, (1,)))
         given, gives = () if held.is_first else (hidden,), (loss if held.is_last else hidden,)
-        stage = TimedStage(
-            self._module, self._stage, self._stages, self.device, input_args=given, output_args=gives, group=self._row
-        )
-        assert self._watch is not None
-        stage.watch, stage.finished = self._watch, self._went_back
+        place = self._stage, self._stages, self.device
+        self._timed = stage = TimedStage(self._module, *place, input_args=given, output_args=gives, group=self._row)
+        stage.passes, stage.finished = [], self._went_back
         # Losses come scaled: scale_grads would divide whatever is in .grad, once a step.
         self._schedule = self._kind(stage, number, loss_fn=lambda loss, index: loss.squeeze(0), scale_grads=False)
 
@@ -322,26 +279,24 @@ class Pipeline(Replica):
     def add_up(self, held: HeldStage) -> list[Any]:
         """Begin to add up the gradients of shared parameters over their stages; what to wait for."""
         gradients = held.views(held.flat.gradients)
-        self._sent += sum(gradients[name].nbytes for name in self._shared)
+        self._used[SENT] += sum(gradients[name].nbytes for name in self._shared)
         return [dist.all_reduce(gradients[name], group=group, async_op=True) for name, group in self._shared.items()]
 
     def step(self, learning_rate: float) -> None:
-        if self._clips:
-            self.norm = self._norm()
-        self._optimizer.step(self._held.flat.gradients, learning_rate, norm=self.norm)
-
-    def _norm(self) -> float:
-        """Of the gradient of all stages."""
         gradients = self._held.flat.gradients
-        views = self._held.views(gradients)
-        square = torch.linalg.vector_norm(gradients) ** 2
-        for name in self._again:
-            square -= torch.linalg.vector_norm(views[name]) ** 2
-        dist.all_reduce(square, group=self._row)
-        return math.sqrt(max(float(square), 0.0))
+        if self._clips:  # by the norm of the gradient of all stages
+            views = self._held.views(gradients)
+            square = torch.linalg.vector_norm(gradients) ** 2
+            for name in self._again:
+                square -= torch.linalg.vector_norm(views[name]) ** 2
+            dist.all_reduce(square, group=self._row)
+            self.norm = math.sqrt(max(float(square), 0.0))
+        self._optimizer.step(gradients, learning_rate, norm=self.norm)
 
     def sums(self) -> Sums:
         """This replica's shard of the evaluation sets. Batches go through the stages one after the other."""
+        for copy in self._copies:
+            copy.flat.check()
         stage, rank = self._held.stage, self.ranks.rank
 
         def outputs(batch: Batch) -> object:
@@ -357,11 +312,13 @@ class Pipeline(Replica):
 
         return evaluate_sets(self.task, stage, self._data.evaluation, self.number, self._replicas, self.device, outputs)
 
-    def parameters(self) -> Tensor:
-        return self._whole(self._held)
+    def parameters(self, held: HeldStage | None = None) -> Tensor:
+        """Of all stages of the first replica, `(P,)`, on the CPU of every rank.
 
-    def _whole(self, held: HeldStage) -> Tensor:
-        """The parameters of all stages of the first replica, `(P,)`, on the CPU of every rank."""
+        Args:
+            held: which copy; None: the current one.
+        """
+        held = held or self._held
         whole = torch.zeros(held.layout.size)
         views = held.layout.views(whole)
         for name, view in held.views(held.flat.parameters).items():
@@ -371,16 +328,9 @@ class Pipeline(Replica):
                 self.ranks.take(views[name], stage)
         return whole
 
-    def check(self) -> None:
-        for copy in self._copies:
-            copy.flat.check()
-
     def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
-        computed = math.nan if self._watch is None else self._watch.seconds()
-        row = [computed, self._schedule_seconds, self._exchange_seconds, self._sent]
-        self._schedule_seconds = self._exchange_seconds = 0.0
-        self._sent = 0
-        table = self.ranks.gather(torch.tensor(row, dtype=torch.float64)).tolist()
+        table = self.ranks.gather(self._used).tolist()
+        self._used.zero_()
         return tuple(
             (*divmod(rank, self._stages), None if math.isnan(computed) else computed, passed, exchanged, sent)
             for rank, (computed, passed, exchanged, sent) in enumerate(table)
@@ -402,8 +352,8 @@ class Pipeline(Replica):
         restore(self._optimizer, torch.load(content, map_location=self.device, weights_only=True))
 
 
-class Coming(nn.Module):
-    """The micro-batches of several batches, each for the copy of the stage that `choose` says."""
+class Chosen(nn.Module):
+    """Gives each micro-batch to the copy of a stage that `choose` says."""
 
     def __init__(self, choose: Callable[[int], HeldStage]) -> None:
         super().__init__()
@@ -419,69 +369,50 @@ class TwoVersions(Pipeline):
         x_{t+1} = x_t - eta grad f(x_{max(0, t - 1)}; batch_t)
 
     This is PipeDream-2BW (Narayanan, Phanishayee, Shi, Chen, Zaharia: "Memory-Efficient Pipeline-Parallel DNN
-    Training", ICML 2021, section 3.1): a stage keeps two versions of its parameters, and the forward and the backward
-    pass of a batch use the same one. It is the rule ``fixed_delay:delay=1`` by another way. Batch t uses copy t mod 2,
-    which holds x_{max(0, t - 1)} then. Update t takes x_t from the other copy and leaves x_{t+1} in copy t mod 2, which
-    batch t + 2 is the next to use.
+    Training", ICML 2021, section 3.1), the rule ``fixed_delay:delay=1`` by another way. Batch t uses copy t mod 2,
+    which holds x_{max(0, t - 1)} then. Update t takes x_t from the other copy and leaves x_{t+1} in copy t mod 2.
 
     A stage begins batch t as soon as it has taken update t - 2, while batch t - 1 is still in the pipeline. With m
-    micro-batches to a batch and p <= m stages, 1F1B never asks for more. Batches run in groups, between which rank 0
-    says whether to go on. After a group the pipeline runs empty: that costs time and changes no number. A group ends
-    before a point of evaluation, and where the shape of the hidden states changes. The server counts two workers that
-    take turns, and every rank of the run is in one row.
-
-    A direction is not clipped: its norm would make every stage wait for all others.
+    micro-batches to a batch and p <= m stages, 1F1B never asks for more. Batches run in groups, after which the
+    pipeline runs empty: that costs time and changes no number. A group ends before a point of evaluation, and where the
+    shape of the hidden states changes. A direction is not clipped: its norm would make every stage wait for all others.
     """
 
     num_copies = 2
-    _taken = 0
-    """Updates since the beginning of the run."""
+    _taken = 0  # updates, since the beginning of the run
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._module = Coming(self._copy_of)
-        self._first = 0
-        """Batch of the group."""
-        self._exchanging: dict[int, list[Any]] = {}
-        """By batch: what its gradient lacks."""
+        self._module = Chosen(self._copy_of)
+        self._first = 0  # batch of the group
+        self._exchanging: dict[int, list[Any]] = {}  # by batch, what its gradient lacks
 
     @property
     def _held(self) -> HeldStage:
         return self._copies[(self._taken - 1) % 2]
 
-    @property
-    def _older(self) -> HeldStage:
-        """The copy with the parameters of the version before, from which the next batch is computed."""
-        return self._copies[self._taken % 2]
-
     def update(self, first: int, count: int) -> list[Computed]:
-        """Take an update with each batch of a group: those from `first` on whose hidden states have one shape, `count`
-        of them at most.
-        """
-        group: list[tuple[list[Part], float]] = []
-        parts, weight, shape = self.parts(first, lambda weight: 1.0)
-        its_shape = shape
-        while its_shape == shape:
-            group.append((parts, weight))
-            if len(group) == count:
-                break
-            parts, weight, its_shape = self.parts(first + len(group), lambda weight: 1.0)
+        """Take an update with each batch from `first` on whose hidden states have one shape, `count` at most."""
+        coming = (self.parts(index, lambda weight: 1.0) for index in range(first, first + count))
+        group = [next(coming)]
+        shape = group[0][2]
+        group.extend(itertools.takewhile(lambda each: each[2] == shape, coming))
         self._first = first
         for copy in self._copies:
-            copy.parts = [part for parts, _ in group for part in parts]
-        seconds = self.run(shape, len(group) * self._micro_batches)
+            copy.parts = [part for parts, *_ in group for part in parts]
+        seconds = self.run(shape, len(group) * self._assignment.micro_batches)
         while self._exchanging:
             self._take(min(self._exchanging))
-        losses = torch.tensor([mean_loss(parts) for parts, _ in group], dtype=torch.float64)
+        losses = torch.tensor([mean_loss(parts) for parts, *_ in group], dtype=torch.float64)
         taken = Taken(compute=seconds / len(group))  # to apply is a part of the pipeline's own time
         return [
             Computed(Gradient(loss, weight, self.task.batch_size), taken)
-            for loss, (_, weight) in zip(self.ranks.gather(losses)[self.speakers[0]].tolist(), group, strict=True)
+            for loss, (_, weight, _) in zip(self.ranks.gather(losses)[self.speakers[0]].tolist(), group, strict=True)
         ]
 
     def _copy_of(self, micro_batch: int) -> HeldStage:
         """Which copy computes a micro-batch of the group; it is ready then."""
-        number, part = divmod(micro_batch, self._micro_batches)
+        number, part = divmod(micro_batch, self._assignment.micro_batches)
         batch = self._first + number
         copy = self._copies[batch % 2]
         if part == 0:
@@ -491,8 +422,8 @@ class TwoVersions(Pipeline):
         return copy
 
     def _went_back(self, micro_batch: int) -> None:
-        number, part = divmod(micro_batch, self._micro_batches)
-        if part == self._micro_batches - 1:
+        number, part = divmod(micro_batch, self._assignment.micro_batches)
+        if part == self._assignment.micro_batches - 1:
             batch = self._first + number
             self._exchanging[batch] = self.add_up(self._copies[batch % 2])
 
@@ -503,7 +434,7 @@ class TwoVersions(Pipeline):
         began = time.perf_counter()
         for exchange in self._exchanging.pop(batch):
             exchange.wait()
-        self._exchange_seconds += time.perf_counter() - began
+        self._used[EXCHANGING] += time.perf_counter() - began
         own, other = self._copies[batch % 2].flat, self._copies[(batch - 1) % 2].flat
         with torch.no_grad():
             own.parameters.copy_(other.parameters)
@@ -512,21 +443,16 @@ class TwoVersions(Pipeline):
         self._taken = batch + 1
 
     def state_dict(self) -> State:
-        return super().state_dict() | {"before": self._whole(self._older)}
+        return super().state_dict() | {"before": self.parameters(self._copies[self._taken % 2])}
 
     def load_state_dict(self, state: State) -> None:
         self._taken = state["method"]["view"]["version"]
         super().load_state_dict(state)
-        self._older.put(state["backend"]["ranks"]["before"])
+        self._copies[self._taken % 2].put(state["backend"]["ranks"]["before"])
 
 
 def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int], int]:
-    """How many batches from the next one on `TwoVersions` computes in one group: up to the next point of evaluation.
-
-    >>> ahead = groups(Budget(samples=100), evaluations=4, batch_size=4)
-    >>> [ahead(first) for first in (0, 6, 7, 23, 24)]
-    [7, 1, 6, 2, 1]
-    """
+    """How many batches from the next one on `TwoVersions` computes in one group: up to the next point of evaluation."""
     points = EvaluationPoints(budget, evaluations)
 
     def ahead(first: int) -> int:
