@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from gallery import trainer
+from gallery import trainer, write_texts
 from hypothesis import Phase, settings
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as from a terminal, though nohup may have started the tests
@@ -30,7 +30,15 @@ def gallery(tmp_path_factory):
     root = tmp_path_factory.getbasetemp()
     root = (root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root) / "gallery"
     root.mkdir(exist_ok=True)
+    write_texts(root)
     return root
+
+
+@pytest.fixture(scope="session")
+def small(gallery):
+    """Flags of a run that takes a second once everything is imported."""
+    flags = f"--data {gallery}/train.txt --cache-dir {gallery}/cache --seq-len 32 --batch-size 4 --vocab-size 512"
+    return [*flags.split(), "--eval-samples", "8"]
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,17 @@ def _typed(pipe: Any, name: str, arguments: list[str]) -> None:
     os._exit(code if isinstance(code, int) else 1 if code else 0)
 
 
+def marked(mark: str) -> list[int]:
+    """The living processes with ``ASYNCSGD_TEST=mark`` in their environment; none where there is no /proc."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if not dead and f"ASYNCSGD_TEST={mark}".encode() in (folder / "environ").read_bytes():
+                pids.append(int(folder.name))
+    return pids
+
+
 class Finished(NamedTuple):
     """The folder of a run."""
 

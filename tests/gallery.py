@@ -32,12 +32,15 @@ def flags_of(values):
     return line
 
 
-def trainer(root):
-    """What runs with some settings below `root`, where equal settings run once."""
+def write_texts(root):
     with FileLock(root / "texts.lock"):
         if not (root / "eval.txt").exists():
             (root / "train.txt").write_text(sentences(400, seed=0))
             (root / "eval.txt").write_text(sentences(150, seed=1))
+
+
+def trainer(root):
+    """What runs with some settings below `root`, where equal settings run once."""
     # The evaluation set makes 7 batches, so that 2 and 3 workers have shards of different sizes.
     small = {
         "data": root / "train.txt",

@@ -443,11 +443,3 @@ def test_k_async_at_exponential_speeds_takes_as_long_as_k_sync(quorum):
 @pytest.mark.parametrize("of", [Rennala, KBatchAsync])
 def test_k_batches_at_exponential_speeds_take_k_over_p(of, quorum):
     assert_mean(seconds_per_update(of(quorum), "exponential"), quorum / P, math.sqrt(quorum) / P)
-
-
-@pytest.mark.parametrize("quorum", QUORUMS)
-def test_k_batches_at_any_speeds_take_k_mean_times_over_p_asynchronously(quorum):
-    times = seconds_per_update(KBatchAsync(quorum), "shifted")
-    # Renewals: Var of the N-th arrival is about N s^2 / P^2, and starting together costs below P E[residual] / P once.
-    error = quorum * 1.0 / (P * math.sqrt(len(times) * quorum))
-    assert abs(times.mean() - quorum * 2.0 / P) < 4 * error * 1.0 + 1.0 / len(times)

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -140,21 +139,6 @@ def test_a_run_says_what_time_went_to_how_much_memory_it_needed_and_what_else_us
     assert all(0 <= share <= 1 for share in load.values())
 
 
-def test_virtual_seconds_are_of_no_machine(train):
-    assert "machine_load" not in train(mode="async", nproc=2, clock="virtual").summary
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc, which Linux has")
-def test_a_peak_is_of_the_run_and_not_of_the_process():
-    def needed():
-        return asyncsgd.train(Linear(), samples=8, device="cpu", quiet=True).summary["memory"]["leader"][0]
-
-    large = torch.ones(100_000_000)
-    with_it = needed()
-    del large
-    assert needed() < with_it - 200_000_000
-
-
 @pytest.mark.parametrize(("task", "operations"), [(Linear(), 3 * 2 * 5 * 6), (Masked(), bert_operations())], ids=str)
 def test_operations_and_utilisation_are_counted_from_the_shapes(task, operations):
     summary = asyncsgd.train(task, **FULL_SECOND).summary
@@ -183,17 +167,6 @@ def test_what_cannot_be_counted_has_no_rates_and_does_not_fail_the_run():
     for run in (few, short):
         assert run.status == "DONE"
         assert set(run.summary["throughput"].values()) == {None}
-
-
-def test_a_stop_while_the_rates_are_counted_leaves_a_run_that_is_done(tmp_path, monkeypatch):
-    def interrupted(*arguments, **named):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("asyncsgd.finishing.throughput", interrupted)
-    asyncsgd.train(Linear(), samples=8, folder=tmp_path / "run", quiet=True)
-    summary = Finished(tmp_path / "run").summary
-    assert (summary["status"], "throughput" in summary) == ("DONE", False)
-    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
 def test_the_machine_is_looked_at_while_a_run_with_a_folder_goes_on(tmp_path):

@@ -8,11 +8,8 @@ import torch
 from doors import (
     AdamW,
     AllReduce,
-    FlatModel,
     Hogwild,
     InProcess,
-    LocalSGD,
-    OptimizerRecipe,
     Processes,
     UsageError,
     Virtual,
@@ -71,13 +68,6 @@ def test_one_worker_is_plain_torch_bit_for_bit(name, runtime):
     assert_same(run.model(), plain_loop(task, build))
 
 
-def test_local_steps_are_taken_on_the_shapes_too():
-    given = GIVEN | {"rule": LocalSGD(num_local_steps=3), "optimizer": torch.optim.Adafactor}
-    run = train(Classes(), runtime=Virtual(1), samples=STEPS * BATCH, **given)
-    for name, parameter in plain_loop(Classes(), torch.optim.Adafactor).named_parameters():
-        torch.testing.assert_close(run.model().get_parameter(name), parameter)  # start minus end rounds
-
-
 @pytest.mark.parametrize(("task", "build"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_its_state_is_kept_tensor_by_tensor_and_a_resumed_run_is_the_whole_run(task, build, tmp_path):
     given = GIVEN | {"runtime": Virtual(2), "optimizer": build, "samples": STEPS * BATCH}
@@ -93,39 +83,11 @@ def test_its_state_is_kept_tensor_by_tensor_and_a_resumed_run_is_the_whole_run(t
     assert_same(resumed.model(), whole.model())
 
 
-def test_the_shapes_of_a_stage_can_be_moved_to_another_vector():
-    """As an asynchronous pipeline does, which keeps two versions of its parameters."""
-    flat, other = FlatModel(Classes().model(0)), FlatModel(Classes().model(0))
-    optimizer = OptimizerRecipe(torch.optim.Adafactor).on(other.parameters, other.layout)
-    optimizer.move(flat.parameters)
-    before = other.parameters.clone()
-    optimizer.step(torch.ones(flat.layout.size), RATE)
-    assert torch.equal(other.parameters, before)
-    expected = FlatModel(Classes().model(0))
-    OptimizerRecipe(torch.optim.Adafactor).on(expected.parameters, expected.layout).step(
-        torch.ones(expected.layout.size), RATE
-    )
-    assert torch.equal(flat.parameters, expected.parameters)
-
-
-class Scaling(torch.optim.SGD):
-    """Changes the gradients that it is given."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.mul_(2.0)
-        return super().step(closure)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
         (torch.optim.LBFGS, "LBFGS closure"),
-        (torch.optim.SparseAdam, "SparseAdam dense gradients"),
         (torch.optim.Muon, "Muon 2D"),
-        (torch.optim.Rprop, "Rprop weight_decay=0.1 0"),
-        (Scaling, "Scaling changes copy"),
         (functools.partial(torch.optim.NAdam, weight_decay=0.3), "NAdam weight_decay=0.3 train"),
         (functools.partial(torch.optim.NAdam, lr=0.3), "NAdam lr=0.3 learning_rate=0.3"),
         ("adagrad", "'adagrad' 'Adagrad'"),
@@ -143,41 +105,11 @@ def test_an_optimizer_that_cannot_be_served_is_refused_by_name_before_anything_r
     assert not seen
 
 
-class Keeps:
-    """Makes an Adagrad, and keeps something that it does not need."""
-
-    def __init__(self, kept):
-        self.kept = kept
-
-    def __call__(self, groups):
-        return torch.optim.Adagrad(groups)
-
-
-class Unpicklable:
-    def __reduce__(self):
-        raise RecursionError("too deep")
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda groups: torch.optim.Adagrad(groups), "<lambda> pickled"),
-        (Keeps(Unpicklable()), "pickled"),
-        (Keeps(torch.zeros(300_000)), "Keeps 1.2 MB"),
-    ],
-    ids=["lambda", "unpicklable", "large"],
-)
-def test_an_optimizer_that_cannot_be_sent_to_worker_processes_is_refused_before_any_is_started(build, words):
-    with pytest.raises(UsageError) as error:
-        train(Classes(), runtime=Processes(1), optimizer=build, samples=80, **GIVEN)
-    assert all(word in str(error.value) for word in words.split())
-    train(Classes(), optimizer=build, samples=8, **GIVEN)
-
-
-def test_hogwild_workers_share_the_state_of_the_library_s_optimizers_only():
-    runtime = Hogwild(2, share_state=True)
-    with pytest.raises(UsageError, match=r"share_state=True is for asyncsgd\.SGD and asyncsgd\.AdamW"):
-        train(Classes(), runtime=runtime, optimizer=torch.optim.NAdam, samples=80, **GIVEN)
+def test_an_optimizer_that_cannot_be_sent_to_worker_processes_is_refused_before_any_is_started():
+    own = {"optimizer": lambda groups: torch.optim.Adagrad(groups), "samples": 8, **GIVEN}
+    with pytest.raises(UsageError, match=r"<lambda>.*pickled"):
+        train(Classes(), runtime=Processes(1), **own)
+    assert train(Classes(), **own).status == "DONE"
 
 
 def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
@@ -185,5 +117,3 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
     train(Classes(), optimizer=torch.optim.Adagrad, **given)
     with pytest.raises(UsageError, match="optimizer"):
         train(Classes(), optimizer=torch.optim.Adafactor, resume=True, **given)
-    with pytest.raises(UsageError, match="optimizer"):
-        train(Classes(), optimizer=NADAMW, resume=True, **given)

@@ -17,13 +17,10 @@ from doors import (
     SSP,
     AdamW,
     Asynchronous,
-    Constant,
     DiLoCo,
     Downpour,
     Exponential,
-    FedBuff,
     KAsync,
-    KBatchAsync,
     KSync,
     LocalSGD,
     OptimizerRecipe,
@@ -81,20 +78,6 @@ def test_r2_a_quorum_of_all_workers_is_synchronous_bit_for_bit(of, num_workers, 
     assert torch.equal(ours.points, synchronous.points)
     assert [event.train_seconds for event in ours.events] == [event.train_seconds for event in synchronous.events]
     assert set(ours.delays) == {0}
-
-
-@pytest.mark.parametrize(
-    "of", [KBatchAsync, lambda n: FedBuff(buffer=n, num_local_steps=1, exponent=0.0)], ids=["k_batch_async", "fedbuff"]
-)
-@pytest.mark.parametrize("num_workers", [2, 3, 6])
-def test_r2_buffering_as_many_gradients_as_workers_is_not_synchronous_even_at_equal_speeds(of, num_workers):
-    ours = run(of(num_workers), Constant().on(num_workers, 0))
-    rounds = np.reshape(ours.delays, (-1, num_workers)).tolist()
-    # All but the last worker start again before the step that they are part of.
-    assert rounds == [[0] * num_workers] + [[1] * (num_workers - 1) + [0]] * (len(rounds) - 1)
-    synchronous = run(Synchronous(), Constant().on(num_workers, 0))
-    close(ours.points[:2], synchronous.points[:2])
-    assert not torch.allclose(ours.points[2], synchronous.points[2], rtol=1e-3)
 
 
 @several

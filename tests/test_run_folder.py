@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import shlex
 import shutil
 import signal
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doors import ROOT, Evaluation, Event, Finished, Membership, UsageError, asyncsgd, cli, load_run
+from doors import ROOT, Evaluation, Event, Finished, Membership, UsageError, asyncsgd, load_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marks import slow
@@ -99,26 +98,6 @@ def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_o
     assert (run.path / "console.log").read_text().splitlines() == shown[first:-1]
 
 
-def test_a_run_is_made_again_by_the_line_in_its_settings_and_gets_a_folder_of_its_own(train, tmp_path):
-    first = train(mode="single", samples=8, learning_rate=1e-4)
-    lines = (first.path / "settings.yaml").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("# to run this again: "))
-    flag, path = shlex.split(line.removeprefix("# to run this again: "))
-    assert flag == "--config"
-    assert Path(path).samefile(first.path / "settings.yaml")
-    again = ["stilt_mlm.py", flag, path, "--cache-dir", first.cache, "--runs-dir", tmp_path / "my runs"]
-    for _ in range(3):
-        assert cli(again).code == 0
-    runs = sorted((tmp_path / "my runs").iterdir())
-    assert [run.name for run in runs] == [runs[0].name + suffix for suffix in ("", "-2", "-3")]
-    for run in map(Finished, runs):
-        assert run.summary["parameters_sha256"] == first.summary["parameters_sha256"]
-        places = ("cache_dir", "run_dir", "runs_dir")
-        assert {key: run.settings.get(key) for key in first.settings if key not in places} == {
-            key: value for key, value in first.settings.items() if key not in places
-        }
-
-
 @every_mode
 def test_no_samples_is_one_evaluation_whose_loss_does_not_depend_on_mode_or_workers(mode, train):
     run, single = train(**MODES[mode], samples=0), train(mode="single", samples=0)
@@ -141,7 +120,7 @@ def test_what_is_masked_in_training_does_not_change_the_test(train):
     assert another_test["eval_weight"] > 1.5 * plain["eval_weight"]
 
 
-@pytest.mark.parametrize("mode", ["single", "hogwild", *slow("sync", "async")])
+@pytest.mark.parametrize("mode", ["single", "hogwild", *slow("sync")])
 def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode, train):
     target = train(mode="single", samples=0).summary["final_eval_loss"] - 0.02
     run = train(**MODES[mode], samples=80, evaluations=20, target_loss=target)
@@ -151,7 +130,7 @@ def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode, trai
     assert 0 < run.summary["num_samples"] < 80
 
 
-@pytest.mark.parametrize("mode", ["hogwild", *slow("single", "sync", "async")])
+@pytest.mark.parametrize("mode", ["hogwild", *slow("sync")])
 def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode, train):
     run = train(**MODES[mode], samples=None, seconds=2, evaluations=2, learning_rate=1e-2)
     summary, last = run.summary, run.records()[-1]

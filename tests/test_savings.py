@@ -54,8 +54,7 @@ DROPOUT = {"dropout": 0.1}
             *(({"gradient_checkpointing": True}, BITS, mode, DROPOUT) for mode in MODES if mode != "single"),
             *(({"prefetch": 3}, BITS, mode, DROPOUT) for mode in ("sync", "async", "hogwild")),
             *(({"micro_batches": 3}, ROUNDING, mode, {}) for mode in MODES if mode != "single"),
-            *(({"precision": half}, HALF, mode, {}) for half in ("bf16", "fp16") for mode in ("sync", "async")),
-            ({"precision": "fp16"}, HALF, "single", {}),
+            *(({"precision": "fp16"}, HALF, mode, {}) for mode in ("single", "sync", "async")),
             ({"compile": True}, CODE, "single", {}),
         ),
     ],
@@ -105,52 +104,6 @@ def test_a_loss_scale_halves_until_no_part_overflows_and_doubles_after_2000_grad
     assert length == 2000
     assert all(math.log2(one / other).is_integer() for (one, _), (other, _) in itertools.pairwise(lengths))
     assert [scale for scale, _ in falling] == sorted((scale for scale, _ in falling), reverse=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class NoNumber(Plane):
-    """Its training loss overflows at every scale."""
-
-    def outputs(self, model, batch):
-        return super().outputs(model, batch) * (math.inf if model.training else 1.0)
-
-
-def test_an_overflow_that_no_loss_scale_explains_is_the_models_own():
-    run = asyncsgd.train(NoNumber(), precision="fp16", samples=8, evaluations=1, quiet=True)
-    assert run.status == "DIVERGED"
-    assert "the loss of worker 0 at version 0 is inf" in run.summary["message"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"gradient_checkpointing": True}, "a Linear has no method gradient_checkpointing_enable, as transformers"),
-        (
-            {"prefetch": 2, "runtime": Virtual(2)},
-            "--prefetch 2 guesses a worker's next batch, and",
-        ),
-        ({"micro_batches": 9}, "--micro-batches 9 cuts a batch into more parts than its 8 samples; type fewer"),
-    ],
-)
-def test_what_cannot_save_is_refused_with_the_reason(arguments, words):
-    with pytest.raises(UsageError, match=words):
-        asyncsgd.train(Plane(), samples=8, quiet=True, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("stilt_mlm.py --clock virtual --prefetch 2", "--prefetch 2 guesses a worker's next batch"),
-        ("stilt_mlm.py --batch-size 4 --micro-batches 5", "--micro-batches 5 cuts a batch into more parts than its 4"),
-        ("stilt_mlm.py --find-batch-size --run-dir runs/a", "--run-dir runs/a does nothing with --find-batch-size"),
-        ("stilt_mlm.py --find-batch-size --profile 5", "--profile 5 does nothing with --find-batch-size"),
-        ("stilt_mlm.py --find-batch-size --track tensorboard", "--track tensorboard does nothing with"),
-    ],
-)
-def test_flags_that_cannot_save_are_refused_with_the_reason(line, words):
-    ended = cli(line)
-    assert ended.code == 2
-    assert words in ended.err
 
 
 def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, tmp_path, monkeypatch):
@@ -243,27 +196,6 @@ def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(kind, tmp_p
         assert asyncsgd.replay(short.path, Wide()).identical
 
 
-@pytest.mark.parametrize("runtime", [asyncsgd.InProcess(), asyncsgd.Virtual(3), *slow(asyncsgd.Processes(2))])
-def test_a_run_that_goes_on_in_more_parts_is_replayed(runtime, tmp_path):
-    def go_on(samples, micro_batches):
-        return asyncsgd.train(
-            Plane(batch_size=8),
-            runtime=runtime,
-            samples=samples,
-            checkpoint_every=80,
-            micro_batches=micro_batches,
-            folder=tmp_path / "run",
-            resume=True,
-            quiet=True,
-        )
-
-    for samples, micro_batches in ((160, 1), (240, 3), (400, 5)):
-        assert go_on(samples, micro_batches).summary["micro_batches"] == micro_batches
-    assert asyncsgd.replay(tmp_path / "run").identical
-    with pytest.raises(UsageError, match="micro_batches 5 -> 2"):
-        go_on(480, 2)
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["single", "sync", "async"])
@@ -311,4 +243,6 @@ def test_a_run_that_is_out_of_memory_later_says_how_to_go_on_and_does(tmp_path):
     with pytest.raises(RunError, match=f"type --resume {tmp_path}/run --micro-batches 2$"):
         go_on(1)
     assert go_on(2).summary["num_samples"] == 640
+    with pytest.raises(UsageError, match="micro_batches 2 -> 1"):
+        go_on(1)
     assert asyncsgd.replay(tmp_path / "run", Plane()).identical

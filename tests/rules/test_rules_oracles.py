@@ -327,16 +327,6 @@ def test_a_round_of_everybody_ends_when_the_last_one_computing_leaves_and_waits_
     assert [starting.worker for starting in outcome.start] == [0, 2]
 
 
-def test_a_post_local_round_gives_one_step_to_those_who_join_before_it_and_all_to_those_after():
-    driver = Driver(LocalSGD(num_local_steps=3, post=1), num_workers=1)
-    driver.join(1)
-    assert [driver.pending[worker].num_local_steps for worker in (0, 1)] == [1, 1]
-    driver.arrive(0)
-    driver.arrive(1)
-    driver.join(2)
-    assert [driver.pending[worker].num_local_steps for worker in (0, 1, 2)] == [3, 3, 3]
-
-
 def test_ssp_releases_those_who_wait_for_a_worker_that_leaves():
     driver = Driver(SSP(slack=0), num_workers=3)
     assert driver.arrive(1).start == ()
