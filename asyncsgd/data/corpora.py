@@ -25,8 +25,7 @@ class Corpus:
     """Training and evaluation documents that share no text.
 
     Args:
-        name: ``"pydocs"``, the file's or folder's own name without its directory, or ``"hub:NAME[:CONFIG]"``; the
-            names of joined sources with plus signs between them.
+        name: ``"pydocs"``, the file's or folder's own name, or ``"hub:NAME[:CONFIG]"``; joined with plus signs.
         fingerprint: 16 hexadecimal digits that change whenever a text, its label, its order, its side of the split or,
             for ``pydocs``, a package version changes.
         split: what `eval` is, where documents have labels: ``"test"`` or ``"validation"``.
@@ -44,9 +43,7 @@ class Corpus:
 
     def fingerprint_of(self, blocks: bool) -> str:
         """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
-        if not blocks:
-            return self.fingerprint
-        return hashlib.sha256(f"blocks {self.fingerprint}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"blocks {self.fingerprint}".encode()).hexdigest()[:16] if blocks else self.fingerprint
 
 
 def load_corpus(
@@ -71,7 +68,7 @@ def load_corpus(
 
     Raises:
         UsageError: the source is missing, empty, damaged or not text, has no column `text_column`, or leaves one side
-            without documents. The message says what to type next.
+            without documents.
     """
     sources, scored = named_sources(data, eval_data)  # before the first one is read, which may take a while
     sides = [_sides(source, text_column, cache_dir, scored is None) for source in sources]
@@ -83,23 +80,22 @@ def load_corpus(
         evaluation = _join([held for _, held in sides if held is not None])
     train = without(_join([side for side, _ in sides]), evaluation)
     name = "+".join("pydocs" if source is None else source.name for source in sources)
-    if not evaluation.texts:
-        raise UsageError(
-            f"{name} has too few documents ({len(train.texts)}) to set some aside for evaluation; "
-            "give evaluation texts with --eval-data FILE"
-        )
-    if not train.texts:
-        raise UsageError(f"{name} leaves no document to train on; give other evaluation texts with --eval-data FILE")
-    origin = "".join(json.dumps(package_versions(), sort_keys=True) for source in sources if source is None)
-    return Corpus(name, train, evaluation, _fingerprint(origin, train, evaluation))
+    for side, documents in (("evaluate", evaluation), ("train", train)):
+        if not documents.texts:
+            raise UsageError(f"{name} has too few documents to {side} on; give evaluation texts with --eval-data FILE")
+    digest = hashlib.sha256()
+    for _ in range(sources.count(None)):
+        digest.update(json.dumps(package_versions(), sort_keys=True).encode())
+    for documents in (train, evaluation):
+        digest.update(f"side {len(documents.texts)}\n".encode())
+        for encoded in map(str.encode, documents.texts):
+            # The length in front keeps ("ab", "c") apart from ("a", "bc").
+            digest.update(f"{len(encoded)}\n".encode() + encoded)
+    return Corpus(name, train, evaluation, digest.hexdigest()[:16])
 
 
 def named_sources(data: str, eval_data: str | None) -> tuple[list[Source | None], Source | None]:
-    """What `load_corpus` reads, which is not read yet: the parts of `data`, None for ``pydocs``, and `eval_data`.
-
-    Raises:
-        UsageError: if a file or folder is missing or of an unknown kind, or a Hub data set has no name.
-    """
+    """What `load_corpus` reads, which is not read yet: the parts of `data`, None for ``pydocs``, and `eval_data`."""
     parts = [None if part == "pydocs" else Source(part, takes=("pydocs", "hub:NAME")) for part in joined_parts(data)]
     return parts, None if eval_data is None else Source(eval_data, "--eval-data", takes=())
 
@@ -115,9 +111,7 @@ def _sides(source: Source | None, column: str, cache: Path, wants_eval: bool) ->
 
 
 def _join(sides: Sequence[Documents]) -> Documents:
-    texts = tuple(text for side in sides for text in side.texts)
-    labels = [label for side in sides for label in side.labels or ()]
-    return Documents(texts, tuple(labels) if len(labels) == len(texts) else None)
+    return Documents(tuple(text for side in sides for text in side.texts), None)
 
 
 def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documents, Documents]:
@@ -128,18 +122,18 @@ def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documen
     (('one', 'three'), ('two', 'four'))
     """
     digests = (hashlib.sha256(text.encode()).digest() for text in documents.texts)
-    held_out = [int.from_bytes(digest[:8], "big") / 2**64 < eval_fraction for digest in digests]
-    return select(documents, [not flag for flag in held_out]), select(documents, held_out)
+    held_out = np.array([int.from_bytes(digest[:8], "big") / 2**64 < eval_fraction for digest in digests], dtype=bool)
+    return select(documents, ~held_out), select(documents, held_out)
 
 
 def select(documents: Documents, keep: Sequence[bool] | np.ndarray) -> Documents:
-    """Return the documents whose flag is set, with their labels."""
+    """The documents whose flag is set, with their labels."""
     texts = tuple(itertools.compress(documents.texts, keep))
     return Documents(texts, None if documents.labels is None else tuple(itertools.compress(documents.labels, keep)))
 
 
 def without(documents: Documents, others: Documents) -> Documents:
-    """Return the documents whose text is none of `others`."""
+    """The documents whose text is none of `others`."""
     excluded = set(others.texts)
     return select(documents, [text not in excluded for text in documents.texts])
 
@@ -158,15 +152,3 @@ def limited(documents: Documents, limit: int) -> Documents:
     """At most `limit` documents, evenly over their order; 0 for all."""
     total = len(documents.texts)
     return select(documents, np.isin(np.arange(total), evenly(total, limit)))
-
-
-def _fingerprint(origin: str, train: Documents, evaluation: Documents) -> str:
-    digest = hashlib.sha256(origin.encode())
-    for documents in (train, evaluation):
-        digest.update(f"side {len(documents.texts)}\n".encode())
-        for text in documents.texts:
-            encoded = text.encode()
-            # The length in front keeps ("ab", "c") apart from ("a", "bc").
-            digest.update(f"{len(encoded)}\n".encode())
-            digest.update(encoded)
-    return digest.hexdigest()[:16]

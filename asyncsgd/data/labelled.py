@@ -39,6 +39,10 @@ class Kind(NamedTuple):
     """What has a label."""
     label: str
 
+    def counts(self, documents: Documents) -> Counter[str]:
+        """How many units have each label."""
+        return Counter(each for label in documents.labels or () for each in self.labels_of(label))
+
 
 def read_labelled(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
     """A text and the name of its label."""
@@ -50,12 +54,7 @@ LABELLED = Kind(read_labelled, lambda label: [label], "text", "text", "text", "l
 
 
 def labelled_source(data: str, columns: Mapping[str, str], *, pydocs: bool = True) -> Source | None:
-    """What `load_labelled` reads, which is not read yet; None for ``pydocs``, where that may be meant.
-
-    Raises:
-        UsageError: if both columns are one, a file or folder is missing or of an unknown kind, or a Hub data set has no
-            name.
-    """
+    """What `load_labelled` reads, which is not read yet; None for ``pydocs``, where that may be meant."""
     if len(columns) < 2:
         raise UsageError(
             f"texts and labels are both {next(iter(columns))!r}; name another with {next(iter(columns.values()))}"
@@ -104,13 +103,18 @@ def load_labelled(
         name, origin, names = source.name, "", _names_of(source, list(columns)[1])
         rows = {side: source.rows(side, columns) for side in ("train", "test", "validation") if side in source.sides}
         sides = {side: _documents(f"{name} ({side})", rows[side], names, columns, kind, notes) for side in rows}
-    train, evaluation, split = _chosen_sides(name, sides, split)
+    if len(sides) == 1 and split != "validation":
+        sides = dict(zip(("train", "test"), split_documents(sides["train"], HELD_OUT), strict=True))
+    split = split or list(sides)[1]
+    if split not in sides:
+        raise UsageError(f"{name} has no {split} split to score on; drop --split")
+    train, evaluation = sides["train"], sides[split]
     kept = without(train, evaluation)
     if left_out := len(train.texts) - len(kept.texts):
         notes.append(f"{left_out} training {kind.text}s that are {split} {kind.text}s too are left out")
-    labels = _labels(name, names, kept, evaluation, split, kind, list(columns.values())[1])
+    labels = _labels(name, names, kind.counts(kept), kind.counts(evaluation), kind, list(columns.values())[1])
     kept, evaluation = (limited(side, limit) for side, limit in zip((kept, evaluation), limits, strict=True))
-    if missing := set(labels) - set(_count(kept, kind)):
+    if missing := set(labels) - set(kind.counts(kept)):
         notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
     digest = hashlib.sha256(json.dumps([origin, *labels]).encode())
     for documents in (kept, evaluation):
@@ -118,78 +122,50 @@ def load_labelled(
     return Corpus(name, kept, evaluation, digest.hexdigest()[:16], split, labels, tuple(notes))
 
 
-def _chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
-    """(train, evaluation, its split); a part of train is set aside where there is nothing to score on."""
-    splits = [side for side in sides if side != "train"]
-    if not splits and split != "validation":
-        train, held_out = split_documents(sides["train"], HELD_OUT)
-        if not train.texts or not held_out.texts:
-            raise UsageError(f"{name} has too few texts ({len(sides['train'].texts)}) to set some aside for the scores")
-        return train, held_out, "test"
-    chosen = split or splits[0]
-    if chosen not in splits:
-        why, instead = (
-            ("", f", or type --split {splits[0]}")
-            if splits
-            else (": a twentieth of it is set aside and called test", "")
-        )
-        raise UsageError(f"{name} has no {split} split{why}; drop --split{instead}")
-    return sides["train"], sides[chosen], chosen
-
-
-def _count(documents: Documents, kind: Kind) -> Counter[str]:
-    return Counter(each for label in documents.labels or () for each in kind.labels_of(label))
-
-
 def _labels(
-    name: str, names: Names, train: Documents, evaluation: Documents, split: str, kind: Kind, flag: str
+    name: str, names: Names, train: Counter[str], scored: Counter[str], kind: Kind, flag: str
 ) -> tuple[str, ...]:
-    known = _count(train, kind)
-    for label, count in _count(evaluation, kind).items():
-        if label not in known:
-            raise UsageError(
-                f"{name}: the {kind.label} {label!r} is on {count} {split} {kind.unit}s and on no training "
-                f"{kind.unit}, so no model can learn it; training has {', '.join(sorted(known)) or 'no text at all'}; "
-                f"mend the {kind.label} or leave these rows out"
-            )
-    if len(known) < 2:
-        only = f"one {kind.label} only ({next(iter(known))!r})" if known else f"no training {kind.text}"
-        raise UsageError(f"{name} has {only}, and two are needed: is {flag} right?")
+    """The names of all labels, in the order of their numbers."""
+    if unknown := sorted(set(scored) - set(train)):
+        raise UsageError(
+            f"{name}: no training {kind.unit} has the {kind.label} {unknown[0]!r}, which {scored[unknown[0]]} "
+            f"{kind.unit}s to score on have; training has {', '.join(sorted(train))}"
+        )
+    if len(train) < 2:
+        raise UsageError(
+            f"{name}: two {kind.label}s are needed, and training has {', '.join(map(repr, train)) or 'none'}: is "
+            f"{flag} right?"
+        )
     if names is not None:
         return tuple(names)
-    return tuple(sorted(known, key=int if all(label.lstrip("-").isdecimal() for label in known) else None))
+    return tuple(sorted(train, key=int if all(label.lstrip("-").isdecimal() for label in train) else None))
 
 
 def _names_of(source: Source, column: str) -> Names:
     """The names in ``labels.json`` beside the files, those of a Hub data set, or those in a Parquet file."""
     if source.path is None:
         feature = source.sides["train"].features[column]
-        names = getattr(getattr(feature, "feature", feature), "names", None)
-        return tuple(names) if names else None
+        return getattr(getattr(feature, "feature", feature), "names", None) or None
     files = [path for paths in source.sides.values() for path in paths]
     beside = files[0].with_name("labels.json")
     if not beside.is_file():
         return next(filter(None, (_feature_names(path, column) for path in files)), None)
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         names = json.loads(beside.read_text(encoding="utf-8"))
         names = [names[str(number)] for number in range(len(names))] if isinstance(names, dict) else names
         if names and all(isinstance(name, str) for name in names):
             return tuple(names)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     raise UsageError(f'{beside} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}}')
 
 
-def _feature_names(path: Path, label_column: str) -> Names:
+def _feature_names(path: Path, column: str) -> Names:
     """The names of a ClassLabel, or of a list of them, that the Hugging Face library left in a Parquet file."""
-    if not path.name.lower().endswith(".parquet"):
-        return None
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # A damaged file is reported where its rows are read.
+    # What is no Parquet file has none, and a damaged one is reported where its rows are read.
     with contextlib.suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError):
-        feature = json.loads((pq.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"][label_column]
+        feature = json.loads((pq.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"][column]
         while "names" not in feature:
             feature = feature[0] if isinstance(feature, list) else feature["feature"]
         return tuple(feature["names"])
@@ -210,13 +186,7 @@ def _documents(
 
 
 def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
-    """The name of a label.
-
-    Args:
-        where: words that say where the label stands, for messages.
-        columns: as `read_table` takes them; the second is the label's.
-        value: as it was read.
-        names: those that belong to numbers; None where labels are their own names.
+    """The name of a label that was read from the second of some columns.
 
     Raises:
         UsageError: if it is missing, neither text nor a whole number, or has no name.
@@ -224,14 +194,12 @@ def label_name(where: str, columns: Mapping[str, str], value: object, names: Nam
     column, flag = list(columns.items())[1]
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with a missing label holds whole numbers as floats
-    if value is None or value != value or str(value).strip() == "":
-        raise UsageError(f"{where} no label in column {column!r}; fill it in or leave the row out")
-    if not isinstance(value, str | int):
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    if not text:
         raise UsageError(
-            f"{where} column {column!r} holds {type(value).__name__} values, and a label is text or a whole number; "
-            f"choose another column with {flag} NAME"
+            f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; mend the row or choose "
+            f"another column with {flag} NAME"
         )
-    text = str(value).strip()
     if names is None or text in names:
         return text
     if text.isdecimal() and int(text) < len(names):

@@ -2,9 +2,7 @@
 
 A chosen token becomes the mask token with probability 0.8, a random token with 0.1, and stays with 0.1 (Devlin,
 Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1). Every sample gets at least one masked token, so no loss is a
-division by zero.
-
-A strategy sees the sample and its side arrays. A new one is a class here and a line in `STRATEGIES`.
+division by zero. A new strategy is a class here and a line in `STRATEGIES`.
 
 Shapes: L tokens of a sample, M masked tokens.
 """
@@ -13,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -79,8 +78,7 @@ class ByWord(Strategy):
 def _below(draws: np.ndarray, probability: float) -> np.ndarray:
     """Where `draws` are below `probability`; the smallest where none is."""
     chosen = draws < probability
-    if not chosen.any():
-        chosen[draws.argmin()] = True
+    chosen[draws.argmin()] |= not chosen.any()
     return chosen
 
 
@@ -120,50 +118,39 @@ class OnlyCandidates(Strategy):
 
 
 class _Words:
-    """The words of a sample, and the tokens chosen of them."""
+    """The words of a sample, and the tokens chosen of them: of each word, those before its ``next``."""
 
     def __init__(self, sample: Sample) -> None:
         self._words, self._first = sample.words()
-        self._next = self._first.copy()
-        """Each word's first token that is not chosen."""
-        self._left = np.append(self._first[1:], len(self._words)) - self._first
-        """Its tokens that are not."""
+        self._next, self._end = self._first.copy(), np.append(self._first[1:], len(self._words))
         self.all = np.arange(len(self._first))
-        self.candidates = self.all[:0]
-        """The words with a candidate."""
-        if sample.candidates is not None:
-            self.candidates = self._with(self._words[sample.candidates]).nonzero()[0]
-        self.chosen = np.zeros(len(self._words), dtype=bool)
+        self.candidates = self.all[:0] if sample.candidates is None else np.unique(self._words[sample.candidates])
 
-    def _with(self, words: np.ndarray) -> np.ndarray:
-        """Whether each word is one of `words`."""
-        flags = np.zeros(len(self._first), dtype=bool)
-        flags[words] = True
-        return flags
+    @property
+    def chosen(self) -> np.ndarray:
+        """bool `(L,)`."""
+        return np.arange(len(self._words)) < self._next[self._words]
 
     @property
     def whole(self) -> np.ndarray:
         """The words of which nothing is chosen."""
-        return self.all[~self.chosen[self._first]]
+        return self.all[self._next == self._first]
 
     def take(self, words: np.ndarray, limit: int, generator: np.random.Generator) -> None:
         """Choose `limit` tokens of some words, or all they have."""
         rest = generator.permutation(words) if limit else words
         while limit and len(rest):
-            ends = np.cumsum(self._left[rest])
+            left = self._end[rest] - self._next[rest]
+            ends = np.cumsum(left)
             number = int(np.searchsorted(ends, limit, side="right"))
             if number:
-                self.chosen |= self._with(rest[:number])[self._words]
-                self._left[rest[:number]] = 0
+                self._next[rest[:number]] = self._end[rest[:number]]
                 limit -= int(ends[number - 1])
                 rest = rest[number:]
-            elif len(fitting := np.flatnonzero(self._left[rest] <= limit)):
+            elif len(fitting := np.flatnonzero(left <= limit)):
                 rest = np.concatenate([rest[fitting[:1]], np.delete(rest, fitting[0])])
             else:  # no word fits: the beginning of one
-                first = int(self._next[rest[0]])
-                self.chosen[first : first + limit] = True
                 self._next[rest[0]] += limit
-                self._left[rest[0]] -= limit
                 limit = 0
 
 
@@ -193,16 +180,11 @@ class Masking:
         """Return (masked ids `(L,)`, positions `(M,)`, M >= 1) of one sample, both new."""
         positions = np.flatnonzero(self.strategy.choose(sample, self.probability, generator))
         fate, replacement = generator.random((2, len(sample.ids)))[:, positions]
-        masked = np.array(sample.ids)
+        masked, swapped = np.array(sample.ids), fate >= 0.9
         masked[positions[fate < 0.8]] = self.mask_id
-        swapped = fate >= 0.9
-        masked[positions[swapped]] = self._ordinary_ids[
-            (replacement[swapped] * len(self._ordinary_ids)).astype(np.int64)
-        ]
+        masked[positions[swapped]] = self._ordinary[(replacement[swapped] * len(self._ordinary)).astype(np.int64)]
         return masked, positions
 
-    def __post_init__(self) -> None:
-        ordinary = np.setdiff1d(np.arange(self.vocabulary_size), self.special_ids)
-        object.__setattr__(self, "_ordinary_ids", ordinary)
-
-    _ordinary_ids: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
+    @functools.cached_property
+    def _ordinary(self) -> np.ndarray:
+        return np.setdiff1d(np.arange(self.vocabulary_size), self.special_ids)

@@ -6,8 +6,6 @@ is small and synchronous workers, which take consecutive indices, wait for hardw
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from asyncsgd.data.random import Purpose, generator
@@ -18,9 +16,6 @@ RUN = 8
 
 def is_by_length(sampling: str) -> bool:
     """Whether the samples of a batch are of about one length.
-
-    Raises:
-        UsageError: for a name that is none.
 
     >>> is_by_length("group_by_length"), is_by_length("random")
     (True, False)
@@ -40,25 +35,22 @@ class Order:
     epoch.
 
     Args:
-        lengths: tokens of each sample, `(S,)`.
+        lengths: tokens of each sample, `(S,)`, S >= 1.
         batch_size: B.
         seed, stream: name the order.
         by_length: whether the samples of a batch are of about one length.
     """
 
     def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, stream: int, by_length: bool = True) -> None:
-        if len(lengths) == 0:
-            raise ValueError("a stream needs at least one sample")
-        self._lengths = np.asarray(lengths)
-        self._batch_size = batch_size
-        self._seed, self._stream, self._by_length = seed, stream, by_length
+        self._lengths, self._batch_size, self._by_length = lengths, batch_size, by_length
+        self._seed, self._stream = seed, stream
         batches = len(lengths) // batch_size
         self.batches_per_epoch = max(1, batches // RUN * RUN or batches)
         self._epoch = -1
         self._order = np.empty((0, 0), dtype=np.int64)
 
     def samples(self, index: int) -> np.ndarray:
-        """Return the samples of batch `index`, int64 `(B,)`, a view valid until the next epoch is asked for."""
+        """The samples of batch `index`, int64 `(B,)`, a view valid until the next epoch is asked for."""
         epoch, position = divmod(index, self.batches_per_epoch)
         if epoch != self._epoch:
             self._order, self._epoch = self._shuffle(epoch), epoch
@@ -72,19 +64,7 @@ class Order:
         order = np.resize(order, wanted)  # leaves out the rest; repeats samples where a batch is larger than the corpus
         if self._by_length:
             order = order[np.argsort(self._lengths[order], kind="stable")]
-        run = min(RUN, self.batches_per_epoch) * self._batch_size
-        runs = order[: wanted // run * run].reshape(-1, run)
-        runs = draw.permuted(runs[draw.permutation(len(runs))], axis=1)
         # Fewer batches than a run, or a multiple of it: nothing is ever left behind the last run.
+        runs = order.reshape(-1, min(RUN, self.batches_per_epoch) * self._batch_size)
+        runs = draw.permuted(runs[draw.permutation(len(runs))], axis=1)
         return runs.reshape(self.batches_per_epoch, self._batch_size)
-
-
-class Orders:
-    """The samples of each batch of any stream; see `Order`."""
-
-    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, by_length: bool) -> None:
-        self._of = functools.cache(lambda stream: Order(lengths, batch_size, seed, stream, by_length))
-
-    def samples(self, stream: int, index: int) -> np.ndarray:
-        """Those of batch `index`, int64 `(B,)`, a view valid until the stream's next epoch is asked for."""
-        return self._of(stream).samples(index)

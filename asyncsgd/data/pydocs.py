@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import gzip
 import hashlib
 import importlib.metadata
@@ -32,7 +31,7 @@ _SKIPPED_FOLDERS = {"tests", "test", "site-packages", "dist-packages", "idlelib"
 
 
 def clean_docstring(docstring: str) -> str:
-    """Return the prose of a docstring on one line: no examples, directives, underlines or tables of numbers.
+    """The prose of a docstring on one line: no examples, directives, underlines or tables of numbers.
 
     >>> clean_docstring('''Return twice `x`.
     ...
@@ -45,119 +44,83 @@ def clean_docstring(docstring: str) -> str:
     """
     kept: list[str] = []
     in_example = False
-    for line in inspect.cleandoc(docstring).split("\n"):
-        line = line.strip()
+    for line in map(str.strip, inspect.cleandoc(docstring).split("\n")):
         # An example and its output reach to the next blank line, as in doctest.
         in_example = line.startswith(">>>") or (in_example and line != "")
-        if not in_example and not _is_markup(line):
+        # An underline, a table or a directive: fewer letters than not.
+        visible = line.replace(" ", "")
+        is_markup = 2 * sum(map(str.isalpha, visible)) < len(visible) or re.match(r"\.\. [\w-]+::", line)
+        if not in_example and not is_markup:
             kept.append(line)
     return " ".join(without_surrogates(" ".join(kept)).split())
-
-
-def _is_markup(line: str) -> bool:
-    """Whether a line is an underline, a table, a reST directive or something else with fewer letters than not."""
-    visible = line.replace(" ", "")
-    return 2 * sum(map(str.isalpha, visible)) < len(visible) or re.match(r"\.\. [\w-]+::", line) is not None
 
 
 def is_prose(text: str) -> bool:
     """Whether a cleaned docstring says enough in English: 40 characters, 6 words, and mostly ASCII letters.
 
-    >>> is_prose("Return a copy of the array, collapsed into one dimension.")
-    True
-    >>> is_prose("Return a copy.")
-    False
+    >>> is_prose("Return a copy of the array, collapsed into one dimension."), is_prose("Return a copy.")
+    (True, False)
     """
     num_letters = sum(character.isascii() and character.isalpha() for character in text)
     return len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text)
 
 
 def load_pydocs(cache_dir: Path) -> Documents:
-    """Return the documentation of the installed packages, from the cache where it is there.
-
-    Raises:
-        UsageError: if the cache folder cannot be written.
-    """
+    """The documentation of the installed packages, from the cache where it is there."""
 
     def collect_and_save(folder: Path) -> None:
         documents = collect_docstrings(_package_folders())
-        rows = [json.dumps(row) for row in zip(documents.labels or (), documents.texts, strict=True)]
-        (folder / "documents.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode(), compresslevel=6, mtime=0))
+        with gzip.open(folder / "documents.jsonl.gz", "wt", compresslevel=6) as file:
+            file.writelines(json.dumps(row) + "\n" for row in zip(documents.labels or (), documents.texts, strict=True))
 
     key = CORPUS_FORMAT, platform.python_version(), package_versions()
-    folder = cached(cache_dir, "pydocs", key, collect_and_save)
-    rows = [json.loads(row) for row in gzip.decompress((folder / "documents.jsonl.gz").read_bytes()).splitlines()]
-    return Documents(tuple(text for _, text in rows), tuple(label for label, _ in rows))
+    with gzip.open(cached(cache_dir, "pydocs", key, collect_and_save) / "documents.jsonl.gz", "rt") as file:
+        labels, texts = zip(*map(json.loads, file), strict=True)
+    return Documents(texts, labels)
 
 
 def _package_folders() -> dict[str, Path]:
-    """Return the source folder of each package that is installed, found without importing it."""
-    folders = {"stdlib": Path(sysconfig.get_path("stdlib"))}
-    for name in _PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None:
-            folders[name] = Path(spec.origin).parent
-    return folders
+    """The source folder of each package that is installed, found without importing it."""
+    specs = {name: importlib.util.find_spec(name) for name in _PACKAGES}
+    found = {name: Path(spec.origin).parent for name, spec in specs.items() if spec is not None and spec.origin}
+    return {"stdlib": Path(sysconfig.get_path("stdlib")), **found}
 
 
 def package_versions() -> dict[str, str]:
     """The versions that decide what `load_pydocs` finds."""
-    versions = {"stdlib": platform.python_version()}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+    return {"stdlib": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name) is not None
+    }
 
 
 def collect_docstrings(folders: dict[str, Path]) -> Documents:
     """Read, clean and deduplicate the docstrings below `folders` (label: folder); the first of equal texts stays."""
-    texts: list[str] = []
-    labels: list[str] = []
-    seen: set[bytes] = set()
+    found: dict[bytes, tuple[str, str]] = {}
     for label, folder in folders.items():
-        for path in _source_files(folder):
-            for docstring in _docstrings(path):
-                text = clean_docstring(docstring)
-                digest = hashlib.sha256(text.lower().encode()).digest()
-                if is_prose(text) and digest not in seen:
-                    seen.add(digest)
-                    texts.append(text)
-                    labels.append(label)
-    return Documents(tuple(texts), tuple(labels))
-
-
-def _source_files(folder: Path) -> list[Path]:
-    files = []
-    for path in folder.rglob("*.py"):
-        relative = path.relative_to(folder)
-        if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]):
-            files.append((relative.as_posix(), path))
-    # By the name below the folder: where a package is installed must not change the order.
-    return [path for _, path in sorted(files)]
+        # By the name below the folder: where a package is installed must not change the order.
+        for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
+            if _SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1]):
+                for text in map(clean_docstring, _docstrings(folder / name)):
+                    if is_prose(text):
+                        found.setdefault(hashlib.sha256(text.lower().encode()).digest(), (text, label))
+    texts, labels = zip(*found.values(), strict=True) if found else ((), ())
+    return Documents(texts, labels)
 
 
 def _docstrings(path: Path) -> Iterator[str]:
     """Yield the docstrings in a source file, which is parsed and never run; nothing if it does not parse."""
     try:
-        with tokenize.open(path) as file:
-            source = file.read()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            tree = ast.parse(source)
+        with tokenize.open(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
-    reads_newdocs = "_add_newdocs" in path.name
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node, clean=False) or ""
-        elif reads_newdocs and isinstance(node, ast.Call):
-            yield from _newdoc_strings(node)
-
-
-def _newdoc_strings(call: ast.Call) -> Iterator[str]:
-    """Yield what a call add_newdoc("module", "name", "docstring") documents; names are too short to stay."""
-    if isinstance(call.func, ast.Name) and call.func.id == "add_newdoc":
-        for node in ast.walk(call):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+        elif (
+            "_add_newdocs" in path.name and isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add_newdoc"
+        ):
+            # add_newdoc("module", "name", "docstring"): names are too short to stay
+            of_call = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+            yield from (value for value in of_call if isinstance(value, str))

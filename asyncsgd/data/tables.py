@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import gzip
 import io
@@ -13,6 +12,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 TABLES = (".parquet", ".csv", ".jsonl")
 KINDS = (".txt", ".txt.gz", ".jsonl", ".csv", ".parquet")
-SIDES = {
-    "train": ("train.*",),
-    "test": ("test.*",),
-    "validation": ("validation.*", "valid.*", "dev.*", "eval.*"),
-}
+SIDES = {"train": ("train.*",), "test": ("test.*",), "validation": ("validation.*", "valid.*", "dev.*", "eval.*")}
 """What the files of each split are called."""
 
 Rows = list[tuple[str, tuple[Any, ...]]]
@@ -37,12 +33,7 @@ Rows = list[tuple[str, tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts in a fixed order, none of them empty, with an optional label each.
-
-    Args:
-        texts: the documents.
-        labels: one label per text (for ``pydocs`` the package it comes from), or None where the source has none.
-    """
+    """Texts in a fixed order, none of them empty, each with its label where the source has some."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] | None
@@ -52,16 +43,12 @@ class Source:
     """A file, a folder or a Hub data set that the user named. It is there; nothing of it is read yet.
 
     Args:
-        data: ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it.
-        flag: with which it was typed.
-        kinds: of the files that can be read.
+        data: ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it with `flag`.
+        kinds: endings of the files that can be read.
         sides: patterns for the names of the files of each split.
         needs: a split that a folder must have; where it is None, all files of a folder are ``train`` unless it has
             ``train`` beside another split.
         takes: what else could have been meant, for messages; a Hub data set is read only where it is among these.
-
-    Raises:
-        UsageError: if there is no such file, or none that can be read.
     """
 
     def __init__(
@@ -84,20 +71,21 @@ class Source:
         there = sorted(path.iterdir()) if path.is_dir() else [path]
         files = [file for file in there if file.name.lower().endswith(tuple(kinds)) and file.name[0] != "."]
         if not files:
-            what = f"the folder {path} holds no file that" if path.is_dir() else f"{path.name}: files of this kind"
-            raise UsageError(f"{what} can{'' if path.is_dir() else 'not'} be read; known are {', '.join(kinds)}")
+            raise UsageError(f"there is no file in {path.name} that {flag} can read; known are {', '.join(kinds)}")
         self._sides = {"train": files}
         if path.is_dir():
-            of = {side: re.compile("|".join(map(fnmatch.translate, sides[side]))) for side in sides}
-            matching = {side: [file for file in files if of[side].match(file.name.lower())] for side in sides}
-            self._sides = {side: named for side, named in matching.items() if named}
-            if needs is None and not {"train"} < self._sides.keys():
-                self._sides = {"train": files}
-            elif needs is not None and needs not in self._sides:
+            of = {
+                side: [file for file in files if any(fnmatchcase(file.name.lower(), name) for name in names)]
+                for side, names in sides.items()
+            }
+            of = {side: named for side, named in of.items() if named}
+            if needs is not None and needs not in of:
                 raise UsageError(
-                    f"the folder {data} has no file {' or '.join(sides[needs])} ({', '.join(kinds)}); it holds "
-                    f"{', '.join(file.name for file in there[:8])}; name another folder or a file with {flag}"
+                    f"the folder {data} has no file {' or '.join(sides[needs])} ({', '.join(kinds)}); name another "
+                    f"folder or a file with {flag}"
                 )
+            if needs is not None or {"train"} < of.keys():
+                self._sides = of
 
     @functools.cached_property
     def sides(self) -> Mapping[str, Any]:
@@ -114,28 +102,20 @@ class Source:
 
 
 def joined_parts(data: str) -> list[str]:
-    """Return the sources that ``A+B+...`` joins; a path that exists as it is written wins, its plus signs included.
+    """The sources that ``A+B+...`` joins; a path that exists as it is written wins, its plus signs included.
 
     >>> joined_parts("pydocs+hub:name:config")
     ['pydocs', 'hub:name:config']
     """
     pieces = data.split("+")
-    parts: list[str] = []
-    while pieces:
-        # The longest run of pieces that exists as a path; "pydocs", "hub:..." and what does not exist are one piece.
-        joined = {number: "+".join(pieces[:number]) for number in range(len(pieces), 0, -1)}
-        number = next((n for n, part in joined.items() if part.strip() and os.path.exists(os.path.expanduser(part))), 1)
-        parts.append(joined[number])
-        del pieces[:number]
-    return parts
+    # The longest run of pieces that exists as a path; "pydocs", "hub:..." and what does not exist are one piece.
+    joined = {number: "+".join(pieces[:number]) for number in range(len(pieces), 0, -1)}
+    number = next((n for n, part in joined.items() if part.strip() and os.path.exists(os.path.expanduser(part))), 1)
+    return [joined[number], *(joined_parts("+".join(pieces[number:])) if pieces[number:] else ())]
 
 
 def existing_path(name: str, flag: str, *, takes: Sequence[str] = (), kinds: Sequence[str] = KINDS) -> Path:
-    """Return the absolute path of a file or folder that the user named with `flag`.
-
-    Raises:
-        UsageError: if there is none; `takes` and `kinds` are what else could have been meant.
-    """
+    """The absolute path of a file or folder that the user named with `flag`; `takes` and `kinds` are for messages."""
     path = Path(name).expanduser()
     if not name.strip() or not os.path.exists(path):
         raise UsageError(
@@ -147,15 +127,11 @@ def existing_path(name: str, flag: str, *, takes: Sequence[str] = (), kinds: Seq
 
 
 def documents_of(where: str, rows: Rows, column: str) -> Documents:
-    """The texts of a column, stripped, without the empty ones.
-
-    Raises:
-        UsageError: if there are none.
-    """
+    """The texts of a column, stripped, without the empty ones, of which at least one is left."""
     stripped = (without_surrogates(text_of(place, column, row[0])).strip() for place, row in rows)
     texts = tuple(text for text in stripped if text)
     if not texts:
-        raise UsageError(f"{where} is empty or holds no text; give a file with at least one document")
+        raise UsageError(f"{where} holds no text")
     return Documents(texts, None)
 
 
@@ -165,7 +141,7 @@ def without_surrogates(text: str) -> str:
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> Rows:
-    """Return the rows of a file, in the file's order; the values of a CSV file are text.
+    """The rows of a file, in the file's order; the values of a CSV file are text.
 
     A text file has one column whatever is wanted, with a row a line, or a paragraph as soon as it has a blank line.
 
@@ -201,8 +177,7 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path} cannot be read ({error})") from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is not UTF-8 (byte offset {error.start}); convert it, for example: "
-            f"iconv -f ISO-8859-1 -t UTF-8 {path} > converted{path.suffix}"
+            f"{path} is not UTF-8 (byte offset {error.start}); convert it: iconv -f ISO-8859-1 -t UTF-8 {path}"
         ) from error
 
 
@@ -215,7 +190,7 @@ def _json_rows(path: Path, columns: Mapping[str, str]) -> Rows:
         try:
             row = dict(json.loads(line))
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{where} not a JSON object ({error}); mend or delete the line") from error
+            raise UsageError(f"{where} not a JSON object ({error})") from error
         check_columns(where, columns, row)
         rows.append((where, tuple(row[column] for column in columns)))
     return rows
@@ -224,15 +199,13 @@ def _json_rows(path: Path, columns: Mapping[str, str]) -> Rows:
 def _csv_columns(path: Path, columns: Mapping[str, str]) -> list[list[Any]]:
     import pandas as pd
 
-    if not (text := _text(path)).strip():
-        return [[] for _ in columns]
     try:
         # A row with too many fields is only a warning to pandas, and its last fields would be lost.
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
-    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise UsageError(f"{path} is not a well-formed CSV file ({error}); check its quotes and commas") from error
+            table = pd.read_csv(io.StringIO(_text(path)), dtype=str, keep_default_na=False, index_col=False)
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
+        raise UsageError(f"{path} is not a well-formed CSV file ({error})") from error
     check_columns(str(path), columns, table.columns)
     return [table[column].fillna("").tolist() for column in columns]
 
@@ -250,11 +223,7 @@ def _parquet_columns(path: Path, columns: Mapping[str, str]) -> list[list[Any]]:
 
 
 def text_of(where: str, text_column: str, value: object) -> str:
-    """Return a value as text, a missing one as an empty string.
-
-    Raises:
-        UsageError: if it is not text; `where` stands in front of the message.
-    """
+    """A value as text, a missing one as an empty string; `where` it stands is for messages."""
     if value is not None and not isinstance(value, str):
         raise UsageError(
             f"{where} column {text_column!r} holds {type(value).__name__} values, not text; "
@@ -264,11 +233,7 @@ def text_of(where: str, text_column: str, value: object) -> str:
 
 
 def check_columns(where: str, columns: Mapping[str, str], present: Iterable[object]) -> None:
-    """Refuse a table that lacks a wanted column.
-
-    Raises:
-        UsageError: naming the nearest column and the flag that chooses it; `where` stands in front of the message.
-    """
+    """Refuse a table that lacks a wanted column, and name the nearest one and the flag that chooses it."""
     names = [str(column) for column in present]
     for column, flag in columns.items():
         if column not in names:
@@ -281,9 +246,6 @@ def check_columns(where: str, columns: Mapping[str, str], present: Iterable[obje
 def hub_name(data: str) -> tuple[str, str | None]:
     """The name and the configuration of a Hub data set.
 
-    Raises:
-        UsageError: if there is no name.
-
     >>> hub_name("hub:tweet_eval:hate"), hub_name("hub:imdb")
     (('tweet_eval', 'hate'), ('imdb', None))
     """
@@ -294,28 +256,18 @@ def hub_name(data: str) -> tuple[str, str | None]:
 
 
 def hub_is_reachable() -> bool:
-    """Ask the Hugging Face Hub for one answer, without retries and for 5 seconds at most.
-
-    The Hub's own libraries retry an unreachable Hub for more than 20 seconds. Asking first makes a run without network
-    fail at once, or go on from the local cache at once.
-    """
+    """Whether the Hugging Face Hub answers within 5 seconds; its own libraries retry for more than 20."""
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:
-        # No name resolution, no route, a refusing proxy, offline mode: the HTTP library behind the session, and with
-        # it the exception classes, differ between versions of huggingface_hub.
+    except Exception:  # which one depends on the version of huggingface_hub
         return False
     return True
 
 
 def hub_splits(data: str) -> datasets.DatasetDict:
-    """The splits of ``hub:NAME[:CONFIG]``, ``train`` among them; from the local cache where the Hub is unreachable.
-
-    Raises:
-        UsageError: if it is in neither, or has no training split.
-    """
+    """The splits of ``hub:NAME[:CONFIG]``, ``train`` among them; from the local cache where the Hub is unreachable."""
     import datasets
 
     name, config = hub_name(data)
@@ -327,12 +279,8 @@ def hub_splits(data: str) -> datasets.DatasetDict:
         splits = datasets.load_dataset(name, config)
     except Exception as error:
         reason = " ".join(str(error).split())
-        if offline:
-            raise UsageError(
-                f"the data set {name} is not in the local cache and the Hub is unreachable ({reason}); run the same "
-                f"command once online, or use --data pydocs or --data FILE"
-            ) from error
-        raise UsageError(f"the data set {name} cannot be loaded from the Hub: {reason}") from error
+        where = "is not in the local cache and the Hub is unreachable" if offline else "cannot be loaded from the Hub"
+        raise UsageError(f"the data set {name} {where} ({reason}); use --data pydocs or --data FILE") from error
     finally:
         datasets.config.HF_HUB_OFFLINE = before
     if "train" not in splits:

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import shutil
-import uuid
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +68,8 @@ class Samples:
 
     def row(self, name: str, number: int) -> Any:
         """What a column has for a row; an array is a view."""
-        if name not in self.starts:
-            return self.values[name][number]
-        return self.values[name][self.starts[name][number] : self.starts[name][number + 1]]
+        values, starts = self.values[name], self.starts.get(name)
+        return values[number] if starts is None else values[starts[number] : starts[number + 1]]
 
     def rows(self, name: str, numbers: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """The arrays of some rows, as views."""
@@ -81,12 +77,9 @@ class Samples:
 
     def select(self, keep: np.ndarray) -> Samples:
         """The rows where bool `keep` `(S,)` is set, in arrays of their own."""
-        chosen = np.flatnonzero(keep)
+        chosen, values = np.flatnonzero(keep), self.values
         return Samples.of(
-            **{
-                name: self.rows(name, chosen) if name in self.starts else self.values[name][chosen]
-                for name in self.values
-            }
+            **{name: self.rows(name, chosen) if name in self.starts else values[name][chosen] for name in values}
         )
 
     def save(self, folder: Path) -> None:
@@ -98,7 +91,9 @@ class Samples:
     @classmethod
     def load(cls, folder: Path) -> Samples:
         """Map what `save` wrote into memory: read-only arrays, shared between the processes that map them."""
-        arrays = {path.name.removesuffix(".npy"): np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+        # Plain views: slicing an np.memmap is slow.
+        files = {path.name.removesuffix(".npy"): path for path in folder.glob("*.npy")}
+        arrays = {name: np.load(path, mmap_mode="r").view(np.ndarray) for name, path in files.items()}
         starts = {name.removesuffix(".starts"): arrays.pop(name) for name in list(arrays) if name.endswith(".starts")}
         return cls(arrays, starts)
 
@@ -122,10 +117,7 @@ def encodings_of(
 ) -> Iterator[Encoding]:
     """Tokenize texts; a special token spelled out in a text, such as ``[MASK]``, becomes ordinary characters.
 
-    Args:
-        tokenizer: a fast tokenizer; neither used up nor changed.
-        seq_len: None for all tokens of each text and no special ones; else a row with its special tokens, of which the
-            text is cut to fit.
+    With a `seq_len`, each text is cut so that a row fits with its special tokens; else it is whole and without these.
     """
     backend = plain_backend(tokenizer)
     if seq_len is not None:
@@ -137,7 +129,7 @@ def encodings_of(
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """Return a copy of the Rust tokenizer that neither cuts, pads, nor finds special tokens in the text."""
+    """A copy of the Rust tokenizer that neither cuts, pads, nor finds special tokens in the text."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -149,19 +141,14 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def capacity_of(tokenizer: PreTrainedTokenizerBase, seq_len: int) -> int:
-    """How many ids of a text fit `seq_len`.
-
-    Raises:
-        UsageError: if these are fewer than 4.
-    """
+    """How many ids of a text fit `seq_len`; at least 4."""
     num_special = tokenizer.num_special_tokens_to_add()
-    capacity = seq_len - num_special
-    if capacity < MIN_SAMPLE_IDS:
+    if seq_len - num_special < MIN_SAMPLE_IDS:
         raise UsageError(
-            f"a sequence length of {seq_len} leaves {max(capacity, 0)} tokens beside {num_special} special ones; "
-            f"use at least {MIN_SAMPLE_IDS + num_special}"
+            f"a sequence length of {seq_len} leaves no {MIN_SAMPLE_IDS} tokens beside {num_special} special ones; use "
+            f"at least {MIN_SAMPLE_IDS + num_special}"
         )
-    return capacity
+    return seq_len - num_special
 
 
 def first_pieces(starts: np.ndarray, ends: np.ndarray, encoding: Encoding) -> np.ndarray:
@@ -218,41 +205,32 @@ def rows_of(
         (punctuation counts as a word) or a row, and where it is a special one.
 
     Raises:
-        UsageError: `seq_len` leaves room for fewer than 4 ids, or `flags` are not of these ids.
+        UsageError: `seq_len` leaves room for fewer than 4 ids.
     """
-    capacity, end = capacity_of(tokenizer, seq_len), [] if end_id is None else [end_id]
-    prefix, suffix = special_around(tokenizer)
-    documents: list[dict[str, np.ndarray]] = []
+    capacity = capacity_of(tokenizer, seq_len)
+    types = {"ids": np.int32, "word_starts": bool, **({} if flags is None else {"candidates": bool})}
+
+    def special(tokens: Sequence[int]) -> np.ndarray:
+        return np.array([[token, True, False][: len(types)] for token in tokens], np.int32).reshape(-1, len(types)).T
+
+    prefix, suffix = map(special, special_around(tokenizer))
+    end, documents = special([] if end_id is None else [end_id]), []
     for number, encoding in enumerate(encodings_of(texts, tokenizer)):
         words = encoding.word_ids
         # A token outside all words has one of its own.
         starts = [word is None or word != before for before, word in zip((-1, *words), words, strict=False)]
-        document = {
-            "ids": np.array([*encoding.ids, *end], dtype=np.int32),
-            "word_starts": np.array([*starts, *[True] * len(end)], dtype=bool),
-        }
-        if flags is not None:
-            document["candidates"] = np.append(flags[number], [False] * len(end)).astype(bool)
-            if len(document["candidates"]) != len(document["ids"]):
-                raise UsageError("the candidates are not of the tokens of this run")
-        documents.append(document)
+        columns = [encoding.ids, starts, *([] if flags is None else [flags[number]])]
+        documents.append(np.hstack([np.array(columns, dtype=np.int32), end]))
     if blocks and documents:
-        documents = [{name: np.concatenate([each[name] for each in documents]) for name in documents[0]}]
-    around = {"ids": (prefix, suffix), "word_starts": ([True] * len(prefix), [True] * len(suffix))}
-    around["candidates"] = [False] * len(prefix), [False] * len(suffix)
-    columns: dict[str, list[np.ndarray]] = {
-        name: [] for name in (documents[0] if documents else ("ids", "word_starts"))
-    }
-    for document in documents:
-        length = len(document["ids"])
-        for first in range(0, length, capacity):
-            if min(length - first, capacity) < MIN_SAMPLE_IDS:
-                continue
-            for name, values in document.items():
-                part = values[first : first + capacity].copy()
-                part[0] |= name == "word_starts"
-                columns[name].append(np.concatenate([around[name][0], part, around[name][1]]).astype(part.dtype))
-    return Samples.of(**columns)
+        documents = [np.hstack(documents)]
+    rows = [
+        np.hstack([prefix, document[:, first : first + capacity], suffix])
+        for document in documents
+        for first in range(0, document.shape[1] - MIN_SAMPLE_IDS + 1, capacity)
+    ]
+    for row in rows:
+        row[1, prefix.shape[1]] = True
+    return Samples.of(**{name: [row[n].astype(kind) for row in rows] for n, (name, kind) in enumerate(types.items())})
 
 
 def cached(cache_dir: Path, kind: str, key: Sequence[object], make: Callable[[Path], None]) -> Path:
@@ -265,26 +243,20 @@ def cached(cache_dir: Path, kind: str, key: Sequence[object], make: Callable[[Pa
         UsageError: if the cache cannot be written.
     """
     folder = cache_dir / f"{kind}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
-    if folder.is_dir():
-        return folder
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        temporary.mkdir(parents=True)
-        make(temporary)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():  # another process was first, and what it wrote is the same
-                raise
-    except Exception as error:
-        # The Rust library raises bare Exception for what the operating system refuses.
-        if not isinstance(error, OSError):
-            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
-                raise
-            error = OSError(int(number[1]), os.strerror(int(number[1])))
+        if not folder.is_dir():
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache_dir, prefix=f".{folder.name}.") as temporary:
+                made = Path(temporary) / "made"
+                made.mkdir()
+                make(made)
+                try:
+                    made.rename(folder)
+                except OSError:
+                    if not folder.is_dir():  # else another process was first, and what it wrote is the same
+                        raise
+    except OSError as error:
         raise UsageError(
             f"the cache folder {cache_dir} cannot be written ({reason(error)}); type --cache-dir FOLDER"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, evenly, load_corpus, named_sources
-from asyncsgd.data.order import Orders, is_by_length
+from asyncsgd.data.order import Order, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
@@ -282,7 +282,8 @@ class TextData:
 
     def __init__(self, task: TextTask, seed: int) -> None:
         self._task, self._seed, self._train = task, seed, task.samples("train")
-        self._orders = Orders(self._train.lengths, task.batch_size, seed, is_by_length(task.sampling))
+        lengths, alike = self._train.lengths, is_by_length(task.sampling)
+        self._order = functools.cache(lambda stream: Order(lengths, task.batch_size, seed, stream, alike))
         self.evaluation = task.tests(task.samples("eval"))
 
     def batch(self, stream: int, index: int) -> Batch:
@@ -292,7 +293,7 @@ class TextData:
         def draw(row: int) -> np.random.Generator:
             return generator(self._seed, Purpose.MASK, stream, first + row)
 
-        return self._task.collate(self._train, self._orders.samples(stream, index), draw)
+        return self._task.collate(self._train, self._order(stream).samples(index), draw)
 
 
 def by_length(samples: Samples, batch_size: int, limit: int = 0) -> list[np.ndarray]:
