@@ -254,7 +254,7 @@ def climb(
     Returns:
         The first rung and those that pay, and all rungs as in ladder.json.
     """
-    from analysis.findings.speed_ladder import NO_MEMORY, pays
+    from analysis.ladder import NO_MEMORY, pays
 
     kept: list[Step] = []
     rungs = []
@@ -325,7 +325,7 @@ def measure(
     name: str, size: Size, flags: argparse.Namespace, device: str, parts: Parts, stop: StopRequest
 ) -> dict[str, Any]:
     """All of one task, as in ladder.json."""
-    from analysis.findings.speed_ladder import ladder_of
+    from analysis.ladder import ladder_of
 
     cache, texts = cache_folder(flags.cache_dir), flags.out / "texts" / name
     data = data_of(name, flags)
@@ -444,7 +444,7 @@ def machine_of(device: str) -> dict[str, Any]:
 
 def run(argv: list[str], stop: StopRequest) -> int:
     flags = parser().parse_args(argv)
-    from analysis.findings.speed_ladder import LADDER, PARTS, SCHEMA
+    from analysis.ladder import LADDER, PARTS, SCHEMA
     from analysis.speed_ladder import report
 
     size, device = size_of(flags), resolve_device(flags.device)

@@ -123,7 +123,7 @@ class Meter:
                 self._gpu.append(torch.cuda.utilization() / 100)
 
     def found(self, at_end: Any, score: float, memory: Sequence[int]) -> dict[str, Any]:
-        """As `analysis.findings.speed_ladder.Training`."""
+        """As a row of `analysis.ladder.TRAINING`."""
         assert self._begin is not None, "the training was shorter than its warm-up"
         assert self._end is not None, "the training was too short"
         (first, begin, cpu_before), (last, end, cpu_after) = self._begin, self._end
@@ -285,7 +285,7 @@ class Subject:
         """What more workers with a device each would reach: predicted from the measured times of one.
 
         Returns:
-            As `analysis.findings.speed_ladder.Expected`, and the samples a second of the one worker.
+            As `expected` of ladder.json has them, and the samples a second of the one worker.
         """
         meter = Meter(0, max(samples, 2 * stack.batch_size), self.device)  # a rate is between two arrivals
         _, run = self.train(dataclasses.replace(stack, workers="one"), meter, 0)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import speed_ladder
-from analysis.findings.speed_ladder import NO_MEMORY, read
+from analysis.ladder import NO_MEMORY, read
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -244,18 +244,18 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(text, tmp_path, m
     found = read(Path("out"))
     after = json.loads(Path("out/parts.json").read_text())["turns"]
     assert {turn: after[turn] for turn in before} == before
-    assert [ladder.task for ladder in found.ladders] == ["classification", "masked_lm"]
+    assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
-        names = {step.name for step in steps_of(ladder.task, "cpu", 32)}
-        assert names < {rung.name for rung in ladder.rungs}
-        left_out = [rung for rung in ladder.rungs if rung.box == "Mixed precision"]
-        assert [rung.reason for rung in left_out] == ["left out by --leave-out"]
-        assert all(rung.word != "not measured" or rung.reason for rung in ladder.rungs)
+        names = {step.name for step in steps_of(ladder.given["task"], "cpu", 32)}
+        assert names < {*ladder.rungs["name"]}
+        left_out = ladder.rungs[ladder.rungs["box"] == "Mixed precision"]
+        assert [*left_out["reason"]] == ["left out by --leave-out"]
+        assert (ladder.rungs["reason"][ladder.rungs["word"] == "not measured"] != "").all()
         assert len(ladder.naive) == len(ladder.final.trainings) == 2
         assert ladder.final is ladder.stacks[-1]
-        assert [each.num_workers for each in ladder.expected] == [1, 2, 4, 8]
-        assert 0.5 < ladder.expected[0].asynchronous / ladder.one_worker < 2.0
-        assert ladder.final.verdict.word == "too few seeds"
+        assert [each["num_workers"] for each in ladder.given["expected"]] == [1, 2, 4, 8]
+        assert 0.5 < ladder.given["expected"][0]["asynchronous"] / ladder.given["one_worker"] < 2.0
+        assert ladder.final.word == "too few seeds"
     for part in (
         "TRAINING SPEED COMPARISON",
         "Theoretical speed-up",

@@ -5,10 +5,9 @@ import math
 
 import pytest
 
-from analysis.findings.speed_ladder import NO_MEMORY, PARTS, ladder_of, read
+from analysis.ladder import NO_MEMORY, PARTS, ladder_of, read, speed_up
 from analysis.speed_ladder import main as report
 from analysis.speed_ladder import text as text_of
-from analysis.statistics.speed_up import product, speed_up
 
 MACHINE = {
     "cores": 2,
@@ -145,26 +144,19 @@ def test_ratios_are_taken_turn_by_turn_and_pay_only_with_their_whole_interval():
     assert speed_up([1.0, 1.0, 1.0], [1.1, 1.2, 1.15]).pays
     assert not speed_up([1.0, 1.0, 1.0], [0.9, 1.5, 1.4]).pays
     assert not speed_up([1.0], [2.0]).pays
-    assert product([found, found]) == 4.0
-
-
-@pytest.mark.parametrize(("before", "after"), [([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([], []), ([1.0], [math.inf])])
-def test_rates_that_are_no_pairs_or_no_rates_are_refused(before, after):
-    with pytest.raises(ValueError, match=r"shorter than|longer than|above 0|list of numbers|is inf"):
-        speed_up(before, after)
 
 
 def test_a_rung_that_does_not_pay_is_left_out_of_the_product():
     found = ladder_of(ladder())
-    words = {rung.name: rung.word for rung in found.rungs}
+    words = dict(zip(found.rungs["name"], found.rungs["word"], strict=True))
     assert words == {
         **{"padding": "kept", "slow": "does not pay", "sync": "does not pay", "async": "kept"},
         **{"noise": "does not pay", "compile": "not measured", "fused": "kept"},
     }
     factors = [4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 12.0]  # each median is one of two values beside its factor
-    assert [rung.cumulative for rung in found.rungs] == pytest.approx(factors, rel=0.04)
+    assert [*found.rungs["cumulative"]] == pytest.approx(factors, rel=0.04)
     assert found.predicted == pytest.approx(12.0 * math.exp(0.03))
-    assert found.rungs[3].loss_change.estimate == pytest.approx(0.25)
+    assert found.rungs["loss_change"][3].estimate == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +172,7 @@ def test_a_rung_that_does_not_pay_is_left_out_of_the_product():
 def test_the_final_stack_is_the_last_before_the_first_that_loses_score(shifts, number, final):
     found = ladder_of(scores(*shifts, number=number))
     assert found.final is found.stacks[final]
-    words = {rung.name: rung.word for rung in found.rungs}
+    words = dict(zip(found.rungs["name"], found.rungs["word"], strict=True))
     for name in ("fused", "async"):
         assert words[name] == ("kept" if name in found.final.rungs else "left out for the score")
 

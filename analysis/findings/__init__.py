@@ -1,1 +1,0 @@
-"""What a study shows, as plain values: comparisons, verdicts, sentences, tables, trust."""
