@@ -228,9 +228,7 @@ def save_figures(runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> list
             axes.legend(frameon=False, fontsize=8)
             axes.set_title(heading if len(tables) > 1 else "", fontsize=8)
             name = f"loss_vs_{'virtual_' * (clock == 'virtual')}{x}" + f"_{number}" * (len(tables) > 1)
-            figure.savefig(folder / f"{name}.png", dpi=150)
-            plots.save(figure, folder / name)
-            paths += [folder / f"{name}.{end}" for end in ("png", "pdf", "svg")]
+            paths += plots.save(figure, folder / name, ("png", "pdf", "svg"))
     return paths
 
 

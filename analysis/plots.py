@@ -6,7 +6,8 @@ An algorithm has one colour, one marker and one dash everywhere, which stay apar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -20,7 +21,7 @@ from scipy import stats as scipy_stats
 
 from analysis.curves import Curve, band, curve
 from analysis.pairs import Measure
-from analysis.stats import t_interval
+from analysis.stats import Interval, t_interval
 
 FIXED = ("single", "sync", "async", "hogwild", "ringmaster", "m_sync", "rennala", "pipeline")
 MARKERS = "osD^vP*X<>"
@@ -265,8 +266,43 @@ def heat(axes: Axes, counts: pd.DataFrame) -> str:
     return "; ".join(f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index)
 
 
-def save(figure: Figure, path: Any) -> None:
-    """Write a picture as PDF and SVG with its fonts in it; equal pictures give equal bytes."""
+def profiles(axes: Axes, algorithms: Sequence[Any], cast: Mapping[str, Look]) -> str:
+    """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
+    scores = np.concatenate([one.scores.ravel() for one in algorithms])
+    # below 0 is worse than before training, and how far below would only squeeze the rest
+    left, right = max(0.0, scores.min()), max(scores.max(), 1.0)
+    left, right = left - 0.05 * (right - left), right + 0.05 * (right - left)
+    for one in algorithms:
+        steps, look = one.profile, cast[one.name]
+        x = [min(left, steps["score"].iloc[0]), *steps["score"], right]
+        axes.step(x, [1.0, *steps["share"], 0.0], where="post", color=look.colour, linestyle=look.dash, label=one.name)
+        low, high = ([1.0, *steps[end], 0.0] for end in ("low", "high"))
+        if steps["low"].notna().any():
+            axes.fill_between(x, low, high, step="post", color=look.colour, alpha=0.16, linewidth=0)
+    axes.set(xlim=(left, right), ylim=(-0.03, 1.03), xlabel="score τ", ylabel="runs with a score above τ")
+    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axes.legend(frameon=False, fontsize=8)
+    return "; ".join(one.name for one in algorithms)
+
+
+def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, cast: Mapping[str, Look]) -> str:
+    """One horizontal bar an algorithm from low to high, a line at the estimate, and a dashed one at `even`."""
+    for place, (name, one) in enumerate(intervals.items()):
+        colour = cast[name].colour
+        axes.barh(place, one.high - one.low, 0.6, one.low, color=colour, alpha=0.4, linewidth=0)
+        axes.vlines(one.estimate, place - 0.3, place + 0.3, color=colour, linewidth=2.2)
+    axes.axvline(even, color=MUTED, linewidth=0.9, linestyle="--")
+    axes.set(xlabel=label, ylim=(len(intervals) - 0.4, -0.6), yticks=range(len(intervals)), yticklabels=[*intervals])
+    return "; ".join(f"{name}: {one:.3f}" for name, one in intervals.items())
+
+
+METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
+
+
+def save(figure: Figure, path: Path, ends: Sequence[str] = ("pdf", "svg")) -> list[Path]:
+    """Write a picture with its fonts in it, by default as PDF and SVG; equal pictures give equal bytes."""
+    paths = [path.with_name(f"{path.name}.{end}") for end in ends]
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "asyncsgd", "pdf.fonttype": 42}):
-        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        for one in paths:
+            figure.savefig(one, dpi=150, metadata=METADATA[one.suffix[1:]])
+    return paths

@@ -9,24 +9,156 @@ the share of the reference's mean improvement that a run has made at equal sampl
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.commands import carried_out
-from analysis.findings.tasks import AcrossTasks, across, read_task
-from analysis.statistics.across_tasks import MINIMUM_TASKS, score_distribution
-from analysis.statistics.intervals import Interval, Refused
+from analysis.load import Study, load
+from analysis.over_tasks import (
+    MINIMUM_TASKS,
+    iqm,
+    mean_improvement,
+    performance_profile,
+    performance_score,
+    share_above,
+    stratified_bootstrap,
+    too_few,
+)
+from analysis.pairs import Measure
+from analysis.questions import is_primary
+from analysis.stats import Interval
 from asyncsgd.errors import UsageError
 
 THRESHOLDS = (0.5, 0.8, 0.9, 1.0, 1.1)
 """Scores above which the share of runs is printed."""
+UNPAIRED = "all runs of one against all of the other, unpaired; interval: paired bootstrap of whole seeds"
+
+
+class Task(NamedTuple):
+    """The registered primary condition of one study."""
+
+    name: str
+    clock: str
+    reference: str
+    """Its algorithm."""
+    scores: pd.DataFrame
+    """Share of the reference's mean improvement (seeds x algorithms). A run that diverged has made none of it."""
+    median_times: Mapping[str, float]
+    """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
+
+
+class Algorithm(NamedTuple):
+    """What the runs of one algorithm score over all tasks."""
+
+    name: str
+    scores: NDArray[np.float64]
+    """Seeds x tasks (S x T)."""
+    middle: Interval
+    """Interquartile mean."""
+    better: Interval | None
+    """Probability that a run scores more than one of the reference; None for the reference."""
+    profile: pd.DataFrame
+    """Score -> share of the runs that score more."""
+
+
+class AcrossTasks(NamedTuple):
+    """Several studies together; whatever holds for the algorithms that all of them have."""
+
+    tasks: list[str]
+    clock: str
+    reference: str
+    num_seeds: int
+    """Of every task: the fewest that one has."""
+    some_have_more: bool
+    """Whether a task has more seeds, of which the first are taken."""
+    algorithms: list[Algorithm]
+    refused: str
+    """Why there is no interval; empty where there are."""
+    time_scores: Mapping[str, float]
+    """Algorithm -> AlgoPerf's score of its median times to the target; empty where not every study has a target."""
+
+
+def read_task(folder: Path) -> Task:
+    """Read one study; its scores come from rows that were judged.
+
+    Raises:
+        UsageError: if it registered no primary condition, its rows are exploratory or not comparable, its arms share no
+            seed, or its reference learned nothing.
+    """
+    study = load(folder)
+    arms, rows = study.arms, study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
+    if study.plan.registered:
+        primary = [is_primary(study.plan, *arms.loc[arm, ["workers", "clock"]]) for arm in rows["treatment"]]
+        own = (arms.loc[rows["reference"], "algorithm"] == study.plan.reference).to_numpy()
+        rows = rows[np.array(primary, bool) & own]
+    if rows.empty or not study.plan.registered:
+        raise UsageError(f"{folder}: it registered no primary condition with a reference; its analysis.yaml says which")
+    told = study.exploratory or next((" ".join(row.caveats) for row in rows.itertuples() if row.caveats), "")
+    told = told or next((row.reason for row in rows.itertuples() if row.word == "not comparable"), "")
+    if told:
+        raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {told}")
+    first, algorithm = next(rows.itertuples()), arms["algorithm"]
+    losses = {algorithm[first.reference]: pd.Series(first.reference_values, first.seeds)}
+    losses |= {algorithm[row.treatment]: pd.Series(row.treatment_values, row.seeds) for row in rows.itertuples()}
+    table = pd.DataFrame(losses).dropna().sort_index()
+    if table.empty:
+        raise UsageError(f"{folder}: there is no seed on which every algorithm has a result")
+    if not first.gained > 0:
+        raise UsageError(f"{folder}: the reference {first.reference} learned nothing, so that no score has a scale")
+    start = first.gained + first.reference_values[np.isfinite(first.reference_values)].mean()
+    scores = ((start - table) / first.gained).where(np.isfinite(table), 0.0)
+    times = _times(study, [first.reference, *rows["treatment"]], table.index)
+    clock = str(arms.loc[first.reference, "clock"])
+    return Task(folder.name, clock, algorithm[first.reference], scores, times)
+
+
+def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
+    target = study.plan.targets.get(names[0])
+    if target is None:
+        return {}
+    measure, used = Measure(study.curves), study.runs[study.runs["replicate"] == 0]
+    runs = [[used[(used["arm"] == arm) & (used["seed"] == seed)].iloc[0] for arm in names] for seed in seeds]
+    crossed = np.median([measure.crossings(of_seed, target) for of_seed in runs], axis=0)
+    return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
+
+
+def across(tasks: Sequence[Task], generator: np.random.Generator) -> AcrossTasks:
+    """Compare the algorithms over all tasks.
+
+    Raises:
+        UsageError: below 3 tasks, or where their clocks or references do not go together.
+    """
+    if len(tasks) < MINIMUM_TASKS:
+        raise UsageError(f"{len(tasks)} tasks; a statement over tasks needs {MINIMUM_TASKS} studies or more")
+    first = tasks[0]
+    if any((task.clock, task.reference) != (first.clock, first.reference) for task in tasks):
+        got = ", ".join(f"{task.name} ({task.reference}, {task.clock} clock)" for task in tasks)
+        raise UsageError(f"studies of one clock and one reference go together, got {got}")
+    shared = [name for name in first.scores if all(name in task.scores for task in tasks)]
+    counts = [len(task.scores) for task in tasks]
+    tables = {name: np.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
+    algorithms = []
+    for name, table in tables.items():
+        middle, pair = stratified_bootstrap([table], iqm, generator), [table, tables[first.reference]]
+        better = None if name == first.reference else stratified_bootstrap(pair, mean_improvement, generator)
+        algorithms.append(Algorithm(name, table, middle, better, performance_profile(table, generator)))
+    timed = all(name in task.median_times for task in tasks for name in shared)
+    times = performance_score([[task.median_times[name] for name in shared] for task in tasks]) if timed else []
+    names, refused = [task.name for task in tasks], too_few(tables[first.reference])
+    more, told = max(counts) > min(counts), dict(zip(shared, times, strict=False))
+    return AcrossTasks(names, first.clock, first.reference, min(counts), more, algorithms, refused, told)
 
 
 def lines(found: AcrossTasks) -> list[str]:
-    """S6 and S7 as text."""
+    """All of it as text."""
     told = [f"{len(found.tasks)} tasks ({', '.join(found.tasks)}), {found.num_seeds} seeds each, {found.clock} clock"]
     if found.some_have_more:
         told.append(f"of tasks with more seeds the first {found.num_seeds} are taken")
@@ -34,12 +166,9 @@ def lines(found: AcrossTasks) -> list[str]:
     above = " ".join(f"{f'> {threshold:g}':>6}" for threshold in THRESHOLDS)
     told.append(f"{'':14} {'interquartile mean':26} {f'P(better than {found.reference})':26} share of runs {above}")
     for row in found.algorithms:
-        shares = " ".join(f"{100 * share:>4.0f} %" for share in score_distribution(row.scores, THRESHOLDS))
-        told.append(f"{row.algorithm:14} {_text(row.middle):26} {_text(row.better):26} {'':13} {shares}")
-    if found.refused:
-        told.append(f"no interval: {found.refused}")
-    else:
-        told.append("P: all runs of one against all of the other, unpaired; interval: paired bootstrap of whole seeds")
+        shares = " ".join(f"{100 * share:>4.0f} %" for share in share_above(row.scores, THRESHOLDS))
+        told.append(f"{row.name:14} {_text(row.middle):26} {_text(row.better):26} {'':13} {shares}")
+    told.append(f"no interval: {found.refused}" if found.refused else f"P: {UNPAIRED}")
     if found.time_scores:
         shown = ", ".join(f"{algorithm} {score:.3f}" for algorithm, score in found.time_scores.items())
         told.append(f"AlgoPerf score of median times to the target (1: fastest everywhere): {shown}")
@@ -48,21 +177,56 @@ def lines(found: AcrossTasks) -> list[str]:
     return told
 
 
-def _text(found: Interval | Refused | None) -> str:
-    return f"{found:.3f}" if isinstance(found, Interval) else "-"
+def _text(found: Interval | None) -> str:
+    return "-" if found is None or math.isnan(found.low) else f"{found:.3f}"
+
+
+def save_pictures(found: AcrossTasks, folder: Path) -> list[Path]:
+    """Performance profile, interquartile mean and probability of improvement as PNG and SVG, as rliable draws them.
+
+    Where runs are too few for intervals there are no bars, and the profile has no band and says why.
+
+    Raises:
+        UsageError: if they cannot be written there.
+    """
+    from analysis import plots
+
+    names = [row.name for row in found.algorithms]
+    cast = plots.looks(pd.DataFrame({"algorithm": names, "group": ""}, index=names))
+    score = f"Score: share of the improvement of {found.reference} at equal samples."
+    bars = f"Line: estimate. Bar: its 95 % interval. Dashed: as good as {found.reference}."
+    bands = f"No bands: {found.refused}." if found.refused else "Bands: 95 % at each score alone."
+    middles = {row.name: row.middle for row in found.algorithms}
+    better = {row.name: row.better for row in found.algorithms if row.better is not None}
+    label = f"P(better than {found.reference})"
+    asked: list[tuple[str, str, Any, tuple[Any, ...]]]
+    asked = [("Performance profile", f"{score} {bands}", plots.profiles, (found.algorithms,))]
+    if not found.refused:
+        asked.append(("Interquartile mean", f"{score} {bars}", plots.bars, (middles, 1.0, "score")))
+        asked.append(("Probability of improvement", f"P: {UNPAIRED}. {bars}", plots.bars, (better, 0.5, label)))
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for title, caption, draw, given in asked:
+            figure, (axes,) = plots.figure(5.6, 3.4 if draw is plots.profiles else 1.7 + 0.34 * len(given[0]))
+            draw(axes, *given, cast)
+            where = f"{len(found.tasks)} tasks, {found.num_seeds} seeds each, {found.clock} clock"
+            axes.set_title(textwrap.fill(f"{title}: {where}. {caption}", 88), loc="left", fontsize=7.5)
+            paths += plots.save(figure, folder / title.lower().replace(" ", "-"), ("png", "svg"))
+    except OSError as error:
+        raise UsageError(f"--figures {folder}: the pictures cannot be written there ({error.strerror})") from error
+    return paths
 
 
 def _check_different(folders: Sequence[Path]) -> None:
     """Refuse a folder that is given twice, also by another path: one study would count as several tasks."""
     different: dict[Path, Path] = {}
     firsts = [different.setdefault(folder.resolve(), folder) for folder in folders]
-    twice = [(folder, first) for folder, first in zip(folders, firsts, strict=True) if folder is not first]
-    if twice:
-        folder, first = twice[0]
-        names = [*map(str, different.values()), *["ANOTHER_STUDY"] * (MINIMUM_TASKS - len(different))]
-        raise UsageError(
-            f"{folder} is the same study as {first} and counts once; type: python -m analysis tasks {' '.join(names)}"
-        )
+    for folder, first in zip(folders, firsts, strict=True):
+        if folder is not first:
+            names = [*map(str, different.values()), *["ANOTHER_STUDY"] * (MINIMUM_TASKS - len(different))]
+            told = f"type: python -m analysis tasks {' '.join(names)}"
+            raise UsageError(f"{folder} is the same study as {first} and counts once; {told}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,12 +243,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         _check_different(flags.studies)
-        found = across([read_task(folder) for folder in flags.studies], numpy.random.default_rng(flags.seed))
+        found = across([read_task(folder) for folder in flags.studies], np.random.default_rng(flags.seed))
         print("\n".join(lines(found)), flush=True)
         if flags.figures is not None:
-            from analysis.report.figures.profiles import save_profiles  # it imports matplotlib, which takes a second
-
-            print(*save_profiles(found, flags.figures), sep="\n")
+            print(*save_pictures(found, flags.figures), sep="\n")
 
     return carried_out(command)
 

@@ -2,80 +2,12 @@
 
 from pathlib import Path
 
-import numpy
 import pytest
-from matplotlib.colors import to_hex
 from synthetic import SyntheticArm, straight, write_study
 
-from analysis.findings.tasks import Task, across, read_task
-from analysis.report.figures.pictures import looks
-from analysis.report.figures.profiles import pictures, save_profiles
-from analysis.tasks import main
+from analysis.tasks import main, read_task
 
 NAMES = ("performance-profile", "interquartile-mean", "probability-of-improvement")
-
-
-@pytest.fixture
-def found():
-    """Three tasks of six seeds; a run of async is worse than before training."""
-    draws = numpy.random.default_rng(7)
-    tasks = []
-    for number in range(3):
-        scores = {
-            name: (mean + 0.1 * draws.standard_normal(6)).tolist() for name, mean in (("sync", 1), ("async", 0.9))
-        }
-        scores["async"][0] = -2.0 if number == 1 else scores["async"][0]
-        tasks.append(Task(f"task{number}", "virtual", "sync", {name: tuple(s) for name, s in scores.items()}, {}))
-    return across(tasks, numpy.random.default_rng(0))
-
-
-def test_the_profile_shows_the_share_of_runs_above_each_score_and_its_band(found):
-    axes = pictures(found)[0].figure.axes[0]
-    left, right = axes.get_xlim()
-    assert -0.2 < left < 0 < 1 < right  # what is worse than before training is not worth the room
-    for row, line, band in zip(found.algorithms, axes.lines, axes.collections, strict=True):
-        colour = looks(["async", "sync"])[row.algorithm].colour
-        assert (line.get_drawstyle(), line.get_color(), to_hex(band.get_facecolor()[0])) == (
-            "steps-post",
-            colour,
-            colour,
-        )
-        x, y = line.get_data()
-        assert x[1:-1].tolist() == sorted(row.scores.ravel())
-        assert (x[0], y[0], x[-1], y[-1]) == (min(left, x[1]), 1.0, right, 0.0)
-        for tau in numpy.linspace(left, right, 50):
-            shown = y[numpy.searchsorted(x, tau, side="right") - 1]
-            assert shown == (row.scores > tau).mean()
-        corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
-        assert corners >= {(score, share.low) for score, share in row.profile}
-        assert corners >= {(score, share.high) for score, share in row.profile}
-
-
-def test_the_bars_reach_over_the_intervals_with_a_line_at_the_estimate(found):
-    sync, late = found.algorithms
-    _, middles, better = (picture.figure.axes[0] for picture in pictures(found))
-    for axes, expected in (
-        (middles, [("sync", sync.middle), ("async", late.middle)]),
-        (better, [("async", late.better)]),
-    ):
-        assert [label.get_text() for label in axes.get_yticklabels()] == [name for name, _ in expected]
-        left, right = axes.get_xlim()
-        for place, ((name, interval), bar, line) in enumerate(
-            zip(expected, axes.patches, axes.collections, strict=True)
-        ):
-            assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx(interval.ends)
-            assert bar.get_y() + bar.get_height() / 2 == pytest.approx(place)
-            assert line.get_segments()[0][:, 0].tolist() == [interval.estimate] * 2
-            assert left < interval.low <= interval.high < right
-            assert to_hex(bar.get_facecolor()) == looks(["async", "sync"])[name].colour
-    assert middles.lines[0].get_xdata() == [1, 1]
-    assert better.lines[0].get_xdata() == [0.5, 0.5]
-
-
-def test_pictures_are_the_same_bytes_every_time(found, tmp_path):
-    first, again = (save_profiles(found, tmp_path / name) for name in ("first", "again"))
-    assert [path.name for path in first] == [f"{name}.{end}" for name in NAMES for end in ("png", "svg")]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
 def written_tasks(folder, number, seeds=6):
@@ -115,9 +47,8 @@ def test_two_studies_are_too_few_and_few_runs_have_no_interval(tmp_path, capsys)
     assert main(folders) == 0
     reason = "3 tasks and 6 runs; an interval over tasks needs 3 and 15"
     assert f"no interval: {reason}" in capsys.readouterr().out
-    (picture,) = pictures(across([read_task(Path(folder)) for folder in folders], numpy.random.default_rng(0)))
-    assert picture.caption.endswith(f"No bands: {reason}.")
-    assert not picture.figure.axes[0].collections
+    assert main([*folders, "--figures", str(tmp_path / "pictures")]) == 0
+    assert {path.stem for path in (tmp_path / "pictures").iterdir()} == {NAMES[0]}
 
 
 def test_the_pictures_are_written_where_figures_says(tmp_path, capsys):
@@ -125,7 +56,9 @@ def test_the_pictures_are_written_where_figures_says(tmp_path, capsys):
     assert main([*folders, "--figures", str(pictures)]) == 0
     paths = [str(pictures / f"{name}.{end}") for name in NAMES for end in ("png", "svg")]
     assert capsys.readouterr().out.splitlines()[-6:] == paths
-    assert all(Path(path).stat().st_size > 4_000 for path in paths)
+    drawn = [Path(path).read_bytes() for path in paths]
+    assert main([*folders, "--figures", str(pictures)]) == 0
+    assert [Path(path).read_bytes() for path in paths] == drawn
     assert main([*folders, "--figures", folders[0] + "/analysis.yaml"]) == 2
     assert "the pictures cannot be written there" in capsys.readouterr().err
 
@@ -164,4 +97,4 @@ def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path):
     whole = [straight(6.0, 4.0 + 0.1 * number, seconds=10.0) for number in range(3)]
     curves = {arms[0].name: whole, arms[1].name: [*whole[:2], [(0, 0.0, 6.0), (40, 2.0, 9.0), (80, 4.0, None)]]}
     task = read_task(write_study(tmp_path, curves, arms, registration={"num_seeds": 3}))
-    assert task.scores["async"] == pytest.approx((2.0 / 1.9, 1.0, 0.0))
+    assert [*task.scores["async"]] == pytest.approx([2.0 / 1.9, 1.0, 0.0])
