@@ -96,15 +96,6 @@ class OwnStreams:
         self._left = self._budget - sum(self._next)
 
 
-def count_batches(ranges: tuple[Range, ...]) -> int:
-    """How many batches `ranges` hold.
-
-    >>> count_batches(((0, 3, 5), (0, 9, 10)))
-    3
-    """
-    return sum(end - first for _, first, end in ranges)
-
-
 def indices_of(batches: tuple[Range, ...]) -> list[int]:
     """The batch indices of ranges of one stream, in order.
 

@@ -60,14 +60,9 @@ class Hardware:
     @classmethod
     def here(cls, device: str) -> Hardware:
         """Of this process; `device` is ``cpu`` or ``cuda``."""
-        gpus = range(torch.cuda.device_count()) if device == "cuda" else ()
-        return cls(
-            cpu_model(),
-            available_cores(),
-            tuple(torch.cuda.get_device_name(gpu) for gpu in gpus),
-            str(torch.__version__),
-            torch.backends.cpu.get_cpu_capability(),
-        )
+        gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count() if device == "cuda" else 0))
+        capability = torch.backends.cpu.get_cpu_capability()
+        return cls(cpu_model(), available_cores(), tuple(gpus), str(torch.__version__), capability)
 
 
 def by_ranks(hardware: Sequence[Hardware]) -> list[dict[str, Any]]:
@@ -132,9 +127,8 @@ class Profile:
         """What the user is told at the end of the run."""
         if self.path.is_file():
             return f"trace  {self.path}; open it at https://ui.perfetto.dev"
-        return (
-            f"trace  none: worker 0 computed fewer than {self.num_gradients + WARM_UP} gradients; type more --samples"
-        )
+        needed = self.num_gradients + WARM_UP
+        return f"trace  none: worker 0 computed fewer than {needed} gradients; type more --samples"
 
     def profiler(self) -> torch.profiler.profile:
         def write(profiler: torch.profiler.profile) -> None:
@@ -207,7 +201,7 @@ def throughput(
 
     Args:
         totals: `asyncsgd.records.totals.Totals.as_summary`.
-        device: one that a worker computed on; each of `num_devices` is like it.
+        device: one of the `num_devices` alike.
     """
     found: dict[str, Any] = dict.fromkeys(FIELDS)
     rate = totals["samples_per_second"]

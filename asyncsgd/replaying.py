@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from asyncsgd import runtimes
-from asyncsgd.batches import Batches, count_batches
+from asyncsgd.batches import Batches, indices_of
 from asyncsgd.errors import UsageError
 from asyncsgd.execute import method_of
 from asyncsgd.finishing import facts_of, save_model
@@ -102,7 +102,7 @@ def _check_loss_scales(half: bool, log: Log) -> None:
     for line, record in log:
         if not isinstance(record, Event):
             continue
-        wanted, found = count_batches(record.batches) if half else 0, len(record.loss_scales)
+        wanted, found = len(indices_of(record.batches)) if half else 0, len(record.loss_scales)
         if found != wanted:
             raise UsageError(
                 f"events.jsonl, line {line}: the arrival has {found} loss_scales, and {wanted} gradients in float16; a "

@@ -170,12 +170,8 @@ def test_at_the_optimum_the_excess_and_the_gradient_are_zero(problem):
 
 def test_the_tridiagonal_problem_starts_at_442_8_above_its_minimum():
     instance = Tridiagonal().on(6174, seed=0)
-    x = instance.initial()
-    assert (x[0], np.count_nonzero(x), len(x)) == (math.sqrt(1729), 1, 1729)
     start = 1729 / 4 + math.sqrt(1729) / 4 + (1 - 1 / 1730) / 8
-    assert instance.loss(x) == pytest.approx(start, rel=1e-13)
-    assert sample(instance, x, 0, 0)[0] == pytest.approx(start, rel=1e-13)
-    assert round(start, 1) == 442.8
+    assert instance.loss(instance.initial()) == pytest.approx(start, rel=1e-13) == pytest.approx(442.8, abs=0.05)
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 40])
@@ -230,17 +226,6 @@ def test_the_quadratic_has_the_stated_spectrum_and_start():
     assert instance.loss(np.ones(3)) == pytest.approx(5.25 / 2)
 
 
-def test_with_one_row_per_worker_the_mean_over_workers_is_the_exact_gradient():
-    rng = np.random.default_rng(0)
-    instance = LogisticData(
-        rng.normal(size=(9, 4)), np.arange(9) % 3, [np.array([k]) for k in range(9)], 3, 0.1, seed=0
-    )
-    x = rng.normal(size=instance.num_parameters)
-    samples = [sample(instance, x, worker, 5) for worker in range(9)]
-    np.testing.assert_allclose(np.mean([g for _, g in samples], axis=0), instance.exact_gradient(x), atol=1e-13)
-    assert np.mean([value for value, _ in samples]) == pytest.approx(instance.loss(x) + instance.minimum, rel=1e-12)
-
-
 def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share():
     features, labels = np.array([[1.0], [1.0], [1.0], [2.0]]), [0, 0, 0, 1]
     instance = LogisticData(features, labels, [[0, 1, 2], [3]], batch=1, penalty=0.1, seed=0)
@@ -253,10 +238,8 @@ def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share():
 def test_logistic_loss_at_zero_is_log_of_the_number_of_classes_and_finite_far_away():
     instance = Logistic(features=8, rows=40, classes=5).on(4, seed=0)
     assert sample(instance, instance.initial(), 0, 0)[0] == pytest.approx(math.log(5), rel=1e-15)
-    far = np.linspace(-1e5, 1e5, instance.num_parameters)
-    value, gradient = sample(instance, far, 0, 0)
-    assert math.isfinite(value)
-    assert np.isfinite(gradient).all()
+    value, gradient = sample(instance, np.linspace(-1e5, 1e5, 40), 0, 0)
+    assert np.isfinite([value, *gradient]).all()
 
 
 def test_the_logistic_optimum_of_two_mirrored_rows_solves_the_scalar_equation():
@@ -284,26 +267,19 @@ def test_dirichlet_shares_are_disjoint_and_of_equal_size(labels, share, alpha, s
     assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
 
 
-def test_small_alpha_separates_the_classes_and_large_alpha_mixes_them():
+def test_small_alpha_separates_the_classes_and_large_alpha_keeps_the_mixture_of_the_whole():
     labels = np.arange(4000) % 4
-
-    def largest_class(alpha):
-        shares = dirichlet_shares(labels, 8, alpha, seed=1)
-        return float(np.mean([np.bincount(labels[rows], minlength=4).max() / len(rows) for rows in shares]))
-
-    assert largest_class(0.01) > 0.8
-    assert largest_class(1e6) < 0.25 + 5 * math.sqrt(0.25 * 0.75 / 500)
-    unbalanced = np.repeat([0, 1], [3600, 400])  # large alpha keeps the mixture of the whole
+    shares = dirichlet_shares(labels, 8, 0.01, seed=1)
+    assert np.mean([np.bincount(labels[rows], minlength=4).max() / len(rows) for rows in shares]) > 0.8
+    unbalanced = np.repeat([0, 1], [3600, 400])
     for rows in dirichlet_shares(unbalanced, 4, 1e6, seed=0):
         assert abs(unbalanced[rows].mean() - 0.1) < 5 * math.sqrt(0.09 / 1000)
 
 
 def test_hashed_bags_count_lower_cased_words_and_have_length_one():
     bags = hashed_bag_of_words(["The cat, the CAT; the dog", "", "dog"], 1024)
-    assert bags.shape == (3, 1024)
     assert sorted(bags[0][bags[0] > 0] ** 2) == pytest.approx([1 / 14, 4 / 14, 9 / 14])
     assert not bags[1].any()
-    assert bags[2].max() == 1.0
     assert bags[0][bags[2].argmax()] ** 2 == pytest.approx(1 / 14)
     texts = ["asynchronous SGD with stale gradients", "zażółć gęślą jaźń \udc80"]
     assert zlib.crc32(hashed_bag_of_words(texts, 64).tobytes()) == 1562669606  # in every process

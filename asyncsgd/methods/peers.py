@@ -135,8 +135,7 @@ class Peers(Generic[R]):
             # Those that arrive together start with the last of them.
             everybody = happened.worker == self._num_workers - 1
             return Step(list(self.in_flight.values()) if everybody else (), record=record)
-        if not isinstance(happened, Arrived):
-            raise RuntimeError(f"rule {self.rule.name} has no answer to a worker that leaves")
+        assert isinstance(happened, Arrived)  # nobody leaves
         work, gradient = happened.work, happened.gradient
         worker, delay = work.worker, self.versions[work.worker] - work.version
         del self.in_flight[worker]

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from asyncsgd.batches import count_batches
+from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
@@ -210,7 +210,7 @@ class Replay:
         started, self._started = self._started, ()
         for worker, dispatch, batches, rate in started:
             # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
-            here = self._server.start(worker, count_batches(batches))
+            here = self._server.start(worker, len(indices_of(batches)))
             if here is None:
                 raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
             if (here.dispatch, here.batches) != (dispatch, batches):

@@ -56,7 +56,8 @@ class Sampler:
 
         @functools.lru_cache(2 * num_workers)
         def seconds(worker: int, number: int) -> list[float]:
-            values: list[float] = np.full(BLOCK, block(worker, number), dtype=np.float64).tolist()
+            drawn = block(worker, number)
+            values: list[float] = (drawn if isinstance(drawn, np.ndarray) else np.full(BLOCK, drawn, float)).tolist()
             return values
 
         self._seconds = seconds

@@ -22,7 +22,6 @@ from doors import (
     Power,
     Processes,
     StreamingDiLoCo,
-    Synchronous,
     Tridiagonal,
     UsageError,
     Virtual,
@@ -78,15 +77,6 @@ def test_one_worker_is_sequential_sgd_to_the_last_bit(rule):
     done, _ = run(rule, 1)
     assert done.parameters.numpy().tobytes() == alone.parameters.numpy().tobytes()
     assert done.virtual_seconds == alone.virtual_seconds
-
-
-def test_sgp_of_two_workers_is_synchronous_sgd():
-    (done, _), (synchronous, _) = run(SGP(), 2, evaluations=12), run(Synchronous(), 2, evaluations=12)
-    assert np.allclose(models(done), synchronous.parameters.numpy(), rtol=0, atol=1e-12)
-    assert [(e.train_seconds, e.total_samples) for e in done.evaluations] == [
-        (e.train_seconds, e.total_samples) for e in synchronous.evaluations
-    ]
-    assert [e.loss for e in done.evaluations] == pytest.approx([e.loss for e in synchronous.evaluations], abs=1e-12)
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -176,31 +166,6 @@ def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, roun
     mean = problem.initial() - 0.125 / num_workers * np.sum(gradients, axis=0)
     assert done.parameters.numpy() == pytest.approx(mean, abs=1e-12)
     assert done.method.versions == [rounds] * num_workers
-
-
-@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 1), (4, 2), (8, 3), (16, 4)])
-def test_a_power_of_two_of_workers_agrees_exactly_after_one_sweep_of_the_exponential_graph(num_workers, rounds):
-    def rate(num_samples):
-        return 0.125 if num_samples == num_workers else 0.0
-
-    def agree(number):
-        budget = Budget(samples=number * num_workers)
-        done, _ = run(SGP(), num_workers, problem=Slopes(num_workers), learning_rate=rate, budget=budget)
-        return bool((models(done) == done.parameters.numpy()).all())
-
-    assert [agree(number) for number in range(1, rounds + 1)] == [False] * (rounds - 1) + [True]
-
-
-def test_two_equally_fast_workers_of_ad_psgd_alternate_with_delays_0_1_1_1():
-    _, events = run(ADPSGD(), 2, speeds=Constant(), budget=Budget(samples=6))
-    assert [(e.worker, e.train_seconds, e.read_version, e.version, e.arrival_delay) for e in events] == [
-        (0, 1.0, 0, 1, 0),
-        (1, 1.0, 0, 2, 1),
-        (0, 2.0, 1, 3, 1),
-        (1, 2.0, 2, 4, 1),
-        (0, 3.0, 3, 5, 1),
-        (1, 3.0, 4, 6, 1),
-    ]
 
 
 @pytest.mark.parametrize("inner", [None, OptimizerRecipe(SGD(momentum=0.9)), OptimizerRecipe(AdamW(), 0.1)], ids=str)
