@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, its events, and what they add up to. Standard library only."""
+"""What a run leaves behind: its folder, its events, and what they add up to. It imports no torch."""

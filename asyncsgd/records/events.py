@@ -297,7 +297,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
     """Empty where it holds no JSON object."""
     try:
         record = msgspec.json.decode(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -309,5 +309,12 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
-    return msgspec.json.decode(path.read_bytes())
+    """What a JSON file holds.
+
+    Raises:
+        ValueError: if it is not JSON.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

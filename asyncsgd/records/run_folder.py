@@ -152,14 +152,17 @@ class RunFolder:
                 return
             except OSError as error:  # what could not be written is still in the buffer
                 if error.errno != errno.ENOSPC or time.monotonic() >= end:
-                    self._failure = error
+                    raise
                 time.sleep(0.1)
         raise self._failure
 
     def _flush_regularly(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the next record says so; closed meanwhile
-            while not self._closed.wait(FLUSH_SECONDS):
-                self._patiently(self._events.flush)
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            try:
+                while not self._closed.wait(FLUSH_SECONDS):
+                    self._patiently(self._events.flush)
+            except OSError as error:
+                self._failure = error
 
 
 def own(path: Path) -> BinaryIO:
