@@ -41,10 +41,8 @@ CANDIDATES_FORMAT = 2
 MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
 NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
 AGAIN = "run mask_candidates.py again"
-"""For messages."""
 NAMES = ("data", "train_texts", "eval_texts", "model", "finder")
-"""Of the manifest: what only names its folder's texts, tokenizer and finder. The rest of its identity must be equal
-where a folder is filled again."""
+"""Of a manifest's identity, what may differ where a folder is filled again."""
 
 Chunk = tuple[Path, Sequence[str]]
 """The file in which is kept what is found in some texts, and the texts."""
@@ -175,7 +173,16 @@ def find_candidates(
         "finder_key": find.key,
         "chunk_texts": chunk_texts,
     }
-    _open(folder, identity)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MANIFEST).exists():
+        there = _read_manifest(folder)
+        others = [name for name, value in identity.items() if name not in NAMES and there.get(name) != value]
+        if others:
+            raise UsageError(f"{folder} holds candidates of another {others[0]} ({MANIFEST}); type another --out")
+    elif any(folder.iterdir()):
+        raise UsageError(f"{folder} holds other files; type another --out")
+    else:
+        _write_json(folder / MANIFEST, {**identity, "complete": False})
     chunks = []
     for number, first in enumerate(range(0, len(texts), chunk_texts)):
         of_chunk = texts[first : first + chunk_texts]
@@ -203,20 +210,6 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.rename(path)
-
-
-def _open(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Make the folder, or see that it is of the same."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
-        there = _read_manifest(folder)
-        for name, value in identity.items():
-            if name not in NAMES and there.get(name) != value:
-                raise UsageError(f"{folder} holds candidates of another {name} ({MANIFEST}); type another --out")
-    elif any(folder.iterdir()):
-        raise UsageError(f"{folder} holds other files; type another --out")
-    else:
-        _write_json(folder / MANIFEST, {**identity, "complete": False})
 
 
 def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
