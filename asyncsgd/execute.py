@@ -39,6 +39,7 @@ from asyncsgd.runtime.collective import (
     LOST_CONTACT,
     Collective,
     Training,
+    groups,
     in_step,
     is_lost_contact,
     serve_rank,
@@ -308,8 +309,6 @@ def _lead_ranks(live: Live, training: Training) -> Result:
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule: Rule | None = None
     if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
-        from asyncsgd.runtime.pipeline import groups
-
         rule, num_workers = Asynchronous(), 2
         ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
     more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}

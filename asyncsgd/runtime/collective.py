@@ -13,6 +13,7 @@ import abc
 import collections
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ from asyncsgd.flights import Arrived
 from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import OptimizerRecipe, StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
-from asyncsgd.runtime.base import TrainingClock
+from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
 from asyncsgd.runtime.launch import TIMEOUT, World
 from asyncsgd.runtime.single import InOrder
 from asyncsgd.runtime.worker_process import Assignment, Straggling, fail, set_up_process
@@ -85,11 +86,11 @@ class AllRanks:
         return [content.decode() for content in self.gather_bytes(text.encode())]
 
 
-class Computed(NamedTuple):
-    """A batch whose gradient is in the parameters of all ranks."""
+Computed = tuple[Gradient, Taken]
+"""A batch whose gradient is in the parameters of all ranks, and how long its parts took."""
 
-    gradient: Gradient
-    taken: Taken
+LONGEST_GROUP = 8
+"""Batches of ``2bw``: a bubble of (p - 1) / (8 m + p - 1), and buffers for the hidden states of all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,10 +185,10 @@ class Replica(abc.ABC):
         computed = time.perf_counter()
         self._own_seconds = computed - began - waited - stretched
         self.step(self._rate((first + count) * self.task.batch_size))
-        seconds = (computed - began - waited, waited, time.perf_counter() - computed)
-        rows = self.ranks.gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))[self.speakers].tolist()
+        row = [gradient.loss, computed - began - waited, waited, time.perf_counter() - computed]
+        rows = self.ranks.gather(torch.tensor(row, dtype=torch.float64))[self.speakers].tolist()
         return [
-            Computed(Gradient(loss, weight, self.task.batch_size), Taken(compute=compute, wait=wait, apply=apply))
+            (Gradient(loss, weight, self.task.batch_size), Taken(compute=compute, wait=wait, apply=apply))
             for weight, (loss, compute, wait, apply) in zip(weights.tolist()[:count], rows, strict=False)
         ]
 
@@ -339,6 +340,19 @@ class Collective(InOrder):
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
         return self.ranks.evaluate()
+
+
+def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int], int]:
+    """How many batches from the next one on ``2bw`` computes in one group: up to the next point of evaluation."""
+    points = EvaluationPoints(budget, evaluations)
+
+    def ahead(first: int) -> int:
+        if not points.by_samples:
+            return LONGEST_GROUP
+        points.due(first * batch_size)
+        return math.ceil(max(1, min(LONGEST_GROUP, points.next / batch_size - first)))
+
+    return ahead
 
 
 def in_step(assignment: Assignment, training: Training, flat: FlatModel | None) -> InStep:

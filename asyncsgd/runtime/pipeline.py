@@ -39,7 +39,6 @@ from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.records.events import Taken
-from asyncsgd.runtime.base import Budget, EvaluationPoints
 from asyncsgd.runtime.collective import Computed, Replica, Training
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.stages import Stage, anatomy
@@ -47,8 +46,6 @@ from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, to_device
 from asyncsgd.worker import Gradient
 
-LONGEST_GROUP = 8
-"""Batches of ``2bw``: a bubble of (p - 1) / (8 m + p - 1), and buffers for the hidden states of all of them."""
 COMPUTING, PASSING, EXCHANGING, SENT = range(4)
 """What a stage uses: seconds of its passes, from the first pass of each batch to the last, of exchanging; bytes."""
 
@@ -406,7 +403,7 @@ class TwoVersions(Pipeline):
         losses = torch.tensor([mean_loss(parts) for parts, *_ in group], dtype=torch.float64)
         taken = Taken(compute=seconds / len(group))  # to apply is a part of the pipeline's own time
         return [
-            Computed(Gradient(loss, weight, self.task.batch_size), taken)
+            (Gradient(loss, weight, self.task.batch_size), taken)
             for loss, (_, weight, _) in zip(self.ranks.gather(losses)[self.speakers[0]].tolist(), group, strict=True)
         ]
 
@@ -449,16 +446,3 @@ class TwoVersions(Pipeline):
         self._taken = state["method"]["view"]["version"]
         super().load_state_dict(state)
         self._copies[self._taken % 2].put(state["backend"]["ranks"]["before"])
-
-
-def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int], int]:
-    """How many batches from the next one on `TwoVersions` computes in one group: up to the next point of evaluation."""
-    points = EvaluationPoints(budget, evaluations)
-
-    def ahead(first: int) -> int:
-        if not points.by_samples:
-            return LONGEST_GROUP
-        points.due(first * batch_size)
-        return math.ceil(max(1, min(LONGEST_GROUP, points.next / batch_size - first)))
-
-    return ahead
