@@ -107,7 +107,7 @@ def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace, 
     plan, out = sweep.plan, sweep.out
     check(plan)
     sweep.look()  # before anything is written into a folder that may be somebody else's
-    with locked(out, "1-of-1"):
+    with locked(out / ".lock-1-of-1"):
         sweep.open()
         print(f"sweep  {plan.name}: {len(plan.runs)} runs in {out}", flush=True)
         failed = carry_out(sweep, context, stop, jobs=flags.jobs, retry=flags.retry, shard=(1, 1))

@@ -27,7 +27,7 @@ from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan, share
 from asyncsgd.study.runner import PRELOAD
 from asyncsgd.study.stages import carry_out
-from asyncsgd.study.sweep import Sweep, check, check_inputs, locked
+from asyncsgd.study.sweep import Sweep, check, locked
 
 EXAMPLE = """\
 examples:
@@ -95,10 +95,9 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
         return 0
 
     context = fork_server(model, *PRELOAD)  # imports while this process reads what there is
-    check(plan)
-    check_inputs(plan)
+    check(plan, inputs=True)
     sweep.look()  # before anything is written into a folder that may be somebody else's
-    with locked(out, f"{shard[0]}-of-{shard[1]}"):
+    with locked(out / f".lock-{shard[0]}-of-{shard[1]}"):
         sweep.open()
         announce(plan, sweep, out)
         failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
@@ -146,7 +145,7 @@ def counted(number: int, what: str, width: int = 0) -> str:
 
 def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
     """What is planned and how far it is."""
-    size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.seeds), 'seed')}"
+    size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.config.seeds), 'seed')}"
     print(f"sweep  {plan.name}: {size}   folder {out}")
     for stage in STAGES:
         runs = plan.of_stage(stage)
@@ -175,15 +174,15 @@ def power_text(plan: Plan) -> str:
     if plan.analysis is None or not plan.family:
         return ""
     alpha, number = plan.analysis.alpha, len(plan.family)
-    seeds = counted(len(plan.seeds), "seed")
+    seeds = counted(len(plan.config.seeds), "seed")
     needed = minimum_pairs(number, alpha)
-    if len(plan.seeds) < needed:
+    if len(plan.config.seeds) < needed:
         return (
             f"note   with {seeds} no difference can be found in a primary family of "
             f"{counted(number, 'comparison')}, however large it is: that takes {needed} seeds"
         )
     level = f"{alpha:g}" if number == 1 else f"{alpha:g} / {number} (Holm's method, {number} comparisons)"
-    effect = detectable_effect(len(plan.seeds), alpha / number)
+    effect = detectable_effect(len(plan.config.seeds), alpha / number)
     return (
         f"power     {seeds}: the sign-flip test at {level} finds a difference of {effect:.1f} standard deviations of "
         f"the differences in 80 % of studies; with fewer than {needed} seeds it finds none"

@@ -81,7 +81,7 @@ def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
     points = []
     for condition, algorithm, given in _places(config):
         where = f"algorithms.{algorithm}"
-        grid = given.pop("tune", config.tuning and config.tuning.grid)
+        grid = given.pop("tune", config.tuning.grid)
         settings = {**condition, **settings_of(given, where)}
         whole = {"algorithm": algorithm, **base, **settings}
         if out := {i for i, entry in enumerate(excluded) if all(whole.get(key) == entry[key] for key in entry)}:
@@ -102,7 +102,7 @@ def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
         for name, (algorithm, _, settings, trials) in zip(names, points, strict=True)
     )
     counts = {arm.name: len(arm.trials) for arm in arms}
-    if len(set(counts.values())) > 1 or bool(arms[0].trials) != (config.tuning is not None):
+    if len(set(counts.values())) > 1 or bool(arms[0].trials) != bool(config.tuning.seeds):
         raise UsageError(
             "tuning: every arm needs as many trials as any other, by tuning: {grid: ..., seeds: [0]} or by tune: in "
             "every algorithm, got " + ", ".join(f"{name} {number}" for name, number in counts.items())

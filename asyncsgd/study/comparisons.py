@@ -6,7 +6,6 @@ same command goes on where it was stopped. The configs of ``experiments/language
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import random
@@ -21,7 +20,7 @@ from asyncsgd.runtime.launch import fork_server
 from asyncsgd.runtimes import kind_of
 from asyncsgd.scripts.base import go_offline
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.config import Comparisons, Points, Settings, read_config, typed
+from asyncsgd.study.config import Comparisons, Settings, read_config, typed
 from asyncsgd.study.runner import PRELOAD, Job, Runner, status_of
 from asyncsgd.tasks import task_class
 
@@ -49,76 +48,21 @@ def jobs_of(given: Mapping[str, Any], name: str = "the config") -> list[Job]:
         ]
         random.Random(f"language_model {seed}").shuffle(block)
         jobs += block
-    if config.grid is not None:
-        jobs += [
-            _job(folder, config.models[model], config.base | settings)
-            for folder, model, settings in _points(config.grid, config.models)
-        ]
+    for seed in () if (grid := config.grid) is None else grid.seeds:
+        assert grid is not None
+        points = list(itertools.product(config.models, grid.learning_rate, grid.batch_size, grid.seq_len))
+        random.Random(f"grid {seed}").shuffle(points)
+        for model, rate, batch, length in points:
+            point = {"learning_rate": rate, "batch_size": batch, "seq_len": length, "seed": seed}
+            folder = f"grid/{model}/lr{float(rate):g}-b{batch}-l{length}/s{seed}"
+            jobs.append(_job(folder, config.models[model], config.base | grid.base | point))
     return jobs
 
 
-def _points(grid: Points, models: Mapping[str, Any]) -> Iterator[tuple[str, str, Settings]]:
-    for seed in grid.seeds:
-        block = list(itertools.product(models, grid.learning_rate, grid.batch_size, grid.seq_len))
-        random.Random(f"grid {seed}").shuffle(block)
-        for model, rate, batch, length in block:
-            point = {"learning_rate": rate, "batch_size": batch, "seq_len": length, "seed": seed}
-            yield f"grid/{model}/lr{float(rate):g}-b{batch}-l{length}/s{seed}", model, {**grid.base, **point}
-
-
-def _job(folder: str, model: Mapping[str, Any], settings: Settings) -> Job:
+def _job(folder: str, model: Settings, settings: Settings) -> Job:
     if (task := model.get("task")) not in TASKS:
         raise UsageError(f"models: task must be one of {', '.join(TASKS)}, got {task!r}")
     return Job(folder, task, {"mode": "single", **{key: model[key] for key in model if key != "task"}, **settings})
-
-
-def check_inputs(config_file: Path, jobs: Sequence[Job]) -> None:
-    """Look for the models and the data of all runs.
-
-    Raises:
-        UsageError: with everything that is missing.
-    """
-    missing: dict[str, None] = {}
-    seen = set()
-    for job in jobs:
-        task = job.settings.task
-        if repr(task) in seen:
-            continue
-        seen.add(repr(task))
-        for look in (task.check_names, functools.partial(_find_model, job.task, task.model_name)):
-            try:
-                look()
-            except UsageError as error:
-                missing[str(error)] = None
-    if missing:
-        listed = "".join(f"\n  {reason}" for reason in missing)
-        raise UsageError(
-            f"{config_file} cannot be run here, and no run was started:{listed}\n"
-            f"the first lines of {config_file} say where its models and data come from"
-        )
-
-
-@functools.cache
-def _find_model(task: str, name: str) -> None:
-    """Load the tokenizer of a model that is no built-in shape; the Hub is asked where there is no such folder."""
-    from asyncsgd import models
-    from asyncsgd.data.tokenizer import pretrained_tokenizer
-    from asyncsgd.origin import read_origin
-    from asyncsgd.tasks import causal_lm
-
-    built_in = *models.SHAPES, *causal_lm.SHAPES
-    if name in built_in:
-        return
-    path = read_origin(name, "causal_lm" if task == "causal_lm" else "masked_lm").model
-    try:
-        pretrained_tokenizer(path)
-    except UsageError as error:
-        if os.path.isdir(path):
-            raise
-        raise UsageError(
-            f"--model {name}: here is no such folder, and the Hub does not give a model of that name"
-            f"{nearest(name, built_in)}"
-        ) from error
 
 
 def is_finished(path: Path) -> bool:
@@ -138,16 +82,37 @@ def planned(config_file: Path, out: Path | None) -> tuple[Path, list[Job]]:
     """
     config = read_config(config_file)
     jobs = jobs_of(config, str(config_file))
-    for job in jobs:
-        _ = job.settings  # refuses
     out = out or Path("runs") / config["name"]
     kept, text = out / "config.yaml", config_file.read_text(encoding="utf-8")
     if kept.is_file() and kept.read_text(encoding="utf-8") != text:
         raise UsageError(f"{out} holds runs of another config; name another folder with --out, or delete it")
-    check_inputs(config_file, [job for job in jobs if not is_finished(out / job.folder)])
+    tasks = {repr(job.settings.task): job for job in jobs if not is_finished(out / job.folder)}
+    if missing := dict.fromkeys(reason for job in tasks.values() for reason in _missing(job)):
+        listed = "".join(f"\n  {reason}" for reason in missing)
+        raise UsageError(
+            f"{config_file} cannot be run here, and no run was started:{listed}\n"
+            f"the first lines of {config_file} say where its models and data come from"
+        )
     out.mkdir(parents=True, exist_ok=True)
     write_text(kept, text)
     return out, jobs
+
+
+def _missing(job: Job) -> Iterator[str]:
+    """What is wrong with the data and the model of a run; the Hub is asked for a model that is no folder."""
+    from asyncsgd.data.tokenizer import pretrained_tokenizer
+
+    task = job.settings.task
+    try:
+        task.check_names()
+    except UsageError as error:
+        yield str(error)
+    try:
+        if task.model_name not in task.shapes:
+            pretrained_tokenizer(task.origin().model)
+    except UsageError as error:
+        hint = f"--model {task.model_name}: here is no such folder, and the Hub does not give a model of that name"
+        yield str(error) if os.path.isdir(task.model_name) else hint + nearest(task.model_name, task.shapes)
 
 
 def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[[Job], str] = lambda job: "") -> None:
@@ -162,17 +127,20 @@ def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[
         RunError: if runs ended badly.
         KeyboardInterrupt: when the user has asked to stop, after the run has saved what it had.
     """
-    left = [job for job in jobs if not is_finished(out / job.folder)]
-    for job in left:
+    todo = []
+    for job in jobs:
         if reason := lacks(job):
             print(f"{job.folder:44} left out: {reason}", flush=True)
-    if left := [job.below(out) for job in left if not lacks(job)]:
-        named = [str(job.settings.task.model_name) for job in left]
-        for job, model in zip(left, named, strict=True):
-            go_offline(model, f"{job.values.get('data')} {job.values.get('eval_data')}")
-        modules = {name for job in left for name in task_class(job.task).preload}
-        modules |= {name for job in left for name in kind_of(job.settings.job.mode, "measured").preload}
-        runner = Runner(out, out.name, fork_server(named[0], *PRELOAD, *sorted(modules)), stop)
-        runner.run(left)
-        if runner.failed:
-            raise RunError(f"{len(runner.failed)} runs ended badly, see {out / 'logs'}. The same command goes on")
+        elif not is_finished(out / job.folder):
+            todo.append(job.below(out))
+    if not todo:
+        return
+    modules = {name for job in todo for name in task_class(job.task).preload}
+    modules |= {name for job in todo for name in kind_of(job.settings.job.mode, "measured").preload}
+    for job in todo:
+        go_offline(job.settings.task.model_name, f"{job.values.get('data')} {job.values.get('eval_data')}")
+    context = fork_server(todo[0].settings.task.model_name, *PRELOAD, *sorted(modules))
+    runner = Runner(out, out.name, context, stop)
+    runner.run(todo)
+    if runner.failed:
+        raise RunError(f"{len(runner.failed)} runs ended badly, see {out / 'logs'}. The same command goes on")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -51,21 +49,11 @@ NOT_TUNED = frozenset(
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("run_dir", "runs_dir", "overwrite"), "the folder is that of --out"),
-        "track": "type --track",
-        "seed": "seeds go to the key seeds",
-        "epochs": "budgets are in samples or in seconds, known before any data are read",
-        "patience": "a run that ends by itself is not compared with others at equal samples",
-        "mode": "the base model is made by one process",
-        "model": "the sweep names the model",
-    }
-)
-"""Settings that some part of a config may not have, and why."""
-OF_RUNS = ("seed", "epochs", "patience")
-OF_BASE_MODEL = ("mode", "epochs", "patience")
+OF_RUNS, OF_BASE_MODEL = ("seed", "epochs", "patience"), ("mode", "epochs", "patience")
 OF_FINETUNE = ("seed", "model", "patience")
+"""Settings that a part of a config may not have: budgets are in samples or in seconds, known before data are read."""
+DECIDED = ("run_dir", "runs_dir", "overwrite", "track")
+"""Settings that the command line of a study decides."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,12 +61,11 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Tuning(Keys, frozen=True, kw_only=True):
-    """Which settings are tried for an algorithm that does not say so itself (`tune`), and on which seeds; `grid` maps a
-    setting to its values, crossed in the order given.
-    """
+    """Which settings are tried, crossed in the order given, for an algorithm that does not say so itself (`tune`)."""
 
     grid: Grid | None = None
     seeds: Seeds = (0,)
+    """Empty: nothing is tuned."""
 
 
 class Place(Keys, frozen=True, kw_only=True):
@@ -140,15 +127,14 @@ class Config(Keys, frozen=True, kw_only=True):
     exclude: list[Settings] = []
     seeds: Seeds = (0,)
     replicates: Whole = 1
-    tuning: Tuning | None = None
-    pilots: Seeds | None = None
+    tuning: Tuning = Tuning(seeds=())
+    pilots: tuple[Seed, ...] = ()
     finetune: Settings | None = None
     analysis: Analysis | None = None
     order_seed: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        tuning = () if self.tuning is None else self.tuning.seeds
-        counts = Counter((*self.seeds, *tuning, *(self.pilots or ())))
+        counts = Counter((*self.seeds, *self.tuning.seeds, *self.pilots))
         if shared := sorted(seed for seed, number in counts.items() if number > 1):
             raise ValueError(
                 f"seeds, tuning.seeds and pilots must name each seed once, they share {shared}: a seed that chose the "
@@ -158,23 +144,21 @@ class Config(Keys, frozen=True, kw_only=True):
             raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(self.seeds)}")
         if self.base_model is not None and "model" in self.base:
             raise ValueError("base_model makes the model that every run starts from; take model out of base")
-        analysis = self.analysis
-        if analysis is None:
-            if self.pilots is not None:
+        if (analysis := self.analysis) is None:
+            if self.pilots:
                 raise ValueError("pilots fix the target of an analysis; add analysis: {reference: sync}")
             return
-        for key, name in (("reference", analysis.reference), ("control", analysis.control or analysis.reference)):
-            if name not in self.algorithms:
-                known = ", ".join(self.algorithms)
-                raise ValueError(f"analysis.{key} must be one of {known}, got {name!r}{nearest(name, self.algorithms)}")
-        if analysis.control == analysis.reference:
-            raise ValueError(f"analysis.control must not be the reference, got {analysis.control!r}")
-        if analysis.target_loss is not None and self.pilots is not None:
-            raise ValueError("analysis.target_loss is the target, and pilots would fix another one; keep one of them")
-        without = analysis.target_loss is None and self.tuning is None and self.pilots is None
-        if without and analysis.primary.endpoint == "time_to_target":
+        others = [name for name in self.algorithms if name != analysis.reference]
+        for key, name, known in (
+            ("reference", analysis.reference, list(self.algorithms)),
+            ("control", analysis.control, [None, *others]),
+        ):
+            if name not in known:
+                raise ValueError(f"analysis.{key} must be one of {known}, got {name!r}{nearest(str(name), others)}")
+        given, found = analysis.target_loss is not None, bool(self.pilots or self.tuning.seeds)
+        if (given and self.pilots) or (analysis.primary.endpoint == "time_to_target" and not given and not found):
             raise ValueError(
-                "time_to_target needs a target: pilots: [10, 11, 12] or tuning to take it from, or target_loss: 6.2"
+                "analysis needs one target: pilots: [10, 11, 12], or tuning to take it from, or target_loss: 6.2"
             )
 
 
@@ -268,9 +252,8 @@ def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] =
         UsageError: for one that a study decides, or that is there twice.
     """
     settings = {str(key).replace("-", "_"): value for key, value in given.items()}
-    for key in (*refused, "run_dir", "runs_dir", "overwrite", "track"):
-        if key in settings:
-            raise UsageError(f"{where}: {key} has no place there: {REFUSED[key]}")
+    if found := [key for key in (*refused, *DECIDED) if key in settings]:
+        raise UsageError(f"{where}: {found[0]} is decided by the study: by its seeds, its budget in samples, or flags")
     if len(settings) < len(given):
         raise UsageError(f"{where}: a setting is there twice, with a dash and with an underscore; keep one")
     return settings
@@ -288,11 +271,7 @@ def grid_of(given: object, where: str) -> dict[str, list[Any]]:
     return grid
 
 
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
-_FUNCTIONS = {"max": max, "min": min}
-
-
-def fill_in(text: str, nproc: int, where: str) -> str:
+def fill_in(text: str, nproc: Any, where: str) -> str:
     """Replace what stands in braces by its value; it may use nproc, whole numbers, + - * //, max and min.
 
     >>> fill_in("ringmaster:threshold={max(1, nproc//2)}", 4, "rule")
@@ -302,25 +281,15 @@ def fill_in(text: str, nproc: int, where: str) -> str:
         UsageError: for anything else in the braces.
     """
 
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)) if type(number) is int:
-                return number
-            case ast.Name(id="nproc"):
-                return nproc
-            case ast.BinOp():
-                return int(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
-            case ast.Call(func=ast.Name(id=name), keywords=[]):
-                return _FUNCTIONS[name](*map(value, node.args))
-        raise ValueError
-
-    def replaced(match: re.Match[str]) -> str:
+    def value(match: re.Match[str]) -> str:
         try:
-            return str(value(ast.parse(match[1].strip(), mode="eval").body))
-        except (SyntaxError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+            if not re.fullmatch(r"(nproc|max|min|//|(?<!\*)\*(?!\*)|[0-9 +,()-])+", match[1]):
+                raise ValueError
+            return str(int(eval(match[1], {"__builtins__": {}}, {"nproc": nproc, "max": max, "min": min})))
+        except (SyntaxError, ValueError, TypeError, NameError, ZeroDivisionError) as error:
             raise UsageError(
                 f"{where}: {match[0]} is not understood; in braces stand nproc, whole numbers, + - * //, max and min, "
                 f"e.g. {{nproc//2}}"
             ) from error
 
-    return re.sub(r"\{([^{}]*)\}", replaced, text)
+    return re.sub(r"\{([^{}]*)\}", value, text)

@@ -41,30 +41,28 @@ class Estimator:
 
     def of(self, job: Job) -> float:
         """Seconds of one run by itself."""
-        settings = job.settings
-        run, gradient, evaluation = self._time(job, settings)
-        training = self.training_seconds(job)
-        if kind_of(settings.job.mode, settings.job.clock) is Virtual:
-            # one process computes all gradients, one after another
-            training *= _gradients_per_second(settings) * gradient
+        run, gradient, evaluation = self._time(job)
+        training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
+        if virtual:
+            training *= rate * gradient  # one process computes all gradients, one after another
         return START_SECONDS + training + _num_evaluations(run) * evaluation
 
     def training_seconds(self, job: Job) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
-        settings = job.settings
-        run, gradient, _ = self._time(job, settings)
+        run, gradient, _ = self._time(job)
         if run.limits.samples is None:
             return run.limits.seconds or 0.0
-        number = run.limits.samples / run.task.batch_size
-        if kind_of(settings.job.mode, settings.job.clock) is Virtual:
-            rate = _gradients_per_second(settings)
+        number, num_workers = run.limits.samples / run.task.batch_size, job.settings.job.nproc
+        virtual, rate = _rate_of(job.settings.job)
+        if virtual:
             return number / rate if rate > 0 else math.inf
-        return number * gradient / min(settings.job.nproc, available_cores()) * _stretch(settings)
+        return number * gradient * num_workers / rate / min(num_workers, available_cores())
 
-    def _time(self, job: Job, settings: Any) -> tuple[Run, float, float]:
+    def _time(self, job: Job) -> tuple[Run, float, float]:
         """See `_measure`. Fine-tunings that differ in the model that they start from are timed once."""
         from asyncsgd.settings.run import run_of
 
+        settings = job.settings
         specs = task_flags(task_class(job.task)).specs.items()
         key = {name: spec.of(settings) for name, spec in specs if spec.group in ("task", "machine")}
         key |= {"model": key.get("model") if job.task == "masked_lm" else job.task}
@@ -104,31 +102,21 @@ def _measure(run: Run) -> tuple[Run, float, float]:
     return run, gradient, (time.perf_counter() - began) / share
 
 
-def _gradients_per_second(settings: Any) -> float:
-    """Of all workers together on the virtual clock."""
-    job = settings.job
-    return _drawn_rate(job.speeds or str(Constant()), job.nproc, parse_rule(job.rule).in_rounds)
+def _rate_of(job: Any) -> tuple[bool, float]:
+    """Whether its clock is virtual; and see `_rate`."""
+    kind = kind_of(job.mode, job.clock)
+    in_rounds = kind is AllReduce or parse_rule(job.rule).in_rounds
+    return kind is Virtual, _rate(job.speeds, job.nproc, kind is Virtual, in_rounds)
 
 
 @functools.lru_cache
-def _drawn_rate(speeds: str, num_workers: int, in_rounds: bool) -> float:
-    """Everybody works all the time, or in rounds that wait for the slowest worker."""
-    sampler = parse_speeds(speeds).on(num_workers, seed=0)
-    draws = [[sampler.draw_one(worker, draw) for draw in range(DRAWS)] for worker in range(num_workers)]
+def _rate(speeds: str | None, num_workers: int, virtual: bool, in_rounds: bool) -> float:
+    """Gradients of all workers together in the time that one takes, by declared speeds: everybody works all the time,
+    or in rounds that wait for the slowest worker.
+    """
+    sampler = parse_speeds(speeds or str(Constant())).on(num_workers, seed=0)
+    drawn = sampler.draw_one if virtual else lambda worker, draw: sampler.stretched(worker, draw, 1.0)
+    draws = [[drawn(worker, draw) for draw in range(DRAWS)] for worker in range(num_workers)]
     if in_rounds:
         return num_workers * DRAWS / sum(map(max, zip(*draws, strict=True)))
     return sum(DRAWS / sum(of_worker) for of_worker in draws)
-
-
-def _stretch(settings: Any) -> float:
-    """By how much declared speeds lengthen training on real workers: the slowest one's factor where all wait."""
-    job = settings.job
-    if job.speeds is None:
-        return 1.0
-    sampler = parse_speeds(job.speeds).on(job.nproc, job.seed)
-    factors = [
-        sum(sampler.stretched(worker, draw, 1.0) for draw in range(DRAWS)) / DRAWS for worker in range(job.nproc)
-    ]
-    if kind_of(job.mode, job.clock) is AllReduce:
-        return max(factors)
-    return job.nproc / sum(1.0 / factor for factor in factors)

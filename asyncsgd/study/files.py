@@ -53,7 +53,7 @@ class Question(Place, frozen=True, kw_only=True):
 
 
 class Registration(Struct, kw_only=True):
-    """analysis.yaml: what was declared before the test runs."""
+    """analysis.yaml: what was declared before the test runs; `Analysis` says more."""
 
     schema: Literal[1] = 1
     study: str = ""

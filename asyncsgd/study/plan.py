@@ -91,6 +91,7 @@ class PlannedRun:
 class Plan:
     """Every run of a sweep, in the order in which they are run, stage by stage."""
 
+    name: str
     config: Config
     base: Mapping[str, Any]
     base_model: Mapping[str, Any] | None
@@ -105,23 +106,6 @@ class Plan:
     timed_by: Mapping[str, str]
     """Arm -> the reference arm whose seconds are the budget of its test runs; empty where the config's budgets stay."""
     config_sha256: str
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.config.seeds
-
-    @property
-    def tuning_seeds(self) -> tuple[int, ...]:
-        return () if self.config.tuning is None else self.config.tuning.seeds
-
-    @property
-    def pilot_seeds(self) -> tuple[int, ...]:
-        """Of runs of the reference as it was tuned, which fix the target; without any, its tuning runs do."""
-        return self.config.pilots or ()
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -187,7 +171,9 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
         family = [arm.name for arm in arms if arm.place == place and arm.algorithm not in apart]
     timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
     runs = tuple(_runs(config, arms, base_model, finetune, analysis))
-    return Plan(config, base, base_model, arms, runs, finetune, analysis, tuple(family), timed_by, sha256_of(given))
+    return Plan(
+        config.name, config, base, base_model, arms, runs, finetune, analysis, tuple(family), timed_by, sha256_of(given)
+    )
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
@@ -237,26 +223,16 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
         for trial in arm.trials or ({},):
             settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
             named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
-            one = bool(named["samples"]) != bool(named["seconds"])
+            budgets[arm.name] = seconds = named["seconds"]
+            told = bool(config.pilots or config.tuning.seeds) and bool(named["samples"]) and seconds is None
+            one = budgets.setdefault(references[arm.name], seconds) == seconds and (told or not named["samples"])
             if named["schedule"] != "constant" or named["target_loss"] is not None or not one:
                 raise UsageError(
                     f"arm {arm.name}: time_to_target compares runs of one budget in seconds; write schedule: constant, "
-                    f"no target_loss, and either samples, whose seconds the pilots tell, or seconds; got {named}"
+                    f"no target_loss, and in base either samples, whose seconds pilots or tuning tell, or seconds; got "
+                    f"{named}"
                 )
-            budgets[arm.name] = named["seconds"]
-    for name, reference in references.items():
-        if budgets[name] != budgets[reference]:
-            raise UsageError(
-                f"arm {name}: time_to_target compares runs of one budget, it has seconds: {budgets[name]} and "
-                f"{reference} seconds: {budgets[reference]}; write it in base"
-            )
-    timed_by = {name: reference for name, reference in references.items() if budgets[name] is None}
-    if timed_by and config.pilots is None and config.tuning is None:
-        raise UsageError(
-            "analysis: time_to_target needs a common budget in seconds; write pilots: [10, 11, 12], or a tuning, "
-            "or base: {seconds: 60}"
-        )
-    return timed_by
+    return {name: reference for name, reference in references.items() if budgets[name] is None}
 
 
 def _runs(
@@ -275,12 +251,12 @@ def _runs(
 
     if base_model is not None:
         yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
-    for seed in () if config.tuning is None else config.tuning.seeds:
+    for seed in config.tuning.seeds:
         for number in range(len(arms[0].trials)):
             for arm in block("tuning", seed, number):
                 if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
                     yield PlannedRun(f"tuning/{arm.name}/t{number}-s{seed}", "tuning", arm.name, seed, trial=number)
-    for seed in config.pilots or ():
+    for seed in config.pilots:
         for arm in block("pilot", seed):
             if analysis is not None and arm.algorithm == analysis.reference:
                 yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed)

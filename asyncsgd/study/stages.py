@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
 
 from asyncsgd.errors import RunError
-from asyncsgd.records.events import DONE, FINISHED
+from asyncsgd.records.events import DONE
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import STAGES, PlannedRun, Stage, share
+from asyncsgd.study.plan import STAGES, Stage, share
 from asyncsgd.study.runner import Job, Runner
 from asyncsgd.study.sweep import Sweep
 
@@ -31,11 +30,16 @@ def carry_out(
                 f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
                 f"command with --retry, or mend the config and type another --out"
             )
-        if stage == "pilot":
-            _complete("tuning", sweep.choose(), may_be_others=shard[1] > 1 and not failed)
+        if stage in ("pilot", "test"):
+            before: Stage = "tuning" if stage == "pilot" else "pilot"
+            sweep.choose()
+            if missing := sweep.unfinished(before):
+                do = "look at its log in logs/, then type the same command with --retry"
+                if shard[1] > 1 and not failed:
+                    do = "run the other shards, then this command again"
+                are = "run is" if len(missing) == 1 else "runs are"
+                raise RunError(f"{len(missing)} {before} {are} not finished, the first is {missing[0].folder}; {do}")
         if stage == "test":
-            pilots = [run for run in sweep.plan.of_stage("pilot") if sweep.status(run) not in FINISHED]
-            _complete("pilot", pilots, may_be_others=shard[1] > 1 and not failed)
             sweep.register()
             for name, tried in sweep.tried.items():
                 if tried and all(trial.score is None for trial in tried):
@@ -49,21 +53,3 @@ def carry_out(
             runner.run(todo)
             failed += runner.failed
     return failed
-
-
-def _complete(stage: Stage, missing: Sequence[PlannedRun], *, may_be_others: bool) -> None:
-    """The stages after this one depend on all of its runs.
-
-    Raises:
-        RunError: if any is missing.
-    """
-    if missing:
-        what = "run is" if len(missing) == 1 else "runs are"
-        raise RunError(
-            f"{len(missing)} {stage} {what} not finished, the first is {missing[0].folder}; "
-            + (
-                "run the other shards, then this command again"
-                if may_be_others
-                else "look at its log in logs/, then type the same command with --retry"
-            )
-        )

@@ -81,16 +81,16 @@ class Sweep:
     def open(self) -> None:
         """Read how far the sweep is and write its plan into its folder."""
         self.look()
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_text(self.out / "sweep.yaml", self._config_text)
-            self._write_plan()
-        except OSError as error:
-            raise UsageError(f"{self.out} cannot be written ({error.strerror}); type --out FOLDER") from error
+        write_text(self.out / "sweep.yaml", self._config_text)
+        self._write_plan()
 
     def status(self, run: PlannedRun) -> str:
         """See `asyncsgd.study.runner.status_of`."""
         return status_of(self.out / run.folder)
+
+    def unfinished(self, stage: Stage) -> list[PlannedRun]:
+        """The runs of a stage that have no result yet."""
+        return [run for run in self.plan.of_stage(stage) if self.status(run) not in FINISHED]
 
     def to_do(self, stage: Stage, *, retry: bool = False, pretend: bool = False) -> list[Job]:
         """The runs of a stage that are still to be made, in the order of the plan.
@@ -161,13 +161,6 @@ class Sweep:
         if run.stage == "finetune":
             return
         path = self.out / run.folder
-        if self.plan.base_model is not None and run.stage != "base":
-            began, base = read_summary(path).get("init_sha256"), read_summary(self.out / BASE).get("parameters_sha256")
-            if None not in (began, base) and began != base:
-                raise UsageError(
-                    f"{path} started from another base model than the one in {self.out / BASE}, which was made again "
-                    f"since; type another --out"
-                )
         old = FLAGS.flatten(FLAGS.make(FLAGS.load_yaml(path / "settings.yaml")))
         changes = FLAGS.differing_keys(old, FLAGS.flatten(job.settings))
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
@@ -175,17 +168,13 @@ class Sweep:
         if listed := ", ".join(f"{key} {was} -> {now}" for key, was, now in changes):
             raise UsageError(f"{path} is done with other settings ({listed}); type another --out")
 
-    def choose(self) -> list[PlannedRun]:
+    def choose(self) -> None:
         """Read what tuning has found and choose for every arm whose trials are all finished.
 
         The chosen trial has the lowest mean of the final evaluation losses over the tuning seeds; a diverged one
         counts as infinite. Of equal ones the first wins.
-
-        Returns:
-            The tuning runs that are still missing.
         """
-        missing = [run for run in self.plan.of_stage("tuning") if self.status(run) not in FINISHED]
-        seeds = list(self.plan.tuning_seeds)
+        seeds, missing = list(self.plan.config.tuning.seeds), {run.arm for run in self.unfinished("tuning")}
         for arm in self.plan.arms:
             tried = self.tried[arm.name] = []
             for trial in arm.trials:
@@ -193,11 +182,10 @@ class Sweep:
                 finite = [loss for loss in losses if loss is not None]
                 score = statistics.fmean(finite) if len(finite) == len(losses) else None
                 tried.append(Tried(dict(trial), seeds, losses, score))
-            if tried and all(run.arm != arm.name for run in missing):
+            if tried and arm.name not in missing:
                 best = min(range(len(tried)), key=lambda n: math.inf if (score := tried[n].score) is None else score)
                 self.chosen[arm.name] = arm.trials[best]
         self._find_budgets()
-        return missing
 
     def _final_loss(self, folder: str) -> float | None:
         summary = read_summary(self.out / folder)
@@ -213,57 +201,45 @@ class Sweep:
         """
         import yaml
 
-        analysis, plan, path = self.plan.analysis, self.plan, self.out / "analysis.yaml"
+        plan, analysis, path = self.plan, self.plan.analysis, self.out / "analysis.yaml"
         if analysis is None:
             return
         self._targets, origin, pilots = self._find_targets()
         self._find_budgets()
         if unknown := sorted(set(plan.timed_by.values()) - set(self.budgets)):
             raise RunError(
-                f"every pilot run of {unknown[0]} diverged, so the seconds of the test runs are not known; lower its "
-                f"learning rates"
+                f"every pilot run of {unknown[0]} diverged, so there are no seconds; lower its learning rates"
             )
-        primary = analysis.primary
-        content = msgspec.to_builtins(
-            Registration(
-                study=plan.name,
-                reference=analysis.reference,
-                control=analysis.control,
-                primary=Question(endpoint=primary.endpoint, num_workers=primary.num_workers, clock=primary.clock),
-                alpha=analysis.alpha,
-                margins={str(key): margin for key, margin in analysis.margins.items()},
-                margin_reasons={str(key): reason for key, reason in analysis.margin_reasons.items()},
-                family=list(plan.family),
-                num_seeds=len(plan.seeds),
-                seeds=list(plan.seeds),
-                targets=self._targets,
-                budget_seconds=self.budgets,
-                target_from=origin,
-                pilots=pilots,
-                config_sha256=plan.config_sha256,
-            )
+        registration = Registration(
+            **{key: getattr(analysis, key) for key in ("reference", "control", "alpha", "margins", "margin_reasons")},
+            study=plan.name,
+            primary=Question(**msgspec.structs.asdict(analysis.primary)),
+            family=list(plan.family),
+            num_seeds=len(plan.config.seeds),
+            seeds=list(plan.config.seeds),
+            targets=self._targets,
+            budget_seconds=self.budgets,
+            target_from=origin,
+            pilots=pilots,
+            config_sha256=plan.config_sha256,
         )
-        with alone(self.out):  # other shards register too
-            if path.exists():
-                kept = read_yaml(path.read_text(encoding="utf-8"), str(path))
-                # An older version registered less; what it did must still be so.
-                if not isinstance(kept, dict) or any(content.get(key) != value for key, value in kept.items()):
+        content = msgspec.to_builtins(registration)
+        with locked(self.out / ".lock-files", fcntl.LOCK_EX):  # other shards register too
+            if not path.exists():
+                if any(self.status(run) != NOT_STARTED for run in plan.of_stage("test")):
                     raise UsageError(
-                        f"{path} was written before the test runs and no longer agrees with the config; a "
-                        f"registration is not changed afterwards: put the old file back, or type another --out"
+                        f"{path} is missing, though there are test runs; a registration must be older than they are: "
+                        f"put the old file back, or type another --out"
                     )
-            elif any(self.status(run) != NOT_STARTED for run in plan.of_stage("test")):
-                raise UsageError(
-                    f"{path} is missing, though there are test runs; a registration must be older than they are: put "
-                    f"the old file back, or type another --out"
-                )
-            else:
                 write_text(path, yaml.safe_dump(content, sort_keys=False))
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if self._analysis_sha256 not in (None, digest):
-            raise UsageError(
-                f"{path} has been changed since it was written; put the old file back, or type another --out"
-            )
+            kept, digest = read_yaml(path.read_text("utf-8"), str(path)), hashlib.sha256(path.read_bytes()).hexdigest()
+            # An older version registered less; what it did must still be so.
+            same = isinstance(kept, dict) and all(content.get(key) == value for key, value in kept.items())
+            if not same or self._analysis_sha256 not in (None, digest):
+                raise UsageError(
+                    f"{path} was written before the test runs and is not what it was, or no longer agrees with the "
+                    f"config; put the old file back, or type another --out"
+                )
         self._analysis_sha256 = digest
         self._write_plan()
         print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
@@ -272,12 +248,12 @@ class Sweep:
         """The folders of the runs that tell the target and the seconds of a reference arm: its pilots, or without any
         the tuning runs of its chosen trial.
         """
-        if self.plan.pilot_seeds:
-            return [f"pilot/{arm.name}/s{seed}" for seed in self.plan.pilot_seeds]
+        if self.plan.config.pilots:
+            return [f"pilot/{arm.name}/s{seed}" for seed in self.plan.config.pilots]
         if arm.name not in self.chosen:
             return []
         number = arm.trials.index(self.chosen[arm.name])
-        return [f"tuning/{arm.name}/t{number}-s{seed}" for seed in self.plan.tuning_seeds]
+        return [f"tuning/{arm.name}/t{number}-s{seed}" for seed in self.plan.config.tuning.seeds]
 
     def _find_budgets(self) -> None:
         """The median training seconds of the pilots of every reference arm of which all have ended."""
@@ -301,7 +277,7 @@ class Sweep:
         arms = [arm for arm in self.plan.arms if arm.algorithm == analysis.reference]
         if analysis.target_loss is not None:
             return {arm.name: analysis.target_loss for arm in arms}, "given in the config", {}
-        number = len(self.plan.pilot_seeds or self.plan.tuning_seeds)
+        number = len(self.plan.config.pilots or self.plan.config.tuning.seeds)
         if not number:
             return {}, None, {}
         targets, improvements, diverged = {}, {}, 0
@@ -322,7 +298,7 @@ class Sweep:
             best = statistics.median(min(curve) for curve in curves)
             improvements[arm.name] = {"runs": len(curves), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
-        whose = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
+        whose = "seeds of their own" if self.plan.config.pilots else "tuning seeds"
         origin = (
             f"{100 * analysis.target_share:g} % of the median improvement of {number} pilot run{'s' * (number != 1)} "
             f"of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{whose})"
@@ -347,44 +323,40 @@ class Sweep:
             runs=list(self.plan.runs),
             analysis_sha256=self._analysis_sha256,
         )
-        with alone(self.out):
+        with locked(self.out / ".lock-files", fcntl.LOCK_EX):
             write_json(self.out / "plan.json", msgspec.to_builtins(file))
 
 
 @contextlib.contextmanager
-def locked(out: Path, shard: str) -> Iterator[None]:
-    """Keep a second sweep of the same shard out of the folder; the kernel frees the lock when this process ends.
+def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[None]:
+    """Keep every other process out that locks this file; the kernel frees the lock when this process ends.
 
     Args:
-        shard: the first of two shards is ``1-of-2``, and all of it ``1-of-1``.
+        file: ``.lock-1-of-2`` of the first of two shards; ``.lock-files`` to write what all shards write.
+        how: LOCK_EX waits.
 
     Raises:
-        UsageError: if another one is at work there, or the folder cannot be written.
+        UsageError: if another sweep is at work there, or the folder cannot be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = open(out / f".lock-{shard}", "a", encoding="utf-8")  # noqa: SIM115 - closed below
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = open(file, "a", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise UsageError(f"{out} cannot be written ({error.strerror}); type --out FOLDER") from error
-    with file:
-        if not lock(file):
+        raise UsageError(f"{file.parent} cannot be written ({error.strerror}); type --out FOLDER") from error
+    with opened:
+        if not lock(opened, how):
             raise UsageError(
-                f"another sweep is at work in {out}; wait for it, or stop it, or give each its part: --shard 1/2 and "
-                f"--shard 2/2"
+                f"another sweep is at work in {file.parent}; wait for it, or stop it, or give each its part: "
+                f"--shard 1/2 and --shard 2/2"
             )
         yield
 
 
-@contextlib.contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Shards of one sweep write its files one after another; to be held for milliseconds."""
-    with open(out / ".lock-files", "a", encoding="utf-8") as file:
-        lock(file, fcntl.LOCK_EX)
-        yield
-
-
-def check(plan: Plan) -> None:
+def check(plan: Plan, *, inputs: bool = False) -> None:
     """Read every rule and every speed that the plan names, which `asyncsgd.study.plan` knows only as text.
+
+    Args:
+        inputs: also look for every model, text and folder of candidates that a pretraining run would read.
 
     Raises:
         UsageError: for the first one that a run would refuse.
@@ -395,7 +367,9 @@ def check(plan: Plan) -> None:
     for arm in plan.arms:
         for trial in arm.trials or ({},):
             try:
-                run_of(arm.name, FLAGS.make(resolve({**plan.base, **arm.settings, **trial})))
+                run = run_of(arm.name, FLAGS.make(resolve({**plan.base, **arm.settings, **trial})))
+                if inputs:
+                    run.task.check_names()
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:
@@ -405,16 +379,3 @@ def check(plan: Plan) -> None:
                 f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
                 f"side; write mode: single, or clock: virtual"
             )
-
-
-def check_inputs(plan: Plan) -> None:
-    """Look for every model, text and folder of candidates that a pretraining run of the plan would read.
-
-    Raises:
-        UsageError: for the first one that is not there, or cannot be used.
-    """
-    for arm in plan.arms:
-        try:
-            FLAGS.make(resolve({**plan.base, **arm.settings})).task.check_names()
-        except UsageError as error:
-            raise UsageError(f"arm {arm.name}: {error}") from error
