@@ -54,30 +54,17 @@ def sample(instance, x, worker, index):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS + SMALL, ids=str)
-def test_without_noise_the_gradient_is_the_derivative_of_the_returned_loss(problem):
-    instance = noiseless(problem).on(WORKERS, seed=3)
-    x, draw, step = point(instance), np.random.default_rng(0), 1e-5
+def test_gradients_are_the_derivatives_of_the_returned_loss_and_of_the_excess(problem):
+    exact, instance, step = problem.on(WORKERS, seed=3), noiseless(problem).on(WORKERS, seed=3), 1e-5
+    x, draw = point(instance), np.random.default_rng(0)
+    functions = [(exact.loss, exact.exact_gradient(x))]
     for worker in range(WORKERS):
+        functions.append((lambda x, w=worker: sample(instance, x, w, w)[0], sample(instance, x, worker, worker)[1]))
+    for function, gradient in functions:
         direction = draw.normal(size=len(x)) / math.sqrt(len(x))
-        value, gradient = sample(instance, x, worker, worker)
-        after = sample(instance, x + step * direction, worker, worker)[0]
-        before = sample(instance, x - step * direction, worker, worker)[0]
-        assert math.isfinite(value)
-        # rounding of a difference of two values of size |value|, and the third derivative of the logistic loss
-        assert (after - before) / (2 * step) == pytest.approx(
-            gradient @ direction, rel=1e-7, abs=1e-9 + 1e-10 * abs(value)
-        )
-
-
-@pytest.mark.parametrize("problem", PROBLEMS + SMALL, ids=str)
-def test_the_exact_gradient_is_the_derivative_of_the_excess_loss(problem):
-    instance = problem.on(WORKERS, seed=3)
-    x, draw, step = point(instance), np.random.default_rng(1), 1e-5
-    exact = instance.exact_gradient(x)
-    for _ in range(3):
-        direction = draw.normal(size=len(x)) / math.sqrt(len(x))
-        slope = (instance.loss(x + step * direction) - instance.loss(x - step * direction)) / (2 * step)
-        assert slope == pytest.approx(exact @ direction, rel=1e-7, abs=1e-9 + 1e-10 * instance.loss(x))
+        slope = (function(x + step * direction) - function(x - step * direction)) / (2 * step)
+        # rounding of a difference of two values, and the third derivative of the logistic loss
+        assert slope == pytest.approx(gradient @ direction, rel=1e-7, abs=1e-9 + 1e-10 * abs(function(x)))
 
 
 @every_small

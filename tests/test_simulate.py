@@ -93,19 +93,11 @@ def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_
     ("line", "words"),
     [
         ("", "--samples --seconds"),
-        ("--sample 9", "--sample '--samples'"),
         ("--samples 0", "--samples more 0"),
-        ("--learning-rate nan", "--learning-rate 'nan' number"),
         ("--rule sgp --network bytes=1,worker=1,server=1", "sgp drop it"),
-        ("--rule ad_psgd:topolgy=ring", "'topolgy' 'topology'"),
         ("--rule ad_psgd:topology=rings", "topology complete ring 'rings'"),
-        ("--rule sgp:delay=1.5", "delay whole '1.5'"),
         ("--rule streaming_diloco:fragments=11", "fragments num_local_steps=10 11"),
-        ("--rule streaming_diloco:overlap=10", "overlap num_local_steps=10 10"),
-        ("--rule streaming_diloco:mix=1", "mix less than 1 1.0"),
         ("--speeds exponental", "'exponental' 'exponential'"),
-        ("--speeds constant:1,seconds=2", "'seconds' twice"),
-        ("--speeds trace", "run=VALUE"),
         ("--speeds trace:run=nowhere", "nowhere/events.jsonl"),
         ("--speeds power:2000", "exponent at most 50"),
         ("--speeds two_groups:0.01", "share=0.0625"),
@@ -120,12 +112,11 @@ def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_
         ("--problem logistic:rows=10 --nproc 11", "10 rows 11 workers"),
         ("--churn leave:worker=8,seconds=1", "there is no worker 8; the workers are 0 to 7"),
         ("--churn leave:worker=1,seconds=1;leave:worker=1,seconds=3", "seconds=1.0 then seconds=3.0 turns"),
-        ("--churn leave:worker=1", "'leave' needs seconds; --churn leave:seconds=VALUE"),
         ("--nproc 1 --churn join:worker=0,seconds=1", "nobody is there at the beginning"),
     ],
 )
 def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path):
-    budget = "" if line in ("", "--sample 9", "--samples 0") else "--samples 9 "
+    budget = "" if line in ("", "--samples 0") else "--samples 9 "
     ended = simulate(budget + line, tmp_path / "runs")
     assert ended.code == 2
     assert all(word in ended.err for word in words.split())

@@ -30,6 +30,7 @@ from doors import (
     Trace,
     TwoGroups,
     UsageError,
+    asyncsgd,
     parse_speeds,
 )
 from hypothesis import given, settings
@@ -206,7 +207,7 @@ def test_the_text_of_a_model_is_read_back_to_an_equal_one(speeds):
     assert parse_speeds(str(speeds)) == speeds
 
 
-@pytest.mark.parametrize("named", [*SPEEDS, *PROBLEMS, Leave(0, 1.0)], ids=str)
+@pytest.mark.parametrize("named", [*SPEEDS, *PROBLEMS, *asyncsgd.rules.PEERS, Leave(0, 1.0)], ids=str)
 def test_a_number_that_is_none_or_is_below_all_bounds_is_refused_by_its_name(named):
     for field in dataclasses.fields(named):
         for value in (math.nan, math.inf, -1e9) if isinstance(getattr(named, field.name), int | float) else ():
