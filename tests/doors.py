@@ -3,8 +3,6 @@
 `cli` types a command line, `Finished` looks at the folder that it leaves, `simulated` runs a rule on a problem. All
 public names of the library are here too, so that a test imports what it needs from `doors`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
@@ -15,7 +13,6 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +48,7 @@ class Ended(NamedTuple):
     err: str
 
 
-def cli(line: str | list[str], *, alone: bool = False) -> Ended:
+def cli(line, *, alone=False):
     """``python experiments/LINE``, or ``python -m LINE``.
 
     Args:
@@ -75,11 +72,11 @@ def cli(line: str | list[str], *, alone: bool = False) -> Ended:
     return Ended(process.exitcode or 0, *out_and_err)
 
 
-def _module(name: str) -> Any:
+def _module(name):
     return importlib.import_module("asyncsgd.__main__" if name == "asyncsgd" else name.removesuffix(".py"))
 
 
-def _main(name: str, arguments: list[str]) -> int:
+def _main(name, arguments):
     module = _module(name)
     before, sys.argv = sys.argv, [name, *arguments]
     try:
@@ -90,13 +87,13 @@ def _main(name: str, arguments: list[str]) -> int:
         sys.argv = before
 
 
-def _typed(pipe: Any, name: str, arguments: list[str]) -> None:
+def _typed(pipe, name, arguments):
     """Be the command; file descriptors are caught, so that its children's words are there too."""
     texts = [os.memfd_create(kind) for kind in ("out", "err")]
     for number, text in enumerate(texts, start=1):
         os.dup2(text, number)
     sys.argv = [name, *arguments]
-    code: Any = 0
+    code = 0
     try:
         if name.endswith(".py"):
             runpy.run_path(str(ROOT / "experiments" / name), run_name="__main__")
@@ -110,7 +107,7 @@ def _typed(pipe: Any, name: str, arguments: list[str]) -> None:
     os._exit(code if isinstance(code, int) else 1 if code else 0)
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark):
     """The living processes with ``ASYNCSGD_TEST=mark`` in their environment; none where there is no /proc."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -127,32 +124,32 @@ class Finished(NamedTuple):
     path: Path
 
     @property
-    def cache(self) -> Path:
+    def cache(self):
         """Of prepared data, beside the runs."""
         return self.path.parent / "cache"
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self):
         return json.loads((self.path / "summary.json").read_text())
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self):
         return yaml.safe_load((self.path / "settings.yaml").read_text())
 
-    def records(self, *kinds: str) -> list[dict[str, Any]]:
+    def records(self, *kinds):
         records = map(json.loads, (self.path / "events.jsonl").read_text().splitlines())
         return [record for record in records if not kinds or record["kind"] in kinds]
 
-    def model(self) -> Any:
+    def model(self):
         from transformers import AutoModelForMaskedLM
 
         return AutoModelForMaskedLM.from_pretrained(self.path / "model")
 
-    def parameters(self) -> torch.Tensor:
+    def parameters(self):
         return torch.cat([p.detach().flatten() for p in self.model().parameters()])
 
 
-def prepared_task(name: str, run: Finished) -> Any:
+def prepared_task(name, run):
     """The library's task of that name with the settings of `run`, prepared with the cache beside the run."""
     kind, settings = asyncsgd.tasks.task_class(name), run.settings
     spelled = {"model_name": "model", "data_name": "data", "eval_split": "split"}
@@ -164,10 +161,10 @@ def prepared_task(name: str, run: Finished) -> Any:
 class Watched(Instance):
     """A problem that remembers every gradient that was computed: (worker, sample, point, gradient)."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance):
         self._instance = instance
         self.num_parameters = instance.num_parameters
-        self.computed: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+        self.computed = []
 
     def initial(self):
         return self._instance.initial()
@@ -181,10 +178,10 @@ class Watched(Instance):
         return self._instance.loss(x)
 
 
-def drawn(num_workers: int, seconds: Callable[[int, int], float]) -> Sampler:
+def drawn(num_workers, seconds):
     """A gradient takes the seconds that a function of (worker, draw) gives; inf where it has none."""
 
-    def one(worker: int, draw: int) -> float:
+    def one(worker, draw):
         try:
             return seconds(worker, draw)
         except IndexError:
@@ -193,7 +190,7 @@ def drawn(num_workers: int, seconds: Callable[[int, int], float]) -> Sampler:
     return Sampler(num_workers, lambda worker, block: [one(worker, 32 * block + place) for place in range(32)])
 
 
-def arrival(number: int, worker: int = 0, **more: Any) -> Event:
+def arrival(number, worker=0, **more):
     """The `number`-th record of an arrival, from 0: 4 samples and half a second later than the one before."""
     facts = {
         **{"dispatch": number, "worker": worker, "batches": ((0, number, number + 1),), "read_version": number},
@@ -215,15 +212,15 @@ class Simulated(NamedTuple):
     """Of `Watched`."""
 
     @property
-    def events(self) -> list[Event]:
+    def events(self):
         return [record for record in self.records if isinstance(record, Event)]
 
     @property
-    def delays(self) -> list[int]:
+    def delays(self):
         return [delay for event in self.events for _, delay in event.uses]
 
     @property
-    def times(self) -> np.ndarray:
+    def times(self):
         """When each version came to be, in seconds; the first at 0."""
         times, version = [0.0], 0
         for event in self.events:
@@ -231,15 +228,15 @@ class Simulated(NamedTuple):
             version = event.version
         return np.array(times)
 
-    def points_of(self, worker: int) -> np.ndarray:
+    def points_of(self, worker):
         """Where `worker` computed its gradients, in order."""
         return np.stack([point for who, _, point, _ in self.computed if who == worker])
 
     @property
-    def abandoned(self) -> set[int]:
+    def abandoned(self):
         return {dispatch for event in self.events for dispatch in event.abandoned}
 
-    def started(self) -> dict[int, tuple[int, int, float, tuple]]:
+    def started(self):
         """dispatch -> (worker, version, seconds, batches)."""
         records = [record for record in self.records if isinstance(record, Event | Membership)]
         return {
@@ -249,16 +246,7 @@ class Simulated(NamedTuple):
         }
 
 
-def simulated(
-    rule: Any,
-    sampler: Any,
-    problem: Instance,
-    *,
-    learning_rate: Any,
-    evaluations: int = 1,
-    budget: Budget | None = None,
-    **more: Any,
-) -> Simulated:
+def simulated(rule, sampler, problem, *, learning_rate, evaluations=1, budget=None, **more):
     """`asyncsgd.simulate`, and every version of its parameters.
 
     Args:

@@ -13,8 +13,6 @@ Each function returns the points x_0, x_1, ..., one per version. `sgd` and `adam
 function from the parameters and a direction to the next parameters, which keeps a state of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

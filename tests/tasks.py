@@ -1,7 +1,5 @@
 """Small tasks that need no transformers, for tests whose subject is not a text."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar

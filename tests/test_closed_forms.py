@@ -4,8 +4,6 @@ Laws of delays, stability limits, stationary variances, fixed points and times. 
 times, and where those are averaged the allowance is four standard errors, computed from theory or from the sample.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -161,20 +159,6 @@ def test_fixed_delay_is_stable_just_below_two_sin_pi_over_two_times_two_tau_plus
         x.append(x[t] - np.array([0.97, 1.03]) * limit(delay) * x[max(0, t - delay)])
     assert steps - delay <= len(done.points) - 1  # the last ones are held, never old enough
     np.testing.assert_allclose(done.points, x[: len(done.points)], rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("delay", [1, 2, 3, 4, 8, 16])
-def test_the_fastest_step_of_a_fixed_delay_contracts_by_tau_over_tau_plus_one_with_a_double_root(delay):
-    best, rate = delay**delay / (delay + 1) ** (delay + 1), delay / (delay + 1)
-    steps = 60 * (delay + 1)
-    x = run(FixedDelay(delay), Constant().on(1, 0), Modes([best, 0.9 * best, 1.1 * best]), samples=steps).points
-    # x_t = (A + B t) rho^t: annihilated by (E - rho)^2.
-    middle = steps // 2
-    residual = x[middle + 2, 0] - 2 * rate * x[middle + 1, 0] + rate**2 * x[middle, 0]
-    assert abs(residual) < 1e-6 * abs(x[middle, 0])
-    speed = (size(x, steps - 2 * delay, 2 * delay) / size(x, middle, 2 * delay)) ** (1 / (steps - middle - 2 * delay))
-    assert speed[1] > rate * 1.002
-    assert speed[2] > rate * 1.002
 
 
 def lyapunov(delay, a):

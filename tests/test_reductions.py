@@ -13,9 +13,7 @@ from doors import (
     DANA,
     DCASGD,
     EASGD,
-    SGD,
     SSP,
-    AdamW,
     Asynchronous,
     DiLoCo,
     Downpour,
@@ -23,7 +21,6 @@ from doors import (
     KAsync,
     KSync,
     LocalSGD,
-    OptimizerRecipe,
     OrMo,
     Quadratic,
     Rennala,
@@ -90,25 +87,6 @@ def test_r3_one_local_step_is_synchronous_sgd_and_diloco_without_outer_momentum_
     assert torch.equal(local.points, diloco.points)
     assert torch.equal(local.points, post.points)
     close(local.points, synchronous.points)
-
-
-@pytest.mark.parametrize("recipe", [OptimizerRecipe(SGD(0.9)), OptimizerRecipe(AdamW(), weight_decay=0.1)])
-@pytest.mark.parametrize("num_local_steps", [1, 4])
-def test_r4_diloco_of_one_worker_without_outer_momentum_is_its_inner_optimizer_alone(recipe, num_local_steps):
-    ours = run(DiLoCo(num_local_steps, 1.0, 0.0), exponential(1, 0), inner=recipe, learning_rate=0.05)
-    instance = PROBLEM.on(1, 0)
-    parameter = nn.Parameter(torch.from_numpy(instance.initial()))
-    group = [{"params": [parameter], "weight_decay": recipe.weight_decay}]
-    kinds = {SGD: torch.optim.SGD, AdamW: torch.optim.AdamW}
-    more = {"momentum": 0.9} if isinstance(recipe.build, SGD) else {}
-    optimizer, points = kinds[type(recipe.build)](group, lr=0.05, **more), [parameter.detach().clone()]
-    for index in range(60):
-        out = np.empty(instance.num_parameters)
-        instance.gradient(parameter.detach().numpy(), 0, index, out)
-        parameter.grad = torch.from_numpy(out)
-        optimizer.step()
-        points.append(parameter.detach().clone())
-    close(ours.points, torch.stack(points[::num_local_steps]))
 
 
 @several

@@ -1,7 +1,5 @@
 """The example of a loss of one's own: it is the weighted loss that its first lines write down."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

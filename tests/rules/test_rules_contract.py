@@ -1,7 +1,5 @@
 """The contract of every rule, driven through the real server by arrival orders that hypothesis makes up."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Every rule against its plain loop in `reference`, and what follows when workers leave and join in mid-run."""
 
-from __future__ import annotations
-
 import inspect
 import math
 

@@ -15,12 +15,9 @@ from doors import (
     AsyncLocalSGD,
     Budget,
     Constant,
-    Evaluation,
     Exponential,
-    FixedDelay,
     KSync,
     LocalSGD,
-    Membership,
     Mode,
     Network,
     Quadratic,
@@ -115,7 +112,6 @@ def test_a_synchronous_round_ends_with_its_slowest_worker_and_everybody_starts_t
 
 
 INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops=True), Ringmaster(1, stops=True)]
-IGNORING = [KSync(quorum=2, interrupt=False), Rennala(batch=3, interrupt=False), Ringmaster(threshold=2)]
 
 
 @pytest.mark.parametrize("rule", INTERRUPTING, ids=str)
@@ -135,18 +131,6 @@ def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_n
     for dispatch, (worker, _, _, (batches,)) in sorted(started.items()):
         assert batches == (worker, following[worker], following[worker] + 1)
         following[worker] += dispatch not in abandoned
-
-
-@pytest.mark.parametrize("rule", IGNORING, ids=str)
-def test_a_rule_that_ignores_lets_everybody_finish_and_drops_what_came_too_late(rule):
-    instance = Quadratic(dimension=2).on(5, 0)
-    result = run(rule, Exponential().on(5, 0), instance=instance, budget=Budget(samples=80))
-    assert not result.abandoned
-    assert len(result.computed) == 80
-    assert len(result.started()) in (83, 84)  # three or four are in flight when the budget is spent
-    dropped = [event for event in result.events if event.outcome == "dropped"]
-    assert len(dropped) > 5
-    assert all(event.drops == (event.dispatch,) and event.arrival_delay > 0 for event in dropped)
 
 
 @every_rule
@@ -251,15 +235,6 @@ def test_another_seed_is_another_run_and_the_same_seed_the_same_one():
     assert first != other
 
 
-def test_everybody_joins_in_order_and_is_started_before_the_first_arrival():
-    records = run(Asynchronous(), Constant().on(3, 0), budget=Budget(samples=3)).records
-    assert isinstance(records[0], Evaluation)
-    joins = records[1:4]
-    assert [(record.kind, record.worker, record.started) for record in joins if isinstance(record, Membership)] == [
-        ("join", worker, ((worker, worker, ((worker, 0, 1),), None),)) for worker in range(3)
-    ]
-
-
 def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
     # SSP with slack 0: worker 0 arrives at 1 and waits for worker 1, until 3.
     events = run(SSP(slack=0), taking([1.0], [3.0]), budget=Budget(seconds=7.0)).events
@@ -268,14 +243,6 @@ def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
     assert [[started[0] for started in event.started] for event in events] == [[], [0, 1], [], [0, 1], []]
     assert [event.uses for event in events] == [((0, 0),), ((1, 1),), ((2, 0),), ((3, 1),), ((4, 0),)]
     assert [event.flight_seconds for event in events] == [1.0, 3.0, 1.0, 3.0, 1.0]
-
-
-def test_steps_that_fall_due_together_stand_in_one_event():
-    # Delay 1: worker 1's gradient, started second, has to wait for worker 0's, and is due one update after it.
-    events = run(FixedDelay(delay=1), taking([3.0], [1.0]), budget=Budget(samples=4)).events
-    assert arrivals(events)[:2] == [(1.0, 1, 1), (3.0, 0, 0)]
-    assert [event.outcome for event in events[:2]] == ["held", "applied"]
-    assert [(event.uses, event.version) for event in events[:2]] == [((), 0), (((0, 0), (1, 1)), 2)]
 
 
 @pytest.mark.parametrize(
