@@ -19,9 +19,7 @@ def summary(command: str) -> str:
     """How it is typed and what it shows: the first line of its docstring. It is read and not imported, which would
     load pandas and matplotlib.
     """
-    home = Path(__file__).parent
-    file = home / command / "__main__.py" if (home / command).is_dir() else home / f"{command}.py"
-    source = file.read_text(encoding="utf-8")
+    source = (Path(__file__).parent / f"{command}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].replace("``", "")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.commands import carried_out
 from analysis.compare import counted
-from analysis.findings.lab_notes import REFERENCE, SOURCE, Ratios, ReferenceRow, reference_ratios, row_beside
+from analysis.reference_notes import REFERENCE, SOURCE, Ratios, ReferenceRow, reference_ratios, row_beside
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     import pandas as pd

@@ -15,6 +15,7 @@ improvement is taken moves the ratio, so all of `SHARES` are shown, and the cros
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pandas
 import seaborn
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -30,11 +32,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis import curves as loss_curves
+from analysis.crossing import CrossingPoint, crossing_point
 from analysis.curves import loss_at, lowest_held, on_common_looks, reached
-from analysis.report.tables.text import as_csv
-from analysis.statistics.delay import CrossingPoint, crossing_point
-from analysis.statistics.intervals import Interval, t_interval
-from analysis.study.run import Run, load_runs
+from analysis.read import read
+from analysis.stats import Interval, t_interval
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml
 
@@ -158,11 +159,11 @@ class Dose:
         """
         timed: dict[tuple[str, int], dict[int, Timed]] = {}
         oversubscribed = 0
-        for arm, seed, run in _test_runs(folder, _read_json(folder / "plan.json")):
-            if run.virtual:
+        for arm, seed, run, curve in _test_runs(folder, _read_json(folder / "plan.json")):
+            if run.clock == "virtual":
                 raise UsageError(f"{run.path} ran on the virtual clock; nothing was measured there")
-            oversubscribed += run.oversubscribed
-            seconds, losses = (tuple(map(float, run.evaluations[column])) for column in ("train_seconds", "loss"))
+            oversubscribed += run.oversubscribed is True
+            seconds, losses = (tuple(curve[column]) for column in ("seconds", "loss"))
             timed.setdefault((arm["algorithm"], arm["num_workers"] - 1), {})[seed] = (seconds, losses)
         responses = []
         for delay in sorted({delay for _, delay in timed}):
@@ -273,9 +274,9 @@ def _measured_lines(measured: Measured) -> list[str]:
     for response in measured.responses:
         ratio = response.ratios[-1]
         word = "no difference between the two can be told"
-        if ratio.low is not None and ratio.low > 1:
+        if ratio.low > 1:
             word = "asynchronous training is slower"
-        elif ratio.high is not None and ratio.high < 1:
+        elif ratio.high < 1:
             word = "asynchronous training is sooner"
         lines.append(
             f"      tau = {response.delay}, {response.delay + 1} processes: {ratio:.2f} times the seconds of "
@@ -355,10 +356,9 @@ def read_dose(folder: Path) -> Dose:
     if len({arm["num_workers"] for arm in arms.values()} - {1}) < 2:
         raise UsageError(f"{folder}: a crossing needs two delays above 0; put more numbers of workers into the config")
     curves: dict[str, dict[int, dict[int, Curve]]] = {DELAYED: {}, REFERENCE: {}}
-    for arm, seed, run in _test_runs(folder, plan):
-        table = run.evaluations
-        gradients = int(table["total_samples"].iloc[-1]) // run.summary["batch_size"]
-        curve = Curve(tuple(map(int, table["version"])), tuple(map(float, table["loss"])), gradients)
+    for arm, seed, run, table in _test_runs(folder, plan):
+        gradients = int(table["samples"].iloc[-1] // run.batch_size)
+        curve = Curve(tuple(map(int, table["updates"])), tuple(map(float, table["loss"])), gradients)
         curves[arm["algorithm"]].setdefault(arm["num_workers"] - 1, {})[seed] = curve
     chosen = {
         algorithm: {arm["num_workers"] - 1: _chosen(arm) for arm in arms.values() if arm["algorithm"] == algorithm}
@@ -382,20 +382,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _test_runs(folder: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int, Run]]:
-    """(arm, seed, run) of every test run of the plan; all of them must have ended with a loss at every evaluation."""
+def _test_runs(folder: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int, Any, pandas.DataFrame]]:
+    """(arm, seed, run, curve) of every test run of the plan; all of them must have ended with a loss at every
+    evaluation.
+    """
     arms = {arm["name"]: arm for arm in plan["arms"]}
-    runs = {run.name: run for run in load_runs(folder / "test")[0] if ".before-" not in run.name}
-    for planned in plan["runs"]:
-        if planned["stage"] != "test":
-            continue
-        run = runs[planned["folder"].removeprefix("test/")]
-        if not run.done or run.evaluations["loss"].isna().any():
+    runs, curves, _ = read(folder)
+    for run in runs[runs["stage"] == "test"].itertuples():
+        curve = curves[curves["run"] == run.run]
+        if run.status != "DONE" or curve["loss"].isna().any():
             raise UsageError(
-                f"{planned['folder']} is {run.status} and has no loss at every evaluation; take its learning rates out "
+                f"{run.run} is {run.status} and has no loss at every evaluation; take its learning rates out "
                 f"of the config and choose another --out"
             )
-        yield arms[planned["arm"]], planned["seed"], run
+        yield arms[run.arm], int(run.seed), run, curve
 
 
 def _chosen(arm: Mapping[str, Any]) -> tuple[float, bool]:
@@ -425,7 +425,7 @@ def save(dose: Dose, folder: Path) -> list[Path]:
                 cells = [*(logs[s] for logs in response.log_ratios), response.gaps[s]]
                 cells += [dose.targets[response.delay], delayed[s, k], sync[s, k]]
                 lines.append([clock.speeds, response.delay, seed, *cells])
-    table.write_text(as_csv(lines), encoding="utf-8", newline="\r\n")
+    _write(table, lines)
     paths = [table]
     if dose.measured is not None:  # its seconds are no virtual ones: a file of its own
         paths.append(folder / "measured.csv")
@@ -434,7 +434,7 @@ def save(dose: Dose, folder: Path) -> list[Path]:
             for response in dose.measured.responses
             for of_seed in zip(*response.log_ratios, response.gaps, strict=True)
         ]
-        paths[-1].write_text(as_csv([("delay", *ratios, "gap"), *of_pairs]), encoding="utf-8", newline="\r\n")
+        _write(paths[-1], [("delay", *ratios, "gap"), *of_pairs])
     figure = _draw(dose)
     for extension in ("png", "svg"):
         paths.append(folder / f"dose_response.{extension}")
@@ -512,9 +512,14 @@ def _draw(dose: Dose) -> Figure:
     return figure
 
 
+def _write(path: Path, lines: Sequence[Sequence[Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(lines)
+
+
 def _arms(intervals: Sequence[Interval]) -> list[list[float]]:
     """Lengths below and above the estimates, as matplotlib takes them; 0 where there is no interval."""
     return [
-        [interval.estimate - interval.ends[0] for interval in intervals],
-        [interval.ends[1] - interval.estimate for interval in intervals],
+        [numpy.nan_to_num(interval.estimate - interval.low) for interval in intervals],
+        [numpy.nan_to_num(interval.high - interval.estimate) for interval in intervals],
     ]

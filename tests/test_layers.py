@@ -22,15 +22,15 @@ replaying scripts.export scripts.predict scripts.replay study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}
 JUDGING = """
-statistics stats questions
-study curves places
+stats questions
+curves places
 read pairs
 scores
 judge
 verdict trust
 tables
 load
-findings gallery page
+gallery page
 report
 """
 FLOOR |= {

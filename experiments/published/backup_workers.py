@@ -150,7 +150,7 @@ def unresolved(seconds: dict[int, list[float]]) -> list[int]:
     kept = []
     for quorum, values in seconds.items():
         difference = interval([one - other for one, other in zip(values, seconds[best], strict=True)])
-        if quorum == best or difference.low is None or difference.low <= 0:
+        if quorum == best or not difference.low > 0:
             kept.append(quorum)
     return kept
 
@@ -286,7 +286,9 @@ def make(flags: argparse.Namespace) -> None:
 def bar(axes: Axes, x: float, values: Sequence[float], colour: object) -> None:
     """A point with its interval."""
     mean = interval(values)
-    axes.errorbar(x, mean.estimate, mean.ends[1] - mean.estimate, fmt="o", markersize=3.5, color=colour, linewidth=1)
+    axes.errorbar(
+        x, mean.estimate, np.nan_to_num(mean.high - mean.estimate), fmt="o", markersize=3.5, color=colour, linewidth=1
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from analysis.statistics.intervals import Interval
+from analysis.stats import Interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Event, Record
 from asyncsgd.rules import Asynchronous
@@ -153,8 +153,8 @@ def expected_iterate(num_workers: int, updates: int) -> list[float]:
 def jackknife(function: Callable[[list[float]], float], groups: Sequence[Sequence[float]]) -> Interval:
     """`function` of the mean over `groups`, its bias of first order removed, with the interval of its pseudo-values.
 
-    >>> str(jackknife(lambda mean: mean[0], [[1.0], [2.0], [3.0]]))
-    '2.00 [-0.484, 4.48]'
+    >>> f"{jackknife(lambda mean: mean[0], [[1.0], [2.0], [3.0]]):.3g}"
+    '2 [-0.484, 4.48]'
     """
     total, number = np.sum(groups, axis=0), len(groups)
     whole = function((total / number).tolist())
@@ -247,7 +247,7 @@ def make(flags: argparse.Namespace) -> None:
             right.plot(kept, [geometric(num_workers, int(delay)) for delay in kept], color=colour, linewidth=1)
             middle.plot(num_workers, fit_momentum(pooled, RATE / num_workers), "kx", markersize=8)
         fitted = [jackknife(lambda mean: fit(mean)[0], means[num_workers]) for num_workers in WORKERS[1:]]
-        errors = [one.ends[1] - one.estimate for one in fitted]
+        errors = [np.nan_to_num(one.high - one.estimate) for one in fitted]
         middle.errorbar(
             WORKERS[1:], [one.estimate for one in fitted], errors, fmt="o", label="fitted, two coefficients"
         )

@@ -36,7 +36,7 @@ import numpy
 import pandas
 import seaborn
 
-from analysis.statistics.intervals import Interval
+from analysis.stats import Interval
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array
@@ -269,7 +269,9 @@ def make(flags: argparse.Namespace) -> None:
             "heterogeneity p (worker i takes i$^p$ seconds)": [done.cell.exponent for done in measured],
             "measured": [done.log2_ratio.estimate for done in measured],
             "theory (bounds without constants)": [math.log2(theory_ratio(done.cell)) for done in measured],
-            "mark": [done.mark or "~" * done.log2_ratio.holds(0.0) for done in measured],
+            "mark": [
+                done.mark or "~" * (not (done.log2_ratio.low > 0 or done.log2_ratio.high < 0)) for done in measured
+            ],
         }
     )
     rows, columns, *panels, mark = shown

@@ -4,6 +4,7 @@ flags and exit codes."""
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import itertools
 import math
@@ -27,8 +28,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import stats
 
-from analysis.report.tables.text import as_csv, markdown
-from analysis.statistics.intervals import Interval, t_interval
+from analysis.stats import Interval, t_interval
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
@@ -135,20 +135,22 @@ def interval(values: Sequence[float]) -> Interval:
     """The mean of `values`, one per seed, and its 95 % t interval. A run may have diverged: its loss is infinite.
 
     >>> f"{interval([1.0, math.inf]):.4g}"
-    'inf [nan, nan]'
+    'inf'
     """
-    if numpy.isfinite(values).all():
+    if numpy.isfinite(values).all() and (len(values) < 2 or numpy.ptp(values) > 0):
         return t_interval(values)
-    end = math.nan if len(values) > 1 else None  # nan is not drawn
-    return Interval(float(numpy.mean(values)), end, end, 0.95, len(values))
+    mean = float(numpy.mean(values))
+    end = mean if math.isfinite(mean) else math.nan
+    return Interval(mean, end, end, 0.95, len(values))
 
 
 def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]], note: str) -> None:
     """Write ``NAME.csv`` and ``NAME.md``, with `note` under the table, and print the latter."""
     cells = [[f"{cell:.4g}" if isinstance(cell, Interval) else cell for cell in row.values()] for row in rows]
-    (folder / f"{name}.csv").write_text(as_csv([rows[0], *cells]), encoding="utf-8", newline="\r\n")
-    lines = markdown([list(rows[0]), *(list(map(str, row)) for row in cells)], [False] * len(rows[0]))
-    text = "\n".join([*lines, "", note, ""])
+    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([list(rows[0]), *cells])
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (rows[0], *cells)]
+    text = "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:], "", note, ""])
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text, folder / f"{name}.md", folder / f"{name}.csv", sep="\n")
 

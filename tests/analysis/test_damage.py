@@ -104,7 +104,7 @@ def test_a_report_ends_with_0_or_with_2_and_one_line(sound, tmp_path_factory, da
     data.draw(damage(folder))
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
-        code = import_module("analysis.report.__main__").main([str(folder), "--format", "md"])
+        code = import_module("analysis.report").main([str(folder), "--format", "md"])
     told = errors.getvalue()
     assert (code, told.count("\n"), told[:7]) in ((0, 0, ""), (2, 1, "error: "))
 

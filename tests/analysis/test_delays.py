@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.statistics.delay import CrossingPoint, crossing_point
+from analysis.crossing import CrossingPoint, crossing_point
 
 DELAYS = [0, 1, 2, 4, 8, 16]
 examples = settings(derandomize=True, deadline=None, max_examples=60)

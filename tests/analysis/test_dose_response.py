@@ -11,7 +11,7 @@ import pytest
 import yaml
 from gallery import sentences
 
-from analysis.statistics.intervals import Interval
+from analysis.stats import Interval
 from asyncsgd.errors import UsageError
 from asyncsgd.simulation.simulate import arrival_seconds
 from dose_response_findings import DELAYED, REFERENCE, SHARES, Curve, Dose, Measured, answer, read_dose, save
@@ -93,7 +93,7 @@ def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_
     assert len(points) == len(SHARES)
     text = "\n".join(dose.lines())
     for share, ratio, point in zip(SHARES, response.ratios, points, strict=True):
-        assert f"{ratio.estimate:.3f} [" in text
+        assert f"{ratio.estimate:.3f}" in text
         assert f"seconds to {100 * share:3g} %: {answer(point)}" in text
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.findings.lab_notes import REFERENCE
 from analysis.lab_notes import EXACT_ONLY, PER_PROCESS, lab_notes, main
 from analysis.read import read
+from analysis.reference_notes import REFERENCE
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import make_plan
 

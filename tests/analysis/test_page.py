@@ -152,7 +152,7 @@ def study(tmp_path_factory):
 
 
 def report(*arguments):
-    return cli(["analysis.report.__main__", *map(str, arguments)])
+    return cli(["analysis.report", *map(str, arguments)])
 
 
 def test_the_command_writes_the_page_beside_the_runs_and_prints_the_verdict(study):

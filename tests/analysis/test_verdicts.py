@@ -205,7 +205,7 @@ def test_loose_runs_that_differ_in_a_setting_are_compared_where_the_reader_says_
     assert row.reason.endswith("0.001 (if the arms are meant to differ in it: --arms learning_rate)")
     told = asyncsgd.load(tmp_path, arms=["learning_rate"])
     assert row_of(told, "loss_at_equal_samples").word == "better"
-    command = cli(["analysis.report.__main__", str(tmp_path), "--format", "sentence", "--arms", "learning_rate"])
+    command = cli(["analysis.report", str(tmp_path), "--format", "sentence", "--arms", "learning_rate"])
     assert command.out.strip() == told.verdict
 
 

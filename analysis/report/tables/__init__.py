@@ -1,1 +1,0 @@
-"""The report's tables: what is in them, and how they are written."""

@@ -1,1 +1,0 @@
-"""Statistics on plain numbers: intervals, exact tests, power, times to a target, scaling laws."""
