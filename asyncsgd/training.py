@@ -208,10 +208,9 @@ def _open(
         parts = find_micro_batches(run, context or fork_server(None, *task.preload))
     run = run.with_parts(parts)
     if isinstance(run.runtime, runtimes.Pipeline) and run.runtime.schedule == "deepspeed":
-        from asyncsgd.runtime.deepspeed_engine import prepare
+        from asyncsgd.runtime.deepspeed_engine import configuration
 
-        # Here and not in every rank: what is wrong is said once, and compiling takes a minute or two.
-        prepare(torch.device(run.device), run.runtime.deepspeed_config)
+        configuration(run.runtime.deepspeed_config)  # what is wrong is said once, and not by every rank
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
     policy = run.policy
     if resume is not None and policy == Policy():

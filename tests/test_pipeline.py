@@ -174,6 +174,13 @@ def test_a_synchronous_pipeline_is_one_process(tmp_path, processes, stages, sche
         assert sent == passes + embedding or (replicas > 1 and sent > passes + embedding), (replica, stage)
 
 
+@pytest.mark.slow
+@with_deepspeed
+def test_deepspeeds_run_is_that_of_1f1b_bit_for_bit():
+    runs = [train(NextToken(), Pipeline(2, 2, schedule), optimizer=AdamW()) for schedule in ("1f1b", "deepspeed")]
+    assert torch.equal(*map(parameters, runs))
+
+
 FROZEN = NextToken(tied=False, num_frozen=3)
 
 

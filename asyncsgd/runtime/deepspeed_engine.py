@@ -6,7 +6,7 @@ Its schedule is 1F1B. Only its gradient is used; the runtime takes the step. Fou
 - It clips gradients to norm 1 unless its configuration says otherwise.
 - It sets every ``.grad`` to None after its step. So the views are bound again.
 - It tells the next stage the shapes of the first micro-batch only, unless a pipeline has dynamic shapes, as here.
-- On CPUs it loads a C++ helper that no pipeline uses. The first load compiles it, which takes a minute or two.
+- On CPUs it compiles a C++ helper that no pipeline uses, unless no such operation suits the machine, as is said here.
 
 All its messages are tensors of numbers; nothing is unpickled. It uses the process group that is there, which knows no
 password: all stages belong on one host. On GPUs every stage needs one of its own."""
@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,11 @@ FIXED: dict[str, Any] = {
 """What DeepSpeed must be told so that it computes the gradient and no more; it counts a micro-batch as one sample."""
 
 
-def prepare(device: torch.device, path: str | None) -> dict[str, Any]:
-    """Load DeepSpeed for `device`, with its C++ helper, and read its configuration. Blocks while the helper compiles,
-    so it is called once before the ranks start.
-
-    Args:
-        path: of a file like ``experiments/configs/ds_config.json``; None: what that one holds.
+def configuration(path: str | None) -> dict[str, Any]:
+    """Of DeepSpeed, from a file like ``experiments/configs/ds_config.json``; None: what that one holds.
 
     Raises:
-        UsageError: the file cannot be read, or would change the gradient or the step.
-        RuntimeError: the compiler failed, with what it said.
+        UsageError: the file cannot be read, or would change the gradient.
     """
     try:
         config: dict[str, Any] = FIXED | ({} if path is None else json.loads(Path(path).read_text(encoding="utf-8")))
@@ -53,12 +47,6 @@ def prepare(device: torch.device, path: str | None) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
     if config | FIXED != config:
         raise UsageError(f"{path} has to say {json.dumps(FIXED)}, so that the gradient is that of the whole batch")
-    # It decides for the GPU at its import, also where this run is to use the CPU.
-    with _quiet(DS_ACCELERATOR=device.type):
-        import deepspeed
-
-        if device.type == "cpu":
-            deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder").load()
     return config
 
 
@@ -68,25 +56,33 @@ class DeepSpeedEngine:
 
     Args:
         stage: on `device`. Every ``.grad`` is there.
-        path: as for `prepare`.
+        config: as `configuration` gives it.
     """
 
-    def __init__(self, stage: HeldStage, device: torch.device, path: str | None) -> None:
-        config, self._number = prepare(device, path), 1
-        import deepspeed
-
-        rank, num_stages = dist.get_rank(), dist.get_world_size()
+    def __init__(self, stage: HeldStage, device: torch.device, config: dict[str, Any]) -> None:
+        rank, num_stages, self._number = dist.get_rank(), dist.get_world_size(), 1
         layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
         layers[rank] = _Layer(stage)
-        # DeepSpeed takes the index of a GPU from LOCAL_RANK, which other launchers than its own do not set.
-        with _quiet(LOCAL_RANK=str(device.index or 0) if device.type == "cuda" else str(rank)):
-            deepspeed.init_distributed()
-            pipeline = deepspeed.pipe.PipelineModule(
-                layers, num_stages=num_stages, partition_method="uniform", loss_fn=self._scaled, dynamic_shape=True
-            )
-            # It computes no gradient without an optimizer, and torch wants a parameter, which nobody uses here.
-            nobody = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
-            self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=nobody, config=config)
+        before = os.environ.copy()
+        # It decides for the GPU at its import, also where this run is to use the CPU, and takes the index of a GPU from
+        # what other launchers than its own do not set.
+        local = str(device.index or 0) if device.type == "cuda" else str(rank)
+        os.environ.update(DS_ACCELERATOR=device.type, LOCAL_RANK=local)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                import deepspeed
+
+                deepspeed.ops.__compatible_ops__ = {}
+                deepspeed.init_distributed()
+                pipeline = deepspeed.pipe.PipelineModule(
+                    layers, num_stages=num_stages, partition_method="uniform", loss_fn=self._scaled, dynamic_shape=True
+                )
+                # It computes no gradient without an optimizer, and torch wants a parameter, which nobody uses here.
+                nobody = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+                self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=nobody, config=config)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         # Else it would copy all gradients in order to average them over one replica.
         self._engine.pipeline_enable_backward_allreduce = False
         self._parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
@@ -99,7 +95,7 @@ class DeepSpeedEngine:
         views = [parameter.grad for parameter in self._parameters]
         self._number = number
         self._engine.set_train_batch_size(number)
-        with _quiet():
+        with contextlib.redirect_stdout(sys.stderr):
             self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(number)]))
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = view
@@ -117,16 +113,3 @@ class _Layer(nn.Module):
         hidden, index = (None, received) if self.held.stage.is_first else received
         result = self.held(hidden, index=index)
         return result if self.held.stage.is_last else (result.contiguous(), index)
-
-
-@contextlib.contextmanager
-def _quiet(**variables: str) -> Iterator[None]:
-    """Within it, these environment variables have these values, and what DeepSpeed says goes to standard error."""
-    before = os.environ.copy()
-    os.environ.update(variables)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

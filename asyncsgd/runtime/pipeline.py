@@ -175,9 +175,9 @@ class Pipeline(Replica):
         self._built: tuple[torch.Size, int] | None = None
         self._deepspeed = None
         if runtime.schedule == "deepspeed":
-            from asyncsgd.runtime.deepspeed_engine import DeepSpeedEngine
+            from asyncsgd.runtime.deepspeed_engine import DeepSpeedEngine, configuration
 
-            self._deepspeed = DeepSpeedEngine(self._held, self.device, runtime.deepspeed_config)
+            self._deepspeed = DeepSpeedEngine(self._held, self.device, configuration(runtime.deepspeed_config))
 
     @property
     def _held(self) -> HeldStage:
