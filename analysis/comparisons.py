@@ -67,7 +67,7 @@ class Comparisons(NamedTuple):
 
     @property
     def num_seeds(self) -> int:
-        return int(self.runs.groupby(["comparison", "model", "arm"]).size().max())
+        return int(self.runs.groupby(["comparison", "model", "arm"], dropna=False).size().max())
 
 
 def read(folder: Path) -> Comparisons:
@@ -88,7 +88,7 @@ def read(folder: Path) -> Comparisons:
     left_out = [f"{run}: {why or every.loc[run, 'status']}" for run, why in told.items() if why]
     places = (
         every["run"]
-        .str.extract(r"^([^/]+)/([^/]+)/(.+)/s(\d+)$")
+        .str.extract(r"^([^/]+)/(?:([^/]+)/)?([^/]+)/s(\d+)$")
         .set_axis(["comparison", "model", "arm", "seed"], axis=1)
     )
     runs = every.assign(**places)[every["status"].isin(FINISHED) & places["seed"].notna()]

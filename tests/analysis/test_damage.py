@@ -130,7 +130,7 @@ def test_a_command_names_every_unreadable_run_and_says_of_the_others_what_it_say
     said = []
     for folder in folders:
         monkeypatch.chdir(folder)
-        main = import_module(f"analysis.{command}" + ".__main__" * (command == "report")).main
+        main = import_module(f"analysis.{command}").main
         assert main({"report": ["s", "--format", "md"]}.get(command, ["s"])) == 0
         said.append("".join(capsys.readouterr()).splitlines())
     changes = [line for line in difflib.ndiff(*said) if line[0] in "+-"]
