@@ -64,7 +64,7 @@ class Peers(Generic[R]):
         self._optimizers = {worker: optimizer_on(vector) for worker, vector in enumerate(self._vectors)}
         self._schedule, self._batches, self._batch_size = schedule, batches, batch_size
         self._num_workers, self._samples, self._seed, self._clock = num_workers, samples, seed, clock
-        self._starts = starts
+        self._starts, self.present = starts, range(num_workers)
         self.view, self.num_samples = View(workers=range(num_workers)), 0
         self.versions = [0] * num_workers
         """How often each worker's model has changed."""
@@ -117,14 +117,9 @@ class Peers(Generic[R]):
             return self._mean.copy_(self._sum().div_(self._num_workers))
 
     @property
-    def present(self) -> Sequence[int]:
-        return range(self._num_workers)
-
-    @property
     def cut_short(self) -> str | None:
-        if not self._is_cut:
-            return None
-        return f"workers of rule {self.rule.name} wait for one another, and the budget keeps some of them from going on"
+        why = f"workers of rule {self.rule.name} wait for one another, and the budget keeps some of them from going on"
+        return why if self._is_cut else None
 
     def react(self, happened: Happened) -> Step:
         if isinstance(happened, Joined):

@@ -237,16 +237,15 @@ class Trace(Speeds):
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         recorded: dict[int, list[float]] = {}
-        events = Path(self.run) / "events.jsonl"
         try:
-            for record in read_events(events):
+            for record in read_events(Path(self.run) / "events.jsonl"):
                 if record.get("kind") == "arrival":
                     steps = record.get("num_local_steps", 1)
                     recorded.setdefault(record["worker"], []).extend([self._seconds(record) / steps] * steps)
             if not recorded:
                 raise ValueError("no arrivals")
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"--speeds {self}: {events}: {error}; type the folder of a run that has trained") from None
+            raise UsageError(f"--speeds {self}: {error}; type the folder of a run that has trained") from None
         sequences = [np.array(recorded[worker]) for worker in sorted(recorded)]
 
         def block(worker: int, number: int) -> Floats:

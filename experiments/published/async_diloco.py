@@ -69,7 +69,6 @@ class Mixture(Instance):
     """
 
     def __init__(self, dimension: int, clusters: int, hidden: int, num_held_out: int, seed: int) -> None:
-        self.num_workers = len(SECONDS_PER_STEP)
         self._shapes = ((dimension, hidden), (hidden,), (hidden, NUM_CLASSES), (NUM_CLASSES,))
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self.num_parameters = sum(self._sizes)
