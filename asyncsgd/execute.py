@@ -38,7 +38,6 @@ from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, Result, TrainingClo
 from asyncsgd.runtime.collective import (
     LOST_CONTACT,
     Collective,
-    Training,
     groups,
     in_step,
     is_lost_contact,
@@ -52,13 +51,13 @@ from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
 from asyncsgd.runtime.worker_loop import serve
-from asyncsgd.runtime.worker_process import Assignment, StepHere
 from asyncsgd.runtime.workers import Dead, Workers
 from asyncsgd.server import Server
 from asyncsgd.settings.run import Run
 from asyncsgd.signals import StopRequest
 from asyncsgd.state import restore
 from asyncsgd.tasks.base import Task
+from asyncsgd.worker import Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +92,9 @@ class Live:
     def num_workers(self) -> int:
         return self.run.runtime.num_workers
 
-    def assignment(self, worker: int | None = None) -> Assignment:
-        """What a process computes; see `Run.assignment`."""
-        assignment = self.run.assignment(worker)
-        return (
-            assignment if worker else dataclasses.replace(assignment, profile=self.profile, tells=not self.record.quiet)
-        )
+    def worker(self, flat: FlatModel) -> Worker:
+        """Worker 0, in this process."""
+        return self.run.at(0).worker(flat, self.profile, tells=not self.record.quiet)
 
     @property
     def profile(self) -> Profile | None:
@@ -160,19 +156,19 @@ def _train_single(live: Live, board: World | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = live.run.runtime
     assert isinstance(runtime, runtimes.InProcess)
-    clock, worker = TrainingClock(), live.assignment().worker(live.flat)
+    clock, worker = TrainingClock(), live.worker(live.flat)
     method = _method(live, live.flat.parameters, lambda: clock.seconds, num_workers=runtime.accumulate)
     return _fit(live, method, Single(worker, clock, runtime.accumulate)).run()
 
 
 def _train_virtual(live: Live, board: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    assignment, run, runtime = live.assignment(), live.run, live.run.runtime
+    run, runtime = live.run, live.run.runtime
     assert isinstance(runtime, runtimes.Virtual)
-    worker = assignment.worker(run.flat(device=live.flat.parameters.device))
+    worker = live.worker(run.flat(device=live.flat.parameters.device))
     heap = Heap(
         live.flat.parameters,
-        ModelGradients(worker, assignment.inner),
+        ModelGradients(worker, run.recipe),
         runtime.speeds.on(runtime.num_workers, run.seed),
         whole_evaluation(worker),
         num_workers=runtime.num_workers,
@@ -194,20 +190,13 @@ def _train_async(live: Live, board: World | None) -> Result:
 
 def _train_hogwild(live: Live, board: World | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
-    step, size = _step_here(live.run), live.flat.layout.size
-    assert step is not None
-    extra = 0
-    if step.share_state:
-        trial = step.recipe.on(torch.zeros(size), live.flat.layout)
+    run, size, extra = live.run, live.flat.layout.size, 0
+    assert isinstance(run.runtime, runtimes.Hogwild)
+    if run.runtime.share_state:
+        trial = run.recipe.on(torch.zeros(size), live.flat.layout)
         trial.create_state()
         extra = trial.state_size
     return _serve_workers(live, Segment(size, 0, extra), board, StepTakenByWorker())
-
-
-def _step_here(run: Run) -> StepHere | None:
-    """How workers step, where they do."""
-    runtime = run.runtime
-    return StepHere(run.recipe, run.schedule, runtime.share_state) if isinstance(runtime, runtimes.Hogwild) else None
 
 
 def _serve_workers(
@@ -216,7 +205,7 @@ def _serve_workers(
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
     assert live.context is not None
     segment.parameters.copy_(live.flat.parameters)
-    shares, step = live.run.runtime.transport == "shared_memory", _step_here(live.run)
+    shares, at_zero = live.run.runtime.transport == "shared_memory", (live.profile, not live.record.quiet)
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
         meeting = Meeting("", None)
@@ -236,7 +225,7 @@ def _serve_workers(
                 slot = None if shares else segment.slots[worker]
                 links[worker] = Pair(meeting.folder, worker, serves=True, carries_vectors=not shares, slot=slot)
             if child:
-                processes.start(worker, serve, live.assignment(worker), way, worker, step)
+                processes.start(worker, serve, live.run.at(worker), way, worker, *(() if worker else at_zero))
                 live.usage.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
@@ -269,7 +258,9 @@ def _serve(
 def _train_sync(live: Live, board: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
-    training, number = _training(live.run, bool(live.unused), resume), live.num_workers
+    number, worker = live.num_workers, None
+    if not isinstance(live.run.runtime, runtimes.Pipeline):
+        worker = live.worker(live.flat)
     with contextlib.ExitStack() as closing:
         world, processes = board, None
         if board is not None:
@@ -281,7 +272,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
             processes = closing.enter_context(Processes(live.context))
             for rank in range(1, number):
                 there = World(rank, number, world.folder)
-                processes.start(rank, serve_rank, live.assignment(rank), training, there)
+                processes.start(rank, serve_rank, live.run.at(rank), resume, there)
                 live.usage.follow(f"worker {rank}", processes.pid(rank))
         while not world.complete(POLL_SECONDS):
             if live.stop_requested():
@@ -291,8 +282,8 @@ def _train_sync(live: Live, board: World | None) -> Result:
             if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
                 raise _rank_is_lost(processes, number)
         try:
-            with world.group(live.assignment().device):
-                return _lead_ranks(live, training)
+            with world.group(live.run.at(0).device):
+                return _lead_ranks(live, worker, resume)
         except RuntimeError as error:
             if not is_lost_contact(error):
                 raise
@@ -302,10 +293,10 @@ def _train_sync(live: Live, board: World | None) -> Result:
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
 
 
-def _lead_ranks(live: Live, training: Training) -> Result:
+def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
     run, runtime = live.run, live.run.runtime
-    ranks, clock = in_step(live.assignment(), training, live.flat), TrainingClock()
+    ranks, clock = in_step(run.at(0), worker, resume, find_unused=bool(live.unused)), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule: Rule | None = None
     if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
@@ -320,11 +311,6 @@ def _lead_ranks(live: Live, training: Training) -> Result:
             live.flat.parameters.copy_(parameters)
     ranks.stop()
     return result
-
-
-def _training(run: Run, find_unused: bool = False, resume: tuple[Path, str] | None = None) -> Training:
-    pipeline = run.runtime if isinstance(run.runtime, runtimes.Pipeline) else None
-    return Training(run.recipe, run.schedule, find_unused, resume, pipeline)
 
 
 def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
@@ -402,13 +388,13 @@ def follow(run: Run) -> int:
     found = {name: _tuples(value) for name, value in notice.found.items()}
     task: Task = dataclasses.replace(run.task, **found)  # type: ignore[type-var]
     run = dataclasses.replace(run, task=task).with_parts(notice.micro_batches)
-    assignment = run.assignment(board.rank)
+    mine = run.at(board.rank)
     if not run.runtime.has_server:
         assert isinstance(notice.way, _Resume)
         resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
-        serve_rank(assignment, _training(run, resume=resume), board)
+        serve_rank(mine, resume, board)
     assert isinstance(notice.way, Meeting)
-    serve(assignment, notice.way, board.rank, _step_here(run))
+    serve(mine, notice.way, board.rank)
     return 0  # not reached: each ends the process
 
 

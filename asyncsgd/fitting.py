@@ -15,10 +15,9 @@ from multiprocessing.context import ForkServerContext
 import torch
 
 from asyncsgd.errors import NOT_ONE_SAMPLE, RunError, UsageError
-from asyncsgd.flat import FlatModel
 from asyncsgd.measure import leave_memory_for
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, Processes
-from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
+from asyncsgd.runtime.worker_process import fail, set_up_process
 from asyncsgd.settings.run import Run
 from asyncsgd.tasks.base import tensors_in
 
@@ -86,9 +85,8 @@ def find_micro_batches(run: Run, context: ForkServerContext) -> int:
 
 
 def _fits(run: Run, micro_batches: int, index: int, context: ForkServerContext) -> bool:
-    assignment = dataclasses.replace(run.assignment(0), micro_batches=micro_batches)
     with Processes(context) as processes:
-        processes.start(0, _try, assignment, index)
+        processes.start(0, _try, run.at(0).with_parts(micro_batches), index)
         processes.join(0)
         code = processes.exit_code(0)
     if code not in (0, OUT_OF_MEMORY, KILLED):
@@ -106,14 +104,13 @@ def _largest_batch(run: Run) -> int:
     return max(range(max(1, min(LOOKED_AT, samples) // run.task.batch_size)), key=numbers)
 
 
-def _try(assignment: Assignment, index: int) -> None:
+def _try(run: Run, index: int) -> None:
     """Entry point of a process: one gradient of batch `index` and one step."""
     try:
-        set_up_process(assignment.threads)
-        device = torch.device(assignment.device)
-        leave_memory_for(assignment.num_workers - 1, device)
-        flat = FlatModel(assignment.task.model(assignment.seed).to(device))
-        assignment.worker(flat).gradient(index)
-        assignment.inner.on(flat.parameters, flat.layout).step(flat.gradients, 0.0)
+        set_up_process(run.runtime.threads)
+        leave_memory_for(run.runtime.num_workers - 1, torch.device(run.device))
+        flat = run.flat(device=run.device)
+        run.worker(flat).gradient(index)
+        run.recipe.on(flat.parameters, flat.layout).step(flat.gradients, 0.0)
     except Exception as error:
         fail("a try", error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,8 +77,7 @@ class PreparedReplay:
         self._flat = run.flat()
         device = device_of_worker(run.device, 0)
         parts = next((record.before for _, record in log if isinstance(record, Parts)), run.micro_batches)
-        assignment = dataclasses.replace(run.assignment(), micro_batches=parts)
-        worker = assignment.worker(run.flat(device=device))
+        worker = run.with_parts(parts).worker(run.flat(device=device))
         runtime, batches = run.runtime, Batches(None, run.task.batch_size)
         number = runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers
         layout, vector = self._flat.layout, self._flat.parameters

@@ -15,9 +15,10 @@ __main__ errors flights state numbers prefetching schedules signals torchrun fla
 batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
 simulation.problems simulation.sampler simulation.speeds
 checkpoints models origin methods runtimes server recorded_run tasks masking
-checking evaluation stages worker measure
+checking evaluation stages worker measure runtime.base runtime.awake
+settings.run
 runtime
-settings.run simulation fitting execute finishing training scripts
+simulation fitting execute finishing training scripts
 replaying scripts.export scripts.predict scripts.replay study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import abc
 import collections
-import dataclasses
 import json
 import math
 import os
@@ -31,18 +30,18 @@ from torch.nn.parallel import DistributedDataParallel
 from asyncsgd import runtimes
 from asyncsgd.checkpoints import load_state
 from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flat import FlatModel
 from asyncsgd.flights import Arrived
 from asyncsgd.measure import peak_bytes
-from asyncsgd.optimizers import OptimizerRecipe, StepTakenByWorker
+from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
 from asyncsgd.runtime.launch import TIMEOUT, World
 from asyncsgd.runtime.single import InOrder
-from asyncsgd.runtime.worker_process import Assignment, Straggling, fail, set_up_process
-from asyncsgd.schedules import Schedule
+from asyncsgd.runtime.worker_process import Straggling, fail, set_up_process
+from asyncsgd.settings.run import Run
 from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Sums, decode_sums, encode_sums
+from asyncsgd.worker import Worker
 
 LOST_CONTACT = 3
 """Exit code of a rank that failed because another one is gone."""
@@ -93,21 +92,6 @@ LONGEST_GROUP = 8
 """Batches of ``2bw``: a bubble of (p - 1) / (8 m + p - 1), and buffers for the hidden states of all of them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """What a rank needs beside an `Assignment`; can be pickled."""
-
-    recipe: OptimizerRecipe
-    schedule: Schedule
-    """Learning rate as a function of the samples that arrived at all replicas."""
-    find_unused: bool = False
-    """Whether some parameters have no gradient; what rank 0 has here holds for all ranks."""
-    resume: tuple[Path, str] | None = None
-    """The run folder and the name of the checkpoint that the run goes on from. Every rank reads it."""
-    pipeline: runtimes.Pipeline | None = None
-    """How the model is cut; None: every rank has all of it."""
-
-
 class Replica(abc.ABC):
     """A model that is trained, as one of its ranks sees it: every replica steps along the mean of all gradients.
 
@@ -115,7 +99,7 @@ class Replica(abc.ABC):
 
     Replica r takes batch t N + r at step t. A replica is one rank (`DataParallel`) or a row of them
     (`asyncsgd.runtime.pipeline`). All ranks of a run construct it and call its methods together, on the initialised
-    process group. Gradients take as long as the assignment's speeds say, before they are exchanged. What a gradient
+    process group. Gradients take as long as the run's speeds say, before they are exchanged. What a gradient
     would have taken is known from the step before, so the first is not stretched by a factor.
 
     Args:
@@ -125,10 +109,10 @@ class Replica(abc.ABC):
     norm: float | None = None
     """Of the last direction; see `asyncsgd.optimizers.Optimizer.norm`."""
 
-    def __init__(self, assignment: Assignment, training: Training, stages: int = 1) -> None:
-        self.task, self.device, self.ranks = assignment.task, torch.device(assignment.device), AllRanks()
+    def __init__(self, run: Run, stages: int = 1) -> None:
+        self.task, self.device, self.ranks = run.task, torch.device(run.device), AllRanks()
         self.number, self.speakers = self.ranks.rank // stages, [*range(stages - 1, self.ranks.number, stages)]
-        self._rate, self._straggling = training.schedule, Straggling.of(assignment, self.number)
+        self._rate, self._straggling = run.schedule, Straggling.of(run, self.number)
         self._own_seconds = 0.0
 
     @abc.abstractmethod
@@ -210,17 +194,17 @@ class DataParallel(Replica):
     backward pass; without that the result would be a mean of means. The replicas take identical steps.
     """
 
-    def __init__(self, assignment: Assignment, training: Training, flat: FlatModel) -> None:
-        super().__init__(assignment, training)
-        self._flat, self._worker = flat, assignment.worker(flat)
-        self._optimizer = training.recipe.on(flat.parameters, flat.layout)
-        (find_unused,) = self.ranks.told(training.find_unused)
+    def __init__(self, run: Run, worker: Worker, find_unused: bool) -> None:
+        super().__init__(run)
+        self._worker, self._flat = worker, (flat := worker.flat)
+        self._optimizer = run.recipe.on(flat.parameters, flat.layout)
+        (some_unused,) = self.ranks.told(find_unused)
         with warnings.catch_warnings():
             # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             # Copies rank 0's parameters to all ranks, in place.
             self._worker.loss = DistributedDataParallel(
-                self._worker.loss, broadcast_buffers=False, find_unused_parameters=bool(find_unused)
+                self._worker.loss, broadcast_buffers=False, find_unused_parameters=bool(some_unused)
             )
         flat.check()
 
@@ -355,21 +339,25 @@ def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int],
     return ahead
 
 
-def in_step(assignment: Assignment, training: Training, flat: FlatModel | None) -> InStep:
-    """A rank's part of the run, on the initialised process group; called by all ranks together. `flat` is the whole
-    model at the parameters to begin with; None where it is to be cut.
+def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None, *, find_unused: bool = False) -> InStep:
+    """This rank's part of a run, on the initialised process group; called by all ranks together.
+
+    Args:
+        run: of `Run.at`.
+        worker: with the whole model at the parameters to begin with; not used where it is to be cut.
+        resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
+        find_unused: whether some parameters have no gradient; what rank 0 has here holds for all ranks.
     """
-    if training.pipeline is not None:
+    if isinstance(run.runtime, runtimes.Pipeline):
         # torch.distributed.pipelining is slow to import, and most runs have no pipeline.
         from asyncsgd.runtime.pipeline import Pipeline, TwoVersions
 
-        kind = TwoVersions if training.pipeline.schedule == "2bw" else Pipeline
-        replica: Replica = kind(assignment, training, training.pipeline)
+        replica: Replica = (TwoVersions if run.runtime.schedule == "2bw" else Pipeline)(run)
     else:
-        assert flat is not None
-        replica = DataParallel(assignment, training, flat)
-    if training.resume is not None:
-        replica.load_state_dict(load_state(*training.resume, replica.device))
+        assert worker is not None
+        replica = DataParallel(run, worker, find_unused)
+    if resume is not None:
+        replica.load_state_dict(load_state(*resume, replica.device))
     return InStep(replica)
 
 
@@ -379,16 +367,14 @@ def is_lost_contact(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
 
 
-def serve_rank(assignment: Assignment, training: Training, world: World) -> NoReturn:
+def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoReturn:
     """Entry point of a rank other than 0; blocks, and ends the process."""
     try:
-        set_up_process(assignment.threads)
-        flat = None
-        if training.pipeline is None:
-            flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
+        set_up_process(run.runtime.threads)
+        worker = None if isinstance(run.runtime, runtimes.Pipeline) else run.worker(run.flat(device=run.device))
         world.arrive()
-        with world.group(assignment.device):
-            in_step(assignment, training, flat).follow()
+        with world.group(run.device):
+            in_step(run, worker, resume).follow()
             sys.stdout.flush()
             os._exit(0)  # skips the teardown of a group whose other members may be gone
     except Exception as error:

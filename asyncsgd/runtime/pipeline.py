@@ -39,8 +39,8 @@ from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.records.events import Taken
-from asyncsgd.runtime.collective import Computed, Replica, Training
-from asyncsgd.runtime.worker_process import Assignment
+from asyncsgd.runtime.collective import Computed, Replica
+from asyncsgd.settings.run import Run
 from asyncsgd.stages import Stage, anatomy
 from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, to_device
@@ -75,20 +75,20 @@ class HeldStage(nn.Module):
     one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`.
     """
 
-    def __init__(self, assignment: Assignment, data: Data, num_stages: int, number: int) -> None:
+    def __init__(self, run: Run, data: Data, num_stages: int, number: int) -> None:
         super().__init__()
-        task, model = assignment.task, assignment.task.model(assignment.seed)
+        task, model = run.task, run.task.model(run.seed)
         named = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layout = Layout.of(model)
         """Of the whole model."""
-        parts = anatomy(task, model, task.split(data.batch(0, 0), assignment.micro_batches)[0])
-        self.stage = Stage(task, model, parts, num_stages, number).to(assignment.device)
+        parts = anatomy(task, model, task.split(data.batch(0, 0), run.micro_batches)[0])
+        self.stage = Stage(task, model, parts, num_stages, number).to(run.device)
         self.flat = FlatModel(self.stage)
         own = dict(self.stage.named_parameters())
         self.names = tuple(named[id(own[name])] for name in self.flat.layout.names)
         """Of its parameters in the whole model, in the order of the flat vector."""
         self.parts: Sequence[Part] = ()
-        self._precision = assignment.precision
+        self._precision = run.precision
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Name in the whole model -> view of `vector`, which has the stage's layout."""
@@ -160,15 +160,17 @@ class Pipeline(Replica):
     num_copies = 1
     """Of its stage, which a rank holds."""
 
-    def __init__(self, assignment: Assignment, training: Training, runtime: runtimes.Pipeline) -> None:
-        super().__init__(assignment, training, runtime.stages)
+    def __init__(self, run: Run) -> None:
+        runtime = run.runtime
+        assert isinstance(runtime, runtimes.Pipeline)
+        super().__init__(run, runtime.stages)
         self._stages, self._replicas = runtime.stages, len(self.speakers)
-        self._stage, self._data = self.ranks.rank % runtime.stages, self.task.data(assignment.seed)
+        self._stage, self._data = self.ranks.rank % runtime.stages, self.task.data(run.seed)
         self._row, self._column = self._group(range(self._stages)), self._group()
-        self._copies = [HeldStage(assignment, self._data, runtime.stages, self._stage) for _ in range(self.num_copies)]
+        self._copies = [HeldStage(run, self._data, runtime.stages, self._stage) for _ in range(self.num_copies)]
         self._module: nn.Module = self._held
-        self._optimizer = training.recipe.on(self._held.flat.parameters, self._held.flat.layout)
-        self._clips, self._assignment = training.recipe.clip_norm > 0, assignment
+        self._optimizer = run.recipe.on(self._held.flat.parameters, self._held.flat.layout)
+        self._clips, self._seed, self._micro_batches = run.recipe.clip_norm > 0, run.seed, run.micro_batches
         self._share_gradients()
         self._used = torch.zeros(4, dtype=torch.float64)
         self._kind = ScheduleGPipe if runtime.schedule == "gpipe" else Schedule1F1B
@@ -224,12 +226,12 @@ class Pipeline(Replica):
         Raises:
             RunError: if the hidden states of the first and the last micro-batch have different shapes.
         """
-        split = self.task.split(self._data.batch(0, index), self._assignment.micro_batches)
+        split = self.task.split(self._data.batch(0, index), self._micro_batches)
         weights = [self.task.weight(part) for part in split]
         whole, parts = sum(weights), list[Part]()
         share = weigh(whole)
         for number, (part, weight) in enumerate(zip(split, weights, strict=True)):
-            seed = dropout_seed(self._assignment.seed, 0, index, number * self._stages + self._stage)
+            seed = dropout_seed(self._seed, 0, index, number * self._stages + self._stage)
             parts.append(Part(to_device(part, self.device), weight / whole, share * weight / whole, seed))
         shape, last = (self._held.stage.shape(part.batch) for part in (parts[0], parts[-1]))
         if shape != last:
@@ -397,7 +399,7 @@ class TwoVersions(Pipeline):
         self._first = first
         for copy in self._copies:
             copy.parts = [part for parts, *_ in group for part in parts]
-        seconds = self.run(shape, len(group) * self._assignment.micro_batches)
+        seconds = self.run(shape, len(group) * self._micro_batches)
         while self._exchanging:
             self._take(min(self._exchanging))
         losses = torch.tensor([mean_loss(parts) for parts, *_ in group], dtype=torch.float64)
@@ -409,7 +411,7 @@ class TwoVersions(Pipeline):
 
     def _copy_of(self, micro_batch: int) -> HeldStage:
         """Which copy computes a micro-batch of the group; it is ready then."""
-        number, part = divmod(micro_batch, self._assignment.micro_batches)
+        number, part = divmod(micro_batch, self._micro_batches)
         batch = self._first + number
         copy = self._copies[batch % 2]
         if part == 0:
@@ -419,8 +421,8 @@ class TwoVersions(Pipeline):
         return copy
 
     def _went_back(self, micro_batch: int) -> None:
-        number, part = divmod(micro_batch, self._assignment.micro_batches)
-        if part == self._assignment.micro_batches - 1:
+        number, part = divmod(micro_batch, self._micro_batches)
+        if part == self._micro_batches - 1:
             batch = self._first + number
             self._exchanging[batch] = self.add_up(self._copies[batch % 2])
 

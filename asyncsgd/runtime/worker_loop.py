@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncsgd.batches import indices_of
 from asyncsgd.flat import FlatModel
-from asyncsgd.measure import peak_bytes
+from asyncsgd.measure import Profile, peak_bytes
 from asyncsgd.optimizers import Optimizer
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.launch import NO_BATCH_LEFT
@@ -34,21 +34,24 @@ from asyncsgd.runtime.link import (
     Stop,
 )
 from asyncsgd.runtime.segment import FROZEN, SAMPLES
-from asyncsgd.runtime.worker_process import Assignment, StepHere, Straggling, fail, set_up_process
+from asyncsgd.runtime.worker_process import Straggling, fail, set_up_process
+from asyncsgd.runtimes import Hogwild
+from asyncsgd.settings.run import Run
 from asyncsgd.tasks.base import encode_sums
 
 
-def serve(assignment: Assignment, way: Inherited | Meeting, worker: int, step: StepHere | None = None) -> None:
+def serve(run: Run, way: Inherited | Meeting, worker: int, profile: Profile | None = None, tells: bool = False) -> None:
     """Entry point of a worker; blocks until it is told to stop, and ends the process.
 
     Args:
+        run: of `Run.at`.
         way: to the server.
-        step: where it steps the shared parameters itself.
+        profile, tells: see `Run.worker`.
     """
     try:
-        set_up_process(assignment.threads)
-        loop = Gradients(assignment, way, worker) if step is None else Steps(assignment, way, worker, step)
-        loop.obey()
+        set_up_process(run.runtime.threads)
+        kind = Steps if isinstance(run.runtime, Hogwild) else Gradients
+        kind(run, way, worker, profile, tells).obey()
     except Gone:
         os._exit(1)  # the server is gone and has said why; there is nobody to report to
     except Exception as error:
@@ -60,14 +63,15 @@ def serve(assignment: Assignment, way: Inherited | Meeting, worker: int, step: S
 class Gradients:
     """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
 
-    def __init__(self, assignment: Assignment, way: Inherited | Meeting, number: int) -> None:
-        self._assignment, self._straggling = assignment, Straggling.of(assignment, number)
-        self._device = torch.device(assignment.device)
+    def __init__(self, run: Run, way: Inherited | Meeting, number: int, profile: Profile | None, tells: bool) -> None:
+        self._run, self._straggling = run, Straggling.of(run, number)
+        self._num_batches = run.limits.num_batches(run.task.batch_size)
+        self._device = torch.device(run.device)
         self._link, self._segment = way.join(number)
         self._through = self._link if isinstance(self._link, Pair) and self._link.carries_vectors else None
         self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
-        self._flat = self._bound(assignment.task.model(assignment.seed).to(self._device))
-        self._worker = assignment.worker(self._flat)
+        self._flat = self._bound(run.task.model(run.seed).to(self._device))
+        self._worker = run.worker(self._flat, profile, tells=tells)
         self._inner: Optimizer | None = None
         self._staging = self._flat.parameters if self._device.type == "cpu" else torch.zeros(self._flat.layout.size)
         """Where what the link brings is received."""
@@ -124,13 +128,13 @@ class Gradients:
         version = self._pull(command.exact_version)
         pulled = time.perf_counter()
         indices, worker = indices_of(command.batches), self._worker
-        if indices[-1] >= self._assignment.num_batches and not worker.has_batch(indices[-1]):
+        if indices[-1] >= self._num_batches and not worker.has_batch(indices[-1]):
             # Others compute what is left of the budget. Torchrun would end them all because of an exit code.
             os._exit(0 if parent_process() is None else NO_BATCH_LEFT)
         if command.learning_rate is None:
             gradient = worker.gradient(indices[0])
         else:
-            self._inner = self._inner or self._assignment.inner.on(self._flat.parameters, self._flat.layout)
+            self._inner = self._inner or self._run.recipe.on(self._flat.parameters, self._flat.layout)
             gradient = worker.pseudo_gradient(indices, self._inner, command.learning_rate)
         if self._device.type != "cpu":
             torch.cuda.synchronize(self._device)
@@ -153,12 +157,13 @@ class Gradients:
 class Steps(Gradients):
     """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
 
-    def __init__(self, assignment: Assignment, way: Inherited | Meeting, number: int, step: StepHere) -> None:
-        super().__init__(assignment, way, number)
+    def __init__(self, run: Run, way: Inherited | Meeting, number: int, profile: Profile | None, tells: bool) -> None:
+        super().__init__(run, way, number, profile, tells)
         assert self._segment is not None
-        self._shared, self._schedule = self._segment, step.schedule
-        self._optimizer = step.recipe.on(self._flat.parameters, self._flat.layout)
-        if step.share_state:
+        assert isinstance(run.runtime, Hogwild)
+        self._shared, self._schedule = self._segment, run.schedule
+        self._optimizer = run.recipe.on(self._flat.parameters, self._flat.layout)
+        if run.runtime.share_state:
             self._optimizer.share_state(self._segment.extra)
 
     def _bound(self, model: torch.nn.Module) -> FlatModel:

@@ -17,17 +17,18 @@ from torch import Tensor
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.measure import Profile, ProfiledWorker
 from asyncsgd.methods import check_virtual
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.runtimes import Hogwild, InProcess, Pipeline, Runtime, Virtual, runtime_of
 from asyncsgd.schedules import WarmupSchedule, constant, cosine, linear
 from asyncsgd.settings import training as settings
 from asyncsgd.tasks.base import Task
+from asyncsgd.worker import Worker
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHAPES = {"constant": constant, "linear": linear, "cosine": cosine}
@@ -182,22 +183,34 @@ class Run:
         every = samples_between("--checkpoint-every", self.output.checkpoint_every, self.task)
         return Policy(every, self.output.checkpoint_seconds, self.output.keep)
 
-    def assignment(self, worker: int | None = None) -> Assignment:
-        """What a process needs to compute gradients of the prepared task; on the device of `worker`."""
-        return Assignment(
-            task=self.task,
+    def at(self, worker: int) -> Run:
+        """This run, prepared, as the process of `worker` is sent it: on the device of that worker, and without the
+        rule, which may be of a class that other processes cannot import."""
+        machine = dataclasses.replace(self.machine, device=device_of_worker(self.device, worker))  # type: ignore[arg-type]
+        return dataclasses.replace(self, rule=Asynchronous(), machine=machine)
+
+    def worker(self, flat: FlatModel, profile: Profile | None = None, *, tells: bool = False) -> Worker:
+        """What computes gradients and evaluations of the prepared task, with a model that is bound to `flat`.
+
+        Args:
+            profile: what to trace of it.
+            tells: whether the user is told what compiling took.
+        """
+        worker = (Worker if profile is None else ProfiledWorker)(
+            flat,
+            self.task,
+            self.task.data(self.seed),
             seed=self.seed,
-            threads=self.runtime.threads,
-            device=self.device if worker is None else device_of_worker(self.device, worker),
             precision=self.precision,
             micro_batches=self.micro_batches,
-            savings=self.machine,
-            inner=self.recipe,
-            num_workers=self.runtime.num_workers,
-            speeds=self.runtime.speeds,
             all_gpus=self.all_gpus,
-            num_batches=self.limits.num_batches(self.task.batch_size),
+            savings=self.machine,
         )
+        if isinstance(worker, ProfiledWorker) and profile is not None:
+            worker.profile = profile
+        if tells and worker.compile_seconds:
+            print(f"compile the first gradient took {worker.compile_seconds:.0f} s, once", flush=True)
+        return worker
 
     def summary(self) -> dict[str, Any]:
         """The summary's fields that are known before anything has run."""
@@ -237,8 +250,8 @@ def run_of(name: str, given: Any) -> Run:
         parse_rule(job.rule) if runtime.follows_rule else implied_rule(runtime),
         OptimizerRecipe(builders[steps.optimizer], steps.weight_decay, steps.clip_norm),
         job.seed,
-        given.budget,
-        steps,
+        settings.Budget(**vars(given.budget)),  # those of a task are of a class that cannot be pickled
+        settings.Steps(**vars(steps)),
         given.machine,
         given.output,
         job.speeds or ("constant:1" if runtime.clock == "virtual" else None),

@@ -83,12 +83,9 @@ def _measure(run: Run) -> tuple[Run, float, float]:
     """The run, prepared, and seconds of one gradient and of one evaluation."""
     import torch
 
-    from asyncsgd.flat import FlatModel
-
     torch.set_num_threads(run.runtime.threads)
     run = run.prepared()
-    assignment = run.assignment(worker=0)
-    worker = assignment.worker(FlatModel(run.task.model(run.seed).to(assignment.device)))
+    worker = run.at(0).worker(run.flat(device=run.at(0).device))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, GRADIENTS + 1):

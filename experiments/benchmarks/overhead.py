@@ -27,9 +27,8 @@ import torch
 
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.launch import Launch, Processes, fork_server
-from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.scripts.base import run_script
-from asyncsgd.settings.run import run_of
+from asyncsgd.settings.run import Run, run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -38,13 +37,13 @@ from asyncsgd.training import lead
 WARMUP_STEPS = 10
 
 
-def bare_loop(assignment: Assignment, num_steps: int, answer: Connection) -> None:
+def bare_loop(run: Run, num_steps: int, answer: Connection) -> None:
     """Send the samples per second of a plain training loop; runs in a process of its own, as a worker does."""
-    torch.set_num_threads(assignment.threads)
-    task = assignment.task
-    model = task.model(assignment.seed)
+    torch.set_num_threads(run.runtime.threads)
+    task = run.task
+    model = task.model(run.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    data = task.data(assignment.seed)
+    data = task.data(run.seed)
     for step in range(num_steps + WARMUP_STEPS):
         if step == WARMUP_STEPS:
             began = time.perf_counter()
@@ -55,10 +54,10 @@ def bare_loop(assignment: Assignment, num_steps: int, answer: Connection) -> Non
     answer.send(num_steps * task.batch_size / (time.perf_counter() - began))
 
 
-def measure_bare(assignment: Assignment, num_steps: int, context: ForkServerContext) -> float:
+def measure_bare(run: Run, num_steps: int, context: ForkServerContext) -> float:
     receive, send = context.Pipe(duplex=False)
     with Processes(context) as processes:
-        processes.start(0, bare_loop, assignment, num_steps, send)
+        processes.start(0, bare_loop, run, num_steps, send)
         return receive.recv()
 
 
@@ -98,11 +97,11 @@ def main(argv: list[str], stop: StopRequest) -> int:
 
     context = fork_server(arguments.model)
     one, two = settings_of(1), settings_of(2)
-    assignment = run_of("stilt_mlm", one).prepared().assignment()
+    prepared = run_of("stilt_mlm", one).prepared().at(0)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for round_number in range(arguments.rounds):
-            bare = measure_bare(assignment, arguments.steps, context)
+            bare = measure_bare(prepared, arguments.steps, context)
             single = measure_async(one, context, Path(temporary) / f"{round_number}-1")
             double = measure_async(two, context, Path(temporary) / f"{round_number}-2")
             rows.append((bare, single, double))
