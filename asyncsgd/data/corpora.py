@@ -22,24 +22,20 @@ from asyncsgd.errors import UsageError
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and evaluation documents that share no text.
-
-    Args:
-        name: ``"pydocs"``, the file's or folder's own name, or ``"hub:NAME[:CONFIG]"``; joined with plus signs.
-        fingerprint: 16 hexadecimal digits that change whenever a text, its label, its order, its side of the split or,
-            for ``pydocs``, a package version changes.
-        split: what `eval` is, where documents have labels: ``"test"`` or ``"validation"``.
-        labels: the names of all labels, in the order of their numbers.
-        notes: what was left out and why, for the user.
-    """
+    """Training and evaluation documents that share no text."""
 
     name: str
+    """``pydocs``, the file's or folder's own name, or ``hub:NAME[:CONFIG]``; joined with plus signs."""
     train: Documents
     eval: Documents
     fingerprint: str
+    """16 hexadecimal digits that change with a text, its label, order or side, and with a package of ``pydocs``."""
     split: str = ""
+    """What `eval` is, where documents have labels: ``test`` or ``validation``."""
     labels: tuple[str, ...] = ()
+    """The names of all labels, in the order of their numbers."""
     notes: tuple[str, ...] = ()
+    """What was left out and why, for the user."""
 
     def fingerprint_of(self, blocks: bool) -> str:
         """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
@@ -57,18 +53,14 @@ def load_corpus(
     data set's own validation or test split. Texts that occur on both sides are then taken out of training.
 
     Args:
-        data: ``"pydocs"`` (docstrings of the standard library, numpy, scipy and pandas, read from their sources), a
-            file (.txt, .txt.gz, .jsonl, .csv, .parquet), a folder of such files, or ``"hub:NAME[:CONFIG]"``. A folder
-            is read without its subfolders, in the order of the names; where it has ``train.*`` beside
-            ``validation.*`` or ``test.*``, only ``train.*`` and ``validation.*`` are used. ``A+B`` joins sources: their
-            training texts, and the evaluation texts that each sets aside for itself.
-        eval_data: a file or folder with the evaluation texts, or None. Of a folder that has ``train.*``, the
-            ``validation.*`` files are read.
+        data: ``"pydocs"``, a file, a folder (without its subfolders, in the order of the names; where it has
+            ``train.*`` beside another split, that and ``validation.*``), or ``"hub:NAME[:CONFIG]"``. ``A+B`` joins the
+            training texts of sources, and the evaluation texts that each sets aside for itself.
+        eval_data: a file or folder with the evaluation texts, or None.
         cache_dir: folder in which ``pydocs`` is kept between runs.
 
     Raises:
-        UsageError: the source is missing, empty, damaged or not text, has no column `text_column`, or leaves one side
-            without documents.
+        UsageError: the source is missing, damaged or not text, has no such column, or leaves one side without texts.
     """
     sources, scored = named_sources(data, eval_data)  # before the first one is read, which may take a while
     sides = [_sides(source, text_column, cache_dir, scored is None) for source in sources]

@@ -15,10 +15,8 @@ from asyncsgd.data.pydocs import load_pydocs, package_versions
 from asyncsgd.data.tables import TABLES, Documents, Rows, Source, text_of, without_surrogates
 from asyncsgd.errors import UsageError, nearest
 
+# Set aside where a source has no other split: by the hash and share of load_corpus, so pretraining saw none of them.
 HELD_OUT = 0.05
-"""Share of the texts that is set aside where a source has no test or validation split. The hash is that of
-`asyncsgd.data.corpora.load_corpus`, and the share is not larger, so pretraining has seen none of these texts.
-"""
 
 Names = Sequence[str] | None
 """The names that belong to numbers as labels; None where labels are their own names."""
@@ -28,15 +26,12 @@ class Kind(NamedTuple):
     """What rows hold, and what messages call it."""
 
     read: Callable[[str, Mapping[str, str], tuple[Any, ...], Names], tuple[str, str]]
-    """From where a row stands, the columns, the row's values and the names to a text, empty where there is none, and
-    its label."""
+    """From (where a row stands, columns, its values, names) to a text, empty where there is none, and its label."""
     labels_of: Callable[[str], list[str]]
     """All labels in the label of a text."""
     text: str
-    filling: str
-    """What a row must not be without."""
-    unit: str
-    """What has a label."""
+    filling: str  # what a row must not be without
+    unit: str  # what has a label
     label: str
 
     def counts(self, documents: Documents) -> Counter[str]:
@@ -79,17 +74,17 @@ def load_labelled(
     file may hold the names, written there by the Hugging Face library. Otherwise a number is its own name.
 
     Args:
-        data: ``"pydocs"`` (which installed package a docstring comes from), a folder with ``train.*`` and ``test.*``
-            or ``validation.*`` (.parquet, .csv or .jsonl), a file of that kind, or ``"hub:NAME[:CONFIG]"``. Where no
-            split is there to score on, a twentieth of the texts is set aside, by a hash of the text, and called test.
+        data: ``"pydocs"`` (which installed package a docstring comes from), a table, a folder with ``train.*``, or
+            ``"hub:NAME[:CONFIG]"``. Where no split is there to score on, a twentieth of the texts is set aside, by a
+            hash of the text, and called test.
         columns: that of the texts and that of the labels, each with the flag that chooses it.
         cache_dir: folder in which ``pydocs`` is kept between runs; None where pydocs is not meant.
         split: ``"test"`` or ``"validation"``; None takes test where there is one.
         limits: at most so many texts of each side, taken evenly over the source's order; 0 for all.
 
     Raises:
-        UsageError: the source or a column is missing or damaged, a label is missing or only in the evaluation texts,
-            there is one class only, or no text is left.
+        UsageError: the source, a column or a label is missing, a label is only in the evaluation texts, there is one
+            class only, or no text is left.
     """
     notes: list[str] = []
     names: Names

@@ -19,17 +19,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sample:
-    """A sample and what is known of its tokens. The arrays are views, not to be changed.
-
-    Args:
-        ids: int32 `(L,)`, without special tokens and padding.
-        word_starts: bool `(L,)`, True where a token begins a word. A sample may begin in the middle of a word.
-        candidates: bool `(L,)`, the tokens that a finder found; None where nobody has looked.
-    """
+    """A sample and what is known of its tokens. The arrays are views, not to be changed."""
 
     ids: np.ndarray
+    """int32 `(L,)`, without special tokens and padding."""
     word_starts: np.ndarray
+    """bool `(L,)`, True where a token begins a word. A sample may begin in the middle of a word."""
     candidates: np.ndarray | None = None
+    """bool `(L,)`, the tokens that a finder found; None where nobody has looked."""
 
     def words(self) -> tuple[np.ndarray, np.ndarray]:
         """The number of each token's word, int64 `(L,)`, from 0, and the place of each word's first token.
@@ -48,13 +45,9 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
-        """Choose positions: a pure function of the sample and of what it draws from `generator`.
+        """Choose a share `probability` of the tokens, purely of the sample and what is drawn from `generator`.
 
-        Args:
-            probability: share of the tokens that is to be chosen, in (0, 1).
-
-        Returns:
-            bool `(L,)`, new, True at least once.
+        Returns bool `(L,)`, new, True at least once.
         """
 
 
@@ -90,12 +83,11 @@ class ByCandidate(Strategy):
     is taken, so that the number of tokens is exact. If a sample has fewer candidates than wanted, or none, other words
     fill the budget.
 
-    Args:
-        candidate_share: of the tokens, those that come from words with a candidate, in [0, 1]; on average, since a
-            number of tokens is whole. The rest comes from all words that are left.
     """
 
     candidate_share: float = 1.0
+    """Of the tokens, those that come from words with a candidate, in [0, 1]; on average, since a number of tokens is
+    whole. The rest comes from all words that are left."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
         words = _Words(sample)
@@ -160,18 +152,11 @@ STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord, "c
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """How samples are masked.
-
-    Args:
-        strategy: chooses the positions.
-        probability: share of the tokens (words) that is chosen, in (0, 1).
-        mask_id: the tokenizer's mask token.
-        vocabulary_size: random replacements are drawn from [0, vocabulary_size) without the special tokens.
-        special_ids: ids that never replace a token.
-    """
+    """How samples are masked: random replacements are in [0, vocabulary_size) without the special ids."""
 
     strategy: Strategy
     probability: float
+    """Share of the tokens (words) that is chosen, in (0, 1)."""
     mask_id: int
     vocabulary_size: int
     special_ids: tuple[int, ...]

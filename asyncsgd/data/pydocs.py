@@ -55,16 +55,6 @@ def clean_docstring(docstring: str) -> str:
     return " ".join(without_surrogates(" ".join(kept)).split())
 
 
-def is_prose(text: str) -> bool:
-    """Whether a cleaned docstring says enough in English: 40 characters, 6 words, and mostly ASCII letters.
-
-    >>> is_prose("Return a copy of the array, collapsed into one dimension."), is_prose("Return a copy.")
-    (True, False)
-    """
-    num_letters = sum(character.isascii() and character.isalpha() for character in text)
-    return len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text)
-
-
 def load_pydocs(cache_dir: Path) -> Documents:
     """The documentation of the installed packages, from the cache where it is there."""
 
@@ -101,7 +91,9 @@ def collect_docstrings(folders: dict[str, Path]) -> Documents:
         for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
             if _SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1]):
                 for text in map(clean_docstring, _docstrings(folder / name)):
-                    if is_prose(text):
+                    # It says enough, in English.
+                    num_letters = sum(character.isascii() and character.isalpha() for character in text)
+                    if len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text):
                         found.setdefault(hashlib.sha256(text.lower().encode()).digest(), (text, label))
     texts, labels = zip(*found.values(), strict=True) if found else ((), ())
     return Documents(texts, labels)

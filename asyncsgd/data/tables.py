@@ -145,11 +145,7 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Rows:
 
     A text file has one column whatever is wanted, with a row a line, or a paragraph as soon as it has a blank line.
 
-    Args:
-        columns: the names of the columns that are wanted, each with the flag that chooses it.
-
-    Raises:
-        UsageError: the file cannot be read or is damaged, has no columns, or lacks one.
+    `columns` are the names of those that are wanted, each with the flag that chooses it.
     """
     name = path.name.lower()
     if name.endswith(".jsonl"):

@@ -32,20 +32,14 @@ _LARGEST_ALPHABET = 1000
 _LONG_WORD = re.compile(r"\b(\w{1000})\w+")
 _LONG_RUN = re.compile(r"(\S{1000})\S+")
 
-TrainTokenizer = Callable[[Iterable[str], int], "PreTrainedTokenizerBase"]
-"""From texts and the size of a vocabulary to a tokenizer; the same in every process."""
-
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """Train a lower-casing BERT tokenizer; the same texts give the same vocabulary in every process.
 
-    Args:
-        vocab_size: the largest number of entries, special tokens included. A small corpus gives fewer.
-
-    Raises:
-        UsageError: `vocab_size` is below 64, or the texts hold nothing but spaces.
+    It has at most `vocab_size` entries, which are 64 or more, special tokens included; a small corpus gives fewer.
     """
-    _check_size(vocab_size, 64)
+    if vocab_size < 64:
+        raise UsageError(f"a vocabulary of {vocab_size} entries is too small; type --vocab-size 64 or more")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import BertTokenizer
 
@@ -70,11 +64,6 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     return BertTokenizer(vocab=vocabulary, do_lower_case=True)
 
 
-def _check_size(vocab_size: int, smallest: int) -> None:
-    if vocab_size < smallest:
-        raise UsageError(f"a vocabulary of {vocab_size} entries is too small; use at least {smallest}")
-
-
 def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
     """The most frequent characters, sorted; a character costs up to two entries, so at most half of all."""
     counts: Counter[str] = Counter()
@@ -89,12 +78,8 @@ def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
 def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE tokenizer as GPT-2 has one; the same texts give the same vocabulary in every process.
 
-    It adds no special tokens; its ``eos_token`` is ``<|endoftext|>``.
-
-    Raises:
-        UsageError: `vocab_size` is below 257, which the bytes and the end-of-text token take.
+    It adds no special tokens; its ``eos_token`` is ``<|endoftext|>``. That and the bytes take 257 entries.
     """
-    _check_size(vocab_size, 257)
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -122,7 +107,10 @@ def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Pa
 
 
 def trained_tokenizer(
-    corpus: Corpus, vocab_size: int, cache_dir: Path, train: TrainTokenizer = train_wordpiece
+    corpus: Corpus,
+    vocab_size: int,
+    cache_dir: Path,
+    train: Callable[[Iterable[str], int], PreTrainedTokenizerBase] = train_wordpiece,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer that `train` makes of ``corpus.train``, kept in a folder, which is its ``name_or_path``."""
     import tokenizers

@@ -38,9 +38,8 @@ _TEXTS_PER_CHUNK = 2048
 class Samples:
     """S rows in columns, ``ids`` among them. A column has a value for each row, or an array for each.
 
-    Args:
-        values: the values of each column, those of a row behind those of the row before.
-        starts: of each column of arrays, int64 `(S + 1,)`: row s has the values ``starts[s]`` to ``starts[s + 1] - 1``.
+    `values` are those of each column, row behind row; a column of arrays has `starts`, int64 `(S + 1,)`: row s has the
+    values from ``starts[s]`` to ``starts[s + 1] - 1``.
 
     >>> samples = Samples.of(ids=[np.arange(4), np.arange(2)], label=np.array([7, 8]))
     >>> len(samples), samples.lengths.tolist(), samples.row("ids", 1).tolist(), samples.row("label", 1).item()
@@ -121,7 +120,6 @@ def encodings_of(
     """
     backend = plain_backend(tokenizer)
     if seq_len is not None:
-        capacity_of(tokenizer, seq_len)
         backend.enable_truncation(seq_len)
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
@@ -140,22 +138,10 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def capacity_of(tokenizer: PreTrainedTokenizerBase, seq_len: int) -> int:
-    """How many ids of a text fit `seq_len`; at least 4."""
-    num_special = tokenizer.num_special_tokens_to_add()
-    if seq_len - num_special < MIN_SAMPLE_IDS:
-        raise UsageError(
-            f"a sequence length of {seq_len} leaves no {MIN_SAMPLE_IDS} tokens beside {num_special} special ones; use "
-            f"at least {MIN_SAMPLE_IDS + num_special}"
-        )
-    return seq_len - num_special
-
-
 def first_pieces(starts: np.ndarray, ends: np.ndarray, encoding: Encoding) -> np.ndarray:
     """The place of each word's first piece, int32 `(W,)`; -1 for a word without any.
 
-    Args:
-        starts, ends: int64 `(W,)`, ascending, where each word begins and where it has ended, in characters.
+    `starts` and `ends`, int64 `(W,)`, ascending, are where words begin and have ended, in characters.
     """
     spans = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     # A piece's offsets may begin with the space before its word, and may be empty.
@@ -201,13 +187,10 @@ def rows_of(
         flags: of each document, bool, one for each of its ids; they become the column ``candidates``.
 
     Returns:
-        The rows in the order of the texts: ``ids`` int32, and bool ``word_starts``, True where a token begins a word
-        (punctuation counts as a word) or a row, and where it is a special one.
-
-    Raises:
-        UsageError: `seq_len` leaves room for fewer than 4 ids.
+        ``ids`` int32, and bool ``word_starts``, True where a token begins a word (punctuation counts as a word) or a
+        row, and where it is a special one.
     """
-    capacity = capacity_of(tokenizer, seq_len)
+    capacity = seq_len - tokenizer.num_special_tokens_to_add()
     types = {"ids": np.int32, "word_starts": bool, **({} if flags is None else {"candidates": bool})}
 
     def special(tokens: Sequence[int]) -> np.ndarray:
@@ -238,9 +221,6 @@ def cached(cache_dir: Path, kind: str, key: Sequence[object], make: Callable[[Pa
 
     `make` fills a temporary folder, which gets its name at once: a folder of that name is whole. Processes that start
     together may all make one; the first stays.
-
-    Raises:
-        UsageError: if the cache cannot be written.
     """
     folder = cache_dir / f"{kind}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
     try:

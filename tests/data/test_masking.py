@@ -176,18 +176,13 @@ def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_k
 @given(length=st.integers(1, 60), seed=st.integers(0, 10**6), probability=st.floats(0.001, 0.999))
 @settings(deadline=None, max_examples=60)
 def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(length, seed, probability):
-    draw = np.random.default_rng(seed)
-    word_starts = draw.random(length) < 0.5
-    before = word_starts.copy()
-    sample = Sample(np.arange(length), word_starts)
+    sample = Sample(np.arange(length), np.random.default_rng(seed + 1).random(length) < 0.5)
     draws = np.random.default_rng(seed).random(length)
     chosen = ByWord().choose(sample, probability, np.random.default_rng(seed))
-    assert (word_starts == before).all()
-    assert chosen.any()
-    words = np.split(np.arange(length), np.flatnonzero(word_starts[1:]) + 1)
+    words = words_of(sample)
+    below = [bool(draws[word[0]] < probability) for word in words]
     assert all(chosen[word].all() or not chosen[word].any() for word in words)
-    if (draws[[word[0] for word in words]] < probability).any():
-        assert [bool(chosen[word[0]]) for word in words] == [bool(draws[word[0]] < probability) for word in words]
+    assert [bool(chosen[word[0]]) for word in words] == below or (not any(below) and chosen.any())
 
 
 @pytest.mark.parametrize(("mask", "sha256"), [("token", "287d337576463501"), ("word", "bba2709eba44fb40")])
@@ -214,11 +209,8 @@ def test_masks_have_the_bits_that_they_have_always_had(data, mask, sha256):
 def samples_with_candidates(draw):
     length = draw(st.integers(1, 60))
     numbers = np.random.default_rng(draw(st.integers(0, 10**6)))
-    word_starts, candidates = (
-        numbers.random(length) < 0.5,
-        numbers.random(length) < draw(st.sampled_from([0, 0.1, 0.6, 1])),
-    )
-    return Sample(np.arange(length), word_starts, candidates)
+    share = draw(st.sampled_from([0, 0.1, 0.6, 1]))
+    return Sample(np.arange(length), numbers.random(length) < 0.5, numbers.random(length) < share)
 
 
 def words_of(sample):

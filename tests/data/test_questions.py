@@ -135,18 +135,6 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokeniz
             assert context[offsets[place - begin, 0] : offsets[last - begin, 1]] == answer
 
 
-@pytest.mark.parametrize(
-    ("question", "stride", "message"),
-    [
-        ("what " * 30, 7, "beside the question 1 of 30 word pieces --seq-len"),
-        ("what", 20, "beside the question 1 of 1 word pieces --seq-len"),
-    ],
-)
-def test_windows_without_room_or_without_overlap_are_refused(tokenizer, question, stride, message):
-    with pytest.raises(UsageError, match=message):
-        windows_of([Question("1", question, " ".join(WORDS), (), None)], tokenizer, seq_len=SEQ_LEN, stride=stride)
-
-
 def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     dev = row(id="2", context="It is here .", answers={"text": [], "answer_start": []})
     for side, of in (("train", row()), ("dev", dev)):

@@ -47,7 +47,7 @@ def inner(tokens, name="ids"):
     return [row.tolist()[1:-1] for row in tokens.rows(name, range(len(tokens)))]
 
 
-def test_rows_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_special_tokens():
+def test_rows_are_cut_at_the_sequence_length_less_the_special_tokens_and_begin_words():
     tokenizer = word_tokenizer("a", "b", "##c", ",")
     tokens = rows_of(["A bc,b a bcc", "a b a b a", "a b a", ""], tokenizer, seq_len=6)
     assert inner(tokens) == [[5, 6, 7, 8], [6, 5, 6, 7], [5, 6, 5, 6]]
@@ -55,6 +55,9 @@ def test_rows_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_sp
     starts = [[True, True, False, True], [True, True, True, False], [True, True, True, True]]
     assert inner(tokens, "word_starts") == starts
     assert (tokens.values["ids"].dtype, tokens.values["word_starts"].dtype) == (np.int32, bool)
+    blocks = rows_of(["a b", "bc", "acccc"], tokenizer, seq_len=7, blocks=True)
+    assert inner(blocks) == [[5, 6, 6, 7, 5], [7, 7, 7, 7]]
+    assert inner(blocks, "word_starts") == [[True, True, True, False, True], [True, False, False, False]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -84,12 +87,6 @@ def test_blocks_tile_all_documents_together_and_none_is_lost_for_being_short(len
     blocks = [joined[first : first + seq_len - 2] for first in range(0, len(joined), seq_len - 2)]
     assert inner(tokens) == [block for block in blocks if len(block) >= 4]
     assert tokens.values["word_starts"].all()
-
-
-def test_a_word_that_a_block_cuts_begins_again_and_documents_begin_words_within_a_block():
-    tokens = rows_of(["a b", "bc", "acccc"], word_tokenizer("a", "b", "##c"), seq_len=7, blocks=True)
-    assert inner(tokens) == [[5, 6, 6, 7, 5], [7, 7, 7, 7]]
-    assert inner(tokens, "word_starts") == [[True, True, True, False, True], [True, False, False, False]]
 
 
 def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_was(tokenizer):
@@ -158,17 +155,6 @@ def test_of_a_word_without_end_the_beginning_is_trained_on_and_other_words_as_ev
         assert train is train_byte_bpe or vocabularies[0] == vocabularies[1]
 
 
-def test_the_tokenizer_of_a_tiny_model_is_trained_once_and_then_read_from_the_cache(tmp_path):
-    first = load_tokenizer("tiny", CORPUS, vocab_size=256, cache_dir=tmp_path / "new")
-    (folder,) = (tmp_path / "new").iterdir()
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = load_tokenizer("small", CORPUS, vocab_size=256, cache_dir=tmp_path / "new")
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
-    load_tokenizer("tiny", CORPUS, vocab_size=200, cache_dir=tmp_path / "new")
-    assert len(list((tmp_path / "new").iterdir())) == 2
-
-
 def tokenizer_without_a_mask():
     from tokenizers import Tokenizer, models
 
@@ -190,21 +176,6 @@ def test_a_folder_without_a_fast_tokenizer_with_a_mask_is_refused(saved, said, t
     saved(tmp_path)
     with pytest.raises(UsageError, match=said):
         load_tokenizer(str(tmp_path), CORPUS, vocab_size=256, cache_dir=tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
-    ("use", "said"),
-    [
-        (lambda: rows_of(TEXTS, word_tokenizer("a"), seq_len=5), "length of 5 leaves no 4 tokens.*use at least 6"),
-        (lambda: train_wordpiece(TEXTS, 63), "63 entries is too small; use at least 64"),
-        (lambda: train_byte_bpe(TEXTS, 256), "256 entries is too small; use at least 257"),
-        (lambda: train_wordpiece([" ", ""], 64), "nothing but spaces"),
-    ],
-    ids=["row", "wordpiece", "bpe", "spaces"],
-)
-def test_what_is_too_small_is_refused(use, said):
-    with pytest.raises(UsageError, match=said):
-        use()
 
 
 def test_a_folder_is_made_once_whole_or_not_at_all_and_is_read_by_its_key(tmp_path):
