@@ -59,11 +59,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def valid(where: str, values: Mapping[str, Any], flags: Any = FLAGS) -> dict[str, Any]:
-    """All settings that `values` make, converted to their types.
-
-    Raises:
-        UsageError: for a value that is wrong.
-    """
+    """All settings that `values` make, converted to their types."""
     try:
         return dict(flags.flatten(flags.make(values)))
     except UsageError as error:
@@ -71,11 +67,7 @@ def valid(where: str, values: Mapping[str, Any], flags: Any = FLAGS) -> dict[str
 
 
 def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
-    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out.
-
-    Raises:
-        UsageError: if a setting is wrong, an entry of `exclude` takes nothing out, or trials are not as many.
-    """
+    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out."""
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
     used: set[int] = set()
     points = []

@@ -233,11 +233,7 @@ def typed(given: object, kind: Any, name: str) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a study's YAML file holds.
-
-    Raises:
-        UsageError: if it cannot be read, is not YAML or not a mapping.
-    """
+    """What a study's YAML file holds."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -246,11 +242,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] = OF_RUNS) -> Settings:
-    """Settings by field name; a dash is an underscore, as in flags.
-
-    Raises:
-        UsageError: for one that a study decides, or that is there twice.
-    """
+    """Settings by field name; a dash is an underscore, as in flags."""
     settings = {str(key).replace("-", "_"): value for key, value in given.items()}
     if found := [key for key in (*refused, *DECIDED) if key in settings]:
         raise UsageError(f"{where}: {found[0]} is decided by the study: by its seeds, its budget in samples, or flags")
@@ -260,11 +252,7 @@ def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] =
 
 
 def grid_of(given: object, where: str) -> dict[str, list[Any]]:
-    """The values that tuning tries, by setting.
-
-    Raises:
-        UsageError: if they are no lists, or of a setting that is compared.
-    """
+    """The values that tuning tries, by setting."""
     grid = settings_of(typed(given, Grid, where), where)
     for key in NOT_TUNED & grid.keys():
         raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
@@ -276,9 +264,6 @@ def fill_in(text: str, nproc: Any, where: str) -> str:
 
     >>> fill_in("ringmaster:threshold={max(1, nproc//2)}", 4, "rule")
     'ringmaster:threshold=2'
-
-    Raises:
-        UsageError: for anything else in the braces.
     """
 
     def value(match: re.Match[str]) -> str:

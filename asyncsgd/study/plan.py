@@ -115,28 +115,24 @@ class Plan:
 
     def values(
         self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]], budgets: Mapping[str, float]
-    ) -> dict[str, Any]:
-        """The settings of a pretraining run by name, as `asyncsgd.study.arms.FLAGS` takes them.
+    ) -> dict[str, Any] | None:
+        """The settings of a pretraining run by name, as `asyncsgd.study.arms.FLAGS` takes them; None while they are not
+        known.
 
         Args:
             chosen: arm -> the settings that its tuning has chosen; not looked at for tuning runs.
             budgets: reference arm -> the seconds of all test runs that it times (`timed_by`).
-
-        Raises:
-            KeyError: for a pilot or test run of an arm that is tuned and not in `chosen`, and for a test run whose
-                budget is not in `budgets`.
         """
         if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}
         arm = self.arm(run.arm)
-        if run.trial is not None:
-            tuned = arm.trials[run.trial]
-        else:
-            tuned = chosen[arm.name] if arm.trials else {}
-        values = {**self.base, **arm.settings, **tuned, "seed": run.seed}
+        tuned = arm.trials[run.trial] if run.trial is not None else chosen.get(arm.name) if arm.trials else {}
+        budget: dict[str, Any] = {}
         if run.stage == "test" and arm.name in self.timed_by:
-            values |= {"samples": None, "seconds": budgets[self.timed_by[arm.name]]}
-        return resolve(values)
+            budget = {"samples": None, "seconds": budgets.get(self.timed_by[arm.name])}
+        if tuned is None or budget.get("seconds", 0.0) is None:
+            return None
+        return resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget})
 
 
 def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:

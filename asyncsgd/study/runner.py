@@ -59,11 +59,7 @@ class Job:
 
     @property
     def settings(self) -> Any:
-        """Valid settings.
-
-        Raises:
-            UsageError: if they are not.
-        """
+        """Valid settings, or a UsageError."""
         try:
             return task_flags(task_class(self.task)).make(self.values)
         except UsageError as error:

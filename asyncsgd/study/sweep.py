@@ -29,7 +29,7 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import FLAGS, Arm, resolve
-from asyncsgd.study.config import read_config
+from asyncsgd.study.config import Analysis, read_config
 from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
 from asyncsgd.study.runner import NOT_STARTED, Job, status_of
@@ -118,35 +118,24 @@ class Sweep:
 
     def job(self, run: PlannedRun, *, pretend: bool = False) -> Job | None:
         """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
-        finetune = self.plan.finetune if run.stage == "finetune" else None
-        values = self._pretraining(run, pretend) if finetune is None else self._finetuning(run, pretend)
-        if values is None:
-            return None
+        plan, model = self.plan, self._model_of(run, pretend)
+        finetune = plan.finetune if run.stage == "finetune" else None
+        if finetune is None:
+            stand_in = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials and pretend}
+            if (values := plan.values(run, {**stand_in, **self.chosen}, self.budgets)) is None:
+                return None
+            values |= model
+        else:
+            origin = str(model.get("model", plan.base.get("model", "tiny")))
+            if run.parent is not None and read_summary(self.out / run.parent).get("status") == DONE:
+                origin = str(self.out / run.parent)
+            elif run.parent is not None and not pretend:
+                return None
+            values = {**finetune.settings, "model": origin, "seed": run.finetune_seed}
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
         task, tags = "masked_lm" if finetune is None else finetune.task, {"stage": run.stage, "arm": run.arm}
         return Job(run.folder, task, values, measures, tags, saves_model=finetune is None).below(self.out)
-
-    def _pretraining(self, run: PlannedRun, pretend: bool) -> dict[str, Any] | None:
-        chosen = dict(self.chosen)
-        if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
-            if not pretend:
-                return None
-            chosen[run.arm] = trials[0]
-        reference = self.plan.timed_by.get(run.arm)
-        if run.stage == "test" and reference is not None and reference not in self.budgets:
-            return None
-        return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend)
-
-    def _finetuning(self, run: PlannedRun, pretend: bool) -> dict[str, Any] | None:
-        assert self.plan.finetune is not None
-        origin = str(self._model_of(run, pretend).get("model", self.plan.base.get("model", "tiny")))
-        if run.parent is not None:
-            if read_summary(self.out / run.parent).get("status") == DONE:
-                origin = str(self.out / run.parent)
-            elif not pretend:
-                return None
-        return {**self.plan.finetune.settings, "model": origin, "seed": run.finetune_seed}
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -204,7 +193,7 @@ class Sweep:
         plan, analysis, path = self.plan, self.plan.analysis, self.out / "analysis.yaml"
         if analysis is None:
             return
-        self._targets, origin, pilots = self._find_targets()
+        self._targets, origin, pilots = self._find_targets(analysis)
         self._find_budgets()
         if unknown := sorted(set(plan.timed_by.values()) - set(self.budgets)):
             raise RunError(
@@ -244,21 +233,22 @@ class Sweep:
         self._write_plan()
         print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
 
-    def _pilots_of(self, arm: Arm) -> list[str]:
+    def _pilots_of(self, arm: Arm) -> list[Path]:
         """The folders of the runs that tell the target and the seconds of a reference arm: its pilots, or without any
         the tuning runs of its chosen trial.
         """
-        if self.plan.config.pilots:
-            return [f"pilot/{arm.name}/s{seed}" for seed in self.plan.config.pilots]
+        config = self.plan.config
+        if config.pilots:
+            return [self.out / f"pilot/{arm.name}/s{seed}" for seed in config.pilots]
         if arm.name not in self.chosen:
             return []
         number = arm.trials.index(self.chosen[arm.name])
-        return [f"tuning/{arm.name}/t{number}-s{seed}" for seed in self.plan.config.tuning.seeds]
+        return [self.out / f"tuning/{arm.name}/t{number}-s{seed}" for seed in config.tuning.seeds]
 
     def _find_budgets(self) -> None:
         """The median training seconds of the pilots of every reference arm of which all have ended."""
         for name in sorted(set(self.plan.timed_by.values())):
-            summaries = [read_summary(self.out / folder) for folder in self._pilots_of(self.plan.arm(name))]
+            summaries = [read_summary(path) for path in self._pilots_of(self.plan.arm(name))]
             seconds = [summary["train_seconds"] for summary in summaries if summary.get("status") == DONE]
             if seconds and all(summary.get("status") in FINISHED for summary in summaries):
                 self.budgets[name] = statistics.median(seconds)
@@ -270,38 +260,31 @@ class Sweep:
             assert job is not None
             self.budgets[name] = seconds_of(job)
 
-    def _find_targets(self) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
+    def _find_targets(self, analysis: Analysis) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
         """The target loss of every reference arm, how it was found, and how far its pilots fell; see `Registration`."""
-        analysis = self.plan.analysis
-        assert analysis is not None
+        config = self.plan.config
         arms = [arm for arm in self.plan.arms if arm.algorithm == analysis.reference]
         if analysis.target_loss is not None:
             return {arm.name: analysis.target_loss for arm in arms}, "given in the config", {}
-        number = len(self.plan.config.pilots or self.plan.config.tuning.seeds)
-        if not number:
+        if not (number := len(config.pilots or config.tuning.seeds)):
             return {}, None, {}
         targets, improvements, diverged = {}, {}, 0
         for arm in arms:
-            curves = []
-            for folder in self._pilots_of(arm):
-                path = self.out / folder / "events.jsonl"
-                losses = [record["loss"] for record in read_events(path) if record.get("kind") == "evaluate"]
-                if losses and None not in losses:
-                    curves.append(losses)
-                else:
-                    diverged += 1
-            if not curves:
-                raise RunError(
-                    f"every pilot run of {arm.name} diverged, so there is no target; lower its learning rates"
-                )
-            first = statistics.median(curve[0] for curve in curves)
-            best = statistics.median(min(curve) for curve in curves)
-            improvements[arm.name] = {"runs": len(curves), "first_loss": round(first, 6), "best_loss": round(best, 6)}
+            records = [read_events(path / "events.jsonl") for path in self._pilots_of(arm)]
+            curves = [[record["loss"] for record in run if record.get("kind") == "evaluate"] for run in records]
+            finite = [losses for losses in curves if losses and None not in losses]
+            if not finite:
+                raise RunError(f"every pilot run of {arm.name} diverged, so there is no target; lower learning rates")
+            diverged += len(curves) - len(finite)
+            first, best = statistics.median(one[0] for one in finite), statistics.median(map(min, finite))
+            improvements[arm.name] = {"runs": len(finite), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
-        whose = "seeds of their own" if self.plan.config.pilots else "tuning seeds"
+        whose = ("its chosen trial, " if arms[0].trials else "") + (
+            "seeds of their own" if config.pilots else "tuning seeds"
+        )
         origin = (
             f"{100 * analysis.target_share:g} % of the median improvement of {number} pilot run{'s' * (number != 1)} "
-            f"of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{whose})"
+            f"of the reference ({whose})"
         )
         return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), improvements
 
@@ -334,9 +317,6 @@ def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[Non
     Args:
         file: ``.lock-1-of-2`` of the first of two shards; ``.lock-files`` to write what all shards write.
         how: LOCK_EX waits.
-
-    Raises:
-        UsageError: if another sweep is at work there, or the folder cannot be written.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -357,9 +337,6 @@ def check(plan: Plan, *, inputs: bool = False) -> None:
 
     Args:
         inputs: also look for every model, text and folder of candidates that a pretraining run would read.
-
-    Raises:
-        UsageError: for the first one that a run would refuse.
     """
     from asyncsgd.runtimes import kind_of
     from asyncsgd.settings.run import run_of
