@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncsgd.errors import UsageError
@@ -71,27 +71,25 @@ def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
     used: set[int] = set()
     points = []
-    for condition, algorithm, given in _places(config):
-        where = f"algorithms.{algorithm}"
-        grid = given.pop("tune", config.tuning.grid)
-        settings = {**condition, **settings_of(given, where)}
-        whole = {"algorithm": algorithm, **base, **settings}
+    for condition, algorithm in _places(config):
+        where, given = f"algorithms.{algorithm}", config.algorithms[algorithm]
+        own = settings_of({key: given[key] for key in given if key not in ("tune", "conditions")}, where)
+        whole = {"algorithm": algorithm, **base, **condition, **own}
         if out := {i for i, entry in enumerate(excluded) if all(whole.get(key) == entry[key] for key in entry)}:
             used |= out
             continue
         nproc = whole.get("nproc", 1)
         from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
-        tried = {} if grid is None else grid_of(grid, f"{where}.tune")
-        trials = [_filled(dict(zip(tried, point, strict=True)), nproc, where) for point in _crossed(tried)]
-        points.append((algorithm, condition, _filled({**from_base, **settings}, nproc, where), trials if tried else []))
-    if useless := [entry for i, entry in enumerate(excluded) if i not in used]:
-        raise UsageError(f"exclude: no arm is {useless[0]!r}; an entry names what arms have, e.g. algorithm, nproc")
-    if not points:
-        raise UsageError("exclude leaves no arm; take an entry out of it")
-    names = _names([point[:3] for point in points])
+        settings = _filled({**from_base, **condition, **own}, nproc, where)
+        grid = given.get("tune", config.tuning.grid)
+        trials = [] if grid is None else _crossed(grid_of(grid, f"{where}.tune"))
+        points.append((algorithm, condition, settings, [_filled(trial, nproc, where) for trial in trials]))
+    if len(used) < len(excluded) or not points:
+        useless = [entry for i, entry in enumerate(excluded) if i not in used]
+        raise UsageError(f"exclude must leave an arm, and every entry take one out; {useless} is no arm's")
     arms = tuple(
         _typed(name, algorithm, settings, trials, base)
-        for name, (algorithm, _, settings, trials) in zip(names, points, strict=True)
+        for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True)
     )
     counts = {arm.name: len(arm.trials) for arm in arms}
     if len(set(counts.values())) > 1 or bool(arms[0].trials) != bool(config.tuning.seeds):
@@ -102,51 +100,48 @@ def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
     return arms
 
 
-def _places(config: Config) -> Iterator[tuple[Settings, str, Settings]]:
-    """Condition, name and keys of every algorithm; one may have conditions of its own, e.g. one process at two batch
-    sizes beside several workers.
+def _places(config: Config) -> list[tuple[Settings, str]]:
+    """Every condition with the algorithms that it is for; one may have conditions of its own, e.g. one process at two
+    batch sizes beside several workers.
     """
-    own = {name: given for name, given in config.algorithms.items() if "conditions" in given}
-    for condition in _conditions(config.conditions, "conditions"):
-        yield from ((condition, name, dict(given)) for name, given in config.algorithms.items() if name not in own)
-    for name, given in own.items():
-        rest = {key: value for key, value in given.items() if key != "conditions"}
+    own = [name for name, given in config.algorithms.items() if "conditions" in given]
+    places = [
+        (condition, name)
+        for condition in _conditions(config.conditions, "conditions")
+        for name in config.algorithms
+        if name not in own
+    ]
+    for name in own:
         where = f"algorithms.{name}.conditions"
-        for condition in _conditions(typed(given["conditions"], Conditions, where), where):
-            yield condition, name, dict(rest)
+        given = typed(config.algorithms[name]["conditions"], Conditions, where)
+        places += [(condition, name) for condition in _conditions(given, where)]
+    return places
 
 
-def _conditions(given: Any, where: str) -> Iterator[Settings]:
-    for one in given if isinstance(given, list) else [given]:
-        axes = {key: _as_list(value) for key, value in settings_of(one, where).items()}
-        yield from (dict(zip(axes, point, strict=True)) for point in _crossed(axes))
+def _conditions(given: Any, where: str) -> list[Settings]:
+    several = given if isinstance(given, list) else [given]
+    return [point for one in several for point in _crossed(settings_of(one, where))]
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _crossed(settings: Mapping[str, Any]) -> list[Settings]:
+    """One for each combination of the values that are lists."""
+    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
+    return [dict(zip(settings, point, strict=True)) for point in itertools.product(*axes)]
 
 
-def _crossed(axes: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    return itertools.product(*axes.values())
+def _filled(values: Settings, nproc: Any, where: str) -> Settings:
+    return {key: fill_in(one, nproc, f"{where}.{key}") if isinstance(one, str) else one for key, one in values.items()}
 
 
-def _filled(values: Mapping[str, Any], nproc: Any, where: str) -> Settings:
-    return {
-        key: fill_in(value, nproc, f"{where}.{key}") if isinstance(value, str) else value
-        for key, value in values.items()
-    }
-
-
-def _names(points: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
     """Unique names: the algorithm, its workers, the clock, and whatever else tells conditions of one clock apart."""
-    groups: dict[object, list[Mapping[str, Any]]] = {}
-    for algorithm, condition, settings in points:
+    groups: dict[object, list[Settings]] = {}
+    for algorithm, condition, settings, _ in points:
         groups.setdefault((algorithm, settings.get("clock") == "virtual"), []).append(condition)
-    names = []
-    for algorithm, condition, settings in points:
+    names: list[str] = []
+    for algorithm, condition, settings, _ in points:
         virtual = settings.get("clock") == "virtual"
-        same = groups[algorithm, virtual]
-        name = f"{algorithm}-w{settings.get('nproc', 1)}"
+        same, name = groups[algorithm, virtual], f"{algorithm}-w{settings.get('nproc', 1)}"
         for key in dict.fromkeys(key for one in same for key in one if key not in ("nproc", "clock")):
             if len({str(one.get(key)) for one in same}) > 1:
                 value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")

@@ -28,14 +28,8 @@ TASKS = ("causal_lm", "masked_lm", "question_answering")
 
 
 def jobs_of(given: Mapping[str, Any], name: str = "the config") -> list[Job]:
-    """Every run in the order in which they are made: seed by seed, the arms of a seed in a random order.
-
-    Args:
-        given: what the file holds.
-        name: of the file, for messages.
-
-    Raises:
-        UsageError: for a key or value that is wrong.
+    """Every run of what the file `name` holds, in the order in which they are made: seed by seed, the arms of a seed in
+    a random order.
     """
     config: Comparisons = typed(given, Comparisons, name)
     jobs = []
@@ -71,14 +65,10 @@ def is_finished(path: Path) -> bool:
 
 
 def planned(config_file: Path, out: Path | None) -> tuple[Path, list[Job]]:
-    """The folder of all runs, which is now that of this config, and the runs. Nothing has been run yet.
-
-    Args:
-        out: the folder; None: runs/ and the config's name.
+    """The folder of all runs (None: runs/ and the config's name), which is now that of this config, and the runs.
 
     Raises:
-        UsageError: for a config that is wrong, models or data that are not there, or a folder that holds runs of
-            another config.
+        UsageError: for a config that is wrong, models or data that are not there, or a folder of another config.
     """
     config = read_config(config_file)
     jobs = jobs_of(config, str(config_file))
@@ -116,12 +106,7 @@ def _missing(job: Job) -> Iterator[str]:
 
 
 def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[[Job], str] = lambda job: "") -> None:
-    """Make every run that is not finished.
-
-    Args:
-        out: the folder of all runs.
-        stop: of the script.
-        lacks: says why a run cannot be made here; it is left out then. Empty: it can.
+    """Make every run that is not finished, but for those of which `lacks` says why they cannot be made here.
 
     Raises:
         RunError: if runs ended badly.

@@ -113,11 +113,7 @@ class Finetune(Keys, frozen=True, kw_only=True):
 
 
 class Config(Keys, frozen=True, kw_only=True):
-    """A sweep's file; `asyncsgd.study.plan` says what its keys mean.
-
-    Raises:
-        ValueError: if its seeds or its analysis contradict themselves.
-    """
+    """A sweep's file; `asyncsgd.study.plan` says what its keys mean."""
 
     algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
     name: Name = "sweep"
@@ -186,11 +182,7 @@ class Points(Keys, frozen=True, kw_only=True):
 
 
 class Comparisons(Keys, frozen=True, kw_only=True):
-    """The file of ``experiments/language_model.py`` and ``experiments/parallelism.py``.
-
-    Raises:
-        ValueError: if it names no run, or a grid has not one threshold for each model.
-    """
+    """The file of ``experiments/language_model.py`` and ``experiments/parallelism.py``."""
 
     name: Name
     models: Annotated[dict[str, Settings], Meta(min_length=1)]
@@ -268,7 +260,7 @@ def fill_in(text: str, nproc: Any, where: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         try:
-            if not re.fullmatch(r"(nproc|max|min|//|(?<!\*)\*(?!\*)|[0-9 +,()-])+", match[1]):
+            if type(nproc) is not int or not re.fullmatch(r"(nproc|max|min|//|(?<!\*)\*(?!\*)|[0-9 +,()-])+", match[1]):
                 raise ValueError
             return str(int(eval(match[1], {"__builtins__": {}}, {"nproc": nproc, "max": max, "min": min})))
         except (SyntaxError, ValueError, TypeError, NameError, ZeroDivisionError) as error:

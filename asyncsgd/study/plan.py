@@ -116,12 +116,8 @@ class Plan:
     def values(
         self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]], budgets: Mapping[str, float]
     ) -> dict[str, Any] | None:
-        """The settings of a pretraining run by name, as `asyncsgd.study.arms.FLAGS` takes them; None while they are not
-        known.
-
-        Args:
-            chosen: arm -> the settings that its tuning has chosen; not looked at for tuning runs.
-            budgets: reference arm -> the seconds of all test runs that it times (`timed_by`).
+        """The settings of a pretraining run by name; None while they are not known: what tuning has chosen for its arm,
+        and of test runs the seconds of the reference arm in `timed_by`.
         """
         if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}

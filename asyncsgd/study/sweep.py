@@ -39,13 +39,7 @@ CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0,
 
 
 class Sweep:
-    """A plan and the folder it is carried out in.
-
-    Args:
-        plan: of `asyncsgd.study.plan.make_plan`.
-        config_text: the file that the plan was made from, kept beside it.
-        out: the sweep's folder.
-        track: where else its runs are shown, as ``--track`` has it.
+    """A plan and the folder `out` that it is carried out in; `config_text` is kept beside it, `track` is ``--track``.
 
     `look` and `open` raise UsageError if `out` holds a sweep of another config, or cannot be written.
     """
@@ -85,7 +79,6 @@ class Sweep:
         self._write_plan()
 
     def status(self, run: PlannedRun) -> str:
-        """See `asyncsgd.study.runner.status_of`."""
         return status_of(self.out / run.folder)
 
     def unfinished(self, stage: Stage) -> list[PlannedRun]:
@@ -93,17 +86,9 @@ class Sweep:
         return [run for run in self.plan.of_stage(stage) if self.status(run) not in FINISHED]
 
     def to_do(self, stage: Stage, *, retry: bool = False, pretend: bool = False) -> list[Job]:
-        """The runs of a stage that are still to be made, in the order of the plan.
+        """The runs of a stage that can be made and are not yet, in the plan's order; with `retry` also what FAILED.
 
-        Fine-tuning runs whose pretraining run has not left a model are not among them.
-
-        Args:
-            retry: FAILED runs are to be made again.
-            pretend: use a stand-in for what only earlier stages can tell (the first trial, the base model), to estimate
-                how long runs take.
-
-        Raises:
-            UsageError: if a finished run has other settings than the plan gives it.
+        With `pretend` a stand-in is used for what only earlier stages tell (the first trial, the base model).
         """
         jobs = []
         for run in self.plan.of_stage(stage):
@@ -167,7 +152,9 @@ class Sweep:
         for arm in self.plan.arms:
             tried = self.tried[arm.name] = []
             for trial in arm.trials:
-                losses = [self._final_loss(f"tuning/{arm.name}/t{arm.trials.index(trial)}-s{seed}") for seed in seeds]
+                folders = [self.out / f"tuning/{arm.name}/t{arm.trials.index(trial)}-s{seed}" for seed in seeds]
+                ended = [one if one.get("status") == DONE else {} for one in map(read_summary, folders)]
+                losses = [one.get("final_eval_loss") for one in ended]
                 finite = [loss for loss in losses if loss is not None]
                 score = statistics.fmean(finite) if len(finite) == len(losses) else None
                 tried.append(Tried(dict(trial), seeds, losses, score))
@@ -175,11 +162,6 @@ class Sweep:
                 best = min(range(len(tried)), key=lambda n: math.inf if (score := tried[n].score) is None else score)
                 self.chosen[arm.name] = arm.trials[best]
         self._find_budgets()
-
-    def _final_loss(self, folder: str) -> float | None:
-        summary = read_summary(self.out / folder)
-        loss = summary.get("final_eval_loss")
-        return loss if summary.get("status") == DONE and isinstance(loss, float) else None
 
     def register(self) -> None:
         """Write analysis.yaml, once, before the first test run; and check that it still says the same afterwards.
@@ -312,11 +294,8 @@ class Sweep:
 
 @contextlib.contextmanager
 def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[None]:
-    """Keep every other process out that locks this file; the kernel frees the lock when this process ends.
-
-    Args:
-        file: ``.lock-1-of-2`` of the first of two shards; ``.lock-files`` to write what all shards write.
-        how: LOCK_EX waits.
+    """Keep out every other process that locks this file: ``.lock-1-of-2`` of the first of two shards, ``.lock-files``
+    of what all write; the kernel frees the lock when this process ends. With LOCK_EX alone it waits.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -333,10 +312,8 @@ def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[Non
 
 
 def check(plan: Plan, *, inputs: bool = False) -> None:
-    """Read every rule and every speed that the plan names, which `asyncsgd.study.plan` knows only as text.
-
-    Args:
-        inputs: also look for every model, text and folder of candidates that a pretraining run would read.
+    """Read every rule and every speed that the plan names as text; with `inputs` also look for every model, text and
+    folder of candidates that a pretraining run would read.
     """
     from asyncsgd.runtimes import kind_of
     from asyncsgd.settings.run import run_of
