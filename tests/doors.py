@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 import yaml
 
@@ -108,14 +109,10 @@ def _typed(pipe, name, arguments):
 
 
 def marked(mark):
-    """The living processes with ``ASYNCSGD_TEST=mark`` in their environment; none where there is no /proc."""
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-            if not dead and f"ASYNCSGD_TEST={mark}".encode() in (folder / "environ").read_bytes():
-                pids.append(int(folder.name))
-    return pids
+    """The living processes with ``ASYNCSGD_TEST=mark`` in their environment."""
+    processes = psutil.process_iter(["environ"])
+    marks = {one.pid: (one.info["environ"] or {}).get("ASYNCSGD_TEST") for one in processes}
+    return [pid for pid, its in marks.items() if its == mark]
 
 
 class Finished(NamedTuple):

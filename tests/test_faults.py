@@ -16,6 +16,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from doors import (
     ROOT,
@@ -35,7 +36,6 @@ from tasks import Plane
 from torch import nn
 
 DEADLINE = 60.0
-needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds processes in /proc")
 
 
 def until(seen, what, seconds=DEADLINE):
@@ -53,22 +53,12 @@ def num_evaluations(run):
     return 0
 
 
-def stat_of(pid):
-    """The fields of /proc/PID/stat from the state on; empty for a process that is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
 def workers():
     """Living children of this process's fork server, in the order they were started: worker 0 first."""
+    living = [process.info for process in psutil.process_iter(["pid", "ppid", "status", "create_time"])]
     server = forkserver._forkserver._forkserver_pid
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        fields = stat_of(int(folder.name))
-        if fields and fields[0] != "Z" and int(fields[1]) == server:
-            found.append((int(fields[19]), int(folder.name)))  # start time
-    return [pid for _, pid in sorted(found)]
+    children = [one for one in living if one["ppid"] == server and one["status"] != psutil.STATUS_ZOMBIE]
+    return [one["pid"] for one in sorted(children, key=lambda one: one["create_time"])]
 
 
 @pytest.fixture
@@ -104,7 +94,6 @@ def train(small, tmp_path, tmp_path_factory, monkeypatch):
     return run
 
 
-@needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", *slow("hogwild", "async --transport process_group --rule synchronous")])
 def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode, train):
@@ -126,7 +115,6 @@ def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode, t
         assert arrived | {lost} == set(range(401))
 
 
-@needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "hogwild"])
 def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(mode, train):
@@ -141,7 +129,6 @@ def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(mode, 
     assert (run.path / "model" / "model.safetensors").is_file()
 
 
-@needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("rule", slow("fixed_delay:delay=2", "diloco"))
 def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule, train, small):
@@ -152,7 +139,6 @@ def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule, train, small):
     assert cli(["asyncsgd", "replay", run.path, "--cache-dir", cache]).out.endswith("identical\n")
 
 
-@needs_proc
 @pytest.mark.processes
 def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(train):
     rank = 2  # 0 is the process of the script itself
@@ -237,7 +223,6 @@ def start(small, tmp_path):
 
 
 @pytest.mark.slow
-@needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("mode", "number"),
@@ -264,7 +249,6 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(mode, number, start, t
 
 
 @pytest.mark.slow
-@needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("line", ["run    ", "step   "], ids=["during the imports", "while workers start"])
 def test_ctrl_c_before_training_ends_everything_soon_and_leaves_a_summary(line, start, tmp_path):
@@ -279,7 +263,6 @@ def test_ctrl_c_before_training_ends_everything_soon_and_leaves_a_summary(line, 
 
 
 @pytest.mark.slow
-@needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("trains", [False, True], ids=["while workers start", "while they train"])
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -149,24 +149,11 @@ def test_operations_and_utilisation_are_counted_from_the_shapes(task, operations
     assert found["model_flops_utilisation"] == pytest.approx(operations * rate / peak)
 
 
-@dataclasses.dataclass(frozen=True)
-class FewBatches(Linear):
-    """Which end with the budget."""
-
-    def batch(self, stream, index):
-        if stream == 0 and index > 2:
-            raise IndexError(index)
-        return super().batch(stream, index)
-
-
 def test_what_cannot_be_counted_has_no_rates_and_does_not_fail_the_run():
     looks = asyncsgd.train(LooksAtValues(), **FULL_SECOND).summary["throughput"]
     assert (looks["model_flops_per_sample"], looks["model_flops_utilisation"]) == (None, None)
-    few = asyncsgd.train(FewBatches(), samples=12, quiet=True)
     short = asyncsgd.train(Linear(), samples=8, quiet=True)
-    for run in (few, short):
-        assert run.status == "DONE"
-        assert set(run.summary["throughput"].values()) == {None}
+    assert (short.status, set(short.summary["throughput"].values())) == ("DONE", {None})
 
 
 def test_the_machine_is_looked_at_while_a_run_with_a_folder_goes_on(tmp_path):
