@@ -50,18 +50,11 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     Returns:
         The crossing point; without ends for one seed.
 
-    Raises:
-        ValueError: for values that are not finite (restrict times to the budget first), negative or repeated delays.
-
     >>> found = crossing_point([0, 1, 3], [[-1.1, -0.5, 0.5], [-0.9, -0.5, 0.5], [-1.0, -0.5, 0.5]])
     >>> round(found.at, 6), found.low == found.at
     (1.828427, True)
     """
     delays, values = numpy.asarray(positions, float), numpy.asarray(table, float)
-    if values.ndim != 2 or values.shape[1] != len(delays) or not numpy.isfinite(values).all():
-        raise ValueError(f"the table must be seeds x {len(delays)} delays, all finite; got {values.tolist()}")
-    if len(delays) < 2 or (delays < 0).any() or len(numpy.unique(delays)) < len(delays):
-        raise ValueError(f"a crossing needs two or more delays, all different and 0 or more, got {delays.tolist()}")
     order = numpy.argsort(delays)
     delays, values = delays[order], values[:, order]
     means = numpy.array([math.fsum(column) / len(column) for column in values.T])

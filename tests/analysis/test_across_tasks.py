@@ -88,15 +88,6 @@ def test_a_bootstrap_does_not_see_the_order_of_the_seeds():
     assert found.low < found.estimate < found.high
 
 
-def test_a_bootstrap_of_many_seeds_covers_the_mean():
-    draws = np.random.default_rng(5)
-    hits = 0
-    for _ in range(200):
-        found = stratified_bootstrap([draws.normal(0, 1, (30, 3))], lambda x: float(x.mean()), draws, resamples=200)
-        hits += found.low <= 0 <= found.high
-    assert 0.89 <= hits / 200 <= 0.99
-
-
 def test_few_tasks_or_runs_have_no_interval_and_the_reason():
     assert too_few(np.ones((20, 2))) == "2 tasks and 40 runs; an interval over tasks needs 3 and 15"
     assert too_few(np.ones((4, 3))) == "3 tasks and 12 runs; an interval over tasks needs 3 and 15"

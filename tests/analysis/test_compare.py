@@ -6,7 +6,7 @@ import io
 
 import pytest
 from doors import cli
-from synthetic import SyntheticArm, edit_json, straight, write_finetuning, write_run
+from synthetic import SyntheticArm, edit_json, straight, write_run
 
 SYNC, ASYNC = (SyntheticArm(name, 4, "measured", None) for name in ("sync", "async"))
 pytestmark = pytest.mark.filterwarnings("error")
@@ -97,20 +97,6 @@ def test_measured_and_virtual_seconds_share_no_picture(tmp_path):
     compare(tmp_path, "--out", tmp_path / "pictures")
     names = {path.stem for path in (tmp_path / "pictures").iterdir()}
     assert names == {"loss_vs_seconds", "loss_vs_virtual_seconds", "loss_vs_samples"}
-
-
-def test_fine_tuning_runs_are_listed_aside(tmp_path):
-    write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0))
-    write_finetuning(tmp_path / "tuned", seed=0, macro_f1=0.5, parent=None)
-    out = compare(tmp_path).out
-    assert "fine-tuning runs (in analysis.report):\n  tuned: DONE\n" in out
-    assert "1/1" in out
-
-
-def test_runs_without_any_summary_are_listed(tmp_path):
-    write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0), status=None)
-    out = compare(tmp_path).out
-    assert out.startswith("no pretraining run has a summary yet\n\nnot in the means:\n  a: UNFINISHED")
 
 
 def test_what_the_user_has_to_change_is_exit_code_2(tmp_path, mixed):

@@ -133,29 +133,3 @@ def test_neither_the_order_of_seeds_nor_of_delays_nor_the_unit_of_the_logarithm_
         assert other.reason == found.reason
         for ours, theirs in ((other.at, found.at), (other.low, found.low), (other.high, found.high)):
             assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-9, abs=1e-9))
-
-
-def test_the_interval_covers_the_crossing_point_in_95_of_100_studies():
-    draws = np.random.default_rng(0)
-    truth, studies, covered = 3.0, 1_000, 0
-    means = np.log2(np.array(DELAYS) + 1) - 2
-    for _ in range(studies):
-        slopes = draws.normal(1.0, 0.3, (6, 1))
-        found = crossing_point(DELAYS, slopes * means + draws.normal(0, 0.3, (6, 1)) + draws.normal(0, 0.3, (6, 6)))
-        low, high = found.low if found.low is not None else -1.0, found.high if found.high is not None else math.inf
-        covered += low <= truth <= high
-    assert 0.93 <= covered / studies <= 0.98  # the interval spans all parts of the set, so it may cover more
-
-
-REFUSED = [
-    ([0, 1], [[-1.0, math.inf]], "seeds x 2 delays, all finite"),
-    ([0, 1], [[-1.0, 0.0, 1.0]], "seeds x 2 delays, all finite"),
-    ([4], [[-1.0], [1.0]], "needs two or more delays"),
-    ([0, 0], [[-1.0, 1.0]], "different and 0 or more"),
-]
-
-
-@pytest.mark.parametrize(("delays", "values", "message"), REFUSED)
-def test_what_cannot_be_used_is_refused_with_a_message(delays, values, message):
-    with pytest.raises(ValueError, match=message):
-        crossing_point(delays, values)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.lab_notes import EXACT_ONLY, PER_PROCESS, lab_notes, main
+from analysis.lab_notes import PER_PROCESS, lab_notes, main
 from analysis.read import read
 from analysis.reference_notes import REFERENCE
 from asyncsgd.study.config import read_config
@@ -51,24 +51,6 @@ def test_a_row_of_ours_stands_beside_the_row_of_the_notes_with_the_same_processe
     assert cells(lines[2])[:3] == ["async", "2 cores", "2 x 32"]
     assert cells(lines[2])[-4:] == ["1/2 (diverged 1/2)", "2", "252.46, 256.68", "670.78"]
     assert cells(lines[3]) == ["async", "-", "2 x 32", *["-"] * 5, "1", "356.05", "1442.69"]
-
-
-def test_every_row_of_the_notes_is_printed_once(tmp_path, capsys):
-    assert main([str(study_of(tmp_path)), "--format", "md"]) == 0
-    table = capsys.readouterr().out.partition("\n\n")[0].splitlines()[2:]
-    assert sorted(cells(line)[-1] for line in table) == sorted(f"{row.seconds:.2f}" for row in REFERENCE)
-
-
-def test_as_text_it_has_the_same_cells(tmp_path, capsys):
-    main([str(study_of(tmp_path)), "--format", "md"])
-    markdown = capsys.readouterr().out
-    assert main([str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert text.splitlines()[1].split() == " ".join(cells(markdown.splitlines()[2])).split()
-    after = text.partition("\n\n")[2].splitlines()
-    assert after[0].startswith("Perplexity: e to the evaluation loss")
-    assert after[1] == EXACT_ONLY
-    assert after[3:5] == ["not in the means:", "  test/async-w2/s101: DIVERGED"]
 
 
 def test_what_agrees_is_the_share_of_the_synchronous_seconds_and_perplexity(tmp_path, capsys):
@@ -151,8 +133,3 @@ def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path):
     assert "NOTE: from scratch: not STILT" in lines
     assert any("more threads than cores" in line for line in lines)
     assert any("2 different data sets" in line for line in lines)
-
-
-def test_a_folder_without_runs_is_a_usage_error(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 2
-    assert "make one: python experiments/stilt_mlm.py" in capsys.readouterr().err

@@ -73,13 +73,6 @@ def test_studies_on_different_clocks_are_not_one_comparison(tmp_path, capsys):
     assert "studies of one clock and one reference go together" in capsys.readouterr().err
 
 
-def test_a_study_without_a_registration_is_no_task(tmp_path, capsys):
-    folders = written_tasks(tmp_path, 3)
-    (tmp_path / "task1" / "analysis.yaml").unlink()
-    assert main(folders) == 2
-    assert "task1: it registered no primary condition" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("again", ["{0}", "{0}/", "{0}/../{0.name}"])
 def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path, capsys, again):
     folders = written_tasks(tmp_path, 3)

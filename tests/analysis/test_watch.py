@@ -106,14 +106,6 @@ def test_the_share_of_the_budget_is_that_of_the_limit_which_ends_the_run(tmp_pat
     assert read(tmp_path / "a").budget_share == share
 
 
-def test_the_speed_is_that_of_the_last_arrivals(tmp_path):
-    folder = begin(tmp_path / "a")
-    for number in range(10, 510):  # ten times as fast as before
-        folder.append(arrival(number, train_seconds=5.0 + 0.05 * (number - 9)))
-    folder.close()
-    assert read(tmp_path / "a").samples_per_second == pytest.approx(80.0)
-
-
 def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory):
     whole = finished(tmp_path_factory.mktemp("whole") / "a")
     content = (whole / "events.jsonl").read_bytes()
@@ -188,19 +180,6 @@ def test_ctrl_c_ends_it_with_exit_code_0(tmp_path):
         watching.kill()
         folder.close()
     assert (watching.returncode, err) == (0, b"")
-
-
-def test_a_failure_is_shown_with_its_message(tmp_path, capsys):
-    path = finished(tmp_path / "a", status="FAILED", message="all workers are lost")
-    assert "status FAILED: all workers are lost" in shown(path, capsys)
-
-
-def test_a_damaged_log_is_said_with_its_line(tmp_path, capsys):
-    finished(tmp_path / "a")
-    header, *rest = (tmp_path / "a" / "events.jsonl").read_text().splitlines()
-    (tmp_path / "a" / "events.jsonl").write_text("\n".join([header, "not json", *rest]) + "\n")
-    assert main([str(tmp_path / "a"), "--once"]) == 2
-    assert "events.jsonl: line 2 is damaged: 'not json'" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
