@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gallery import trainer
+from gallery import trainer, write_texts
 from marks import slow
 
 import mask_candidates
@@ -32,6 +32,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(root):
     """Runs on a small text whose words with b or d are candidates; of some sentences, none is."""
+    write_texts(root)
     run = trainer(root)
     text = (root / "train.txt").read_text()
     words = {word for word in text.replace(".", " ").split() if word[0] in "bd"}
