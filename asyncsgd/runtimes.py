@@ -179,46 +179,34 @@ class Pipeline(Runtime):
 
     def check(self, seed: int, device: str, machine: settings.Machine, clip_norm: float) -> None:
         """See `Runtime.check`."""
-        for name in ("gradient_checkpointing", "compile", "prefetch", "auto_batch"):
-            if getattr(machine, name):
-                raise UsageError(
-                    f"{flag_of(name)} is for models that are not cut into stages; drop it, or type --mode sync"
-                )
-        if self.num_workers % self.stages:
-            raise UsageError(
-                f"--nproc {self.num_workers} processes cannot hold --stages {self.stages} each of the same number of "
-                f"replicas; type --stages 2 or more, and an --nproc that it divides"
-            )
-        if machine.micro_batches < self.stages:
-            raise UsageError(
-                f"--micro-batches {machine.micro_batches} is fewer than the {self.stages} stages, so some would never "
-                f"have anything to compute; type --micro-batches {4 * self.stages}"
-            )
-        if machine.precision == "fp16":
-            raise UsageError("a pipeline has no loss scale for --precision fp16; type --precision bf16, or --mode sync")
-        if device == "cuda":
-            import torch
+        import torch
 
-            if (num_gpus := torch.cuda.device_count()) < self.num_workers:
-                raise UsageError(
-                    f"every stage needs a GPU of its own: {self.num_workers} processes, {num_gpus} GPUs; type --nproc "
-                    f"{num_gpus}, or --device cpu"
-                )
-        if self.schedule == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-            raise UsageError(
-                "--pipeline-schedule deepspeed needs the package deepspeed; type python -m pip install -c "
-                "constraints.txt -e '.[deepspeed]', or --pipeline-schedule 1f1b, which is the same order"
-            )
-        if self.schedule in ("2bw", "deepspeed") and self.num_workers != self.stages:
-            raise UsageError(
-                f"--pipeline-schedule {self.schedule} has one replica here; type --nproc {self.stages}, or "
-                f"--pipeline-schedule 1f1b"
-            )
-        if self.schedule == "2bw" and clip_norm > 0:
-            raise UsageError(
-                "--pipeline-schedule 2bw cannot clip: the norm over all stages would make each wait for the others; "
-                "type --clip-norm 0"
-            )
+        number, stages, schedule, cuts = self.num_workers, self.stages, self.schedule, machine.micro_batches
+        of_whole = ("gradient_checkpointing", "compile", "prefetch", "auto_batch")
+        given = " and ".join(flag_of(name) for name in of_whole if getattr(machine, name))
+        gpus, of_schedule = torch.cuda.device_count(), f"--pipeline-schedule {schedule}"
+        for refused, why in (
+            (given, f"{given} is for models that are not cut into stages; type --mode sync"),
+            (number % stages, f"--nproc {number} must be a multiple of --stages {stages}"),
+            (cuts < stages, f"--micro-batches {cuts} is fewer than the stages; type --micro-batches {4 * stages}"),
+            (machine.precision == "fp16", "a pipeline has no loss scale for --precision fp16; type --precision bf16"),
+            (device == "cuda" and gpus < number, f"{number} stages need a GPU each, got {gpus}; type --device cpu"),
+            (
+                schedule == "deepspeed" and importlib.util.find_spec("deepspeed") is None,
+                f"{of_schedule} needs the package; type python -m pip install -c constraints.txt -e '.[deepspeed]', or "
+                f"--pipeline-schedule 1f1b, which is the same order",
+            ),
+            (
+                schedule in ("2bw", "deepspeed") and number != stages,
+                f"{of_schedule} has one replica here; type --nproc {stages}, or --pipeline-schedule 1f1b",
+            ),
+            (
+                schedule == "2bw" and clip_norm > 0,
+                f"{of_schedule} cannot clip, for the norm each stage would wait for all; type --clip-norm 0",
+            ),
+        ):
+            if refused:
+                raise UsageError(why)
 
 
 @dataclasses.dataclass(frozen=True)

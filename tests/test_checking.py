@@ -237,18 +237,18 @@ def test_unused_parameters_are_listed():
         ),
         (but(data=counting), "two different batches TensorData"),
         (but(data=shuffled), "two different batches"),
-        (but(layers=lambda: Through(nn.BatchNorm1d(3))), "'layer' (BatchNorm1d) layer.running_mean GroupNorm"),
+        (but(layers=lambda: Through(nn.BatchNorm1d(3))), "BatchNorm1d layer.running_mean GroupNorm"),
         (
             but(layers=lambda: Through(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)))),
             "_SpectralNorm parametrizations.weight.0._u",
         ),
         (
             but(layers=lambda: Through(nn.Identity(), buffer=torch.zeros(()), also=lambda self: self.calls.add_(1))),
-            "the model (Through) buffer 'calls'",
+            "Through buffer 'calls'",
         ),
         (
             but(layers=lambda: Through(nn.Identity(), also=lambda self: self.linear.bias.data.add_(1))),
-            "the module 'linear' changes parameter 'linear.bias'",
+            "changes parameter 'linear.bias' Linear",
         ),
         (but(layers=lambda: nn.Linear(3, 1).bfloat16()), "parameter 'weight' torch.bfloat16"),
         (but(loss=lambda outputs, batch: (outputs * OWN.random() - batch[1]).square().mean()), "has loss and then"),

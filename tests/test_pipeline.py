@@ -240,8 +240,8 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, sch
     ("runtime", "more", "said"),
     [
         ((1, 1), {}, "needs a process for each stage"),
-        ((3, 2), {}, "--nproc 3 processes cannot hold --stages 2"),
-        ((4, 4), {"micro_batches": 2}, "fewer than the 4 stages"),
+        ((3, 2), {}, "--nproc 3 must be a multiple of --stages 2"),
+        ((4, 4), {"micro_batches": 2}, "--micro-batches 2 is fewer than the stages"),
         ((5, 5), {"micro_batches": 8}, "which cannot be cut into 5 stages"),
         ((2, 2), {"micro_batches": 3}, "must divide --batch-size 8"),
         ((2, 2), {"precision": "fp16"}, "no loss scale"),

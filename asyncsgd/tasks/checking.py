@@ -184,15 +184,10 @@ def _check_unchanged(initial: nn.Module, model: nn.Module) -> None:
     if (changed := _difference(initial, model)) is None:
         return
     kind, name = changed
-    path = name.rpartition(".")[0]
-    module = dict(model.named_modules()).get(path, model)
-    where = f"the module {path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
-    instead = "Compute it from the parameters and the batch in every forward pass, or keep it constant"
-    if getattr(module, "track_running_stats", False):
-        instead = "Use GroupNorm or LayerNorm, or track_running_stats=False, or put the module in evaluation mode"
+    module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
     raise UsageError(
-        f"{where} changes its {kind} {name!r} in the forward pass. No other process sees this change, so every worker "
-        f"would have another {kind}. {instead}"
+        f"the forward pass changes the {kind} {name!r} of {type(module).__name__}, and no other process sees that; "
+        f"compute it from the parameters and the batch, or use GroupNorm, LayerNorm or track_running_stats=False"
     )
 
 
