@@ -26,7 +26,9 @@ from asyncsgd.training import _check_began_from
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("domain")
+    folder = tmp_path_factory.mktemp("domain")
+    write_texts(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
