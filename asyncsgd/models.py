@@ -38,18 +38,7 @@ _DROPOUT = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """The models with one kind of head, and how messages speak of them."""
-
-    auto_class: str
-    """Of transformers, which loads one."""
-    description: str
-    built_in: tuple[str, ...]
-    """The names of those that are built without a checkpoint; messages propose the first."""
-
-
-MASKED_LM = Family("AutoModelForMaskedLM", "a masked-language model", tuple(SHAPES))
+MASKED_LM = "AutoModelForMaskedLM"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +66,7 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
             weights that do not fit the encoder or are not finite.
     """
     if model not in SHAPES:
-        return load_model(model, len(tokenizer), MASKED_LM, seq_len=seq_len, dropout=dropout, seed=seed)
+        return load_model(model, len(tokenizer), seq_len=seq_len, dropout=dropout, seed=seed)
     import transformers
 
     family, *dropouts = ("DistilBert", *_DROPOUT[2:4]) if "dim" in SHAPES[model] else ("Bert", *_DROPOUT[:2])
@@ -99,18 +88,21 @@ def padded_size(num_tokens: int) -> int:
     return math.ceil(num_tokens / ALIGNMENT) * ALIGNMENT
 
 
-def load_model(model: str, num_tokens: int, family: Family, *, seq_len: int, dropout: float, seed: int) -> Built:
+def load_model(
+    model: str, num_tokens: int, auto_class: str = MASKED_LM, *, seq_len: int, dropout: float, seed: int
+) -> Built:
     """Return the model of a folder or a Hub id.
 
     Args:
         num_tokens: of its tokenizer.
+        auto_class: of transformers, which loads it.
         seed: of what the checkpoint lacks, which must be of the head; the rest as in `build_model`.
 
     Raises:
         UsageError: as `build_model` does.
     """
     with seeded(seed):
-        built, new = _load(model, dropout, family)
+        built, new = _load(model, dropout, auto_class)
     limit = getattr(built.config, "max_position_embeddings", None)
     if limit is not None and seq_len > limit:
         raise UsageError(
@@ -179,7 +171,7 @@ def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: flo
     return Built(built.train(), tuple(sorted(drawn)))
 
 
-def restored(weights: str | None, config: str, dropout: float, seed: int, family: Family = MASKED_LM) -> nn.Module:
+def restored(weights: str | None, config: str, dropout: float, seed: int, auto_class: str) -> nn.Module:
     """Return the model that training starts from, as it was built before, in any process.
 
     Args:
@@ -190,10 +182,10 @@ def restored(weights: str | None, config: str, dropout: float, seed: int, family
 
     with seeded(seed):
         if weights is not None:
-            return _load(weights, dropout, family)[0].float().train()
+            return _load(weights, dropout, auto_class)[0].float().train()
         values = json.loads(config)
         built = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        return getattr(transformers, family.auto_class).from_config(built, trust_remote_code=False).float().train()
+        return getattr(transformers, auto_class).from_config(built, trust_remote_code=False).float().train()
 
 
 def local_folder(model: str) -> str:
@@ -249,7 +241,7 @@ def seeded(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(state)
 
 
-def _load(model: str, dropout: float, family: Family) -> tuple[Any, tuple[str, ...]]:
+def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, ...]]:
     """The model of a folder or a Hub id, and the names of the parameters that its checkpoint does not have."""
     local = Path(model).is_dir()
     import transformers
@@ -263,7 +255,7 @@ def _load(model: str, dropout: float, family: Family) -> tuple[Any, tuple[str, .
         for name in _DROPOUT:
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, dropout)
-        loaded, report = getattr(transformers, family.auto_class).from_pretrained(
+        loaded, report = getattr(transformers, auto_class).from_pretrained(
             model,
             config=config,
             local_files_only=local,
@@ -276,24 +268,23 @@ def _load(model: str, dropout: float, family: Family) -> tuple[Any, tuple[str, .
         # The library's own message advises to load it all the same, which would run whatever is in it.
         raise UsageError(
             f"{model}: the weights (pytorch_model.bin) are damaged or hold more than tensors, and asyncsgd runs no "
-            f"code that comes with a model; save them as model.safetensors where they can be trusted, or type --model "
-            f"{family.built_in[0]}"
+            f"code that comes with a model; save them as model.safetensors where they can be trusted"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        refuse_own_code(model, error, family.built_in)
+        refuse_own_code(model, error)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if local:
-            raise UsageError(f"{model}: cannot be loaded as {family.description}: {first}") from error
+            raise UsageError(f"{model}: cannot be loaded by {auto_class}: {first}") from error
         raise UsageError(
             f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({first}). "
-            f"Run the same command once online, or type --model {family.built_in[0]}, or --model FOLDER"
+            f"Run the same command once online, or type --model FOLDER"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    return loaded, _new_parameters(model, loaded, report, family)
+    return loaded, _new_parameters(model, loaded, report)
 
 
-def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any], family: Family) -> tuple[str, ...]:
+def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any]) -> tuple[str, ...]:
     """The parameters that transformers' report on loading says are missing, all of them of the head.
 
     Raises:
@@ -301,10 +292,7 @@ def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any], family: 
     """
     parameters = dict(loaded.named_parameters())
     new = parameters.keys() & set(report.get("missing_keys", ()))
-    fix = (
-        f"it is damaged or of another architecture than its config.json says; copy it again, or type --model "
-        f"{family.built_in[0]}"
-    )
+    fix = "it is damaged or of another architecture than its config.json says; copy it again"
     odd = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
     of_encoder = [name for name in new if name.startswith(f"{loaded.base_model_prefix}.")]
     wild = [name for name, tensor in parameters.items() if not bool(torch.isfinite(tensor).all())]
@@ -317,5 +305,5 @@ def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any], family: 
             said = f"{len(names)} of {len(parameters)} tensors {several if len(names) > 1 else one}, e.g. {min(names)}"
             raise UsageError(f"{model}: {said}; {advice}")
     if errors := list(report.get("error_msgs", ())):
-        raise UsageError(f"{model}: cannot be loaded as {family.description}: {errors[0]}; {fix}")
+        raise UsageError(f"{model}: {errors[0]}; {fix}")
     return tuple(sorted(new))

@@ -196,7 +196,7 @@ class Bomb:
     ("gone", "written", "words"),
     [
         ("model.safetensors", {}, "mine model.safetensors"),
-        ("model.safetensors", {"model.safetensors": b"torn"}, "cannot be loaded as a masked-language model"),
+        ("model.safetensors", {"model.safetensors": b"torn"}, "cannot be loaded by AutoModelForMaskedLM"),
         ("config.json", {}, "neither a run folder nor a saved model"),
         ("model.safetensors", {"pytorch_model.bin": pickle.dumps(Bomb())}, "pytorch_model.bin more than tensors"),
         (

@@ -36,7 +36,7 @@ from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, LanguageM
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built, Family
+    from asyncsgd.models import Built
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny-gpt": {"n_embd": 128, "n_layer": 2, "n_head": 2},
@@ -61,6 +61,7 @@ class CausalLM(LanguageModel):
     preload: ClassVar[tuple[str, ...]] = ("transformers.models.gpt2.modeling_gpt2",)
     auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
     shapes: ClassVar[tuple[str, ...]] = tuple(SHAPES)
+    starts_as: ClassVar[str] = "AutoModelForCausalLM"
     start_from: ClassVar[str] = "causal_lm"
     packs: ClassVar[bool] = True
     """Whether a row may have several documents, where the model keeps them apart."""
@@ -72,12 +73,6 @@ class CausalLM(LanguageModel):
         run=True,
     )
     vocab_size: int = setting(VOCABULARY, "of the tokenizer trained for a model that is new", at_least=257)
-
-    @property
-    def family(self) -> Family:
-        from asyncsgd.models import Family  # imports torch, and --help is not to wait for it
-
-        return Family("AutoModelForCausalLM", "a causal language model", self.shapes)
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
         if model in SHAPES:
@@ -95,7 +90,7 @@ class CausalLM(LanguageModel):
 
         if model not in SHAPES:
             size, dropout = self.seq_len, self.dropout
-            built = load_model(model, len(tokenizer), self.family, seq_len=size, dropout=dropout, seed=seed)
+            built = load_model(model, len(tokenizer), self.starts_as, seq_len=size, dropout=dropout, seed=seed)
             if _sees_later_tokens(built.model):
                 raise UsageError(
                     f"{model} is no causal language model: what it says of a token depends on later ones; choose a "

@@ -31,7 +31,7 @@ from asyncsgd.tasks.base import Batches, Sums, Task, found
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built, Family
+    from asyncsgd.models import Built
     from asyncsgd.origin import Origin
 
 IGNORED = -100
@@ -57,6 +57,8 @@ class TextTask(Task):
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.models",)
     shapes: ClassVar[tuple[str, ...]] = TRAINED_HERE
     """The models that are made here, with random weights."""
+    starts_as: ClassVar[str] = "AutoModelForMaskedLM"
+    """Of transformers, which loads what `model_name` names."""
     start_from: ClassVar[str] = "masked_lm"
     """The task of the runs that `model_name` may name."""
     kind_of_head: ClassVar[str] = ""
@@ -117,13 +119,6 @@ class TextTask(Task):
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
         """The evaluation sets, ``main`` first."""
         return {"main": EvaluationBatches(self.collate, held_out, by_length(held_out, self.eval_batch_size))}
-
-    @property
-    def family(self) -> Family:
-        """The class of transformers that loads what `model_name` names."""
-        from asyncsgd.models import MASKED_LM
-
-        return MASKED_LM
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
         """The tokenizer of a model, or one that is trained on the corpus."""
@@ -214,7 +209,7 @@ class TextTask(Task):
     def model(self, seed: int) -> nn.Module:
         from asyncsgd.models import Built, restored
 
-        initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, self.family)
+        initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, self.starts_as)
         return self.head(Built(initial, ()), seed).model
 
     def save(self, model: nn.Module, folder: Path) -> None:
