@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -257,13 +257,6 @@ def of_numbers(
         **{"common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
         **{"nothing": "", "unlike": False, "notes": (), "caveats": ()},
     }
-
-
-class Verdict(NamedTuple):
-    """One word on a comparison, and the reason in a clause."""
-
-    word: str
-    reason: str
 
 
 def answer(family: Sequence[dict[str, Any]], registered: int = 0) -> list[dict[str, Any]]:
