@@ -26,9 +26,7 @@ from asyncsgd.training import _check_began_from
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("domain")
-    write_texts(folder)
-    return folder
+    return tmp_path_factory.mktemp("domain")
 
 
 @pytest.fixture(scope="module")
