@@ -32,6 +32,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(root):
     """Runs on a small text whose words with b or d are candidates; of some sentences, none is."""
+    write_texts(root)
     run = trainer(root)
     text = (root / "train.txt").read_text()
     words = {word for word in text.replace(".", " ").split() if word[0] in "bd"}
