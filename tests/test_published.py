@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_faults import Command, needs_proc, until
+from test_faults import Command, until
 
 from asyncsgd.runtime.base import Budget
 from reproduction import Arm, run
@@ -192,7 +192,6 @@ def test_seeds_that_do_not_fill_the_groups_are_refused(implicit_momentum, tmp_pa
     assert capsys.readouterr().err == "error: --seeds must be a multiple of 10, the number of groups, got 15\n"
 
 
-@needs_proc
 @pytest.mark.processes
 def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path):
     tasks = ["import time; open('busy', 'w').close(); time.sleep(600)", "open('idle', 'w').close()"]

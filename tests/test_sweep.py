@@ -18,7 +18,7 @@ import yaml
 from doors import asyncsgd
 from gallery import sentences
 from scipy import stats
-from test_faults import Command, needs_proc, until
+from test_faults import Command, until
 
 import stilt_mlm
 import sweep as sweep_script
@@ -555,7 +555,6 @@ def settles(command):
 
 
 @pytest.mark.slow
-@needs_proc
 @pytest.mark.processes
 def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_alone_while_it_runs(
     unbroken, start, tmp_path, capsys
