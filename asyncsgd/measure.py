@@ -28,7 +28,7 @@ from torch import nn
 
 from asyncsgd.evaluation import evaluating
 from asyncsgd.records.machine import available_cores, cpu_model
-from asyncsgd.tasks.base import Batch, Task, map_tensors
+from asyncsgd.tasks.base import Batch, Task, to_device
 from asyncsgd.worker import Gradient, Worker
 
 TRACE = Path("profile") / "worker0.json.gz"
@@ -162,21 +162,15 @@ class ProfiledWorker(Worker):
 
 
 def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> float:
-    """The mean operations of a forward and a backward pass on a sample of `batches`.
-
-    Nothing is computed: the pass goes through fake tensors, which have shapes and no values. A model whose shapes
-    depend on values cannot be counted so, and raises.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    """The mean operations of a forward and a backward pass on a sample of `batches`, whose forward passes are made."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    counter, fake = FlopCounterMode(display=False), FakeTensorMode(allow_non_fake_inputs=True)
-    device = next(model.parameters()).device
+    counter, device = FlopCounterMode(display=False), next(model.parameters()).device
     # Attention as plain products: the counter does not know every fused kernel.
-    with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter, fake:
+    with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter:
         for batch in batches:
-            task.outputs(model, map_tensors(lambda tensor: fake.from_tensor(tensor).to(device), batch))
+            task.outputs(model, to_device(batch, device))
     return 3.0 * counter.get_total_flops() / (len(batches) * task.batch_size)
 
 

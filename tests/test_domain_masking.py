@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gallery import trainer, write_texts
+from gallery import trainer
 from marks import slow
 
 import mask_candidates

@@ -29,7 +29,7 @@ def run_script(
     """
     with best_effort(), StopRequest(ends_with_process=ends_with_process) as stop:
         try:
-            return run(list(sys.argv[1:] if argv is None else argv), stop)
+            code = run(list(sys.argv[1:] if argv is None else argv), stop)
         except (UsageError, RunError) as error:
             if isinstance(error, RunError) or not another_speaks(os.environ):  # all ranks have the same settings
                 print(f"error: {error}", file=sys.stderr)
@@ -42,6 +42,11 @@ def run_script(
         except KeyboardInterrupt:
             print("interrupted" + "; the same command goes on from here" * goes_on, file=sys.stderr)
             return 130
+    if ends_with_process and os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads that wait for other ranks may abort the end of the interpreter
+    return code
 
 
 def another_speaks(environment: Mapping[str, str]) -> bool:
