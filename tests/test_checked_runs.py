@@ -104,7 +104,7 @@ def test_a_trained_model_with_tied_and_frozen_parameters_is_saved_and_can_be_loa
 
 @pytest.mark.parametrize("runtime", [InProcess(), Processes(2)], ids=["InProcess", "Processes"])
 def test_a_wrong_task_is_refused_before_its_run_and_the_summary_says_why(runtime, tmp_path):
-    with pytest.raises(UsageError, match="'0' \\(BatchNorm1d\\) changes its buffer"):
+    with pytest.raises(UsageError, match=r"changes the buffer '0\.running_mean' of BatchNorm1d"):
         asyncsgd.train(Normed(), runtime=runtime, samples=8, folder=tmp_path / "run", **STEP)
     summary = Finished(tmp_path / "run").summary
     assert summary["status"] == "FAILED"

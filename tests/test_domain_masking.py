@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gallery import trainer
+from gallery import trainer, write_texts
 from marks import slow
 
 import mask_candidates

@@ -61,5 +61,5 @@ def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last(run):
     last, bare, whole = (cli(f"analysis.timeline {name}").out for name in ("last", "fir", "runs/fir"))
     assert last == bare == whole
     assert last.splitlines()[0] == "runs/first/timeline.json"
-    said = "error: fi: these runs begin so: runs/fist, runs/first; type more of one\n"
+    said = "error: fi is no folder, and these runs begin so: runs/fist, runs/first; type more of one\n"
     assert cli("analysis.timeline fi").err == said
