@@ -1,4 +1,4 @@
-"""The records of events.jsonl, one line each, and how they are read; docs/run_folder.md says what each key means.
+"""The records of events.jsonl, one line each, and how they are read; docs/run_folder.md says what each key means, once.
 
 Readers ignore keys and kinds they do not know, and drop a torn last line.
 """
@@ -63,22 +63,17 @@ class Event(Struct, frozen=True, gc=False):
     arrival_delay: int
     outcome: str
     uses: tuple[tuple[int, int], ...]
-    """(dispatch, delay) of every gradient in the steps taken at this event."""
     drops: tuple[int, ...]
-    """Dispatches, arriving or held, that will never be used."""
     abandoned: tuple[int, ...]
-    """Dispatches in flight that were stopped; their batches are handed out again."""
     started: tuple[Started, ...]
     loss: float
     weight: float
     num_samples: int
     learning_rate: float
-    """Of the server at this arrival, before any factor of the rule."""
     train_seconds: float
     total_samples: int
     num_local_steps: int = 1
     flight_seconds: float = 0.0
-    """From dispatch to arrival on the training clock: what the rule was told, so that a replay can tell it the same."""
     pull_seconds: float = 0.0
     compute_seconds: float = 0.0
     push_seconds: float = 0.0
@@ -86,29 +81,23 @@ class Event(Struct, frozen=True, gc=False):
     apply_seconds: float = 0.0
     loss_scales: tuple[float, ...] = ()
     gradient_norm: float | None = None
-    """Of the direction of this event's last step, before it was clipped; None where no step was taken, where nothing is
-    clipped and where workers take the steps."""
     kind: str = "arrival"
 
 
 class Evaluation(Struct, frozen=True):
-    """An exact evaluation of one frozen version on the full evaluation set."""
+    """An exact evaluation of one frozen version on the full evaluation set. On a closed-form problem `loss` is the
+    excess f(x) - f*, and `weight` is None."""
 
     version: int
     total_samples: int
     train_seconds: float
     loss: float
-    """Mean loss per loss term; on a closed-form problem the excess f(x) - f*."""
     weight: float | None
-    """Loss terms in the set; None on a closed-form problem."""
     metrics: Mapping[str, float]
-    """What the task's `metrics` gives; empty on a closed-form problem."""
     eval_seconds: float
     kind: str = "evaluate"
     worker_losses: tuple[float | None, ...] = ()
-    """Of each worker's share of the set (None: no loss term in it); empty where one process evaluates all of it."""
     details: Mapping[str, Any] = {}
-    """What the task's `details` gives, as JSON."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -127,7 +116,6 @@ class Membership(Struct, frozen=True, gc=False):
     train_seconds: float
     reason: str = ""
     lost: tuple[int, ...] = ()
-    """Dispatches that were in flight and are gone; their batches are handed out again."""
     uses: tuple[tuple[int, int], ...] = ()
     started: tuple[Started, ...] = ()
     drops: tuple[int, ...] = ()
@@ -195,7 +183,6 @@ class MemoryUsed(Struct, frozen=True):
     """The most memory that each worker's process has needed up to an evaluation."""
 
     workers: tuple[tuple[int, int, int], ...]
-    """(worker, bytes of its resident set, bytes that torch had on its GPU; 0 on a CPU)"""
     version: int
     total_samples: int
     train_seconds: float
@@ -206,8 +193,6 @@ class StagesUsed(Struct, frozen=True):
     """What the stages of a pipeline have done since the evaluation before."""
 
     stages: tuple[tuple[int, int, float | None, float, float, float], ...]
-    """(replica, stage, seconds in which it computed, or None where nobody says, seconds from its first pass of each
-    batch to its last, seconds of exchanging gradients with other replicas and stages, bytes sent), by rank"""
     version: int
     total_samples: int
     train_seconds: float
