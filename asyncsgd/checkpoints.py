@@ -324,7 +324,6 @@ def find(
 
 
 def sha256_of(path: Path) -> str:
-    """The hash of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

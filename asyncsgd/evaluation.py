@@ -34,7 +34,6 @@ class Measured:
     """As in `records.events.StagesUsed`."""
 
     def record(self, *, version: int, num_samples: int, train_seconds: float) -> Evaluation:
-        """The record that says so, of that version at that moment."""
         said = {name: value for name, value in vars(self).items() if name in Evaluation.__struct_fields__}
         return Evaluation(version=version, total_samples=num_samples, train_seconds=train_seconds, **said)
 

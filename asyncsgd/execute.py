@@ -85,7 +85,6 @@ class Live:
 
     @property
     def resume(self) -> Found | None:
-        """The checkpoint that the run goes on from."""
         return None if self.record.folder is None else self.record.folder.resume
 
     @property
@@ -98,7 +97,6 @@ class Live:
 
     @property
     def profile(self) -> Profile | None:
-        """Of worker 0, if it is traced."""
         folder, number = self.record.folder, self.run.output.profile
         return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
 
@@ -399,7 +397,6 @@ def follow(run: Run) -> int:
 
 
 def found_by(task: Task) -> list[str]:
-    """The fields that a task's `prepare` fills in."""
     if not dataclasses.is_dataclass(task):
         return []
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(task)

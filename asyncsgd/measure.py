@@ -124,7 +124,6 @@ class Profile:
     """Of the trace, which ends in ``.json.gz``; its folder is made."""
 
     def describe(self) -> str:
-        """What the user is told at the end of the run."""
         if self.path.is_file():
             return f"trace  {self.path}; open it at https://ui.perfetto.dev"
         needed = self.num_gradients + WARM_UP

@@ -178,7 +178,6 @@ class Pipeline(Runtime):
         super().__post_init__()
 
     def check(self, seed: int, device: str, machine: settings.Machine, clip_norm: float) -> None:
-        """See `Runtime.check`."""
         import torch
 
         number, stages, schedule, cuts = self.num_workers, self.stages, self.schedule, machine.micro_batches
@@ -258,7 +257,6 @@ class Hogwild(Runtime):
         _check_processor("--mode hogwild", "--mode async --transport process_group")
 
     def check(self, seed: int, device: str, machine: settings.Machine, clip_norm: float) -> None:
-        """See `Runtime.check`."""
         super().check(seed, device, machine, clip_norm)
         if device != "cpu":
             raise UsageError(

@@ -112,7 +112,6 @@ class Server:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Those present, in order."""
         return tuple(self.view.workers)
 
     @property

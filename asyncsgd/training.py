@@ -259,7 +259,6 @@ def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any
 
 
 def _began_from(run: Run, init_sha256: str) -> dict[str, Any]:
-    """Hashes of the data and the initial parameters; see `Saver`."""
     facts = facts_of(run)
     began_from = {"data": facts["data_fingerprint"], "initial parameters": init_sha256}
     if "candidates_sha256" in facts:

@@ -343,7 +343,6 @@ class Worker:
             return map_tensors(move, batch)
 
     def _take(self, index: int) -> tuple[list[_Part], float]:
-        """The parts of batch `index` on the device, and its loss terms."""
         if self._prefetching is not None:
             return self._prefetching.take(index)
         prepared, self._prepared = self._prepared, None

@@ -119,7 +119,6 @@ def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documen
 
 
 def select(documents: Documents, keep: Sequence[bool] | np.ndarray) -> Documents:
-    """The documents whose flag is set, with their labels."""
     texts = tuple(itertools.compress(documents.texts, keep))
     return Documents(texts, None if documents.labels is None else tuple(itertools.compress(documents.labels, keep)))
 

@@ -35,12 +35,10 @@ class Kind(NamedTuple):
     label: str
 
     def counts(self, documents: Documents) -> Counter[str]:
-        """How many units have each label."""
         return Counter(each for label in documents.labels or () for each in self.labels_of(label))
 
 
 def read_labelled(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
-    """A text and the name of its label."""
     text = without_surrogates(text_of(where, next(iter(columns)), row[0])).strip()
     return text, label_name(where, columns, row[1], names) if text else ""
 

@@ -71,7 +71,6 @@ class Samples:
         return values[number] if starts is None else values[starts[number] : starts[number + 1]]
 
     def rows(self, name: str, numbers: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """The arrays of some rows, as views."""
         return [self.row(name, number) for number in numbers]
 
     def select(self, keep: np.ndarray) -> Samples:

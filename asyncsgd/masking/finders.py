@@ -175,7 +175,6 @@ def log_likelihood_ratio(count: int, other: int, total: int, other_total: int) -
 
 
 def _count(texts: Iterable[str]) -> Counter[str]:
-    """How often each word stands in the texts."""
     counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
     return Counter({word: count for word, count in counts.items() if len(word) > 1 and _LETTER.search(word)})
 
@@ -214,7 +213,6 @@ class Ner:
 
 
 def _folder(model: str) -> Path:
-    """The local folder of a model."""
     try:
         if not is_model_folder(model, ()):
             from huggingface_hub import snapshot_download
@@ -248,5 +246,4 @@ def parse_finder(text: str) -> Finder:
 
 
 def describe_finders() -> str:
-    """What ``--finder help`` prints."""
     return _KIND.help()

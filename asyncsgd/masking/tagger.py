@@ -86,8 +86,6 @@ def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
 
 
 class Loaded(NamedTuple):
-    """A model in memory."""
-
     model: Any
     backend: Tokenizer
     around: list[list[int]]
@@ -99,7 +97,6 @@ class Loaded(NamedTuple):
     """What its labels mean; one without a prefix continues a span of its name."""
 
     def labels(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """The label of each piece of each text."""
         import torch
 
         prefix, suffix = self.around

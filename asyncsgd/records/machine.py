@@ -129,7 +129,6 @@ class Usage:
         self._train_seconds = record.train_seconds
 
     def start(self) -> None:
-        """Begin to look."""
         if self._folder is None:
             return
         self.follow("leader", os.getpid())

@@ -106,7 +106,6 @@ class RunFolder:
         return whole_lines.count(b'"kind":"arrival"}\n')
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Into environment.json, or beside it where a run goes on."""
         name, number = "environment.json", 1
         while self.resume is not None and (self.path / name).exists():
             name, number = f"environment.resumed-{number}.json", number + 1

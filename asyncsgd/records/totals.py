@@ -101,7 +101,6 @@ class Totals:
                 self.peak_bytes[worker] = (max(resident, before[0]), max(cuda, before[1]))
 
     def state(self) -> dict[str, Any]:
-        """All of it as JSON, for a checkpoint."""
         last = None if self.last is None else msgspec.structs.asdict(self.last)
         numbered = {name: sorted(getattr(self, name).items()) for name in NUMBERED}
         return {**vars(self), "seconds": dict(self.seconds), "last": last, **numbered}

@@ -81,7 +81,6 @@ class AllRanks:
         return [each[:length].numpy().tobytes() for each, length in zip(self.gather(row), lengths, strict=True)]
 
     def gather_texts(self, text: str) -> list[str]:
-        """Every rank's text on every rank."""
         return [content.decode() for content in self.gather_bytes(text.encode())]
 
 

@@ -154,7 +154,6 @@ class Fit:
 
     @property
     def train_seconds(self) -> float:
-        """The training clock."""
         return self.backend.now
 
     def run(self) -> Result:

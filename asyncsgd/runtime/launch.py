@@ -202,7 +202,6 @@ def end_with_parent() -> None:
 
 
 def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
-    """Entry point of every process of a group."""
     end_with_parent()
     with best_effort():
         target(*arguments)
@@ -228,11 +227,9 @@ class Processes:
         self._processes[number] = process
 
     def pid(self, number: int) -> int | None:
-        """The operating system's number of process `number`."""
         return self._processes[number].pid
 
     def join(self, number: int) -> None:
-        """Wait until process `number` has ended."""
         self._processes[number].join()
 
     def exit_code(self, number: int) -> int | None:
@@ -302,7 +299,6 @@ class World:
         return store
 
     def put(self, name: str, notice: bytes) -> None:
-        """Publish a notice."""
         self._store.set(name, notice)
 
     def get(self, name: str) -> bytes:
@@ -312,7 +308,6 @@ class World:
         return notice
 
     def arrive(self) -> None:
-        """Say that this rank is ready to enter the group."""
         self._store.add("arrived", 1)
 
     def complete(self, seconds: float) -> bool:

@@ -138,7 +138,6 @@ class Link:
         self._ahead: collections.deque[Message] = collections.deque()
 
     def fileno(self) -> int:
-        """For a selector."""
         return self._connection.fileno()
 
     def close(self) -> None:
@@ -311,7 +310,6 @@ class Inherited:
     segment: Segment
 
     def join(self, worker: int) -> tuple[Link, Segment | None]:
-        """Called in the worker's process."""
         return Link(self.connection), self.segment
 
 
@@ -323,6 +321,5 @@ class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """`Segment.path`; None: vectors travel too."""
 
     def join(self, worker: int) -> tuple[Link, Segment | None]:
-        """Called in the worker's process."""
         link = Pair(self.folder, worker, serves=False, carries_vectors=self.segment is None)
         return link, None if self.segment is None else Segment.opened(*self.segment)

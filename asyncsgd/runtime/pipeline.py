@@ -146,7 +146,6 @@ class TimedStage(PipelineStage):
         return event
 
     def seconds(self) -> float:
-        """Of all passes since the call before."""
         passes, self.passes = self.passes, []
         if self.device.type != "cuda":
             return sum(end - began for began, end in passes)

@@ -30,7 +30,6 @@ class Straggling:
 
     @classmethod
     def of(cls, run: Run, worker: int) -> Straggling:
-        """Of one of the run's workers."""
         speeds = run.runtime.speeds
         return cls(None if speeds is None else speeds.on(run.runtime.num_workers, run.seed), worker)
 

@@ -110,7 +110,6 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
 
 def _grows(key: str, was: object, wanted: object) -> bool:
-    """Whether a run may go on with this other setting."""
     grows = key in ("samples", "epochs", "micro_batches")
     return grows and isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
 

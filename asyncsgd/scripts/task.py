@@ -51,7 +51,6 @@ class TaskScript:
         return task_flags(self.kind)
 
     def run(self, argv: list[str], stop: StopRequest) -> int:
-        """Do what the command line says; return the exit code."""
         if told_names(argv):
             return 0
         command = self.command or f"{self.name}.py"
@@ -92,7 +91,6 @@ class TaskScript:
 
 
 def run_task(argv: list[str], stop: StopRequest) -> int:
-    """Do what ``train.py TASK [flags]`` says; return the exit code."""
     name, *flags = argv or [""]
     if name in ("", "-h", "--help"):
         print(f"usage: train.py TASK [--FLAG VALUE ...]\n\ntasks: {', '.join(TASKS)}, or MODULE:CLASS for your own")

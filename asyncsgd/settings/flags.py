@@ -97,7 +97,6 @@ class Spec(NamedTuple):
         return [flag_of(name) for name in (self.name, *self.metadata["aliases"])]
 
     def of(self, settings: Any) -> Any:
-        """Its value in some settings."""
         return getattr(getattr(settings, self.group), self.field)
 
     def converted(self, given: object, shown: str) -> Any:

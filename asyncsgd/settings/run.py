@@ -78,16 +78,13 @@ class Run:
         return self.machine.micro_batches
 
     def with_parts(self, micro_batches: int) -> Run:
-        """This run, with batches cut into so many parts."""
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, micro_batches=micro_batches))
 
     @functools.cached_property
     def cache(self) -> Path:
-        """Folder of prepared data."""
         return cache_folder(self.output.cache_dir)
 
     def prepared(self) -> Run:
-        """This run, its task prepared."""
         return dataclasses.replace(self, task=self.task.prepare(self.seed, self.cache))
 
     def flat(self, parameters: Tensor | None = None, device: str | torch.device = "cpu") -> FlatModel:

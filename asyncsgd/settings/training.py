@@ -67,7 +67,6 @@ class Defaults:
     evaluations: int = 8
 
     def rate(self, optimizer: str) -> float:
-        """The learning rate for an optimizer of that name."""
         return SGD_LEARNING_RATE if optimizer == "sgd" else self.learning_rate
 
     def warmup_of(self, has_samples: bool) -> float:

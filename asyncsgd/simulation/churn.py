@@ -60,5 +60,4 @@ def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
 
 
 def absent_at_first(changes: Sequence[Change], worker: int) -> bool:
-    """Whether `worker`'s first change is to join."""
     return next((isinstance(change, Join) for change in changes if change.worker == worker), False)

@@ -40,7 +40,6 @@ class Estimator:
         return alone + sum(self.of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
 
     def of(self, job: Job) -> float:
-        """Seconds of one run by itself."""
         run, gradient, evaluation = self._time(job)
         training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
         if virtual:

@@ -59,7 +59,6 @@ class Job:
 
     @property
     def settings(self) -> Any:
-        """Valid settings, or a UsageError."""
         try:
             return task_flags(task_class(self.task)).make(self.values)
         except UsageError as error:
@@ -67,12 +66,10 @@ class Job:
 
     @property
     def experiment(self) -> str:
-        """What its records call it."""
         return "stilt_mlm" if self.task == "masked_lm" else self.task
 
     @property
     def command(self) -> list[str]:
-        """The command that makes this run alone."""
         script = ["stilt_mlm.py"] if self.task == "masked_lm" else ["train.py", self.task]
         return ["python", f"experiments/{script[0]}", *script[1:], *words_of(self.values)]
 

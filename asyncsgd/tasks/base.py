@@ -283,7 +283,6 @@ def with_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any
 
 
 def tensors_in(batch: Batch) -> list[Tensor]:
-    """The tensors of a batch, in order."""
     found: list[Tensor] = []
     map_tensors(lambda tensor: found.append(tensor) or tensor, batch)  # type: ignore[func-returns-value]
     return found

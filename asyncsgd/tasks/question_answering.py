@@ -229,7 +229,6 @@ class QuestionAnswering(TextTask):
         return details
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
-        """The predictions, where they are asked for."""
         if self.predictions is not None:
             self.write_predictions(model, Path(self.predictions))
         return {"predictions": self.predictions}

@@ -127,7 +127,6 @@ def _questions(sources: Sequence[Source], side: str, notes: list[str]) -> list[Q
 
 
 def _read(path: Path, columns: Mapping[str, str]) -> Rows:
-    """The rows of a table or of a file in the published form."""
     if not path.name.lower().endswith(KINDS[2:]):
         return read_table(path, columns)
     try:

@@ -79,7 +79,6 @@ class Rows:
         return -(-self._num_samples // self._batch_size)
 
     def __getitem__(self, index: int) -> Batch:
-        """Batch `index` in [0, len)."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no evaluation batch {index} of {len(self)}")
         rows = slice(index * self._batch_size, (index + 1) * self._batch_size)
@@ -87,7 +86,6 @@ class Rows:
 
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
-    """`samples` with arrays as tensors, and how many there are."""
     if isinstance(samples, Mapping):
         samples = with_values(samples, {key: torch.as_tensor(value) for key, value in samples.items()})
     elif isinstance(samples, list | tuple):

@@ -117,7 +117,6 @@ class TextTask(Task):
         return {}
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        """The evaluation sets, ``main`` first."""
         return {"main": EvaluationBatches(self.collate, held_out, by_length(held_out, self.eval_batch_size))}
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
@@ -131,7 +130,6 @@ class TextTask(Task):
         return build_model(model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
     def origin(self) -> Origin:
-        """What `model_name` names."""
         from asyncsgd.origin import read_origin
 
         return read_origin(self.model_name, self.start_from, self.shapes)
@@ -251,7 +249,6 @@ class TextTask(Task):
         return losses.sum(dtype=torch.float64)
 
     def weight(self, batch: Batch) -> float:
-        """Rows."""
         return float(len(batch["input_ids"]))
 
     def count_tokens(self, batch: Batch) -> int:
@@ -314,7 +311,6 @@ class EvaluationBatches:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Batch:
-        """Make batch `index` in [0, len)."""
         numbers = self.rows[index]
         return self._collate(self._samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
 
@@ -374,14 +370,12 @@ class LanguageModel(TextTask):
         return {"main": EvaluationBatches(self.collate, held_out, self.test_rows(held_out))}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
-        """The rows of evaluation batches."""
         return by_length(held_out, self.eval_batch_size, self.eval_samples)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
 
     def weight(self, batch: Batch) -> float:
-        """Predicted tokens."""
         return float((batch["labels"] != IGNORED).sum())
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:

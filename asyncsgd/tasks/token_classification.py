@@ -149,7 +149,6 @@ class TokenClassification(TextTask):
         return loss / (learned != IGNORED).sum().clamp(min=1)
 
     def weight(self, batch: Batch) -> float:
-        """Labelled words."""
         return float((batch["pieces"] >= 0).sum())
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
