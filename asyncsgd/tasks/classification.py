@@ -8,7 +8,6 @@ classes a batch happens to hold. Evaluations never weigh.
 
 Shapes: B sequences, L tokens, C classes.
 """
-# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from asyncsgd.data.labelled import labelled_source, load_labelled
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
+from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults
 from asyncsgd.tasks import hatecheck, scores
-from asyncsgd.tasks.base import Sums, found
-from asyncsgd.tasks.text_task import START, Batch, Draw, EvaluationBatches, TextTask, by_length
+from asyncsgd.tasks.base import Sums
+from asyncsgd.tasks.text_task import Batch, Draw, EvaluationBatches, HeadTask, by_length
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -55,7 +54,7 @@ def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(TextTask):
+class Classification(HeadTask):
     """A text's class, from the encoder of a masked-language model and a new head.
 
     Batches have ``labels``, the number of each text's class, int64 `(B,)`.
@@ -70,10 +69,8 @@ class Classification(TextTask):
     hate_davidson from a pretrained `tiny`, two seeds each. The mean macro-F1 was 0.566 at 2e-4, 0.604 at 5e-4, 0.568 at
     1e-3 and 0.416 at 2e-3. Published models of BERT's size want about 5e-5."""
     auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
-    kind_of_head: ClassVar[str] = "SequenceClassification"
     eval_batch_size: ClassVar[int] = 64
 
-    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     data_name: str = setting(
         "pydocs",
         "pydocs (which package documents this?), a folder with train.*, a file, or hub:NAME",
@@ -85,19 +82,12 @@ class Classification(TextTask):
     )
     text_column: str = setting("text", "column that holds the text")
     label_column: str = setting("label", "column that holds the label")
-    train_samples: int = setting(0, "training texts to use; 0: all", at_least=0)
-    eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0)
     seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8)
-    batch_size: int = setting(16, "texts in one gradient", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING)
-    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
     hatecheck: str | None = setting(
         None, "folder or file of HateCheck's functional tests, run once at the end", unset="not tested"
     )
     hatecheck_positive: str | None = setting(None, "labels that count as hateful there, LABEL[,LABEL]", unset="hate")
-
-    prepared: str | None = found()
 
     def __post_init__(self) -> None:
         self.check_columns("text_column", "label_column")

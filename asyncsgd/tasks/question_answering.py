@@ -11,7 +11,6 @@ answer is given if its score is at least that one, which is the threshold 0. Sco
 
 Shapes: B windows, L tokens, Q questions of the evaluation.
 """
-# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
@@ -29,11 +28,10 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks import answers as scores
-from asyncsgd.tasks.base import Batches, Sums, found, to_device
+from asyncsgd.tasks.base import Batches, Sums, to_device
 from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
-from asyncsgd.tasks.text_task import START, VOCABULARY, Batch, Draw, EvaluationBatches, TextTask
+from asyncsgd.tasks.text_task import VOCABULARY, Batch, Draw, EvaluationBatches, HeadTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -42,7 +40,7 @@ if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionAnswering(TextTask):
+class QuestionAnswering(HeadTask):
     """Finding the answer to a question in a text; see the module.
 
     A context may be longer than what a model reads. So a row holds a window of it behind the question:
@@ -58,10 +56,8 @@ class QuestionAnswering(TextTask):
     name: ClassVar[str] = "question_answering"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"exact_match": "higher", "f1": "higher"}
     auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
-    kind_of_head: ClassVar[str] = "QuestionAnswering"
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
 
-    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     data_name: str | None = setting(
         None,
         "a folder with train*, a file (.parquet, .jsonl, .json, .json.gz), hub:NAME, or several joined by +",
@@ -72,20 +68,13 @@ class QuestionAnswering(TextTask):
     eval_data: str | None = setting(
         None, "what to score on, named in the same ways", unset="dev* or validation* of --data", aliases=("val_file",)
     )
-    train_samples: int = setting(0, "training questions to use; 0: all", at_least=0)
-    eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0)
     seq_len: int = setting(384, "tokens of a window and its question", at_least=8)
     stride: int = setting(128, "word pieces from the beginning of a window to that of the next", at_least=1)
     max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1)
     predictions: str | None = setting(
         None, "folder for predictions.json and two more at the end", unset="none are written"
     )
-    batch_size: int = setting(16, "windows in one gradient", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING)
-    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
-
-    prepared: str | None = found()
 
     def check_names(self) -> None:
         if self.data_name is None:

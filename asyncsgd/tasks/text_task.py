@@ -61,8 +61,8 @@ class TextTask(Task):
     """Of transformers, which loads what `model_name` names."""
     start_from: ClassVar[str] = "masked_lm"
     """The task of the runs that `model_name` may name."""
-    kind_of_head: ClassVar[str] = ""
-    """Of transformers, e.g. ``SequenceClassification``; empty where the model has the head that it was saved with."""
+    has_head: ClassVar[bool] = False
+    """Whether the model has another head than the one that it was saved with."""
     eval_batch_size: ClassVar[int] = 32
 
     model_name: str
@@ -105,12 +105,8 @@ class TextTask(Task):
         return {}
 
     def head(self, initial: Built, seed: int) -> Built:
-        """The model that is trained: the one that training starts from, or a new head on it with an output a label."""
-        from asyncsgd.models import build_head
-
-        if not self.kind_of_head:
-            return initial
-        return build_head(initial.model, self.kind_of_head, self.known["labels"], dropout=self.dropout, seed=seed)
+        """The model that is trained, on the one that training starts from."""
+        return initial
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         """What `facts` says beside what it says of every task on texts."""
@@ -179,12 +175,12 @@ class TextTask(Task):
             "data": corpus.name,
             "data_fingerprint": corpus.fingerprint,
             "base_model": None if weights is None else self.model_name,
-            "from_scratch": origin.from_scratch if self.kind_of_head else weights is None,
+            "from_scratch": origin.from_scratch if self.has_head else weights is None,
             "num_train_samples": len(train),
             "num_eval_samples": len(held_out),
             "notes": list(corpus.notes),
         }
-        if self.kind_of_head:
+        if self.has_head:
             facts |= {"model": self.model_name, "parent": origin.parent, "init_sha256": init_sha256}
         facts |= task.more_facts(corpus, train, held_out, task.head(initial, seed))
         found_out = json.dumps({**known, "folder": str(folder), "facts": facts})
@@ -313,6 +309,29 @@ class EvaluationBatches:
     def __getitem__(self, index: int) -> Batch:
         numbers = self.rows[index]
         return self._collate(self._samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTask(TextTask):
+    """A new head on the encoder of a masked language model, learned from labels."""
+
+    has_head: ClassVar[bool] = True
+
+    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
+    train_samples: int = setting(0, "samples to learn from; 0: all", at_least=0)
+    eval_samples: int = setting(0, "samples to score on; 0: all", at_least=0)
+    batch_size: int = setting(16, "samples in one gradient", at_least=1)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
+    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
+
+    prepared: str | None = found()
+
+    def head(self, initial: Built, seed: int) -> Built:
+        """With an output a label."""
+        from asyncsgd.models import build_head
+
+        kind = str(self.auto_class).removeprefix("AutoModelFor")
+        return build_head(initial.model, kind, self.known["labels"], dropout=self.dropout, seed=seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ gives no piece. The scores are of whole sentences.
 
 Shapes: B sentences, L tokens, W words of the longest sentence, C tags, T types of spans.
 """
-# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting` and `found`, which return dataclasses.field
 
 from __future__ import annotations
 
@@ -26,10 +25,9 @@ from asyncsgd.data.tables import without_surrogates
 from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks import spans
-from asyncsgd.tasks.base import Sums, found
-from asyncsgd.tasks.text_task import IGNORED, START, VOCABULARY, Batch, Draw, TextTask
+from asyncsgd.tasks.base import Sums
+from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, HeadTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -38,7 +36,7 @@ if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenClassification(TextTask):
+class TokenClassification(HeadTask):
     """Tagging the words of sentences; see the module.
 
     Batches have, int64 `(B, W)`, the ``tags`` of words, -1 behind the end of a sentence, and ``pieces``, the place of
@@ -53,9 +51,7 @@ class TokenClassification(TextTask):
         "accuracy": "higher",
     }
     auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
-    kind_of_head: ClassVar[str] = "TokenClassification"
 
-    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     data_name: str | None = setting(
         None,
         "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
@@ -68,15 +64,8 @@ class TokenClassification(TextTask):
     )
     tokens_column: str = setting("tokens", "column that holds the words")
     tags_column: str = setting("ner_tags", "column that holds the tags, in the BIO scheme")
-    train_samples: int = setting(0, "training sentences to use; 0: all", at_least=0)
-    eval_samples: int = setting(0, "sentences to score on; 0: all", at_least=0)
     seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8)
-    batch_size: int = setting(16, "sentences in one gradient", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING)
-    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
-
-    prepared: str | None = found()
 
     @property
     def columns(self) -> Mapping[str, str]:
