@@ -192,7 +192,7 @@ def train(
         cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.
         report: called with every record, in order.
-        track: where else to show the run, e.g. ``tensorboard`` or ``tensorboard,mlflow``; see docs/tracking.md. Needs a
+        track: where else to show the run, e.g. ``tensorboard`` or ``tensorboard,mlflow``; see docs/running.md. Needs a
             folder.
 
     Raises:

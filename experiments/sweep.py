@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "always have the machine to themselves",
     )
     flags.add_argument("--retry", action="store_true", help="run again what FAILED")
-    flags.add_argument("--track", metavar="NAMES", help="also show every run in a tracker; docs/tracking.md")
+    flags.add_argument("--track", metavar="NAMES", help="also show every run in a tracker; docs/running.md")
     flags.add_argument("--shard", default="1/1", metavar="I/N", help="make only the I-th of N parts")
     flags.add_argument("--dry-run", action="store_true", help="say what would be run and how long it takes, and stop")
     flags.add_argument("--print-commands", action="store_true", help="print a command per run of this stage, and stop")

@@ -54,6 +54,7 @@ def commands(page):
     return [line.partition("#")[0].strip() for line in lines if "# not tried here" not in line]
 
 
+IN_RUNS = re.compile("runs/").search  # of a command that leaves a run for others, or begins at one
 Do = Callable[[str], None]
 
 
@@ -98,10 +99,9 @@ def do(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exported_one(do, capsys):
-    page = "using_the_model.md"
-    for command in commands(page):
+    for command in filter(IN_RUNS, commands("tasks.md")):
         do(command)
-    codes = blocks(page, "python")
+    codes = blocks("tasks.md", "python")
     assert len(codes) == 4
     for code in codes:
         (run,) = re.findall(r"runs/(\w+)/model", code)
@@ -113,6 +113,8 @@ def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exporte
             assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("command", commands("adapting.md"))
-def test_what_the_page_about_other_trainings_says_can_be_typed(command, do):
+@pytest.mark.parametrize(
+    "command", [line for line in commands("tasks.md") + commands("running.md") if not IN_RUNS(line)]
+)
+def test_what_the_pages_about_tasks_and_running_say_can_be_typed(command, do):
     do(command)

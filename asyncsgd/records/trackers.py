@@ -1,4 +1,4 @@
-"""Shows a run in trackers while it goes on, and never stops or slows it; see docs/tracking.md.
+"""Shows a run in trackers while it goes on, and never stops or slows it; see docs/running.md.
 
 Every tracker has a thread of its own, and its package is imported there and nowhere before."""
 
