@@ -6,7 +6,7 @@
 Every row of the table is an arm of a config; experiments/configs/parallelism.yaml has SQuAD 2.0. With --quick or
 --bubbles the bubble of a pipeline is measured first, for several numbers of micro-batches. Runs are made one at a time,
 since their seconds are compared. What is finished is skipped, so the same command goes on where it was stopped. See
-docs/parallelism.md."""
+docs/study.md."""
 
 from __future__ import annotations
 
