@@ -24,7 +24,7 @@ def summary(command: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    if not argv:
+    if argv[:1] in ([], ["-h"], ["--help"]):
         print("\n".join(map(summary, COMMANDS)))
         return 0
     name = argv[0].replace("-", "_")

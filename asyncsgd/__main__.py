@@ -28,7 +28,7 @@ NO_CHECKOUT = """\
 @best_effort()
 def main(argv: list[str] | None = None) -> int:
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
-    if not name:
+    if name in ("", "-h", "--help"):
         home = Path(__file__).parent
         print(f"asyncsgd {__version__} in {home}")
         print(CHECKOUT if (home.parent / "experiments" / "stilt_mlm.py").is_file() else NO_CHECKOUT)

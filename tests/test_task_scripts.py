@@ -93,9 +93,9 @@ def test_a_task_of_one_s_own_needs_no_script(folder):
     assert "'line' is no task of this library" in cli("asyncsgd replay last").err
 
 
-@pytest.mark.parametrize("command", ["", "replay", "raplay"])
-def test_python_m_asyncsgd_says_what_there_is(command, folder):
+@pytest.mark.parametrize(("command", "code"), [("", 0), ("--help", 0), ("replay", 2), ("raplay", 2)])
+def test_python_m_asyncsgd_says_what_there_is(command, code, folder):
     ended = cli(["asyncsgd", *command.split()])
-    assert ended.code == (2 if command else 0)
+    assert ended.code == code
     assert "replay" in ended.out + ended.err
-    assert command != "" or ended.out.startswith(f"asyncsgd {asyncsgd.__version__} in ")
+    assert code or ended.out.startswith(f"asyncsgd {asyncsgd.__version__} in ")

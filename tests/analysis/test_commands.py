@@ -9,8 +9,9 @@ from analysis.__main__ import COMMANDS, main
 ANALYSIS = Path(__file__).resolve().parents[2] / "analysis"
 
 
-def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(capsys):
-    assert main([]) == 0
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(words, capsys):
+    assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3].rstrip(":") for line in lines] == list(COMMANDS)
     assert all(line.startswith("python -m analysis ") and ": " in line and line.endswith(".") for line in lines)
