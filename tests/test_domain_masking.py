@@ -174,12 +174,6 @@ def test_a_resumed_run_needs_the_candidates_that_it_began_with(train, root):
         _check_began_from(checkpoint, now)
 
 
-def test_a_folder_that_is_missing_is_refused_before_there_is_a_run(root):
-    settings = FLAGS.make({"candidates": str(root / "nothing"), "mask": "candidates"})
-    with pytest.raises(UsageError, match="is no folder of candidates"):
-        settings.task.check_names()
-
-
 MODES = {
     "single": {"mode": "single"},
     "async": {"mode": "async", "nproc": 2},

@@ -93,6 +93,7 @@ SMALL = f"{MASKED}--data text.txt --mode single --seq-len 32 --vocab-size 512 --
         (f"{MASKED}--model bert-base-uncased --vocab-size 99", "--vocab-size --model tiny"),
         (f"{MASKED}--text-column tweet", "--text-column --data pydocs"),
         (f"{MASKED}--mask word --candidates c --candidate-share 0.5", "--candidate-share --mask candidates"),
+        (f"{MASKED}--mask candidates --candidates nothing", "nothing is no folder of candidates"),
         (f"{MASKED}--tech True", "--tech mask_candidates.py --candidates"),
         # rules, speeds and networks
         (f"{MASKED}--rule asynchronus", "'asynchronus' 'asynchronous'"),

@@ -116,13 +116,13 @@ def checkpointed(folder):
 
 IN_ONE_PROCESS = {
     "single": {"optimizer": AdamW(), "schedule": "linear", "warmup": 20},
-    "accumulated": {"runtime": InProcess(accumulate=3), "optimizer": SGD(momentum=0.9)},
-    "virtual": {"runtime": Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0},
+    "accumulated": {"runtime": InProcess(accumulate=3), "optimizer": SGD(momentum=0.9), "keep_best": True},
+    "virtual": {"runtime": Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0, "keep_best": True},
     "seconds": {"runtime": Virtual(3, Exponential()), "samples": None, "seconds": 20.0},
     "ad_psgd": {"runtime": Virtual(3, Exponential()), "rule": ADPSGD(), "optimizer": AdamW()},
     "sgp": {"runtime": Virtual(3, Exponential()), "rule": SGP(delay=1)},
     "streaming": {"runtime": Virtual(3, Exponential()), "rule": StreamingDiLoCo(3, 2, 1, transfer_seconds=0.5)},
-    "patience": {"learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2},
+    "patience": {"learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2, "keep_best": True},
 }
 
 
