@@ -8,10 +8,11 @@ import contextlib
 import fcntl
 import math
 import os
+import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,33 +26,28 @@ PROJECT = "asyncsgd"
 OPEN_SECONDS, FINISH_SECONDS = 20.0, 10.0
 """How long a run waits at its beginning, so that importing and opening trackers takes nothing from its training, and at
 its end for what they have not written yet."""
-SEND_SECONDS = 2.0
-"""A tracker is given what has come in this time at once, since each time costs the run some of its machine."""
-LONGEST_REASON = 200
 FEWEST_ARRIVALS, POINTS_A_RUN = 10, 200
 """A point has at least so many arrivals, so that its percentiles say something, and this part of those so far, so that
 a run of any length has about as many points."""
 
 
 class Identity(NamedTuple):
-    """Which run it is, and what is said of it beside its points: the folder that it shares with others, its study, its
-    arm and its stage there, and its settings: numbers, texts, truth values and None."""
+    """Which run it is, and what is said of it beside its points: its name below a folder that it shares with others,
+    its study, arm and stage, and its settings: numbers, texts, truth values and None."""
 
-    folder: Path
-    name: str
     shared: Path
-    group: str | None = None
+    name: str
     tags: Mapping[str, str] = {}
     settings: Mapping[str, Any] = {}
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
         """A run that belongs to no study."""
-        return cls(folder.absolute(), folder.absolute().name, folder.absolute().parent)
+        return cls(folder.absolute().parent, folder.absolute().name)
 
     @property
-    def labels(self) -> dict[str, str]:
-        return {**({} if self.group is None else {"study": self.group}), **self.tags}
+    def folder(self) -> Path:
+        return self.shared / self.name
 
 
 class Point(NamedTuple):
@@ -62,9 +58,9 @@ class Point(NamedTuple):
     values: Mapping[str, float]
 
 
-Tracker = tuple[Callable[[Sequence[Point]], object], Callable[[str], object]]
-"""What shows points of one run, and what ends it with the run's status. One thread calls both; whatever they raise ends
-nothing but themselves."""
+Tracker = tuple[Callable[[Point], object], Callable[[str], object]]
+"""What shows a point of one run, and what ends it with the run's status. One thread calls both; whatever they raise
+ends nothing but themselves."""
 
 
 def tensorboard(run: Identity) -> Tracker:
@@ -89,11 +85,9 @@ def tensorboard(run: Identity) -> Tracker:
         write(time.time(), summary=Summary(value=[Summary.Value(tag=tag, metadata=about)]))
         writer.flush()
 
-    def send(points: Sequence[Point]) -> None:
-        for samples, seconds, values in points:
-            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            write(began + seconds, step=samples, summary=Summary(value=scalars))
-        writer.flush()
+    def log(point: Point) -> None:
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        write(began + point.train_seconds, step=point.num_samples, summary=Summary(value=scalars))
 
     def close(status: str) -> None:
         shown = {DONE: "STATUS_SUCCESS", FAILED: "STATUS_FAILURE"}.get(status, "STATUS_UNKNOWN")
@@ -103,11 +97,11 @@ def tensorboard(run: Identity) -> Tracker:
 
     write(began, file_version="brain.Event:2")
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=began)
-    for name, value in {**run.settings, **run.labels}.items():
+    for name, value in {**run.settings, **run.tags}.items():
         kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
         setattr(start.hparams[name], f"{kind}_value", str(value) if kind == "string" else value)
     write_session(metadata.SESSION_START_INFO_TAG, session_start_info=start)
-    return send, close
+    return log, close
 
 
 def weights_and_biases(run: Identity) -> Tracker:
@@ -124,7 +118,7 @@ def weights_and_biases(run: Identity) -> Tracker:
     shown = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,
-        group=run.group,
+        group=run.tags.get("study"),
         tags=[tag[:64] for tag in run.tags.values()],  # it takes no longer one
         config={**run.settings, **run.tags},
         dir=str(run.folder),
@@ -133,15 +127,14 @@ def weights_and_biases(run: Identity) -> Tracker:
     )
     shown.define_metric("*", step_metric="num_samples")
 
-    def send(points: Sequence[Point]) -> None:
-        for point in points:
-            shown.log({"num_samples": point.num_samples, **point.values})
+    def log(point: Point) -> None:
+        shown.log({"num_samples": point.num_samples, **point.values})
 
     def close(status: str) -> None:
         shown.summary["status"] = status
         shown.finish(exit_code=0 if status == DONE else 1)
 
-    return send, close
+    return log, close
 
 
 def mlflow(run: Identity) -> Tracker:
@@ -157,26 +150,21 @@ def mlflow(run: Identity) -> Tracker:
         client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.shared / 'mlflow.db'}")
         known = client.get_experiment_by_name(name)
         experiment_id = known.experiment_id if known else client.create_experiment(name)
-    run_id = client.create_run(experiment_id, run_name=run.name, tags=run.labels).info.run_id
+    run_id = client.create_run(experiment_id, run_name=run.name, tags=dict(run.tags)).info.run_id
 
-    def log(kind: str, most: int, items: Sequence[Any]) -> None:
-        """In requests of at most `most`; MLflow takes no more."""
-        for first in range(0, len(items), most):
-            client.log_batch(run_id, **{kind: items[first : first + most]})
+    params = [Param(key, str(value)) for key, value in run.settings.items()]
+    for first in range(0, len(params), 100):  # it takes no more at once
+        client.log_batch(run_id, params=params[first : first + 100])
 
-    def send(points: Sequence[Point]) -> None:
-        metrics = [
-            Metric(name, value, int(1000 * (began + seconds)), samples)
-            for samples, seconds, values in points
-            for name, value in values.items()
-        ]
-        log("metrics", 1000, metrics)
+    def log(point: Point) -> None:
+        milliseconds = int(1000 * (began + point.train_seconds))
+        metrics = [Metric(name, value, milliseconds, point.num_samples) for name, value in point.values.items()]
+        client.log_batch(run_id, metrics)
 
     def close(status: str) -> None:
         client.set_terminated(run_id, {DONE: "FINISHED", INTERRUPTED: "KILLED"}.get(status, "FAILED"))
 
-    log("params", 100, [Param(key, str(value)) for key, value in run.settings.items()])
-    return send, close
+    return log, close
 
 
 def trackio(run: Identity) -> Tracker:
@@ -185,13 +173,12 @@ def trackio(run: Identity) -> Tracker:
 
     config = {**run.settings, **run.tags}
     quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    shown = trackio.init(PROJECT, name=run.name, group=run.group, config=config, **quiet)
+    shown = trackio.init(PROJECT, name=run.name, group=run.tags.get("study"), config=config, **quiet)
 
-    def send(points: Sequence[Point]) -> None:
-        for point in points:
-            shown.log(dict(point.values), step=point.num_samples)
+    def log(point: Point) -> None:
+        shown.log(dict(point.values), step=point.num_samples)
 
-    return send, lambda status: shown.finish()
+    return log, lambda status: shown.finish()
 
 
 ALL: dict[str, Callable[[Identity], Tracker]] = {
@@ -219,66 +206,22 @@ def names_in(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-class Points:
-    """From records to points. Call it with each record, in order; it returns the points that are complete.
+class Tracking:
+    """Shows one run in trackers of `ALL`. Call it with each record; it never waits. Without names nothing happens.
 
     Arrivals are put together: a point of n arrivals holds their mean loss, weighted by loss terms, the percentiles of
     the delays of the gradients that were applied, the mean norm of the directions of the steps, and the samples per
     second between the first and the last. n is 10 at first, and one in 200 of all arrivals later. An evaluation is a
     point of its own, and so is the memory of the workers, in GiB."""
 
-    def __init__(self) -> None:
-        self._num_arrivals, self._before = 0, (0.0, 0)
-        self._arrivals: list[Event] = []
-        self._delays = Delays()
-
-    def __call__(self, record: Record) -> list[Point]:
-        if isinstance(record, Event | Membership):
-            self._delays.update(delay for _, delay in record.uses)
-        if isinstance(record, Event):
-            self._num_arrivals += 1
-            self._arrivals.append(record)
-            enough = max(FEWEST_ARRIVALS, self._num_arrivals // POINTS_A_RUN)
-            return self.rest() if len(self._arrivals) >= enough else []
-        if isinstance(record, Evaluation):
-            values = {"eval/loss": record.loss} | {f"eval/{name}": value for name, value in record.metrics.items()}
-            return [*self.rest(), _point(record, values)]
-        if isinstance(record, MemoryUsed) and record.workers:
-            values = {f"memory/worker{worker}_gib": resident / 2**30 for worker, resident, _ in record.workers}
-            values |= {f"memory/worker{worker}_gpu_gib": cuda / 2**30 for worker, _, cuda in record.workers if cuda}
-            return [_point(record, values)]
-        return []
-
-    def rest(self) -> list[Point]:
-        """The arrivals since the last point, as a point; nothing where there are none."""
-        if not self._arrivals:
-            return []
-        last, weight = self._arrivals[-1], sum(event.weight for event in self._arrivals)
-        norms = [event.gradient_norm for event in self._arrivals if event.gradient_norm is not None]
-        (seconds_before, samples_before), self._before = self._before, (last.train_seconds, last.total_samples)
-        seconds, samples = last.train_seconds - seconds_before, last.total_samples - samples_before
-        values = {
-            "train/loss": sum(event.weight * event.loss for event in self._arrivals) / weight if weight else None,
-            "train/learning_rate": last.learning_rate,
-            "train/gradient_norm": statistics.fmean(norms) if norms else None,
-            "train/samples_per_second": samples / seconds if seconds > 0 else None,
-            **{f"delay/{name}": value for name, value in self._delays.summary().items() if name != "mean"},
-        }
-        self._arrivals, self._delays = [], Delays()
-        return [_point(last, values)]
-
-
-def _point(record: Event | Evaluation | MemoryUsed, values: Mapping[str, float | None]) -> Point:
-    finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-    return Point(record.total_samples, record.train_seconds, finite | {"train_seconds": record.train_seconds})
-
-
-class Tracking:
-    """Shows one run in trackers of `ALL`. Call it with each record; it never waits. Without names nothing happens."""
-
     def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
-        self._names, self._run, self._gather = names, run, Points()
+        self._names, self._run = names, run
         self._threads: list[_Thread] = []
+        self._num_points = self._num_arrivals = 0
+        self._arrivals: list[Event] = []
+        """Since the last point, as are the delays."""
+        self._delays = Delays()
+        self._before = (0.0, 0)
 
     def start(self, tell: Callable[[str], None], settings_yaml: str | None = None) -> None:
         """Open the trackers, for at most `OPEN_SECONDS`; they are shown `settings_yaml`, or the run's settings.yaml.
@@ -296,25 +239,65 @@ class Tracking:
             thread.opened.wait(max(0.0, deadline - time.monotonic()))
 
     def __call__(self, record: Record) -> None:
-        if self._threads:
-            self._show(self._gather(record))
+        if not self._threads:
+            return
+        if isinstance(record, Event | Membership):
+            self._delays.update(delay for _, delay in record.uses)
+        if isinstance(record, Event):
+            self._num_arrivals += 1
+            self._arrivals.append(record)
+            if len(self._arrivals) >= max(FEWEST_ARRIVALS, self._num_arrivals // POINTS_A_RUN):
+                self._show_arrivals()
+        elif isinstance(record, Evaluation):
+            self._show_arrivals()
+            metrics = {f"eval/{name}": value for name, value in record.metrics.items()}
+            self._show(record, {"eval/loss": record.loss, **metrics})
+        elif isinstance(record, MemoryUsed) and record.workers:
+            values = {f"memory/worker{worker}_gib": resident / 2**30 for worker, resident, _ in record.workers}
+            values |= {f"memory/worker{worker}_gpu_gib": cuda / 2**30 for worker, _, cuda in record.workers if cuda}
+            self._show(record, values)
 
-    def _show(self, points: Sequence[Point]) -> None:
+    def _show_arrivals(self) -> None:
+        if not self._arrivals:
+            return
+        last, weight = self._arrivals[-1], sum(event.weight for event in self._arrivals)
+        norms = [event.gradient_norm for event in self._arrivals if event.gradient_norm is not None]
+        (seconds_before, samples_before), self._before = self._before, (last.train_seconds, last.total_samples)
+        seconds, samples = last.train_seconds - seconds_before, last.total_samples - samples_before
+        values = {
+            "train/loss": sum(event.weight * event.loss for event in self._arrivals) / weight if weight else None,
+            "train/learning_rate": last.learning_rate,
+            "train/gradient_norm": statistics.fmean(norms) if norms else None,
+            "train/samples_per_second": samples / seconds if seconds > 0 else None,
+            **{f"delay/{name}": value for name, value in self._delays.summary().items() if name != "mean"},
+        }
+        self._arrivals, self._delays = [], Delays()
+        self._show(last, values)
+
+    def _show(self, record: Event | Evaluation | MemoryUsed, values: Mapping[str, float | None]) -> None:
+        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        finite["train_seconds"] = record.train_seconds
+        self._num_points += 1
         for thread in self._threads:
-            thread.points += points
+            thread.waiting.put(Point(record.total_samples, record.train_seconds, finite))
 
     def finish(self, status: str) -> dict[str, Any]:
         """End all trackers, in at most `FINISH_SECONDS`, with the run's status. Return, for the summary, the number of
         points, of those that a tracker has not taken, and its first failure or None; empty without trackers."""
-        self._show(self._gather.rest())
+        self._show_arrivals()
         threads, self._threads, deadline = self._threads, [], time.monotonic() + FINISH_SECONDS
         for thread in threads:
-            thread.status = status
-            thread.ended.set()
+            thread.waiting.put(status)
         with contextlib.suppress(KeyboardInterrupt):  # the user has waited long enough; the summary has to be written
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return {"tracking": {thread.tracker: thread.report() for thread in threads}} if threads else {}
+        said = {}
+        for thread in threads:
+            if thread.is_alive():
+                thread.fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
+            dropped = self._num_points - thread.num_taken
+            said[thread.tracker] = {"points": self._num_points, "dropped": dropped, "failure": thread.failure}
+        return {"tracking": said} if said else {}
 
 
 class _Thread(threading.Thread):
@@ -322,44 +305,33 @@ class _Thread(threading.Thread):
 
     def __init__(self, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
-        self.tracker, self._run, self._tell, self.status, self._failure = tracker, run, tell, "", ""
-        self.opened, self.ended = threading.Event(), threading.Event()
-        self.points: list[Point] = []
-        self._num_taken = 0
+        self.tracker, self._run, self._tell, self.num_taken = tracker, run, tell, 0
+        self.failure: str | None = None
+        self.opened = threading.Event()
+        self.waiting: queue.SimpleQueue[Point | str] = queue.SimpleQueue()
+        """Points, and the run's status at their end."""
         self.start()
 
     def run(self) -> None:
-        with self._surviving():
+        try:
             try:
-                send, close = ALL[self.tracker](self._run)
+                log, close = ALL[self.tracker](self._run)
             finally:
                 self.opened.set()
-            ended, num_sent = False, 0
-            while not ended:
-                ended = self.ended.wait(SEND_SECONDS)
-                points = self.points[num_sent:]
-                num_sent += len(points)
-                with self._surviving():
-                    send(points)
-                    self._num_taken += len(points)
-            close(self.status)
-
-    @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
-        try:
-            yield
+            while isinstance(point := self.waiting.get(), Point):
+                try:
+                    log(point)
+                    self.num_taken += 1
+                except Exception as error:
+                    self.fail(f"{type(error).__name__}: {error}")
+            close(point)
+        except ModuleNotFoundError as error:
+            self.fail(f"{error}; type python -m pip install -e '.[{self.tracker}]'")
         except Exception as error:
-            what = f"{error}; type python -m pip install -e '.[{self.tracker}]'"
-            self._fail(what if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}")
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         """Say the first failure, and no other."""
-        if not self._failure:
-            self._failure = " ".join(why.split())[:LONGEST_REASON]
-            self._tell(f"note   tracker {self.tracker}: {self._failure}; the run goes on")
-
-    def report(self) -> dict[str, Any]:
-        if self.is_alive():
-            self._fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
-        points = len(self.points)
-        return {"points": points, "dropped": points - self._num_taken, "failure": self._failure or None}
+        if self.failure is None:
+            self.failure = " ".join(why.split())[:200]
+            self._tell(f"note   tracker {self.tracker}: {self.failure}; the run goes on")

@@ -198,7 +198,7 @@ def _make_run_in_child(job: Job, out: Path, study: str, log: Path) -> None:
 def _make_run(job: Job, out: Path, study: str, context: ForkServerContext | None, stop: StopRequest | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
     path = out / job.folder
-    identity = Identity(path.absolute(), job.folder, out.absolute(), study, job.tags or {})
+    identity = Identity(out.absolute(), job.folder, {"study": study, **(job.tags or {})})
     try:
         from asyncsgd.settings.run import run_of
         from asyncsgd.training import lead
