@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from asyncsgd import runtimes
-from asyncsgd.batches import Batches, indices_of
+from asyncsgd.batches import Batches
 from asyncsgd.errors import UsageError
 from asyncsgd.execute import method_of
 from asyncsgd.finishing import facts_of, save_model
 from asyncsgd.flat import parameters_sha256
-from asyncsgd.records.events import EVENTS, Event, Parts, read_header
+from asyncsgd.records.events import EVENTS, Parts, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Log, Replay
 from asyncsgd.settings.run import Run, device_of_worker, run_of
@@ -54,8 +54,7 @@ class PreparedReplay:
         summary: of the run, whose data must be those of now.
 
     Raises:
-        UsageError: if the data are others, or the log of a run in float16 does not say at which scales its gradients
-            were computed.
+        UsageError: if the data are others, or the run was compiled.
     """
 
     def __init__(self, run: Run, log: Log, summary: Mapping[str, Any]) -> None:
@@ -64,7 +63,6 @@ class PreparedReplay:
                 "a run with --compile cannot be replayed: which code computes a batch depends on the shapes that its "
                 "process met before, so a replay may round differently; run its settings again"
             )
-        _check_loss_scales(run.machine.precision == "fp16", log)
         torch.set_num_threads(run.runtime.threads)
         self._run = run = run.prepared()
         self._facts = facts_of(run)
@@ -93,16 +91,3 @@ class PreparedReplay:
         counts = {"num_samples": self.server.num_samples, "num_updates": self.server.version}
         known = self._run.summary() | self._facts | counts | {"parameters_sha256": self.parameters_sha256}
         save_model(self._run, self._flat.model, folder, known, None)
-
-
-def _check_loss_scales(half: bool, log: Log) -> None:
-    """A worker's loss scale depends on everything that it has computed, and the log does not hold all of that."""
-    for line, record in log:
-        if not isinstance(record, Event):
-            continue
-        wanted, found = len(indices_of(record.batches)) if half else 0, len(record.loss_scales)
-        if found != wanted:
-            raise UsageError(
-                f"events.jsonl, line {line}: the arrival has {found} loss_scales, and {wanted} gradients in float16; a "
-                f"run whose log does not have all scales cannot be replayed, run it again"
-            )
