@@ -30,7 +30,7 @@ from asyncsgd.methods.peers import Peers
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import FAILED, INTERRUPTED
-from asyncsgd.records.machine import MachineLoad, Usage
+from asyncsgd.records.machine import Machine
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.base import PeerRule, Rule
@@ -80,8 +80,7 @@ class Live:
     saver: Saver | None
     """Takes the states; None where nothing is written."""
     tracking: Tracking
-    usage: Usage
-    machine_load: MachineLoad
+    machine: Machine
 
     @property
     def resume(self) -> Found | None:
@@ -224,7 +223,7 @@ def _serve_workers(
                 links[worker] = Pair(meeting.folder, worker, serves=True, carries_vectors=not shares, slot=slot)
             if child:
                 processes.start(worker, serve, live.run.at(worker), way, worker, *(() if worker else at_zero))
-                live.usage.follow(f"worker {worker}", processes.pid(worker))
+                live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
         result = _serve(live, links, segment, optimizer, processes.how_it_ended)
@@ -271,7 +270,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
             for rank in range(1, number):
                 there = World(rank, number, world.folder)
                 processes.start(rank, serve_rank, live.run.at(rank), resume, there)
-                live.usage.follow(f"worker {rank}", processes.pid(rank))
+                live.machine.follow(f"worker {rank}", processes.pid(rank))
         while not world.complete(POLL_SECONDS):
             if live.stop_requested():
                 if processes is not None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.evaluation import evaluating
-from asyncsgd.execute import Live
+from asyncsgd.execute import Live, found_by
 from asyncsgd.flat import parameters_sha256
-from asyncsgd.measure import peak_bytes, throughput
+from asyncsgd.measure import flops_per_sample, peak_bytes, peak_flops
 from asyncsgd.models import save_whole
 from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.console import shown_metrics
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
-from asyncsgd.records.machine import available_cores
 from asyncsgd.records.model_card import model_card
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.runtime.base import Result
@@ -30,6 +28,11 @@ from asyncsgd.settings.run import Run, device_of_worker
 from asyncsgd.signals import held
 from asyncsgd.tasks.base import Task, fingerprint
 
+RATES = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second", "model_flops_utilisation")
+SHORTEST_SECONDS = 1.0
+"""Of training. The rates of a shorter run say how it began."""
+BATCHES = 8
+"""Samples have different lengths, so tokens and operations are means over so many batches."""
 TWICE = Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved", has_parameters=False)
 
 
@@ -98,21 +101,14 @@ def _loading(task: Task, seed: int) -> str:
             f"from transformers import {task.auto_class}, AutoTokenizer\n\n"
             f'model = {task.auto_class}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
         )
-    kind, module = type(task), type(task).__module__
+    module = type(task).__module__
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "the_script").stem
-    fields = dataclasses.fields(task)  # type: ignore[arg-type]
-    values = [
-        f"{field.name}={value!r}"
-        for field in fields
-        if not field.metadata.get("found") and repr(value := getattr(task, field.name)) != repr(field.default)
-    ]
-    prepared = f'.prepare({seed}, Path("cache"))' if any(field.metadata.get("found") for field in fields) else ""
+    prepared = f'.prepare({seed}, Path("cache"))' if found_by(task) else ""
     return (
         ("from pathlib import Path\n\n" if prepared else "")
-        + f"from safetensors.torch import load_model\n\nfrom {module} import {kind.__qualname__}\n\n"
-        f"model = {kind.__qualname__}({', '.join(values)}){prepared}.model({seed})\n"
-        'load_model(model, "model.safetensors")'
+        + f"from safetensors.torch import load_model\n\nfrom {module} import {type(task).__qualname__}\n\n"
+        f'model = {task!r}{prepared}.model({seed})\nload_model(model, "model.safetensors")'
     )
 
 
@@ -128,19 +124,22 @@ def write_last(folder: RunFolder | None, summary: Mapping[str, Any], live: Live 
 
 def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     """Save the model, write the summary and tell the user the results. Return how the run ended, and the summary."""
-    totals, delays, acted = live.record.totals, live.record.totals.delays, live.record.rule_acted
-    folder = live.record.folder
-    sha256, facts = None, facts_of(live.run)
+    run, totals, folder = live.run, live.record.totals, live.record.folder
+    sha256, facts = None, facts_of(run)
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(live.flat.layout, live.flat.parameters)
             if result.status == DONE:
                 with evaluating(live.flat.model):
-                    facts |= live.run.task.final(live.flat.model)
-            if live.run.saves_model and folder is not None:
+                    facts |= run.task.final(live.flat.model)
+            if run.saves_model and folder is not None:
                 summary = _summary(live, result, sha256, facts)
-                save_model(live.run, live.flat.model, folder.path / LAST_MODEL, summary, folder.path)
-                _save_best(live, result, summary)
+                save_model(run, live.flat.model, folder.path / LAST_MODEL, summary, folder.path)
+                if (best := result.best) is not None and result.best_parameters is not None:
+                    known = {key: value for key, value in summary.items() if key not in ("status", "message", "delay")}
+                    known |= model_at(**vars(best)) | {"parameters_sha256": summary["best"]["parameters_sha256"]}
+                    best_model = run.flat(result.best_parameters).model
+                    save_model(run, best_model, folder.path / BEST_MODEL, known, folder.path)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
@@ -148,92 +147,85 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     except (OSError, SafetensorError) as error:
         what = reason(error) if isinstance(error, OSError) else str(error)
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
-    cost: dict[str, Any] = {}
-    # The run has ended; only what it cost is not known then.
-    with contextlib.suppress(KeyboardInterrupt):
-        cost = _cost(live, result, totals.as_summary())
-    summary = _summary(live, result, sha256, facts) | cost | live.tracking.finish(result.status)
+    summary = _summary(live, result, sha256, facts)
+    with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
+        summary |= _cost(live, summary)
+    summary |= live.tracking.finish(result.status)
     write_last(folder, summary, live)
-    if result.status == DONE and result.message:
-        live.tell(result.message)
-    if totals.last is not None:
-        rate = (
-            f"{totals.num_samples / totals.train_seconds:.0f} samples/s" if totals.train_seconds > 0 else "no training"
-        )
-        metrics = shown_metrics(totals.last.metrics)
-        live.tell("   ".join(filter(None, (f"final  eval loss {totals.last.loss:.4f}", metrics, rate))))
-        for name, numbers in totals.last.details.get("evaluations", {}).items():
-            live.tell(f"       {name} loss {numbers['loss']:.4f}   {shown_metrics(numbers['metrics'])}".rstrip())
-    delay = delays.summary()
-    if delays:
-        live.tell(
-            f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates"
-        )
-    if acted is not None and (sentence := acted.describe(live.run.rule.name, live.num_workers)):
-        live.tell(sentence)
-    if live.profile is not None:
-        live.tell(live.profile.describe())
-    live.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
+    for line in _results(live, result, summary):
+        live.tell(line)
     return result, summary
 
 
-def _save_best(live: Live, result: Result, summary: Mapping[str, Any]) -> None:
-    """Write the model with the lowest evaluation loss beside the last one."""
-    folder, best = live.record.folder, result.best
-    if best is None or result.best_parameters is None or folder is None:
-        return
-    known = {key: value for key, value in summary.items() if key not in ("status", "message", "delay")}
-    known |= model_at(**vars(best)) | {"parameters_sha256": summary["best"]["parameters_sha256"]}
-    save_model(live.run, live.run.flat(result.best_parameters).model, folder.path / BEST_MODEL, known, folder.path)
-
-
-def _best_of(live: Live, result: Result) -> dict[str, Any] | None:
-    """What the summary says of the version with the lowest evaluation loss; None where it was not kept."""
-    if result.best is None or result.best_parameters is None:
-        return None
-    sha256 = parameters_sha256(live.flat.layout, result.best_parameters)
-    return dataclasses.asdict(result.best) | {"parameters_sha256": sha256}
+def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator[str]:
+    """What the user is told."""
+    rate, delay, acted = summary["samples_per_second"], summary["delay"], live.record.rule_acted
+    if result.status == DONE and result.message:
+        yield result.message
+    if summary["metrics"] is not None:
+        shown = [f"final  eval loss {summary['final_eval_loss']:.4f}", shown_metrics(summary["metrics"])]
+        yield "   ".join(filter(None, [*shown, "no training" if rate is None else f"{rate:.0f} samples/s"]))
+        for name, numbers in summary["details"].get("evaluations", {}).items():
+            yield f"       {name} loss {numbers['loss']:.4f}   {shown_metrics(numbers['metrics'])}".rstrip()
+    if delay["max"] is not None:
+        yield f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates"
+    if acted is not None and (sentence := acted.describe(live.run.rule.name, live.num_workers)):
+        yield sentence
+    if live.profile is not None:
+        yield live.profile.describe()
+    yield f"{result.status.lower():6} {'' if live.record.folder is None else live.record.folder.path}".rstrip()
 
 
 def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    acted = live.record.rule_acted
-    return (
-        {"status": result.status, "message": result.message, "stopped_early": result.stopped_early}
-        | live.run.summary()
-        | live.record.totals.as_summary()
-        | {
-            "micro_batches": live.record.totals.micro_batches,
-            "rule_acted": None if acted is None else dataclasses.asdict(acted),
-            "num_parameters": live.flat.layout.num_parameters,
-            "init_sha256": live.init_sha256,
-            "parameters_sha256": sha256,
-            "best": _best_of(live, result),
-            **facts,
-        }
-    )
+    acted, totals, best = live.record.rule_acted, live.record.totals, None
+    if result.best is not None and result.best_parameters is not None:
+        best_sha256 = parameters_sha256(live.flat.layout, result.best_parameters)
+        best = dataclasses.asdict(result.best) | {"parameters_sha256": best_sha256}
+    return {
+        **{"status": result.status, "message": result.message, "stopped_early": result.stopped_early},
+        **live.run.summary(),
+        **totals.as_summary(),
+        "micro_batches": totals.micro_batches,
+        "rule_acted": None if acted is None else dataclasses.asdict(acted),
+        "num_parameters": live.flat.layout.num_parameters,
+        "init_sha256": live.init_sha256,
+        "parameters_sha256": sha256,
+        "best": best,
+        **facts,
+    }
 
 
-def _cost(live: Live, result: Result, totals: Mapping[str, Any]) -> dict[str, Any]:
+def _cost(live: Live, summary: Mapping[str, Any]) -> dict[str, Any]:
     """What the summary says of memory, of the machine's use and of rates; None where it is not known."""
-    runtime, run = live.run.runtime, live.run
     resident, cuda = peak_bytes(live.flat.parameters.device)
     cost: dict[str, Any] = {
         "memory": {"leader": [resident, cuda], "workers": sorted(live.record.totals.peak_bytes.items())},
-        "usage": live.usage.finish(),
+        "usage": live.machine.finish(),
         "throughput": None,
     }
-    if runtime.clock == "measured":
-        cost["machine_load"] = live.machine_load.summary()
-    if result.status == DONE and runtime.clock == "measured":
-        device = device_of_worker(run.device, 0)
-        devices = available_cores() // runtime.threads if device == "cpu" else torch.cuda.device_count()
-        cost["throughput"] = throughput(
-            live.run.task,
-            live.flat.model,
-            totals,
-            seed=run.seed,
-            device=device,
-            num_devices=max(1, min(live.num_workers, devices)),
-            precision=run.precision,
-        )
+    if live.run.runtime.clock == "measured":
+        cost["machine_load"] = live.machine.load()
+        if summary["status"] == DONE:
+            cost["throughput"] = _throughput(live, summary)
     return cost
+
+
+def _throughput(live: Live, summary: Mapping[str, Any]) -> dict[str, float | None]:
+    run, task, rate = live.run, live.run.task, summary["samples_per_second"]
+    known: dict[str, float | None] = dict.fromkeys(RATES)
+    if rate is None or summary["train_seconds"] < SHORTEST_SECONDS:
+        return known
+    with contextlib.suppress(Exception):  # a user's own task may have fewer batches, and the run has ended well
+        data = task.data(run.seed)
+        batches = [data.batch(0, index) for index in range(BATCHES)]
+        tokens = [task.count_tokens(batch) for batch in batches]
+        if None not in tokens:
+            known["tokens_per_second"] = rate * sum(filter(None, tokens)) / (len(batches) * task.batch_size)
+        known["model_flops_per_sample"] = flops_per_sample(task, live.flat.model, batches) or None
+    with contextlib.suppress(RuntimeError):  # e.g. no product in this number format
+        known["peak_flops_per_second"] = peak_flops(device_of_worker(run.device, 0), run.precision)
+    flops, peak = known["model_flops_per_sample"], known["peak_flops_per_second"]
+    if flops and peak:
+        num_devices = run.num_devices // (run.runtime.threads if run.device == "cpu" else 1)
+        known["model_flops_utilisation"] = flops * rate / (max(1, num_devices) * peak)
+    return known

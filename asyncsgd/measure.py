@@ -18,7 +18,7 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,8 @@ TRACE = Path("profile") / "worker0.json.gz"
 """In the run's folder."""
 WARM_UP = 3
 """Gradients before a trace begins; the first ones allocate memory and choose kernels."""
-SHORTEST_SECONDS = 1.0
-"""Of training. The rates of a shorter run say how it began."""
-BATCHES = 8
-"""Samples have different lengths, so tokens and operations are means over so many batches."""
 SIDE = {"cpu": 1024, "cuda": 8192}
 """Of the matrices whose product is timed."""
-FIELDS = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second", "model_flops_utilisation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,31 +180,3 @@ def peak_flops(device: str, precision: torch.dtype) -> float:
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - began)
     return 2.0 * side**3 / best
-
-
-def throughput(
-    task: Task, model: nn.Module, totals: Mapping[str, Any], *, seed: int, device: str, num_devices: int, precision: Any
-) -> dict[str, Any]:
-    """The summary's fields of a run on the measured clock; each is None where it is not known.
-
-    Args:
-        totals: `asyncsgd.records.totals.Totals.as_summary`.
-        device: one of the `num_devices` alike.
-    """
-    found: dict[str, Any] = dict.fromkeys(FIELDS)
-    rate = totals["samples_per_second"]
-    if rate is None or totals["train_seconds"] < SHORTEST_SECONDS:
-        return found
-    with contextlib.suppress(Exception):  # a user's own task may have fewer batches, and the run has ended well
-        data = task.data(seed)
-        batches = [data.batch(0, index) for index in range(BATCHES)]
-        tokens = [task.count_tokens(batch) for batch in batches]
-        if None not in tokens:
-            found["tokens_per_second"] = rate * sum(filter(None, tokens)) / (len(batches) * task.batch_size)
-        found["model_flops_per_sample"] = flops_per_sample(task, model, batches) or None
-    with contextlib.suppress(RuntimeError):  # e.g. no product in this number format
-        found["peak_flops_per_second"] = peak_flops(device, precision)
-    if found["model_flops_per_sample"] and found["peak_flops_per_second"]:
-        needed = found["model_flops_per_sample"] * rate
-        found["model_flops_utilisation"] = needed / (num_devices * found["peak_flops_per_second"])
-    return found

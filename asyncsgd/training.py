@@ -30,7 +30,7 @@ from asyncsgd.measure import Hardware, by_ranks, forget_peaks
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
-from asyncsgd.records.machine import MachineLoad, Usage, describe_environment
+from asyncsgd.records.machine import Machine, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.runtime.base import Result
@@ -122,7 +122,7 @@ def carry_out(
             listening.check()
             closing.enter_context(listening.during_a_run())
             live = opened
-            live.usage.start()
+            live.machine.start()
             result = execute(live, board)
             if live.saver is not None:
                 live.saver.finish()  # here, where it can be left
@@ -130,7 +130,7 @@ def carry_out(
         except UsageError as error:
             summary = run.summary() | {"status": FAILED, "message": str(error)} | shown.finish(FAILED)
             if live is not None:
-                live.usage.finish()
+                live.machine.finish()
             write_last(folder, summary, live)
             raise
         except KeyboardInterrupt:
@@ -230,9 +230,9 @@ def _open(
         tell(line)
     tracking.start(tell, None if folder is None else folder.settings_yaml)
     forget_peaks(flat.parameters.device)
-    usage = Usage(None if folder is None else folder.path)
-    machine_load = MachineLoad(os.getpid() if launch.rank is None else os.getppid())  # a launcher has made all ranks
-    receivers = (*receivers, tracking, usage, machine_load)
+    root = os.getpid() if launch.rank is None else os.getppid()  # a launcher has made all ranks
+    machine = Machine(None if folder is None else folder.path, root)
+    receivers = (*receivers, tracking, machine)
     record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers, micro_batches=before)
     if folder is not None and resume is not None:
         _go_on(folder, environment, record, tell)
@@ -240,7 +240,7 @@ def _open(
         now = record.totals
         record(Parts(before, parts, now.num_updates, now.num_samples, now.train_seconds))
     saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
-    return Live(run, unused, flat, init_sha256, record, context, stop, tell, saver, tracking, usage, machine_load)
+    return Live(run, unused, flat, init_sha256, record, context, stop, tell, saver, tracking, machine)
 
 
 def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:

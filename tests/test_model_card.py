@@ -119,7 +119,7 @@ def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(tmp
     text = card_of(tmp_path / "run" / "model")
     data = ModelCard(text).data.to_dict()
     assert data == {"tags": ["asyncsgd", "tied", "single"]}
-    assert f"model = {Tied.__qualname__}(width=5).model(0)" in text
+    assert f"model = {Tied(width=5)!r}.model(0)" in text
     assert "Training began from" not in text  # the task does not say
     model = loaded(tmp_path / "run" / "model", monkeypatch)["model"]
     assert sha256_of(model) == Finished(tmp_path / "run").summary["parameters_sha256"]

@@ -229,6 +229,7 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
 def encoded(record: Record) -> bytes:
@@ -247,11 +248,6 @@ def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, 
     Raises:
         ValueError: if a whole line is not JSON, or the schema is another one than this reader's.
     """
-    return (record for _, record in read_numbered_events(path, num_bytes))
-
-
-def read_numbered_events(path: Path, num_bytes: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`read_events` with the number of each record's line, from 1."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if num_bytes is not None and file.tell() > num_bytes:
@@ -259,7 +255,7 @@ def read_numbered_events(path: Path, num_bytes: int | None = None) -> Iterator[t
             if not line.endswith(b"\n") and not _decoded(line):
                 return
             if (record := record_in(line, f"{path.name}: line {number}")) is not None:
-                yield number, record
+                yield record
 
 
 def record_in(line: bytes, where: str) -> dict[str, Any] | None:
@@ -281,10 +277,9 @@ def record_in(line: bytes, where: str) -> dict[str, Any] | None:
 def _decoded(line: bytes) -> dict[str, Any]:
     """Empty where it holds no JSON object."""
     try:
-        record = msgspec.json.decode(line)
+        return _DECODER.decode(line)
     except (ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def read_header(path: Path) -> dict[str, Any]:

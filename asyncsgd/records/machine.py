@@ -67,21 +67,35 @@ def cpu_model() -> str | None:
     return None
 
 
-class MachineLoad:
-    """Who used the machine while a run trained: it looks at every evaluation, when nobody trains. Call it with each
-    record of the run, all of whose processes descend from `root`, itself among them."""
+class Machine:
+    """What a run and others make of the machine. Call it with each record of the run, all of whose processes descend
+    from `root`, itself among them.
 
-    def __init__(self, root: int) -> None:
-        self._root, self._resumed = root, False
-        self._looks: list[tuple[float, ...]] = []
-        """The first and the last."""
+    It looks at every evaluation, when nobody trains, and in a thread about every second, where there is a folder. Each
+    look of the thread is a line of ``usage.jsonl``::
+
+        {"seconds": 12.0, "train_seconds": 9.1, "machine": 1.9, "processes": {"leader": [0.1, 4.1e8]}, "gpus": []}
+
+    `machine` and the first number of a process are busy cores since the look before; the second is the bytes of its
+    resident set. A GPU has its utilisation (the share of time in which something ran on it) and the bytes in use; it is
+    seen with the extra `usage` (nvidia-ml-py)."""
+
+    def __init__(self, folder: Path | None, root: int) -> None:
+        self._folder, self._root, self._resumed, self._train_seconds = folder, root, False, 0.0
+        self._evaluations: list[tuple[float, ...]] = []
+        """`_seconds` at the first and the last."""
+        self._processes: dict[str, psutil.Process] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_regularly, name="usage", daemon=True)
 
     def __call__(self, record: Record) -> None:
+        self._train_seconds = record.train_seconds
         self._resumed |= isinstance(record, Resumed)
         if isinstance(record, Evaluation):
-            self._looks[1:] = [self._look()]
+            self._evaluations[1:] = [self._seconds()]
 
-    def _look(self) -> tuple[float, ...]:
+    def _seconds(self) -> tuple[float, ...]:
         """Seconds of all cores since the machine started: of the run's processes, of all programs, of other machines on
         the same hardware, and all there were."""
         times, own = psutil.cpu_times()._asdict(), 0.0
@@ -94,39 +108,17 @@ class MachineLoad:
                     own += sum(process.cpu_times()[:4])  # its own and those of its children that have ended
         return own, total - times["idle"] - times.get("iowait", 0.0) - stolen, stolen, total
 
-    def summary(self) -> dict[str, float] | None:
+    def load(self) -> dict[str, float] | None:
         """The cores of the leader's host, and the shares of their time, from the end of the first evaluation to the end
         of the last, of the run, of others, and of other machines. None in a run without training, or resumed."""
-        if len(self._looks) < 2 or self._resumed:
+        if len(self._evaluations) < 2 or self._resumed:
             return None
-        own, busy, stolen, total = (last - first for first, last in zip(*self._looks, strict=True))
-        own = min(total, own)
-        # The seconds of the machine and of a process are counted in different ways.
-        shares = {"own_share": own, "others_share": max(0.0, busy - own), "stolen_share": stolen}
+        own, busy, stolen, total = (last - first for first, last in zip(*self._evaluations, strict=True))
         if total <= 0:
             return None
+        own = min(total, own)  # the seconds of the machine and of a process are counted in different ways
+        shares = {"own_share": own, "others_share": max(0.0, busy - own), "stolen_share": stolen}
         return {"cores": psutil.cpu_count() or 1} | {name: seconds / total for name, seconds in shares.items()}
-
-
-class Usage:
-    """Writes what a run makes of the machine into ``usage.jsonl``, a line for every look::
-
-        {"seconds": 12.0, "train_seconds": 9.1, "machine": 1.9, "processes": {"leader": [0.1, 4.1e8]}, "gpus": []}
-
-    `machine` and the first number of a process are busy cores since the look before; the second is the bytes of its
-    resident set. A GPU has its utilisation (the share of time in which something ran on it) and the bytes in use; it is
-    seen with the extra `usage` (nvidia-ml-py). Call it with each record of the run; a thread looks, where there is a
-    folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._train_seconds = folder, 0.0
-        self._processes: dict[str, psutil.Process] = {}
-        self._rows: list[dict[str, Any]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_regularly, name="usage", daemon=True)
-
-    def __call__(self, record: Record) -> None:
-        self._train_seconds = record.train_seconds
 
     def start(self) -> None:
         if self._folder is None:
@@ -141,10 +133,10 @@ class Usage:
 
     def follow(self, name: str, pid: int | None) -> None:
         """Look at the process `pid` too, until it has ended."""
-        if pid is not None and self._folder is not None:
-            with contextlib.suppress(psutil.Error):
-                self._processes[name] = psutil.Process(pid)
-                self._processes[name].cpu_percent()  # the next call tells what was used since this one
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            process.cpu_percent()  # the next call tells what was used since this one
+            self._processes[name] = process
 
     def finish(self) -> dict[str, Any] | None:
         """Stop looking; means over the looks, and peaks, for the summary. None where there was none."""

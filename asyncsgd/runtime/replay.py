@@ -38,7 +38,7 @@ from asyncsgd.records.events import (
     Record,
     Started,
     Taken,
-    read_numbered_events,
+    read_events,
 )
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
@@ -69,7 +69,7 @@ def read_log(path: Path) -> Log:
     """
     log = []
     try:
-        for line, fields in read_numbered_events(path):
+        for line, fields in enumerate(read_events(path), 2):  # after the header
             if (kind := KINDS.get(fields["kind"])) is not None:
                 given = {name: math.nan if value is None else value for name, value in fields.items()}
                 log.append((line, msgspec.convert(given, kind)))

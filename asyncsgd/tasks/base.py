@@ -68,7 +68,7 @@ def found() -> Any:
 
     Torchrun's other ranks are sent these fields and nothing else, so they hold int, float, str, bool, None, or tuples.
     """
-    return dataclasses.field(default=None, metadata={"found": True})
+    return dataclasses.field(default=None, repr=False, metadata={"found": True})
 
 
 class Task(abc.ABC):
