@@ -8,5 +8,5 @@ What is said of it, and how far to trust?   verdict.py, trust.py
 How is it shown?                            tables.py, plots.py, gallery.py, page.py
 A study from Python                         load.py
 One file a command: compare, report, tasks, lab_notes, timeline, watch, candidates, language_model, parallelism,
-speed_ladder; the last three keep what is theirs alone in findings/, report/, study/ and statistics/.
+speed_ladder. dose_response.py and crossing.py are of experiments/dose_response.py.
 """

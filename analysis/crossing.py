@@ -5,36 +5,34 @@ A delay is the count of updates between the read and the application of a gradie
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
+from typing import NamedTuple
 
-import numpy
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import stats
 
-STEPS = 400
-"""Points between two measured delays at which the interval is looked at; its ends are then found exactly."""
-ON_THE_EDGE = 1e-24
-"""Of the largest square: a mean exactly at the end of its interval belongs to it, whatever the rounding."""
+SAME_POINT = 1e-6
+"""Doublings of delay + 1: roots that are nearer than this are one, up to rounding."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CrossingPoint:
+class Crossing(NamedTuple):
     """The delay at which an advantage is lost, with its confidence interval."""
 
-    at: float | None
-    """First delay at which the mean rises to 0 from below; None where it does not."""
-    low: float | None
-    """Smallest delay whose 95 % interval contains 0; None where that lies before the first one measured, or nowhere."""
-    high: float | None
-    """Largest such delay; None where it lies beyond the last one measured, or nowhere."""
+    at: float
+    """First delay at which the mean rises to 0 from below; nan where it does not."""
+    low: float
+    """Smallest delay whose interval contains 0; -inf where that lies before the first one measured, nan: nowhere."""
+    high: float
+    """Largest such delay; inf where it lies beyond the last one measured."""
     reason: str
-    """In words: what is None and why, and whether the mean crosses more than once."""
-    crossings: tuple[float, ...]
+    """In words: what is not known and why, and whether the mean crosses more than once."""
+    all: tuple[float, ...]
     """Every delay at which the mean crosses 0, in either direction: with more than one, `at` is only the first rise."""
 
 
-def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) -> CrossingPoint:
+def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) -> Crossing:
     """The delay at which the mean log ratio of times crosses 0 from below, and the delays that the data do not exclude.
 
     Between measured delays every seed's value is linear in log2(delay + 1). `at` is where their mean first goes from
@@ -51,18 +49,18 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
         The crossing point; without ends for one seed.
 
     >>> found = crossing_point([0, 1, 3], [[-1.1, -0.5, 0.5], [-0.9, -0.5, 0.5], [-1.0, -0.5, 0.5]])
-    >>> round(found.at, 6), found.low == found.at
-    (1.828427, True)
+    >>> round(found.at, 6), round(found.low, 6)
+    (1.828427, 1.828427)
     """
-    delays, values = numpy.asarray(positions, float), numpy.asarray(table, float)
-    order = numpy.argsort(delays)
+    delays, values = np.asarray(positions, float), np.asarray(table, float)
+    order = np.argsort(delays)
     delays, values = delays[order], values[:, order]
-    means = numpy.array([math.fsum(column) / len(column) for column in values.T])
+    means = np.array([math.fsum(column) / len(column) for column in values.T])
     below = means < 0
-    changes = numpy.flatnonzero(below[:-1] != below[1:])
-    x = numpy.log2(delays + 1)
+    changes = np.flatnonzero(below[:-1] != below[1:])
+    x = np.log2(delays + 1)
     zeros = [float(x[k] + means[k] / (means[k] - means[k + 1]) * (x[k + 1] - x[k])) for k in changes]
-    crossings = tuple(float(2.0**zero - 1) for zero in zeros)
+    crossings = tuple(2.0**zero - 1 for zero in zeros)
     rises = [crossing for k, crossing in zip(changes, crossings, strict=True) if below[k]]
     first, last = f"{delays[0]:g}", f"{delays[-1]:g}"
     if below.all():
@@ -74,43 +72,43 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     else:
         counts = f"the mean crosses 0 {len(crossings)} times, {len(rises)} of them from below"
         told = f"{counts}; this is the first of those" * (len(crossings) > 1)
-    low = high = None
-    note = "one seed gives no interval"
+    low, high, note = math.nan, math.nan, "one seed gives no interval"
     if len(values) > 1:
         low, high, note = _not_excluded(x, values, zeros, level)
-    return CrossingPoint(rises[0] if rises else None, low, high, "; ".join(filter(None, (told, note))), crossings)
+    return Crossing(rises[0] if rises else math.nan, low, high, "; ".join(filter(None, (told, note))), crossings)
 
 
 def _not_excluded(
-    x: NDArray[numpy.float64], values: NDArray[numpy.float64], zeros: list[float], level: float
-) -> tuple[float | None, float | None, str]:
-    """The smallest and the largest delay whose t interval contains 0, and what limits them in words."""
-    freedom = len(values) - 1
-    factor = float(stats.t.ppf((1 + level) / 2, freedom)) ** 2 / len(values)
-    edge = ON_THE_EDGE * float((values**2).max())
+    x: NDArray[np.float64], values: NDArray[np.float64], zeros: list[float], level: float
+) -> tuple[float, float, str]:
+    """The smallest and the largest delay whose t interval contains 0, and what limits them in words.
 
-    def excess(at: float | NDArray[numpy.float64]) -> NDArray[numpy.float64]:
-        """Above 0 where the interval leaves 0 out: mean^2 - t^2 var / S."""
-        there = numpy.array([numpy.interp(at, x, row) for row in values])
-        return there.mean(axis=0) ** 2 - factor * there.var(axis=0, ddof=1) - edge
+    It contains 0 where mean^2 - t^2 var / S is not above 0, which is a parabola between two measured delays.
+    """
+    factor = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) ** 2 / len(values)
+    rounding = 1e-24 * float((values**2).max())
+    ends = list(zeros)
+    for k, (left, right) in enumerate(itertools.pairwise(values.T)):
+        (a, b), rise = (left.mean(), (right - left).mean()), right - left
+        (var, both), (_, var_rise) = factor * np.cov(left, rise)
+        roots = np.roots([b * b - var_rise, 2 * (a * b - both), a * a - var])
+        ends += [x[k] + root.real * (x[k + 1] - x[k]) for root in roots if not root.imag and 0 <= root.real <= 1]
 
-    grid = numpy.unique([*x, *zeros, *numpy.interp(numpy.linspace(0, len(x) - 1, STEPS * len(x)), range(len(x)), x)])
-    inside = excess(grid) <= 0
-    kept = numpy.flatnonzero(inside)
+    def excess(at: float) -> float:
+        there = np.array([np.interp(at, x, row) for row in values])
+        return float(there.mean() ** 2 - factor * there.var(ddof=1))
+
+    kept = sorted([*ends, *(at for at in x if excess(at) <= rounding)])
     percent = f"{100 * level:g} %"
-    if not len(kept):
-        return None, None, f"no measured or interpolated delay has a {percent} interval that contains 0"
-    parts = 1 + int((numpy.diff(kept) > 1).sum())
-    notes = [f"the {percent} set has {parts} parts; the interval spans them"] * (parts > 1)
-    ends: list[float | None] = []
-    beside = [False, *inside, False]
-    for end, outwards, where in ((kept[0], -1, "begins at or before"), (kept[-1], 1, "ends at or beyond")):
-        if not 0 <= (beyond := end + outwards) < len(grid):
-            ends.append(None)
-            which = "first" if outwards < 0 else "last"
-            notes.append(f"the {percent} interval {where} delay {2.0 ** grid[end] - 1:g}, the {which} measured")
-            continue
-        alone = not beside[end + 1 - outwards]
-        edge_at = grid[end] if alone else optimize.brentq(excess, grid[end], grid[beyond], xtol=1e-14)
-        ends.append(float(2.0**edge_at - 1))
-    return ends[0], ends[1], "; ".join(notes)
+    if not kept:
+        return math.nan, math.nan, f"no measured or interpolated delay has a {percent} interval that contains 0"
+    gaps = [(a, b) for a, b in itertools.pairwise(kept) if b - a > SAME_POINT and excess((a + b) / 2) > rounding]
+    notes = [f"the {percent} set has {1 + len(gaps)} parts; the interval spans them"] if gaps else []
+    low, high = 2.0 ** kept[0] - 1, 2.0 ** kept[-1] - 1
+    if kept[0] == x[0]:
+        notes.append(f"the {percent} interval begins at or before delay {low:g}, the first measured")
+        low = -math.inf
+    if kept[-1] == x[-1]:
+        notes.append(f"the {percent} interval ends at or beyond delay {high:g}, the last measured")
+        high = math.inf
+    return low, high, "; ".join(notes)

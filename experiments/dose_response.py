@@ -38,8 +38,6 @@ from asyncsgd.study.sweep import Sweep, check, locked
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
-    from dose_response_findings import Dose
-
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
 
@@ -66,39 +64,37 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(flags: argparse.Namespace, stop: StopRequest) -> int:
-    plan = make_plan(read_config(flags.config), str(flags.config))
+    plan, cores = make_plan(read_config(flags.config), str(flags.config)), available_cores()
     if flags.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {flags.jobs}")
-    if flags.measured:
-        measured_delays(plan, available_cores())  # said before hours of tuning
+    delays = delays_of(plan, cores if flags.measured else None)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     model = str(plan.base.get("model", "tiny"))
     go_offline(model, str(plan.base.get("data", "pydocs")))
     context = fork_server(model, *PRELOAD)
-    finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags, stop)
+    chosen = finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags, stop).chosen
 
+    import pandas as pd
     import yaml
 
+    from analysis.dose_response import pairs_of, read_dose, save, text
     from asyncsgd.simulation.simulate import arrival_seconds
-    from dose_response_findings import read_dose, save
 
     dose = read_dose(out)
-    for speeds in flags.speeds or SPEEDS:
-        dose.put_on_clock(speeds, arrival_seconds)
+    pairs = pd.concat([pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS])
+    measured = None
     if flags.measured:
-        config = measured_config(plan, dose, out, available_cores())
-        pairs = Path(f"{out}-measured")
-        finish(Sweep(make_plan(config), yaml.safe_dump(config, sort_keys=False), pairs), context, flags, stop)
-        dose.put_measured(pairs)
-    for line in dose.lines():
-        print(line)
-    for path in save(dose, out / "dose_response"):
+        config, folder = measured_config(plan, delays, chosen, out), Path(f"{out}-measured")
+        finish(Sweep(make_plan(config), yaml.safe_dump(config, sort_keys=False), folder), context, flags, stop)
+        measured = pairs_of(read_dose(folder)._replace(targets=dose.targets))
+    print(text(dose, pairs, measured))
+    for path in save(dose, pairs, measured, out / "dose_response"):
         print(path)
     print(f"next   python -m analysis report {shlex.quote(str(out))} --out report.html")
     return 0
 
 
-def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace, stop: StopRequest) -> None:
+def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace, stop: StopRequest) -> Sweep:
     """Carry out what is left of a sweep.
 
     Raises:
@@ -113,27 +109,38 @@ def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace, 
         failed = carry_out(sweep, context, stop, jobs=flags.jobs, retry=flags.retry, shard=(1, 1))
     if failed or any(sweep.status(run) not in FINISHED for run in plan.runs):
         raise RunError(f"{len(failed)} runs FAILED, see {out / 'logs'}; the same command with --retry runs them again")
+    return sweep
 
 
-def measured_delays(plan: Plan, cores: int) -> list[int]:
-    """The delays above 0 whose tau + 1 workers have a core for every thread.
+def delays_of(plan: Plan, cores: int | None) -> list[int]:
+    """The delays above 0; with `cores` those whose tau + 1 workers have a core for every thread.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if this is no dose-response config, or there is none. It is said before hours of tuning.
     """
-    threads = int(plan.base.get("threads", 1))
-    workers = sorted({arm.settings.get("nproc", 1) for arm in plan.arms} - {1})
-    delays = [number - 1 for number in workers if number * threads <= cores]
-    if not delays:
+    places = {
+        name: sorted({arm.place[0] - 1 for arm in plan.arms if arm.algorithm == name} - {0})
+        for name in dict.fromkeys(arm.algorithm for arm in plan.arms)
+    }
+    delays = places.get("delayed", [])
+    if set(places) != {"delayed", "sync"} or places["sync"] != delays or len(delays) < 2:
         raise UsageError(
-            f"--measured needs a core for every thread of {workers[0] if workers else 2} workers; there are {cores}"
+            "the algorithms of a dose-response config are delayed and sync, on the same two or more numbers of workers "
+            f"above 1; got {places} as delays"
         )
-    return delays
+    if not all("learning_rate" in trial for arm in plan.arms for trial in arm.trials or ({},)):
+        raise UsageError("a dose-response experiment tunes learning_rate at every delay; list its values under tune")
+    if cores is None:
+        return delays
+    threads = int(plan.base.get("threads", 1))
+    fitting = [delay for delay in delays if (delay + 1) * threads <= cores]
+    if not fitting:
+        raise UsageError(f"--measured needs a core for every thread of {delays[0] + 1} workers; there are {cores}")
+    return fitting
 
 
-def measured_config(plan: Plan, dose: Dose, out: Path, cores: int) -> dict[str, Any]:
-    """A sweep of the same pairs as real processes, at the learning rates chosen in `dose`: nothing is tuned again."""
-    delays = measured_delays(plan, cores)
+def measured_config(plan: Plan, delays: list[int], chosen: Any, out: Path) -> dict[str, Any]:
+    """A sweep of the same pairs as real processes, at the learning rates of `chosen`: nothing is tuned again."""
     simulated = ("clock", "speeds", "network")
     base = {key: value for key, value in plan.base.items() if key not in simulated}
     if plan.base_model is not None:
@@ -143,16 +150,15 @@ def measured_config(plan: Plan, dose: Dose, out: Path, cores: int) -> dict[str, 
         "delayed": {"mode": "async", "rule": "fixed_delay:delay={nproc-1}", "conditions": []},
     }
     for arm in plan.arms:
-        delay = arm.settings.get("nproc", 1) - 1
-        if delay in delays:
+        if arm.place[0] - 1 in delays:
             settings = {key: value for key, value in arm.settings.items() if key not in (*simulated, "mode", "rule")}
-            settings["learning_rate"] = dose.chosen[arm.algorithm][delay][0]
+            settings["learning_rate"] = chosen[arm.name]["learning_rate"]
             algorithms[arm.algorithm]["conditions"].append(settings)
     return {
         "name": f"{plan.name}-measured",
         "base": base,
         "algorithms": algorithms,
-        "seeds": dose.seeds,
+        "seeds": list(plan.config.seeds),
         "analysis": {
             "reference": "sync",
             "primary": {"endpoint": "loss_at_equal_seconds", "num_workers": min(delays) + 1},

@@ -2,137 +2,117 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from gallery import sentences
 
-from analysis.stats import Interval
+from analysis.crossing import crossing_point
+from analysis.dose_response import DELAYED, RATIOS, REFERENCE, Dose, answer, pairs_of, read_dose, text
 from asyncsgd.errors import UsageError
 from asyncsgd.simulation.simulate import arrival_seconds
-from dose_response_findings import DELAYED, REFERENCE, SHARES, Curve, Dose, Measured, answer, read_dose, save
 
 SEEDS = (100, 101, 102)
+WHOLE = [*RATIOS][-1]
 
 
-def falling(updates, per_update, workers=1):
-    """A loss of 9 that falls by `per_update` with every update, evaluated at every update."""
-    versions = tuple(range(updates + 1))
-    return Curve(versions, tuple(9.0 - per_update * version for version in versions), updates * workers)
+def dose_of(slowdown, losses=None):
+    """A loss of 9, evaluated at every update: each delayed one brings 0.1 / slowdown[tau], each synchronous round of
+    tau + 1 gradients 0.1. Both compute 40 (tau + 1) gradients. `losses` in place of those of tau = 1, delayed."""
+    rows, curves = [], {}
+    for delay, slow in slowdown.items():
+        for algorithm, size, brings in ((DELAYED, 1, 0.1 / slow), (REFERENCE, delay + 1, 0.1)):
+            updates = np.arange(40 * (delay + 1) // size + 1)
+            curve = pd.DataFrame({"updates": updates, "samples": updates * size, "loss": 9 - brings * updates})
+            if losses is not None and (algorithm, delay) == (DELAYED, 1):
+                curve["loss"] = losses
+            for seed in SEEDS:
+                run = f"{algorithm}-{delay}-{seed}"
+                curves[run] = curve
+                rows.append(
+                    (run, f"{algorithm}-{delay}", algorithm, delay, seed, 1, curve["loss"].iloc[-1], 1e-3, False)
+                )
+    columns = ["run", "arm", "algorithm", "delay", "seed", "batch_size", "loss", "learning_rate", "edge"]
+    return Dose(pd.DataFrame(rows, columns=columns), curves, dict.fromkeys(slowdown, 8.0))
 
 
-def dose_of(slowdown):
-    """Every delayed update brings 0.1 / slowdown[tau]; a synchronous round of tau + 1 gradients always brings 0.1."""
-    curves = {
-        DELAYED: {tau: dict.fromkeys(SEEDS, falling(40 * (tau + 1), 0.1 / slow)) for tau, slow in slowdown.items()},
-        REFERENCE: {tau: dict.fromkeys(SEEDS, falling(40, 0.1, tau + 1)) for tau in slowdown},
-    }
-    chosen = {name: dict.fromkeys(slowdown, (1e-3, False)) for name in (DELAYED, REFERENCE)}
-    return Dose(curves, dict.fromkeys(slowdown, 8.0), chosen, "given")
-
-
-def test_at_equal_speeds_updates_of_tau_plus_1_workers_come_tau_plus_1_times_as_often_as_rounds():
-    # loss 8 needs 10 rounds, that is 10 s; 10 * slow delayed updates, of which ceil(10 slow / (tau + 1)) s bring enough
-    dose = dose_of({0: 1.0, 1: 1.0, 3: 2.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    ((one, three),) = [clock.responses for clock in dose.clocks]
-    assert (one.delay, three.delay) == (1, 3)
-    assert one.ratios[-1].estimate == pytest.approx(5 / 10)  # 10 updates at 2 a second
-    assert three.ratios[-1].estimate == pytest.approx(5 / 10)  # 20 updates at 4 a second
-    assert (one.delayed_reached, one.reference_reached) == (3, 3)
-
-
-def test_the_advantage_is_lost_where_an_update_is_worth_less_than_one_of_tau_plus_1():
-    # tau = 3: half the worth, 4 times as often; tau = 7: worth 1/16, 8 times as often: twice as long
-    dose = dose_of({1: 1.0, 3: 4.0, 7: 16.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    ratios = [response.ratios[-1].estimate for response in dose.clocks[0].responses]
-    assert ratios == pytest.approx([0.5, 1.0, 2.0], rel=0.06)
-    assert dose.clocks[0].points[-1].at == pytest.approx(3.0, abs=0.3)
-    assert answer(dose.clocks[0].points[-1]).startswith("the advantage is lost at tau = 3")
+@pytest.mark.parametrize(
+    ("slowdown", "ratios", "lost_at"),
+    [
+        ({1: 1.0, 3: 2.0}, [5 / 10, 5 / 10], None),  # 10 updates at 2 a second, 20 at 4 a second; 10 rounds
+        ({1: 1.0, 3: 4.0, 7: 16.0}, [0.5, 1.0, 2.0], 3.0),  # worth 1 / 16 and 8 times as often: twice as long
+    ],
+)
+def test_at_equal_speeds_updates_come_tau_plus_1_times_as_often_as_rounds(slowdown, ratios, lost_at):
+    pairs = pairs_of(dose_of(slowdown), "constant:1", arrival_seconds)
+    logs = pairs.pivot(index="seed", columns="delay", values=WHOLE)
+    assert np.exp(logs.mean()).to_list() == pytest.approx(ratios, rel=0.06)
+    told = text(dose_of(slowdown), pairs)
+    assert "speeds constant:1 (virtual clock), 3 seeds" in told
+    if lost_at is not None:
+        assert crossing_point(logs.columns, logs).at == pytest.approx(lost_at, abs=0.3)
+        assert "seconds to 100 %: the advantage is lost at tau = 3" in told
 
 
 def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage():
     # under exponential times 80 delayed updates end long before 40 rounds of two, and bring next to nothing
-    dose = dose_of({1: 100.0, 3: 1.0})
-    dose.put_on_clock("exponential:1", arrival_seconds)
-    response, _ = dose.clocks[0].responses
-    assert response.delayed_reached == 0
-    assert response.reference_reached == len(SEEDS)
+    first = pairs_of(dose_of({1: 100.0, 3: 1.0}), "exponential:1", arrival_seconds).query("delay == 1")
+    assert not first["delayed_reached"].any()
+    assert first["sync_reached"].all()
     # 80 updates at 2 a second are worth .08, less than the first of 40 rounds
-    assert response.ratios[-1].estimate > 20
-    assert response.gap.estimate > 1
+    assert np.exp(first[WHOLE].mean()) > 20
+    assert first["gap"].mean() > 1
 
 
 def test_the_gap_is_taken_when_the_shorter_budget_ends():
     # 80 updates in 40 s bring 4.0 at half the worth; 40 rounds in 40 s bring 4.0 too
-    dose = dose_of({1: 2.0, 3: 1.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    even, ahead = dose.clocks[0].responses
-    assert even.gap.estimate == pytest.approx(0.0)
-    assert ahead.gap.estimate == pytest.approx(4.0 - 16.0)
+    gaps = pairs_of(dose_of({1: 2.0, 3: 1.0}), "constant:1", arrival_seconds).groupby("delay")["gap"].mean()
+    assert gaps.to_list() == pytest.approx([0.0, 4.0 - 16.0])
 
 
 def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_told():
     # rounds bring .1 each; delayed updates .2 each down to 7 and then next to nothing: soon half way, late at the end
-    dose = dose_of({1: 1.0, 3: 1.0})
-    bent = tuple(max(9.0 - 0.2 * version, 7.0 - 0.01 * (version - 10)) for version in range(81))
-    dose.curves[DELAYED][1].update(dict.fromkeys(SEEDS, Curve(tuple(range(81)), bent, 80)))
-    dose.put_on_clock("constant:1", arrival_seconds)
-    response, _ = dose.clocks[0].responses
+    dose = dose_of({1: 1.0, 3: 1.0}, [max(9.0 - 0.2 * one, 7.0 - 0.01 * (one - 10)) for one in range(81)])
+    pairs = pairs_of(dose, "constant:1", arrival_seconds)
+    ratios = np.exp(pairs.query("delay == 1")[[*RATIOS]].mean())
     # down to 6.3: half way is 7.65, 13.5 rounds; of two updates at one time the second counts: 7.8 at 3 s, 7.4 at 4 s
-    assert response.ratios[0].estimate == pytest.approx(3.375 / 13.5)
-    assert response.ratios[-1].estimate == pytest.approx(40 / 27)
-    assert [ratio.n for ratio in response.ratios] == [3] * len(SHARES)
-    assert sorted(ratio.estimate for ratio in response.ratios) == [ratio.estimate for ratio in response.ratios]
-    points = dose.clocks[0].points
-    assert len(points) == len(SHARES)
-    text = "\n".join(dose.lines())
-    for share, ratio, point in zip(SHARES, response.ratios, points, strict=True):
-        assert f"{ratio.estimate:.3f}" in text
-        assert f"seconds to {100 * share:3g} %: {answer(point)}" in text
+    assert (ratios.iloc[0], ratios.iloc[-1]) == pytest.approx((3.375 / 13.5, 40 / 27))
+    assert ratios.is_monotonic_increasing
+    told = text(dose, pairs)
+    for column, name in RATIOS.items():
+        assert f"{ratios[column]:.3f}" in told
+        assert f"seconds {name}: no crossing" in told or f"seconds {name}: the advantage" in told
 
 
 def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
-    dose = dose_of({1: 1.0, 3: 8.0, 7: 4.0, 15: 32.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    told = answer(dose.clocks[0].points[-1])
-    crossings = dose.clocks[0].points[-1].crossings
-    assert len(crossings) == 3
-    assert 1 < crossings[0] < 3 < crossings[1] < 7 < crossings[2] < 15
-    ends = f"between tau = {crossings[0]:.2g} and {crossings[2]:.2g}"
+    pairs = pairs_of(dose_of({1: 1.0, 3: 8.0, 7: 4.0, 15: 32.0}), "constant:1", arrival_seconds)
+    logs = pairs.pivot(index="seed", columns="delay", values=WHOLE)
+    told = answer(crossing_point(logs.columns, logs))
+    first, second, third = crossing_point(logs.columns, logs).all
+    assert 1 < first < 3 < second < 7 < third < 15
+    ends = f"between tau = {first:.2g} and {third:.2g}"
     assert told.startswith(f"no single crossing (the mean crosses 3 times, {ends}), 95 % interval")
-    assert "is lost at" not in told
-
-
-def test_a_run_that_stands_for_both_algorithms_counts_once_among_the_rates_at_an_edge():
-    dose = dose_of({0: 1.0, 1: 1.0, 3: 1.0})
-    curves = {DELAYED: dose.curves[DELAYED], REFERENCE: {**dose.curves[REFERENCE], 0: dose.curves[DELAYED][0]}}
-    chosen = {name: {**dose.chosen[name], 0: (5e-4, True)} for name in (DELAYED, REFERENCE)}
-    dose = Dose(curves, dose.targets, chosen, "given")
-    assert dose.lines()[-1].endswith("1 of 5")
-    assert any("the same run" in line for line in dose.lines())
 
 
 def test_a_run_that_never_gets_below_its_first_loss_has_no_time_and_says_so():
-    dose = dose_of({1: -1.0, 3: 1.0})
     with pytest.raises(UsageError, match="delay 1, seed 100: one of the two runs never gets below its first loss"):
-        dose.put_on_clock("constant:1", arrival_seconds)
+        pairs_of(dose_of({1: -1.0, 3: 1.0}), "constant:1", arrival_seconds)
 
 
-def test_table_and_picture_are_written(tmp_path):
-    dose = dose_of({0: 1.0, 1: 1.0, 3: 2.0, 7: 16.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    text = "\n".join(dose.lines())
-    assert "speeds constant:1 (virtual clock), 3 seeds" in text
-    paths = save(dose, tmp_path / "out")
-    assert [path.suffix for path in paths] == [".csv", ".png", ".svg"]
-    assert len(paths[0].read_text().splitlines()) == 1 + 3 * len(SEEDS)
-    assert all(path.stat().st_size > 2000 for path in paths[1:])
+def test_a_measured_pair_says_which_is_sooner():
+    dose = dose_of({1: 1.0, 3: 1.0, 7: 1.0})
+    pairs = pairs_of(dose, "constant:1", arrival_seconds)
+    for delay, ratio in ((1, 0.5), (3, 1.5), (7, 1.0)):
+        pairs.loc[pairs["delay"] == delay, WHOLE] = np.log(ratio) + np.array([-0.05, 0.0, 0.05])
+    sooner, slower, open_ended = text(dose, pairs, pairs).splitlines()[-3:]
+    assert sooner.endswith("asynchronous training is sooner")
+    assert slower.endswith("to the lowest loss that both reach: asynchronous training is slower")
+    assert open_ended.endswith("no difference between the two can be told")
 
 
 @pytest.fixture
@@ -149,17 +129,18 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
 ):
     (tmp_path / "train.txt").write_text(sentences(200, seed=0))
     (tmp_path / "eval.txt").write_text(sentences(20, seed=1))
-    text = {"data": str(tmp_path / "train.txt"), "eval_data": str(tmp_path / "eval.txt")}
-    text |= {"cache_dir": str(tmp_path / "cache"), "seq_len": 16, "batch_size": 2, "warmup": 0, "device": "cpu"}
+    data = {"data": str(tmp_path / "train.txt"), "eval_data": str(tmp_path / "eval.txt")}
+    data |= {"cache_dir": str(tmp_path / "cache"), "seq_len": 16, "batch_size": 2, "warmup": 0, "device": "cpu"}
     config = {
         "name": "dose",
-        "base_model": {**text, "vocab_size": 512, "samples": 4, "evaluations": 1},
-        "base": {**text, "samples": 24, "evaluations": 4},
+        "base_model": {**data, "vocab_size": 512, "samples": 4, "evaluations": 1},
+        "base": {**data, "samples": 24, "evaluations": 4},
         "algorithms": {
             "sync": {"mode": "sync", "tune": {"learning_rate": [3e-3]}},
             "delayed": {"mode": "async", "rule": "fixed_delay:delay={nproc-1}", "tune": {"learning_rate": [1e-3]}},
         },
-        "conditions": [{"nproc": [2, 3], "clock": "virtual"}],
+        "conditions": [{"nproc": [1, 2, 3], "clock": "virtual"}],
+        "exclude": [{"algorithm": "sync", "nproc": 1}],
         "seeds": [100],
         "tuning": {"seeds": [0]},
         "analysis": {"reference": "sync", "primary": {"endpoint": "loss_at_equal_samples", "num_workers": 3}},
@@ -170,64 +151,25 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     monkeypatch.setattr("sys.argv", ["dose_response.py", *arguments])
     monkeypatch.setattr(script, "available_cores", lambda: 2)
     assert script.main() == 0
-    printed = capsys.readouterr().out
-    virtual, measured = printed.split("MEASURED: real processes on this machine, no declared speeds, 1 seeds")
-    assert "speeds constant:1 (virtual clock)" in virtual
+    virtual, measured = capsys.readouterr().out.split("MEASURED: real processes on this machine, no declared speeds")
+    assert "the same run" in virtual
     assert "tau = 1, 2 processes: " in measured
     assert "virtual clock)" not in measured
-    pairs = Path(f"{out}-measured")
-    plan = json.loads((pairs / "plan.json").read_text())
-    # two cores: one delay
-    assert {(arm["algorithm"], arm["num_workers"], arm["clock"]) for arm in plan["arms"]} == {
-        ("sync", 2, "measured"),
-        ("delayed", 2, "measured"),
-    }
-    assert [run["stage"] for run in plan["runs"]] == ["test"] * 2
-    for arm, mode, rate in (("sync-w2", "sync", 3e-3), ("delayed-w2", "async", 1e-3)):
-        summary = json.loads((pairs / "test" / arm / "s100" / "summary.json").read_text())
-        settings = yaml.safe_load((pairs / "test" / arm / "s100" / "settings.yaml").read_text())
-        assert (summary["mode"], settings["learning_rate"], summary["clock"]) == (mode, rate, "measured")
-    delays = {
-        delay
-        for line in (pairs / "test" / "delayed-w2" / "s100" / "events.jsonl").read_text().splitlines()
-        for _, delay in json.loads(line).get("uses") or ()
-    }
-    assert delays <= {0, 1}  # the first ones find nothing to wait for
-    assert (out / "dose_response" / "measured.csv").read_text().splitlines()[0].startswith("delay,log_ratio_at_50")
+    plan = json.loads(Path(f"{out}-measured/plan.json").read_text())
+    places = {(arm["algorithm"], arm["num_workers"], arm["clock"]) for arm in plan["arms"]}
+    assert places == {("sync", 2, "measured"), ("delayed", 2, "measured")}  # two cores: one delay
+    runs = read_dose(Path(f"{out}-measured")).runs.set_index("algorithm")
+    assert runs["learning_rate"].to_dict() == {"sync": 3e-3, "delayed": 1e-3}
+    assert runs.loc["delayed", "delay_max"] <= 1  # the first gradients find nothing to wait for
+    files = {file.name: file for file in (out / "dose_response").iterdir()}
+    assert {*files} == {"dose_response.csv", "measured.csv", "dose_response.png", "dose_response.svg"}
+    assert files["measured.csv"].read_text().startswith("delay,log_ratio_at_50_percent,")
+    assert files["dose_response.csv"].read_text().count("constant:1,") == 2
     monkeypatch.setattr(script, "available_cores", lambda: 1)
     assert script.main() == 2
     assert "--measured needs a core for every thread" in capsys.readouterr().err
-
-
-def test_a_measured_pair_says_which_is_sooner_and_an_oversubscribed_one_that_it_compares_nothing(capsys):
-    dose = dose_of({1: 1.0, 3: 1.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
-    even, _ = dose.clocks[0].responses
-    sooner = dataclasses.replace(even, ratios=(Interval(0.5, 0.4, 0.6, 0.95, 3),) * len(SHARES))
-    slower = dataclasses.replace(even, ratios=(Interval(1.5, 1.4, 1.6, 0.95, 3),) * len(SHARES))
-    open_ended = dataclasses.replace(even, ratios=(Interval(1.0, 0.9, 1.1, 0.95, 3),) * len(SHARES))
-    dose.measured = Measured((sooner, slower, open_ended), 2)
-    sooner_line, slower_line, open_line, note = dose.lines()[-4:]
-    assert sooner_line.endswith("asynchronous training is sooner")
-    assert slower_line.endswith(
-        "1.50 [1.40, 1.60] times the seconds of synchronous training to the lowest loss that both "
-        "reach: asynchronous training is slower"
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(config | {"conditions": [{"nproc": [1, 3], "clock": "virtual"}]})
     )
-    assert open_line.endswith("no difference between the two can be told")
-    assert "2 of these runs had more threads than cores" in note
-
-
-def test_a_folder_that_is_no_dose_response_sweep_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"run experiments/dose_response\.py"):
-        read_dose(tmp_path)
-    (tmp_path / "plan.json").write_text(json.dumps({"arms": [{"name": "a", "algorithm": "async"}], "runs": []}))
-    (tmp_path / "analysis.yaml").write_text("targets: {}\n")
-    with pytest.raises(UsageError, match="are called delayed and sync"):
-        read_dose(tmp_path)
-    arms = [
-        {"name": name, "algorithm": name, "num_workers": 2, "chosen": None, "trials": []}
-        for name in ("delayed", "sync")
-    ]
-    (tmp_path / "plan.json").write_text(json.dumps({"arms": arms, "runs": []}))
-    with pytest.raises(UsageError, match="two delays above 0"):
-        read_dose(tmp_path)
+    assert script.main() == 2
+    assert "on the same two or more numbers of workers" in capsys.readouterr().err

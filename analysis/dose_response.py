@@ -1,0 +1,330 @@
+"""Dose and response: what a delay of exactly tau updates costs, and up to which tau asynchrony still pays in seconds.
+
+Made from the folder of ``experiments/dose_response.py``: an algorithm `delayed` (rule fixed_delay) and a reference
+`sync` on the same numbers of workers N = tau + 1. Both are put on the clocks of declared speeds: update v of `delayed`
+happens with arrival v of N asynchronous workers that never wait, round v of `sync` with arrival N v of synchronous
+ones. Two responses of a pair, neither of them censored:
+
+    log(T_delayed / T_sync),   T the seconds to a share of the improvement down to the lowest loss that both runs reach
+    L_delayed(t) - L_sync(t),  t the seconds at which the shorter of the two budgets ends
+
+A target fixed beforehand would be out of reach for large delays, and a time that was cut off at the end of a shorter
+budget would look like an advantage; how many runs reached the registered target is shown beside. Which share of the
+improvement is taken moves the ratio, so all of `SHARES` are shown, and the crossing at each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import plots
+from analysis.crossing import Crossing, crossing_point
+from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached
+from analysis.read import read
+from analysis.stats import Interval, Numbers, t_interval
+from analysis.trust import at_edge
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE
+
+DELAYED, REFERENCE = "delayed", "sync"
+SHARES = (0.5, 0.8, 0.9, 1.0)
+"""Of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
+RATIOS = {f"log_ratio_at_{100 * share:g}_percent": f"to {100 * share:g} %" for share in SHARES}
+"""Columns of the pairs, in words."""
+PAIRS = {
+    "speeds": "declared; empty: seconds of real processes",
+    "delay": "in updates",
+    "seed": "of both runs",
+    **dict.fromkeys(RATIOS, "log(T_delayed / T_sync)"),
+    "gap": "loss at equal seconds, delayed - sync (nats)",
+    "target_loss": "registered before the runs",
+    "delayed_loss": "at the end, after equal samples",
+    "sync_loss": "at the end, after equal samples",
+}
+"""Columns of dose_response.csv, a row for each seed; beside them, whether the runs reached the target."""
+REACHED = ("delayed_reached", "sync_reached")
+Arrivals = Callable[[str, str, int, int, int], list[float]]
+"""(speeds, rule, num_workers, seed, number) -> seconds of the first `number` arrivals."""
+
+
+class Dose(NamedTuple):
+    """The test runs of a sweep."""
+
+    runs: pd.DataFrame
+    """As `read` has them, with their `delay` and whether their learning rate is at an `edge` of its grid. One run may
+    stand for both algorithms at delay 0."""
+    curves: Mapping[str, pd.DataFrame]
+    """By run."""
+    targets: Mapping[int, float]
+    """The registered loss, by delay."""
+
+
+def read_dose(folder: Path) -> Dose:
+    """Read a finished sweep.
+
+    Raises:
+        UsageError: if a run has no finite loss at every evaluation: it has no time, and its delay says nothing.
+    """
+    runs, curves, plan = read(folder)
+    runs = runs[runs["stage"] == "test"]
+    runs = runs.assign(delay=runs["workers"].astype(int) - 1, edge=[at_edge(plan.arms[arm]) for arm in runs["arm"]])
+    by_run = dict(iter(curves.groupby("run")))
+    for run in runs.itertuples():
+        if run.status != DONE or by_run[run.run]["loss"].isna().any():
+            raise UsageError(
+                f"{run.run} is {run.status} and has no loss at every evaluation; take its learning rates out of the "
+                "config and choose another --out"
+            )
+    if 0 not in set(runs.loc[runs["algorithm"] == REFERENCE, "delay"]):  # one process under either name
+        runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
+    targets = {plan.arms[arm]["num_workers"] - 1: loss for arm, loss in plan.targets.items()}
+    return Dose(runs, by_run, targets)
+
+
+def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> pd.DataFrame:
+    """The responses of every delay above 0 and seed, with the columns of `PAIRS` and `REACHED`.
+
+    Args:
+        speeds: the declared clock that both are put on.
+        arrivals: its times; None: the runs' own seconds.
+
+    Raises:
+        UsageError: if a run never gets below its first loss: there is nothing to reach.
+    """
+    rows = []
+    for (delay, seed), pair in dose.runs[dose.runs["delay"] > 0].groupby(["delay", "seed"]):
+        runs, target = pair.set_index("algorithm"), dose.targets[delay]
+        timed = [_timed(runs.loc[name], dose.curves, speeds, arrivals) for name in (DELAYED, REFERENCE)]
+        try:
+            logs, gap = compare(*timed)
+        except ValueError as error:
+            raise UsageError(f"delay {delay}, seed {seed}: {error}") from error
+        ends, there = ([one[1][-1] for one in timed], [lowest_held(one) <= target for one in timed])
+        rows.append((speeds, delay, int(seed), *logs, gap, target, *ends, *there))
+    return pd.DataFrame(rows, columns=[*PAIRS, *REACHED])
+
+
+def _timed(run: Any, curves: Mapping[str, pd.DataFrame], speeds: str, arrivals: Arrivals | None) -> Curve:
+    """Losses against seconds; the first evaluation, before any update, is at 0 seconds."""
+    frame = curves[run.run]
+    if arrivals is not None:
+        rule, step = ("asynchronous", 1) if run.name == DELAYED else ("synchronous", run.delay + 1)
+        # the last round of a budget that is no multiple of the workers has fewer gradients
+        needed = np.minimum(frame["updates"].astype(int) * step, int(frame["samples"].iloc[-1] // run.batch_size))
+        clock = [0.0, *arrivals(speeds, rule, int(run.delay) + 1, int(run.seed), int(needed.iloc[-1]))]
+        frame = frame.assign(seconds=[clock[number] for number in needed])
+    return curve(frame, "seconds")
+
+
+def compare(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
+    """log(our seconds / their seconds) to each of `SHARES`, and our loss less theirs when the shorter budget ends.
+
+    Raises:
+        ValueError: if one of them never gets below its first loss.
+
+    >>> ours, theirs = ((np.array([0.0, end]), np.array([9.0, 7.0])) for end in (4.0, 2.0))
+    >>> logs, gap = compare(ours, theirs)
+    >>> [round(math.exp(log), 6) for log in logs], gap
+    ([2.0, 2.0, 2.0, 2.0], 1.0)
+    """
+    both = on_common_looks([ours, theirs])
+    # both start from the same model; on real processes the two first losses may differ by rounding
+    first, lowest = min(ours[1][0], theirs[1][0]), max(map(lowest_held, both))
+    if lowest >= first:
+        raise ValueError("one of the two runs never gets below its first loss, so that there is no time to compare")
+    # the last target may miss the lowest loss by rounding
+    targets = [max(first - share * (first - lowest), lowest) for share in SHARES]
+    logs = [math.log(reached(both[0], target) / reached(both[1], target)) for target in targets]
+    end = min(ours[0][-1], theirs[0][-1])
+    return logs, loss_at(ours, end) - loss_at(theirs, end)
+
+
+def text(dose: Dose, pairs: pd.DataFrame, measured: pd.DataFrame | None = None) -> str:
+    """The tables and the answers.
+
+    Args:
+        pairs: of all declared speeds.
+        measured: of real processes.
+    """
+    seeds = f"{dose.runs['seed'].nunique()} seeds"
+    delayed = dose.runs[dose.runs["algorithm"] == DELAYED].pivot(index="delay", columns="seed", values="loss")
+    slope = t_interval(np.polyfit(np.log2(delayed.index + 1), delayed, 1)[0])
+    parts = [
+        f"final loss at equal samples, mean [95 % t interval], {seeds}; learning rate tuned per delay",
+        _aligned(_losses(dose)),
+        "* at the edge of its grid: a better one may lie outside",
+        f"each doubling of tau + 1 adds {slope:.4f} nats at equal samples",
+    ]
+    for speeds, own in pairs.groupby("speeds", sort=False):
+        parts += ["", f"speeds {speeds} (virtual clock), {seeds}; below 1, and below 0, asynchronous is ahead"]
+        parts += ["delayed / sync, seconds to a share of the improvement that both reach", _aligned(_responses(own))]
+        for column, name in (RATIOS | {"gap": ""}).items():
+            told = answer(crossing_point(*_by_delay(own, column)))
+            parts.append(f"      {f'seconds {name}' if name else 'loss at equal seconds'}: {told}")
+    if measured is not None:
+        parts += ["", *_measured(measured)]
+    arms = dose.runs.drop_duplicates("arm")
+    if edges := int(arms["edge"].sum()):
+        told = "learning rates at the edge of their grid (a better one may lie outside)"
+        parts.append(f"{told}: {edges} of {len(arms)}")
+    return "\n".join(parts)
+
+
+def _aligned(table: pd.DataFrame) -> str:
+    return table.to_string(index=False, justify="right")
+
+
+def _losses(dose: Dose) -> pd.DataFrame:
+    """Final losses and chosen rates, a row for each delay."""
+    rows = []
+    for delay, own in dose.runs.groupby("delay"):
+        row = {"tau": delay}
+        for algorithm, name in ((DELAYED, "delayed"), (REFERENCE, "sync, tau + 1 workers")):
+            runs = own[own["algorithm"] == algorithm]
+            row[name] = f"{t_interval(runs['loss'].to_numpy()):.4f}"
+            row[f"rate, {algorithm}"] = f"{runs['learning_rate'].iloc[0]:g}{'*' if runs['edge'].any() else ' '}"
+        if own["arm"].nunique() == 1:
+            row["sync, tau + 1 workers"], row[f"rate, {REFERENCE}"] = "the same run", ""
+        rows.append(row | {"target": f"{dose.targets[delay]:.4f}" if delay in dose.targets else "-"})
+    return pd.DataFrame(rows)
+
+
+def _responses(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Delayed / sync: seconds to a share of the improvement that both reach; a row for each delay."""
+    rows = []
+    for delay, own in pairs.groupby("delay"):
+        row = {"tau": delay} | {f"seconds {name}": f"{_ratio(own[column]):.3f}" for column, name in RATIOS.items()}
+        row["loss at equal seconds, nats"] = f"{t_interval(own['gap'].to_numpy()):.4f}"
+        row["target reached"] = " and ".join(f"{own[name].sum()}/{len(own)}" for name in REACHED)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _ratio(logs: Numbers) -> Interval:
+    """The geometric mean of the ratios, with its t interval on logs."""
+    return t_interval(np.asarray(logs)).mapped(math.exp)
+
+
+def _by_delay(pairs: pd.DataFrame, column: str) -> tuple[Any, Any]:
+    """The delays, and a row for each seed."""
+    table = pairs.pivot(index="seed", columns="delay", values=column)
+    return table.columns, table.to_numpy()
+
+
+def answer(point: Crossing) -> str:
+    """The crossing point in a sentence."""
+    low = "below the first delay" if point.low == -math.inf else f"{point.low:.2g}"
+    high = "beyond the last delay" if point.high == math.inf else f"{point.high:.2g}"
+    ends = "" if math.isnan(point.low) else f"95 % interval {low} to {high}"
+    if math.isnan(point.at):
+        return f"no crossing: {point.reason}" + f"; not excluded: {ends}" * bool(ends)
+    told = f"the advantage is lost at tau = {point.at:.2g}"
+    if len(point.all) > 1:
+        between = f"between tau = {min(point.all):.2g} and {max(point.all):.2g}"
+        told = f"no single crossing (the mean crosses {len(point.all)} times, {between})"
+    return ", ".join(filter(None, (told, ends))) + f" ({point.reason})" * bool(point.reason and len(point.all) == 1)
+
+
+def _measured(pairs: pd.DataFrame) -> list[str]:
+    """Table and sentences of the pairs of real processes."""
+    seeds = pairs["seed"].nunique()
+    lines = [
+        f"MEASURED: real processes on this machine, no declared speeds, {seeds} seeds, learning rates tuned on the "
+        "virtual clock",
+        _aligned(_responses(pairs)),
+    ]
+    for delay, own in pairs.groupby("delay"):
+        ratio = _ratio(own[[*RATIOS][-1]])
+        word = "no difference between the two can be told"
+        if ratio.low > 1 or ratio.high < 1:
+            word = f"asynchronous training is {'slower' if ratio.low > 1 else 'sooner'}"
+        lines.append(
+            f"      tau = {delay}, {delay + 1} processes: {ratio:.2f} times the seconds of synchronous training to the "
+            f"lowest loss that both reach: {word}"
+        )
+    return lines
+
+
+def save(dose: Dose, pairs: pd.DataFrame, measured: pd.DataFrame | None, folder: Path) -> list[Path]:
+    """Write dose_response.csv, .png and .svg, and measured.csv where pairs were measured; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {"dose_response.csv": pairs[[*PAIRS]]}
+    if measured is not None:  # its seconds are no virtual ones: a file of its own
+        tables["measured.csv"] = measured[["delay", *RATIOS, "gap"]]
+    for name, table in tables.items():
+        table.to_csv(folder / name, index=False, lineterminator="\r\n")
+    return [
+        *(folder / name for name in tables),
+        *plots.save(draw(dose, pairs), folder / "dose_response", ("png", "svg")),
+    ]
+
+
+def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
+    """Seconds to the same loss, loss at equal seconds, loss at equal samples, against the delay."""
+    figure, (left, middle, right) = plots.figure(4.4, 4.0, columns=3)
+    colours, clocks = sns.color_palette("colorblind"), pairs["speeds"].unique()
+    *others, whole = RATIOS
+    lighter = dict(zip(others, [(1, 3), (1, 1.5), (3, 1)], strict=True))  # without intervals in the picture
+    for number, (speeds, own) in enumerate(pairs.groupby("speeds", sort=False)):
+        # a little apart, so that intervals do not hide one another
+        look = {"color": colours[(number + 2) % len(colours)], "marker": "o^sDvP"[number % 6], "label": speeds}
+        apart = 0.05 * (number - (len(clocks) - 1) / 2)
+        for column, dashes in lighter.items():
+            at = own.groupby("delay")[column].mean()
+            left.plot(np.log2(at.index + 1) + apart, np.exp(at), color=look["color"], dashes=dashes, linewidth=1.0)
+        _points(left, own.groupby("delay")[whole].agg(_ratio), apart, look)
+        _points(middle, own.groupby("delay")["gap"].agg(_mean), apart, look)
+    left.axhline(1.0, color=plots.MUTED, linewidth=1)
+    left.set_yscale("log")
+    for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        axis(lambda value, place: f"{value:g}")
+    left.set_ylim(top=left.get_ylim()[1] ** 2)  # room for the legend, the axis being one of logarithms
+    handles = left.get_legend_handles_labels()[0]
+    handles += [
+        Line2D([], [], color=plots.MUTED, dashes=dashes, linewidth=1.0, label=f"{RATIOS[column]} of the way")
+        for column, dashes in lighter.items()
+    ]
+    left.legend(handles=handles, title="speeds (virtual clock)", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
+    middle.axhline(0.0, color=plots.MUTED, linewidth=1)
+    for algorithm, colour, label in (
+        (DELAYED, colours[1], "delayed by exactly tau"),
+        (REFERENCE, colours[0], "synchronous, tau + 1 workers"),
+    ):
+        losses = dose.runs[dose.runs["algorithm"] == algorithm].groupby("delay")["loss"].agg(_mean)
+        _points(right, losses, 0.0, {"color": colour, "marker": "o", "label": label})
+    right.legend(fontsize=8, frameon=False)
+    delays = sorted(dose.runs["delay"].unique())
+    for axes, label in (
+        (left, "seconds to the same loss, delayed / sync"),
+        (middle, "loss at equal seconds, delayed - sync (nats)"),
+        (right, "evaluation loss at equal samples (nats)"),
+    ):
+        axes.set_xticks(np.log2(np.array(delays) + 1), delays)
+        axes.set(xlabel="delay tau (updates)", ylabel=label)
+    told = (
+        f"means over {dose.runs['seed'].nunique()} seeds with 95 % t intervals; learning rate tuned per delay; at "
+        "delay 0 both are one process; the same loss: the lowest that both reach, or a share of the improvement on the way"
+    )
+    figure.supxlabel(told, fontsize=7, color=plots.MUTED)
+    return figure
+
+
+def _mean(values: pd.Series) -> Interval:
+    return t_interval(values.to_numpy())
+
+
+def _points(axes: Axes, intervals: pd.Series, apart: float, look: Mapping[str, Any]) -> None:
+    """Means against the delay, with their intervals where there are any."""
+    estimates, low, high = np.array([one[:3] for one in intervals]).T
+    arms = np.nan_to_num([estimates - low, high - estimates])
+    axes.errorbar(np.log2(intervals.index + 1) + apart, estimates, yerr=arms, capsize=3, **look)
