@@ -70,7 +70,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from asyncsgd.settings.run import cache_folder
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
-    corpus = load_corpus(given.data, eval_data=given.eval_data, text_column=given.text_column, cache_dir=cache)
+    corpus = load_corpus(given.data, {given.text_column: "--text-column"}, eval_data=given.eval_data, cache_dir=cache)
     tokenizer = load_tokenizer(read_origin(given.model).model, corpus, vocab_size=given.vocab_size, cache_dir=cache)
     ready = finder.prepare(corpus.train.texts, cache)
     devices = devices_of(given) if isinstance(ready, Tagger) else []

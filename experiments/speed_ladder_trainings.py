@@ -19,8 +19,7 @@ from torch.nn import functional
 
 import asyncsgd
 from asyncsgd import AdamW, AllReduce, InProcess, Processes
-from asyncsgd.data.corpora import Corpus, limited, load_corpus, select
-from asyncsgd.data.labelled import load_labelled
+from asyncsgd.data.corpora import LABELLED, Corpus, limited, load_corpus, select
 from asyncsgd.data.tables import Documents
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets, measured
@@ -193,7 +192,7 @@ class Subject:
         if name == "classification":
             source = _labelled(data, cache)
         else:
-            source = load_corpus(data, eval_data=None, text_column=TEXT, cache_dir=cache)
+            source = load_corpus(data, {TEXT: "--text-column"}, cache_dir=cache)
         train, evaluation = (_short(side) for side in (source.train, source.eval))
         self.epoch = len(train.texts)
         _keep(folder / "train.jsonl", limited(train, samples))
@@ -209,7 +208,7 @@ class Subject:
             task = Classification(data_name=str(folder), seq_len=SEQ_LEN, dropout=DROPOUT)
         else:
             files = str(folder / "train.jsonl"), str(folder / "test.jsonl")
-            self.texts = load_corpus(files[0], eval_data=files[1], text_column=TEXT, cache_dir=cache).train.texts
+            self.texts = load_corpus(files[0], {TEXT: ""}, eval_data=files[1], cache_dir=cache).train.texts
             task = MaskedLM(data_name=files[0], eval_data=files[1], vocab_size=VOCABULARY, eval_samples=0)
             task = dataclasses.replace(task, seq_len=SEQ_LEN, dropout=DROPOUT)
         self.task = task.prepare(0, cache)
@@ -333,7 +332,7 @@ class Subject:
 
 
 def _labelled(data: str, cache: Path) -> Corpus:
-    return load_labelled(data, {TEXT: "--text-column", "label": "--label-column"}, cache_dir=cache)
+    return load_corpus(data, {TEXT: "--text-column", "label": "--label-column"}, LABELLED, cache_dir=cache)
 
 
 def _short(documents: Documents) -> Documents:

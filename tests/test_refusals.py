@@ -114,7 +114,7 @@ SMALL = f"{MASKED}--data text.txt --mode single --seq-len 32 --vocab-size 512 --
         (f"{ANSWERING}--data table.jsonl --stride 999", "--stride 999 --seq"),
         # data
         (f"{MASKED}--data hub:", "'hub:' hub:NAME"),
-        (f"{MASKED}--data latin.txt", "UTF-8 (byte offset 3) iconv"),
+        (f"{MASKED}--data latin.txt", "utf-8 position 3"),
         (f"{MASKED}--data table.jsonl", "'text' 'txt' --text-column"),
         (f"{MASKED}--data mine", ".txt"),
         # places

@@ -1,7 +1,6 @@
-"""Texts to train on and texts to evaluate on, from installed documentation, files, folders or the Hugging Face Hub.
+"""Texts to train on and texts to evaluate on: the same on every machine that has the same source.
 
-A corpus is the same on every machine that has the same source: the order is fixed, the split is decided by each text
-alone, and `Corpus.fingerprint` names the result. Nothing here needs a network unless the user names a Hub data set.
+The order is fixed, the split is decided by each text alone, and `Corpus.fingerprint` names the result.
 """
 
 from __future__ import annotations
@@ -9,15 +8,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsgd.data.pydocs import load_pydocs, package_versions
-from asyncsgd.data.tables import Documents, Source, documents_of, joined_parts
-from asyncsgd.errors import UsageError
+from asyncsgd.data.pydocs import package_versions
+from asyncsgd.data.tables import KINDS, TABLES, Documents, Source, joined_parts, text_of, without_surrogates
+from asyncsgd.errors import UsageError, nearest
+
+HELD_OUT = 0.05
+"""The share of the texts that is set aside where a source has no other split, by `split_documents`."""
 
 
 @dataclass(frozen=True)
@@ -42,72 +46,162 @@ class Corpus:
         return hashlib.sha256(f"blocks {self.fingerprint}".encode()).hexdigest()[:16] if blocks else self.fingerprint
 
 
+Names = Sequence[str] | None
+"""The names that belong to numbers as labels; None where labels are their own names."""
+
+
+class Kind(NamedTuple):
+    """What rows hold, what messages call it, and where it may come from."""
+
+    read: Callable[[str, Mapping[str, str], tuple[Any, ...], Names], tuple[str, str]]
+    """From (where a row stands, columns, its values, names) to a text, empty where there is none, and its label."""
+    labels_of: Callable[[str], list[str]] = lambda label: [label]
+    """All labels in the label of a text."""
+    text: str = "text"
+    filling: str = "text"  # what a row must not be without
+    unit: str = "text"  # what has a label
+    label: str = "label"
+    """Empty where texts have none."""
+    files: Sequence[str] = TABLES
+    takes: Sequence[str] = ("pydocs", "hub:NAME")
+    splits: Sequence[str] = ("test", "validation")
+    """To score on, the first that is there; of a Hub data set the test split, if there is no other."""
+
+    def sources(
+        self, data: str, columns: Mapping[str, str], eval_data: str | None = None
+    ) -> tuple[list[Source], Source | None]:
+        """What `load_corpus` reads, which is not read yet: the parts of `data`, and `eval_data`."""
+        if self.label and len(columns) < 2:
+            name, flag = next(iter(columns.items()))
+            raise UsageError(f"{self.text}s and {self.label}s are both {name!r}; name another with {flag}")
+        parts, needs = ([data], "train") if self.label else (joined_parts(data), None)
+        scored = None if eval_data is None else Source(eval_data, "--eval-data", takes=())
+        return [Source(part, kinds=self.files, needs=needs, takes=self.takes) for part in parts], scored
+
+    def counts(self, documents: Documents) -> Counter[str]:
+        return Counter(each for label in documents.labels or () for each in self.labels_of(label))
+
+
+def stripped(where: str, columns: Mapping[str, str], value: object) -> str:
+    """The text of a row's first column."""
+    return without_surrogates(text_of(where, next(iter(columns)), value)).strip()
+
+
+def _read_labelled(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
+    text = stripped(where, columns, row[0])
+    return text, label_name(where, columns, row[1], names) if text else ""
+
+
+LABELLED = Kind(_read_labelled)
+PLAIN = Kind(
+    lambda where, columns, row, names: (stripped(where, columns, row[0]), ""),
+    label="",
+    files=KINDS,
+    splits=("validation",),
+)
+
+
 def load_corpus(
-    data: str, *, eval_data: str | None, text_column: str, cache_dir: Path, eval_fraction: float = 0.05
+    data: str,
+    columns: Mapping[str, str],
+    kind: Kind = PLAIN,
+    *,
+    eval_data: str | None = None,
+    split: str | None = None,
+    limits: tuple[int, int] = (0, 0),
+    cache_dir: Path | None = None,
 ) -> Corpus:
     """Load the texts that `data` names and set some of them aside for evaluation.
 
-    A text is set aside if the first 64 bits of its SHA-256, read as a number in [0, 1), lie below `eval_fraction`. So
-    the split depends on neither the order nor the other texts. Nothing is split where evaluation texts are given: by
-    `eval_data`, by ``validation.*`` (or ``valid``, ``dev``, ``eval``) beside ``train.*`` in a folder, or by the Hub
-    data set's own validation or test split. Texts that occur on both sides are then taken out of training.
+    Texts to evaluate on are those of `eval_data`, or those of another split of a folder or Hub data set, or else what
+    `split_documents` sets aside, called ``test``. Rows without text are left out, and so are training texts that occur
+    in the evaluation texts too; `notes` counts both where texts have labels. Labels that are numbers get their names
+    from ``labels.json`` beside the files. Without that file, a Parquet file may hold the names, written there by the
+    Hugging Face library. Otherwise a number is its own name.
 
     Args:
-        data: ``"pydocs"``, a file, a folder (without its subfolders, in the order of the names; where it has
-            ``train.*`` beside another split, that and ``validation.*``), or ``"hub:NAME[:CONFIG]"``. ``A+B`` joins the
-            training texts of sources, and the evaluation texts that each sets aside for itself.
+        data: ``"pydocs"`` (whose labels are the packages), a file, a folder (without its subfolders, in the order of
+            the names; where it has ``train.*`` beside another split, that), or ``"hub:NAME[:CONFIG]"``. Where texts
+            have no labels ``A+B`` joins sources, and the evaluation texts that each sets aside for itself.
+        columns: that of the texts and that of the labels, each with the flag that chooses it.
         eval_data: a file or folder with the evaluation texts, or None.
-        cache_dir: folder in which ``pydocs`` is kept between runs.
+        split: ``"test"`` or ``"validation"``; None takes what `kind` prefers.
+        limits: at most so many texts of each side, taken evenly over the source's order; 0 for all.
+        cache_dir: folder in which ``pydocs`` is kept between runs; None where pydocs is not meant.
 
     Raises:
-        UsageError: the source is missing, damaged or not text, has no such column, or leaves one side without texts.
+        UsageError: the source is missing or damaged, has no such column or split, a label is missing or only in the
+            evaluation texts, there is one class only, or one side has no texts.
     """
-    sources, scored = named_sources(data, eval_data)  # before the first one is read, which may take a while
-    sides = [_sides(source, text_column, cache_dir, scored is None) for source in sources]
+    sources, scored = kind.sources(data, columns, eval_data)  # before the first one is read, which may take a while
+    name, notes = "+".join(source.name for source in sources), list[str]()
+    names = _names_of(sources[0], list(columns)[1]) if kind.label else None
+
+    def side(source: Source, of: str) -> Documents:
+        rows = source.rows(of, columns, cache=cache_dir)
+        read = [kind.read(place, columns, row, names) for place, row in rows]
+        kept = [(text, label) for text, label in read if text]
+        where = f"{source.name} ({of})"
+        if not kept:
+            raise UsageError(f"{where} holds no {kind.text}: all {len(rows)} rows are without {kind.filling}")
+        if empty := len(rows) - len(kept):
+            notes.append(f"{empty} rows of {where} without {kind.filling} are left out")
+        return Documents(*zip(*kept, strict=True))
+
+    chosen = ""
     if scored is not None:
-        train, held_out = _sides(scored, text_column, cache_dir, True)
-        sides, evaluation = [(side, None) for side, _ in sides], held_out or train
+        train = _joined([side(source, "train") for source in sources])
+        evaluation = side(scored, "validation" if "validation" in scored.sides else "train")
     else:
-        sides = [split_documents(train, eval_fraction) if held is None else (train, held) for train, held in sides]
-        evaluation = _join([held for _, held in sides if held is not None])
-    train = without(_join([side for side, _ in sides]), evaluation)
-    name = "+".join("pydocs" if source is None else source.name for source in sources)
-    for side, documents in (("evaluate", evaluation), ("train", train)):
+        sides = []
+        for source in sources:
+            splits = [of for of in (*kind.splits, *["test"] * source.is_hub) if of in source.sides]
+            if split is not None and split not in splits and (splits or split == "validation"):
+                raise UsageError(f"{name} has no {split} split to score on; drop --split")
+            train, chosen = side(source, "train"), split or [*splits, "test"][0]
+            sides.append((train, side(source, chosen)) if splits else split_documents(train, HELD_OUT))
+        train, evaluation = map(_joined, zip(*sides, strict=True))
+    kept = without(train, evaluation)
+    if left_out := len(train.texts) - len(kept.texts):
+        notes.append(f"{left_out} training {kind.text}s that are {chosen} {kind.text}s too are left out")
+    for to, documents in (("evaluate", evaluation), ("train", kept)):
         if not documents.texts:
-            raise UsageError(f"{name} has too few documents to {side} on; give evaluation texts with --eval-data FILE")
-    digest = hashlib.sha256()
-    for _ in range(sources.count(None)):
-        digest.update(json.dumps(package_versions(), sort_keys=True).encode())
+            raise UsageError(f"{name} has too few {kind.text}s to {to} on; name other data, or texts to evaluate on")
+    labels = _labels(name, names, kind, kept, evaluation, list(columns.values())[1]) if kind.label else ()
+    kept, evaluation = (limited(documents, limit) for documents, limit in zip((kept, evaluation), limits, strict=True))
+    if missing := set(labels) - set(kind.counts(kept)):
+        notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
+    fingerprint = _fingerprint(sum(source.is_built_in for source in sources), kept, evaluation, labels)
+    if not kind.label:
+        return Corpus(name, kept, evaluation, fingerprint)
+    return Corpus(name, kept, evaluation, fingerprint, chosen, labels, tuple(notes))
+
+
+def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
+    versions, digest = json.dumps(package_versions(), sort_keys=True), hashlib.sha256()
+    if labels:
+        digest.update(json.dumps([versions * built_in, *labels]).encode())
+        for documents in (train, evaluation):
+            digest.update(json.dumps([documents.texts, documents.labels]).encode())
+        return digest.hexdigest()[:16]
+    digest.update(versions.encode() * built_in)
     for documents in (train, evaluation):
         digest.update(f"side {len(documents.texts)}\n".encode())
         for encoded in map(str.encode, documents.texts):
             # The length in front keeps ("ab", "c") apart from ("a", "bc").
             digest.update(f"{len(encoded)}\n".encode() + encoded)
-    return Corpus(name, train, evaluation, digest.hexdigest()[:16])
+    return digest.hexdigest()[:16]
 
 
-def named_sources(data: str, eval_data: str | None) -> tuple[list[Source | None], Source | None]:
-    """What `load_corpus` reads, which is not read yet: the parts of `data`, None for ``pydocs``, and `eval_data`."""
-    parts = [None if part == "pydocs" else Source(part, takes=("pydocs", "hub:NAME")) for part in joined_parts(data)]
-    return parts, None if eval_data is None else Source(eval_data, "--eval-data", takes=())
-
-
-def _sides(source: Source | None, column: str, cache: Path, wants_eval: bool) -> tuple[Documents, Documents | None]:
-    """(train, eval) of a source, None for ``pydocs``; eval is None where it does not set evaluation texts apart."""
-    if source is None:
-        return load_pydocs(cache), None
-    scored = ("validation", "test") if source.path is None else ("validation",)
-    sides = ["train", *[side for side in scored if wants_eval and side in source.sides][:1]]
-    train, *others = (documents_of(source.data, source.rows(side, {column: "--text-column"}), column) for side in sides)
-    return train, others[0] if others else None
-
-
-def _join(sides: Sequence[Documents]) -> Documents:
-    return Documents(tuple(text for side in sides for text in side.texts), None)
+def _joined(sides: Iterable[Documents]) -> Documents:
+    texts, labels = zip(*((side.texts, side.labels or ()) for side in sides), strict=True)
+    return Documents(tuple(itertools.chain(*texts)), tuple(itertools.chain(*labels)))
 
 
 def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documents, Documents]:
-    """Split by a hash of each text into (train, eval); equal texts always land on the same side.
+    """Split by a hash of each text into (train, eval), whatever the order and the other texts.
+
+    A text is set aside if the first 64 bits of its SHA-256, read as a number in [0, 1), lie below `eval_fraction`.
 
     >>> train, held_out = split_documents(Documents(("one", "two", "three", "four"), None), 0.25)
     >>> train.texts, held_out.texts
@@ -143,3 +237,74 @@ def limited(documents: Documents, limit: int) -> Documents:
     """At most `limit` documents, evenly over their order; 0 for all."""
     total = len(documents.texts)
     return select(documents, np.isin(np.arange(total), evenly(total, limit)))
+
+
+def _labels(name: str, names: Names, kind: Kind, kept: Documents, evaluation: Documents, flag: str) -> tuple[str, ...]:
+    """The names of all labels, in the order of their numbers."""
+    train, scored = kind.counts(kept), kind.counts(evaluation)
+    has = f"training has {', '.join(sorted(train))}"
+    for label in sorted(set(scored) - set(train))[:1]:
+        raise UsageError(
+            f"{name}: no training {kind.unit} has the {kind.label} {label!r}, which {scored[label]} {kind.unit}s to "
+            f"score on have; {has}"
+        )
+    if len(train) < 2:
+        raise UsageError(f"{name}: two {kind.label}s are needed, and {has}: is {flag} right?")
+    return tuple(names or sorted(train, key=int if all(label.lstrip("-").isdecimal() for label in train) else None))
+
+
+def _names_of(source: Source, column: str) -> Names:
+    """The names of ``pydocs``, of a Hub data set, in ``labels.json`` beside the files, or in a Parquet file."""
+    if source.is_built_in:
+        return tuple(package_versions())
+    if source.is_hub:
+        feature = source.sides["train"].features[column]
+        return getattr(getattr(feature, "feature", feature), "names", None) or None
+    files = [path for paths in source.sides.values() for path in paths]
+    beside = files[0].with_name("labels.json")
+    if not beside.is_file():
+        return next(filter(None, (_feature_names(path, column) for path in files)), None)
+    try:
+        names = json.loads(beside.read_text(encoding="utf-8"))
+        return tuple(names[str(number)] for number in range(len(names))) if isinstance(names, dict) else tuple(names)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f'{beside} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}} ({error!r})'
+        ) from error
+
+
+def _feature_names(path: Path, column: str) -> Names:
+    """The names of labels that the Hugging Face library has written into a Parquet file."""
+    if not path.name.endswith(".parquet"):
+        return None
+    from pyarrow.parquet import read_schema
+
+    metadata = read_schema(path).metadata or {}
+    if b"huggingface" not in metadata:
+        return None
+    feature = json.loads(metadata[b"huggingface"])["info"]["features"].get(column, {})
+    while inner := feature[0] if isinstance(feature, list) else feature.get("feature"):
+        feature = inner
+    return feature.get("names")
+
+
+def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
+    """The name of a label that was read from the second of some columns.
+
+    Raises:
+        UsageError: if it is missing, neither text nor a whole number, or has no name.
+    """
+    column, flag = list(columns.items())[1]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a table with a missing label holds whole numbers as floats
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    if not text:
+        raise UsageError(
+            f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; mend the row or choose "
+            f"another column with {flag} NAME"
+        )
+    if names is None or text in names:
+        return text
+    if text.isdecimal() and int(text) < len(names):
+        return names[int(text)]
+    raise UsageError(f"{where} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")

@@ -1,10 +1,9 @@
-"""Texts and rows of tables, from files, folders and the Hugging Face Hub."""
+"""Texts and rows of tables: the built-in documentation, files, folders and the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import functools
 import gzip
-import io
 import json
 import os
 import re
@@ -40,15 +39,17 @@ class Documents:
 
 
 class Source:
-    """A file, a folder or a Hub data set that the user named. It is there; nothing of it is read yet.
+    """The documentation of installed packages, a file, a folder or a Hub data set that the user named.
+
+    It is there; nothing of it is read yet.
 
     Args:
-        data: ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it with `flag`.
+        data: ``"pydocs"``, ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it with `flag`.
         kinds: endings of the files that can be read.
         sides: patterns for the names of the files of each split.
         needs: a split that a folder must have; where it is None, all files of a folder are ``train`` unless it has
             ``train`` beside another split.
-        takes: what else could have been meant, for messages; a Hub data set is read only where it is among these.
+        takes: which of ``pydocs`` and ``hub:NAME`` may be meant.
     """
 
     def __init__(
@@ -61,57 +62,62 @@ class Source:
         needs: str | None = None,
         takes: Sequence[str] = ("hub:NAME",),
     ) -> None:
-        self.data, self.name = data, data
+        self.data = self.name = data
         self.path: Path | None = None
-        if data.startswith("hub:") and "hub:NAME" in takes:
-            hub_name(data)
+        self.is_built_in = data == "pydocs" and data in takes
+        self.is_hub = "hub:NAME" in takes and re.fullmatch("hub:[^:]+(:[^:]+)?", data) is not None
+        if self.is_hub or self.is_built_in:
             return
         self.path = path = existing_path(data, flag, takes=takes, kinds=kinds)
         self.name = path.name
         there = sorted(path.iterdir()) if path.is_dir() else [path]
         files = [file for file in there if file.name.lower().endswith(tuple(kinds)) and file.name[0] != "."]
-        if not files:
-            raise UsageError(f"there is no file in {path.name} that {flag} can read; known are {', '.join(kinds)}")
-        self._sides = {"train": files}
-        if path.is_dir():
-            of = {
-                side: [file for file in files if any(fnmatchcase(file.name.lower(), name) for name in names)]
-                for side, names in sides.items()
-            }
-            of = {side: named for side, named in of.items() if named}
-            if needs is not None and needs not in of:
-                raise UsageError(
-                    f"the folder {data} has no file {' or '.join(sides[needs])} ({', '.join(kinds)}); name another "
-                    f"folder or a file with {flag}"
-                )
-            if needs is not None or {"train"} < of.keys():
-                self._sides = of
+        of = {
+            side: [file for file in files if any(fnmatchcase(file.name.lower(), name) for name in names)]
+            for side, names in sides.items()
+            if path.is_dir()
+        }
+        of = {side: named for side, named in of.items() if named}
+        if not files or (path.is_dir() and needs is not None and needs not in of):
+            wanted = "file" if needs is None else f"file {' or '.join(sides[needs])}"
+            raise UsageError(f"there is no {wanted} ({', '.join(kinds)}) in {data}; name other data with {flag}")
+        self._files = of if of and (needs is not None or {"train"} < of.keys()) else {"train": files}
 
     @functools.cached_property
     def sides(self) -> Mapping[str, Any]:
-        """The files of each split, or the splits of the Hub data set; a file is ``train``."""
-        return hub_splits(self.data) if self.path is None else self._sides
+        """The files of each split, or the splits of the Hub data set; a file and ``pydocs`` are ``train``."""
+        if self.is_built_in:
+            return {"train": None}
+        return hub_splits(self.data) if self.is_hub else self._files
 
-    def rows(self, side: str, columns: Mapping[str, str], read: Callable[..., Rows] | None = None) -> Rows:
-        """The rows of a split; see `read_table`, which `read` may replace."""
-        if self.path is not None:
+    def rows(
+        self, side: str, columns: Mapping[str, str], read: Callable[..., Rows] | None = None, cache: Path | None = None
+    ) -> Rows:
+        """The rows of a split; see `read_table`, which `read` may replace; those of ``pydocs`` are texts and labels.
+
+        Args:
+            cache: folder in which ``pydocs`` is kept between runs.
+        """
+        if self.is_built_in:
+            from asyncsgd.data.pydocs import load_pydocs
+
+            assert cache is not None
+            documents = load_pydocs(cache)
+            return [("pydocs:", row) for row in zip(documents.texts, documents.labels or (), strict=True)]
+        if not self.is_hub:
             return [row for path in self.sides[side] for row in (read or read_table)(path, columns)]
-        split, where = self.sides[side], f"the data set {hub_name(self.data)[0]}"
-        check_columns(where, columns, split.column_names)
-        return [(f"{where}:", row) for row in zip(*(split[column] for column in columns), strict=True)]
+        split = self.sides[side]
+        check_columns(self.data, columns, split.column_names)
+        return [(f"{self.data}:", row) for row in zip(*(split[column] for column in columns), strict=True)]
 
 
 def joined_parts(data: str) -> list[str]:
-    """The sources that ``A+B+...`` joins; a path that exists as it is written wins, its plus signs included.
+    """The sources that ``A+B+...`` joins; a path that exists with its plus signs is one.
 
     >>> joined_parts("pydocs+hub:name:config")
     ['pydocs', 'hub:name:config']
     """
-    pieces = data.split("+")
-    # The longest run of pieces that exists as a path; "pydocs", "hub:..." and what does not exist are one piece.
-    joined = {number: "+".join(pieces[:number]) for number in range(len(pieces), 0, -1)}
-    number = next((n for n, part in joined.items() if part.strip() and os.path.exists(os.path.expanduser(part))), 1)
-    return [joined[number], *(joined_parts("+".join(pieces[number:])) if pieces[number:] else ())]
+    return [data] if os.path.exists(os.path.expanduser(data)) else data.split("+")
 
 
 def existing_path(name: str, flag: str, *, takes: Sequence[str] = (), kinds: Sequence[str] = KINDS) -> Path:
@@ -126,15 +132,6 @@ def existing_path(name: str, flag: str, *, takes: Sequence[str] = (), kinds: Seq
     return Path(os.path.abspath(path))
 
 
-def documents_of(where: str, rows: Rows, column: str) -> Documents:
-    """The texts of a column, stripped, without the empty ones, of which at least one is left."""
-    stripped = (without_surrogates(text_of(place, column, row[0])).strip() for place, row in rows)
-    texts = tuple(text for text in stripped if text)
-    if not texts:
-        raise UsageError(f"{where} holds no text")
-    return Documents(texts, None)
-
-
 def without_surrogates(text: str) -> str:
     # JSON and Python sources can spell half a surrogate pair, which no encoder accepts later.
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -145,14 +142,25 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Rows:
 
     A text file has one column whatever is wanted, with a row a line, or a paragraph as soon as it has a blank line.
 
-    `columns` are the names of those that are wanted, each with the flag that chooses it.
+    Args:
+        columns: the names of those that are wanted, each with the flag that chooses it.
+
+    Raises:
+        UsageError: if the file is damaged, is not UTF-8 or lacks a column.
     """
     name = path.name.lower()
-    if name.endswith(".jsonl"):
-        return _json_rows(path, columns)
-    if not name.endswith(TABLES):
-        return [(str(path), (text,)) for text in _lines_or_paragraphs(_text(path))]
-    values = (_parquet_columns if name.endswith(".parquet") else _csv_columns)(path, columns)
+    try:
+        if name.endswith((".txt", ".txt.gz", ".jsonl")):
+            raw = path.read_bytes()
+            text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode("utf-8-sig")
+            if name.endswith(".jsonl"):
+                return _json_rows(path, text, columns)
+            return [(str(path), (text,)) for text in _lines_or_paragraphs(text)]
+        values = (_parquet_columns if name.endswith(".parquet") else _csv_columns)(path, columns)
+    except UsageError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError, NotImplementedError, Warning) as error:
+        raise UsageError(f"{path} cannot be read ({error})") from error
     return [(f"{path}, row {number}:", row) for number, row in enumerate(zip(*values, strict=True), start=1)]
 
 
@@ -165,57 +173,37 @@ def _lines_or_paragraphs(text: str) -> list[str]:
     return [" ".join(line.strip() for line in paragraph.split("\n")) for paragraph in paragraphs]
 
 
-def _text(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.name.lower().endswith(".gz") else raw).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read ({error})") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not UTF-8 (byte offset {error.start}); convert it: iconv -f ISO-8859-1 -t UTF-8 {path}"
-        ) from error
-
-
-def _json_rows(path: Path, columns: Mapping[str, str]) -> Rows:
+def _json_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
     rows: Rows = []
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}:"
-        try:
-            row = dict(json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{where} not a JSON object ({error})") from error
-        check_columns(where, columns, row)
-        rows.append((where, tuple(row[column] for column in columns)))
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}:"
+            try:
+                row = dict(json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise UsageError(f"{where} not a JSON object ({error})") from error
+            check_columns(where, columns, row)
+            rows.append((where, tuple(row[column] for column in columns)))
     return rows
 
 
 def _csv_columns(path: Path, columns: Mapping[str, str]) -> list[list[Any]]:
     import pandas as pd
 
-    try:
-        # A row with too many fields is only a warning to pandas, and its last fields would be lost.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            table = pd.read_csv(io.StringIO(_text(path)), dtype=str, keep_default_na=False, index_col=False)
-    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
-        raise UsageError(f"{path} is not a well-formed CSV file ({error})") from error
+    # A row with too many fields is only a warning to pandas, and its last fields would be lost.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig")
     check_columns(str(path), columns, table.columns)
     return [table[column].fillna("").tolist() for column in columns]
 
 
 def _parquet_columns(path: Path, columns: Mapping[str, str]) -> list[list[Any]]:
-    import pyarrow as pa
-    from pyarrow import parquet
+    from pyarrow.parquet import ParquetFile
 
-    try:
-        file = parquet.ParquetFile(path)
-        check_columns(str(path), columns, file.schema_arrow.names)
-        return [column.to_pylist() for column in file.read(list(columns)).select(list(columns)).columns]
-    except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path} cannot be read as Parquet ({error})") from error
+    file = ParquetFile(path)
+    check_columns(str(path), columns, file.schema_arrow.names)
+    return [column.to_pylist() for column in file.read(list(columns)).select(list(columns)).columns]
 
 
 def text_of(where: str, text_column: str, value: object) -> str:
@@ -239,18 +227,6 @@ def check_columns(where: str, columns: Mapping[str, str], present: Iterable[obje
             )
 
 
-def hub_name(data: str) -> tuple[str, str | None]:
-    """The name and the configuration of a Hub data set.
-
-    >>> hub_name("hub:tweet_eval:hate"), hub_name("hub:imdb")
-    (('tweet_eval', 'hate'), ('imdb', None))
-    """
-    _, name, *rest = data.split(":")
-    if not name or len(rest) > 1:
-        raise UsageError(f"{data!r} does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG")
-    return name, rest[0] if rest else None
-
-
 def hub_is_reachable() -> bool:
     """Whether the Hugging Face Hub answers within 5 seconds; its own libraries retry for more than 20."""
     from huggingface_hub import constants, get_session
@@ -266,13 +242,13 @@ def hub_splits(data: str) -> datasets.DatasetDict:
     """The splits of ``hub:NAME[:CONFIG]``, ``train`` among them; from the local cache where the Hub is unreachable."""
     import datasets
 
-    name, config = hub_name(data)
+    name, _, config = data.removeprefix("hub:").partition(":")
     before = datasets.config.HF_HUB_OFFLINE
     offline = before or not hub_is_reachable()
     try:
         # load_dataset has no argument for "from the cache only": its offline mode is this flag.
         datasets.config.HF_HUB_OFFLINE = offline
-        splits = datasets.load_dataset(name, config)
+        splits = datasets.load_dataset(name, config or None)
     except Exception as error:
         reason = " ".join(str(error).split())
         where = "is not in the local cache and the Hub is unreachable" if offline else "cannot be loaded from the Hub"

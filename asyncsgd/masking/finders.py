@@ -145,7 +145,7 @@ class Keyness:
             raise ValueError("threshold must be 0 or more, ratio more than 0 and min_count 1 or more")
 
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
-        reference = load_corpus(self.reference, eval_data=None, text_column="text", cache_dir=cache)
+        reference = load_corpus(self.reference, {"text": "--data"}, cache_dir=cache)
         corpus, other = _count(texts), _count([*reference.train.texts, *reference.eval.texts])
         total, other_total = corpus.total(), other.total()
         words = [

@@ -33,7 +33,7 @@ from asyncsgd.tasks import task_class
 PRELOAD = (
     "asyncsgd.training",
     "asyncsgd.settings.run",
-    "asyncsgd.data.labelled",
+    "asyncsgd.data.corpora",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
 )

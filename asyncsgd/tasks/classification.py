@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.labelled import labelled_source, load_labelled
+from asyncsgd.data.corpora import LABELLED, Corpus, load_corpus
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
@@ -101,14 +100,14 @@ class Classification(HeadTask):
         return {self.text_column: "--text-column", self.label_column: "--label-column"}
 
     def check_names(self) -> None:
-        labelled_source(self.data_name, self.columns)
+        LABELLED.sources(self.data_name, self.columns)
         if self.hatecheck is not None:
             hatecheck.hatecheck_source(self.hatecheck)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:
-        limits = self.train_samples, self.eval_samples
-        return load_labelled(self.data_name, self.columns, cache_dir=cache, split=self.eval_split, limits=limits)
+        limits, split = (self.train_samples, self.eval_samples), self.eval_split
+        return load_corpus(self.data_name, self.columns, LABELLED, split=split, limits=limits, cache_dir=cache)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         counts = np.bincount(_classes(corpus, "train"), minlength=len(corpus.labels))

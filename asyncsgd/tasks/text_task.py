@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus, evenly, load_corpus, named_sources
+from asyncsgd.data.corpora import PLAIN, Corpus, evenly, load_corpus
 from asyncsgd.data.order import Order, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
@@ -367,11 +367,12 @@ class LanguageModel(TextTask):
         self.check_columns("text_column")
 
     def check_names(self) -> None:
-        named_sources(self.data_name, self.eval_data)
+        PLAIN.sources(self.data_name, {}, self.eval_data)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:
-        corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
+        columns = {self.text_column: "--text-column"}
+        corpus = load_corpus(self.data_name, columns, eval_data=self.eval_data, cache_dir=cache)
         return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
 
     def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:

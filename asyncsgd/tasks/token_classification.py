@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.labelled import Kind, Names, label_name, labelled_source, load_labelled
+from asyncsgd.data.corpora import Corpus, Kind, Names, label_name, load_corpus
 from asyncsgd.data.tables import without_surrogates
 from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
@@ -74,12 +73,12 @@ class TokenClassification(HeadTask):
     def check_names(self) -> None:
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
-        labelled_source(self.data_name, self.columns, pydocs=False)
+        TAGGED.sources(self.data_name, self.columns)
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:
         limits = self.train_samples, self.eval_samples
-        return load_labelled(str(self.data_name), self.columns, TAGGED, split=self.eval_split, limits=limits)
+        return load_corpus(str(self.data_name), self.columns, TAGGED, split=self.eval_split, limits=limits)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": corpus.labels}
@@ -223,4 +222,4 @@ def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], na
     return sentence, json.dumps(named)
 
 
-TAGGED = Kind(read_tagged, json.loads, "sentence", "words", "word", "tag")
+TAGGED = Kind(read_tagged, json.loads, "sentence", "words", "word", "tag", takes=("hub:NAME",))

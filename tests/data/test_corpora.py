@@ -1,30 +1,39 @@
-"""Corpora: what becomes a document, which side it falls on, and what a user reads when the source is unusable."""
+"""Corpora: what becomes a document, which side it falls on, its label, and what is refused."""
 
 import gzip
 import hashlib
+import json
 import socket
 from pathlib import Path
 
+import datasets
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from asyncsgd.data import pydocs
-from asyncsgd.data.corpora import load_corpus, split_documents
+from asyncsgd.data import pydocs, tables
+from asyncsgd.data.corpora import LABELLED, PLAIN, limited, load_corpus, split_documents
 from asyncsgd.data.pydocs import clean_docstring, collect_docstrings, load_pydocs
-from asyncsgd.data.tables import Documents, documents_of, joined_parts, read_table
+from asyncsgd.data.tables import Documents, joined_parts, read_table
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks.hatecheck import Case, load_hatecheck, scores
+from asyncsgd.tasks.token_classification import TAGGED
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 LINES = [f"line number {number} of the first text" for number in range(200)]
+HELD_OUT = tuple(text for text in LINES if int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 16**16 < 0.05)
+TRAIN = [("good day", "yes"), ("bad day", "no"), ("fine day", "yes"), ("poor day", "no")]
+TEST = [("good night", "yes"), ("bad night", "no")]
+SENTENCES = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
+SCORED = [(["York", "ran"], ["B-LOC", "O"])]
+TEXT, LABELS, TAGS = ("text",), ("text", "label"), ("tokens", "ner_tags")
+KINDS = {TEXT: PLAIN, LABELS: LABELLED, TAGS: TAGGED}
+TYPES = [".csv", ".jsonl", ".parquet"]
 
 
-def load(data, tmp_path, **changed):
-    arguments = {"eval_data": None, "text_column": "text", "cache_dir": tmp_path / "cache"} | changed
-    return load_corpus(str(data), **arguments)
-
-
-def read_texts(path, column="text"):
-    return list(documents_of(str(path), read_table(path, {column: "--text-column"}), column).texts)
+def load(data, columns=TEXT, kind=None, **more):
+    return load_corpus(str(data), {name: f"--{name}-column" for name in columns}, kind or KINDS[columns], **more)
 
 
 def lines(path, *texts):
@@ -33,25 +42,40 @@ def lines(path, *texts):
     return path
 
 
-def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_eval_fraction():
-    expected = tuple(t for t in LINES if int(hashlib.sha256(t.encode()).hexdigest()[:16], 16) / 16**16 < 0.05)
+def write(folder, name, rows, columns=LABELS):
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pd.DataFrame(rows, columns=list(columns))
+    if name.endswith(".csv"):
+        table.to_csv(folder / name, index=False)
+    elif name.endswith(".jsonl"):
+        (folder / name).write_text("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows))
+    else:
+        table.to_parquet(folder / name)
+    return folder
+
+
+def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_share():
     train, held_out = split_documents(Documents(tuple(LINES), tuple(LINES)), 0.05)
-    assert held_out.texts == held_out.labels == expected
-    assert train.texts == train.labels == tuple(t for t in LINES if t not in expected)
-    assert 0 < len(expected) < 25
+    assert held_out.texts == held_out.labels == HELD_OUT
+    assert train.texts == train.labels == tuple(text for text in LINES if text not in HELD_OUT)
+    assert 0 < len(HELD_OUT) < 25
 
 
-def test_the_fingerprint_changes_with_a_text_the_order_and_the_split_and_not_with_the_name(tmp_path):
-    first = load(lines(tmp_path / "a.txt", *LINES), tmp_path)
-    assert load(lines(tmp_path / "b.txt", *LINES), tmp_path).fingerprint == first.fingerprint
+def test_the_fingerprint_changes_with_a_text_its_label_the_order_and_the_split_and_not_with_the_name(tmp_path):
+    first = load(lines(tmp_path / "a.txt", *LINES))
+    assert load(lines(tmp_path / "b.txt", *LINES)).fingerprint == first.fingerprint
     others = [
-        load(lines(tmp_path / "c.txt", *LINES[:-1], "another"), tmp_path),
-        load(lines(tmp_path / "d.txt", *LINES[::-1]), tmp_path),
-        load(tmp_path / "a.txt", tmp_path, eval_fraction=0.5),
-        load(lines(tmp_path / "e.txt", *LINES[9:]), tmp_path, eval_data=str(lines(tmp_path / "f.txt", *LINES[:9]))),
-        load(lines(tmp_path / "e.txt", *LINES[8:]), tmp_path, eval_data=str(lines(tmp_path / "f.txt", *LINES[:8]))),
+        load(lines(tmp_path / "c.txt", *LINES[:-1], "another")),
+        load(lines(tmp_path / "d.txt", *LINES[::-1])),
+        *(
+            load(lines(tmp_path / "e.txt", *LINES[n:]), eval_data=str(lines(tmp_path / "f.txt", *LINES[:n])))
+            for n in (8, 9)
+        ),
     ]
-    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 6
+    write(tmp_path / "labels", "test.csv", TEST)
+    for rows in (TRAIN, TRAIN[::-1], [("good day", "no"), *TRAIN[1:]]):
+        others.append(load(write(tmp_path / "labels", "train.csv", rows), LABELS))
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 8
 
 
 @pytest.mark.parametrize(
@@ -63,7 +87,7 @@ def test_the_fingerprint_changes_with_a_text_the_order_and_the_split_and_not_wit
 )
 def test_a_text_file_holds_a_document_a_line_or_where_it_has_blank_lines_a_paragraph(tmp_path, content, texts):
     (tmp_path / "a.txt").write_bytes(content)
-    assert read_texts(tmp_path / "a.txt") == texts
+    assert [text.strip() for _, (text,) in read_table(tmp_path / "a.txt", {})] == texts
 
 
 def test_every_file_format_gives_the_same_documents_and_drops_empty_ones(tmp_path):
@@ -73,84 +97,183 @@ def test_every_file_format_gives_the_same_documents_and_drops_empty_ones(tmp_pat
     table.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
     table.assign(body=[text or None for text in texts]).to_parquet(tmp_path / "a.parquet")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(t for t in texts if t.strip()).encode()))
-    for name in ("a.csv", "a.jsonl", "a.parquet", "a.txt.gz"):
-        assert read_texts(tmp_path / name, "body") == ['a "quoted", text', "NA", "007", "Grüße\u2028x"], name
     # No encoder accepts half a surrogate pair.
-    assert read_texts(lines(tmp_path / "b.jsonl", r'{"text": "a \ud800 b"}')) == ["a ? b"]
-
-
-@pytest.mark.parametrize("path", sorted(SHARED.glob("*/small/*.parquet")), ids=lambda path: path.parts[-3] + path.stem)
-def test_a_shared_table_is_read_as_pandas_reads_it(path):
-    names = list(pd.read_parquet(path).columns)[:2]
-    expected = pd.read_parquet(path, dtype_backend="pyarrow")[names].itertuples(index=False, name=None)
-    plain = [tuple(value.tolist() if hasattr(value, "tolist") else value for value in row) for row in expected]
-    assert [row for _, row in read_table(path, dict.fromkeys(names, ""))] == plain
+    lines(tmp_path / "b.jsonl", r'{"body": "a \ud800 b"}')
+    for name in ("a.csv", "a.jsonl", "a.parquet", "a.txt.gz"):
+        corpus = load(tmp_path / "b.jsonl", ("body",), PLAIN, eval_data=str(tmp_path / name))
+        assert corpus.eval.texts == ('a "quoted", text', "NA", "007", "Grüße\u2028x"), name
+        assert corpus.train.texts == ("a ? b",)
 
 
 def test_a_folder_is_its_files_in_order_without_subfolders_and_hidden_files_and_may_bring_its_split(tmp_path):
     for name in ("b/b.txt", "b/a.txt", "b/.hidden.txt", "b/README.md"):
         lines(tmp_path / name, name, "b1")
     (tmp_path / "b" / "sub").mkdir()
-    corpus = load(tmp_path / "b", tmp_path, eval_data=str(lines(tmp_path / "held_out.txt", "x", "b1")))
+    corpus = load(tmp_path / "b", eval_data=str(lines(tmp_path / "held_out.txt", "x", "b1")))
     assert (corpus.name, corpus.train.texts, corpus.eval.texts) == ("b", ("b/a.txt", "b/b.txt"), ("x", "b1"))
     for name, texts in {"train": ["a", "b", "v"], "dev": ["v"], "test": ["t"], "extra": ["e"]}.items():
         lines(tmp_path / "split" / f"{name}.txt", *texts)
-    corpus = load(tmp_path / "split", tmp_path)
+    corpus = load(tmp_path / "split")
     assert (corpus.train.texts, corpus.eval.texts) == (("a", "b"), ("v",))
-    own = load(tmp_path / "split" / "extra.txt", tmp_path, eval_data=str(tmp_path / "split"))
+    own = load(tmp_path / "split" / "extra.txt", eval_data=str(tmp_path / "split"))
     assert (own.train.texts, own.eval.texts) == (("e",), ("v",))
 
 
-def test_joined_sources_keep_their_order_and_no_text_of_either_evaluation_is_trained_on(tmp_path):
-    held_out = split_documents(Documents(tuple(LINES), None), 0.05)[1].texts
+def test_joined_sources_keep_their_order_and_no_text_of_either_evaluation_is_trained_on(tmp_path, monkeypatch):
     lines(tmp_path / "a.txt", *LINES)
-    lines(tmp_path / "b" / "train.txt", "b one", "b two", held_out[0], "b three")
+    lines(tmp_path / "b" / "train.txt", "b one", "b two", HELD_OUT[0], "b three")
     lines(tmp_path / "b" / "validation.txt", "b held out", LINES[0], "b two")
-    a, b = load(tmp_path / "a.txt", tmp_path), load(tmp_path / "b", tmp_path)
-    both = load(f"{tmp_path / 'a.txt'}+{tmp_path / 'b'}", tmp_path)
+    a, b = load(tmp_path / "a.txt"), load(tmp_path / "b")
+    both = load(f"{tmp_path / 'a.txt'}+{tmp_path / 'b'}")
     assert both.name == "a.txt+b"
-    assert both.eval.texts == a.eval.texts + b.eval.texts == (*held_out, "b held out", LINES[0], "b two")
+    assert both.eval.texts == a.eval.texts + b.eval.texts == (*HELD_OUT, "b held out", LINES[0], "b two")
     assert both.train.texts == tuple(t for t in (*a.train.texts, *b.train.texts) if t not in both.eval.texts)
-    assert held_out[0] in b.train.texts
-    assert LINES[0] in a.train.texts
-
-
-def test_a_path_that_exists_with_its_plus_signs_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("c++/notes.txt", "a.txt+b.txt", "a.txt"):
-        lines(Path(name), *LINES)
-    assert joined_parts("a.txt+b.txt") == ["a.txt+b.txt"]
-    assert joined_parts("pydocs+c++/notes.txt+a.txt") == ["pydocs", "c++/notes.txt", "a.txt"]
+    lines(Path("a.txt+b.txt"), *LINES)
+    assert (joined_parts("a.txt+b.txt"), joined_parts("a.txt+b")) == (["a.txt+b.txt"], ["a.txt", "b"])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_labels_and_tags_are_read_the_same_from_every_kind_of_file(tmp_path, kind):
+    for side, rows in (("train", TRAIN), ("test", TEST)):
+        write(tmp_path / "d", f"{side}{kind}", rows)
+    data = load(tmp_path / "d", LABELS)
+    assert data.train == Documents(*zip(*TRAIN, strict=True))
+    assert data.eval == Documents(*zip(*TEST, strict=True))
+    assert (data.name, data.split, data.labels, data.notes) == ("d", "test", ("no", "yes"), ())
+    if kind == ".csv":
+        return
+    for side, of in (("train", SENTENCES), ("test", SCORED)):
+        write(tmp_path / "s", f"{side}{kind}", of, TAGS)
+    data = load(tmp_path / "s", TAGS)
+    assert (data.train.texts, data.eval.texts) == (("Li ran", "in New York"), ("York ran",))
+    assert (data.labels, data.notes) == (("B-LOC", "B-PER", "I-LOC", "O"), ())
+    assert data.train.labels == ('["B-PER", "O"]', '["O", "B-LOC", "I-LOC"]')
+
+
+def test_test_is_scored_where_it_is_there_or_validation_or_a_part_of_the_texts(tmp_path):
+    for side, rows in (("train", TRAIN), ("test", TEST), ("validation", [("so so day", "no")])):
+        write(tmp_path, f"{side}.csv", rows)
+    assert load(tmp_path, LABELS).split == "test"
+    assert load(tmp_path, LABELS, split="validation").eval.texts == ("so so day",)
+    (tmp_path / "test.csv").unlink()
+    assert load(tmp_path, LABELS).split == "validation"
+    rows = [(text, "odd" if number % 2 else "even") for number, text in enumerate(LINES)]
+    one = load(write(tmp_path / "a", "posts.csv", rows) / "posts.csv", LABELS)
+    assert (one.split, one.eval.texts) == ("test", HELD_OUT)
+    for folder, split in ((tmp_path, "test"), (tmp_path / "a" / "posts.csv", "validation")):
+        with pytest.raises(UsageError, match=f"has no {split} split to score on; drop --split"):
+            load(folder, LABELS, split=split)
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total, limit):
+    documents = Documents(tuple(map(str, range(total))), ("x",) * total)
+    kept = [int(text) for text in limited(documents, limit).texts]
+    assert len(kept) == min(limit, total)
+    assert kept == sorted(set(kept))
+    gaps = np.diff([*kept, total])
+    assert gaps.max(initial=0) - gaps.min(initial=total) <= 1
+
+
+@pytest.mark.parametrize("content", [["cold", "warm", "hot"], {"0": "cold", "1": "warm", "2": "hot"}])
+@pytest.mark.parametrize("kind", TYPES)
+def test_labels_json_names_the_numbers(tmp_path, content, kind):
+    for side, rows in (("train", [("a", 0), ("b", 2), ("c", 0)]), ("test", [("d", 2)])):
+        write(tmp_path, f"{side}{kind}", rows)
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    data = load(tmp_path, LABELS)
+    assert (data.labels, data.train.labels) == (("cold", "warm", "hot"), ("cold", "hot", "cold"))
+    assert data.notes == ("no training text has the label warm",)
+
+
+def test_the_names_that_the_datasets_library_left_are_found_in_parquet_files_and_on_the_hub(tmp_path, monkeypatch):
+    names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
+    numbers = [(words, [names.index(tag) for tag in tags]) for words, tags in SENTENCES]
+    label, text = datasets.ClassLabel(names=names), datasets.Value("string")
+    for columns, rows, kinds in (
+        (LABELS, [("a", 1), ("b", 2)], (text, label)),
+        (TAGS, numbers, (datasets.List(text), datasets.List(label))),
+    ):
+        features = datasets.Features(dict(zip(columns, kinds, strict=True)))
+        splits = {}
+        for side, of in (("train", rows), ("test", rows[:1])):
+            values = dict(zip(columns, map(list, zip(*of, strict=True)), strict=True))
+            if side == "test":
+                values[columns[0]] = ["c" if columns == LABELS else ["ran", "Li"]]
+            splits[side] = datasets.Dataset.from_dict(values, features=features)
+            splits[side].to_parquet(tmp_path / f"{side}.parquet")
+        monkeypatch.setattr(tables, "hub_splits", lambda data, splits=splits: splits)
+        for data in (load(tmp_path, columns), load("hub:named", columns)):
+            assert data.labels == tuple(names)
+            assert data.train.labels[0] == ("B-PER" if columns == LABELS else '["B-PER", "O"]')
+
+
+def test_what_is_left_out_is_counted(tmp_path):
+    write(tmp_path, "train.jsonl", [*SENTENCES, *SCORED, ([], []), ([" "], ["O"]), (["a b"], ["I-LOC"])], TAGS)
+    write(tmp_path, "test.jsonl", SCORED, TAGS)
+    data = load(tmp_path, TAGS)
+    assert data.train.texts == ("Li ran", "in New York", "a\u00a0b")  # a space in a word does not part it
+    assert data.notes == (
+        f"2 rows of {tmp_path.name} (train) without words are left out",
+        "1 training sentences that are test sentences too are left out",
+    )
+    less = load(tmp_path, TAGS, limits=(1, 0))
+    assert less.train.texts == ("Li ran",)
+    assert less.fingerprint != data.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("columns", "train", "test", "words"),
+    [
+        (LABELS, TRAIN, [*TEST, ("odd night", "perhaps")], "'perhaps' no training text"),
+        (LABELS, [("a", "yes")], [("c", "yes")], "two labels yes --label-column"),
+        (LABELS, [*TRAIN, ("text", None)], TEST, "train.jsonl line 5 None --label-column"),
+        (LABELS, [*TRAIN, ("text", 0.5)], TEST, "line 5 'label' 0.5"),
+        (LABELS, TRAIN, [(" ", "yes")], "(test) no text"),
+        (TAGS, [*SENTENCES, (["a"], ["O", "O"])], SCORED, "line 3 1 words 2 tags"),
+        (TAGS, SENTENCES, [(["a"], ["B-ORG"])], "'B-ORG' no training word"),
+        (TAGS, SENTENCES, [(["a"], ["S-LOC"])], "line 1 'S-LOC' BIO"),
+        (TAGS, [(["a"], [1])], SCORED, "line 1 '1' BIO labels.json"),
+        (TAGS, [("Li ran", ["O"])], SCORED, "'tokens' list"),
+        (TAGS, SCORED, SCORED, "too few to train on"),
+    ],
+)
+def test_labels_that_cannot_be_meant_are_refused(tmp_path, columns, train, test, words):
+    for name, rows in (("train.jsonl", train), ("test.jsonl", test)):
+        write(tmp_path, name, rows, columns)
+    with pytest.raises(UsageError) as error:
+        load(tmp_path, columns)
+    assert all(word in str(error.value) for word in words.split())
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("latin.txt", "abc Grüße".encode("latin-1"), "UTF-8 6 iconv"),
-        ("short.txt", b"a", "too few --eval-data"),
+        ("latin.txt", "abc Grüße".encode("latin-1"), "utf-8 6"),
+        ("short.txt", b"a", "too few"),
         ("torn.jsonl", b'{"text": "a"}\n{"text": "b\n', "line 2 JSON"),
         ("column.csv", b"id,texts\n1,a\n", "columns id, texts --text-column"),
-        ("long.csv", b"text\na,b\n", "long.csv CSV"),
+        ("long.csv", b"text\na,b\n", "long.csv"),
         ("number.jsonl", b'{"text": 3}\n', "line 1 'text' int --text-column"),
         ("cut.parquet", b"PAR1", "cut.parquet Parquet"),
         ("cut.txt.gz", gzip.compress(b"text " * 1000, mtime=0)[:-9], "cut.txt.gz"),
+        ("hub:a:b:c", None, "hub:NAME"),
         ("pydoc", None, "'pydoc' 'pydocs' hub:NAME"),
-        ("hub:a:b:c", None, "hub:NAME:CONFIG"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_what_to_do(tmp_path, monkeypatch, name, content, words):
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, name, content, words):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path(name).write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        load(name, tmp_path)
+        load(name)
     assert all(word in str(caught.value) for word in words.split())
 
 
 @pytest.fixture
 def cached_data_set(tmp_path, monkeypatch):
     """A data set in the local cache as load_dataset leaves it there, and a Hub that refuses connections."""
-    import datasets
     from huggingface_hub import constants
 
     cache = tmp_path / "hub"
@@ -175,10 +298,10 @@ def cached_data_set(tmp_path, monkeypatch):
 
 
 def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_evaluation(cached_data_set, tmp_path):
-    corpus = load(cached_data_set, tmp_path, text_column="body")
+    corpus = load(cached_data_set, ("body",), PLAIN)
     assert (corpus.name, corpus.train.texts, corpus.eval.texts) == ("hub:nobody/texts", ("a",), ("b", "t"))
     held_out = lines(tmp_path / "held_out.txt", "x")
-    assert load(cached_data_set, tmp_path, text_column="body", eval_data=str(held_out)).train.texts == ("a", "b")
+    assert load(cached_data_set, ("body",), PLAIN, eval_data=str(held_out)).train.texts == ("a", "b")
 
 
 NUMPYDOC = """Compute twice the number.
@@ -231,3 +354,20 @@ def test_documents_are_the_prose_of_docstrings_in_the_order_of_files_without_rep
     assert load_pydocs(tmp_path / "new") == documents
     expected = "Compute twice the number. Parameters x : float The number, for example ``2``. More prose."
     assert clean_docstring(NUMPYDOC) == expected
+
+
+def test_hatecheck_is_read_from_a_folder_or_a_file_and_scores_each_functionality_by_itself(tmp_path):
+    names = ("slur_h", "slur_h", "slur_h", "negate_nh")
+    cases = [Case(name, "a", not name.endswith("_nh")) for name in names]
+    rows = [(name, "a", int(hateful)) for name, _, hateful in cases]
+    write(tmp_path / "h", "test.csv", rows, ("functionality", "text", "label"))
+    for place in (tmp_path / "h", tmp_path / "h" / "test.csv"):
+        assert load_hatecheck(str(place)) == cases
+    assert scores(cases, np.array([True, False, True, True])) == {
+        "accuracy": 0.5,
+        "num_cases": 4,
+        "functionalities": {
+            "negate_nh": {"accuracy": 0.0, "num_cases": 1},
+            "slur_h": {"accuracy": pytest.approx(2 / 3), "num_cases": 3},
+        },
+    }
