@@ -18,7 +18,6 @@ Shapes: B rows, L tokens a row, M predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -179,25 +178,16 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
         The documents of each row.
     """
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows, by the room that they have
-    rooms: list[int] = []  # the room that there is anywhere, ascending
-    longest_first = np.argsort(-np.asarray(lengths), kind="stable").tolist()
-    for document, length in zip(longest_first, np.asarray(lengths)[longest_first].tolist(), strict=True):
-        position = bisect.bisect_left(rooms, length)
-        if position == len(rooms):
-            row, room = len(rows), capacity
+    with_room: list[list[list[int]]] = [[] for _ in range(capacity + 1)]  # rows, by the room that they have
+    for document in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        length = int(lengths[document])
+        room = next((room for room in range(length, capacity) if with_room[room]), capacity)
+        if room == capacity:
             rows.append([])
-        else:
-            room = rooms[position]
-            row = with_room[room].pop()
-            if not with_room[room]:
-                del rooms[position]
-        rows[row].append(document)
-        room -= length
-        if room:
-            if not with_room[room]:
-                bisect.insort(rooms, room)
-            with_room[room].append(row)
+            with_room[room].append(rows[-1])
+        row = with_room[room].pop()
+        row.append(document)
+        with_room[room - length].append(row)
     return rows
 
 

@@ -13,7 +13,7 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,20 +66,19 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     """
     where = torch.device(device)
     with _generators_restored(where):
-        model, trial = task.model(seed), _Trial(task, task.model(seed), where, seed)
+        model, trial = task.model(seed), task.model(seed)
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32
-        if (differs := _difference(model, trial.model)) is not None:
+        if (differs := _difference(model, trial)) is not None:
             raise UsageError(
                 f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
                 f"`with asyncsgd.seeded(seed):` around what draws them in model()"
             )
         data, again = task.data(seed), task.data(seed)
         batch = data.batch(0, 0)
-        first = [tensor.clone() for tensor in tensors_in(batch)]
+        first = [_bits(tensor) for tensor in tensors_in(batch)]
         data.batch(0, 1)
         for other in (data, again):
-            tensors = list(tensors_in(other.batch(0, 0)))
-            if len(tensors) != len(first) or not all(map(_same_bits, first, tensors)):
+            if [_bits(tensor) for tensor in tensors_in(other.batch(0, 0))] != first:
                 raise UsageError(
                     f"data({seed}).batch(0, 0) gave two different batches; make it a function of seed, stream and "
                     f"index alone, since every worker builds the data for itself, or use asyncsgd.TensorData"
@@ -90,22 +89,45 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                 f"weight(batch) must be a number above 0, got {weight!r}; return the number of terms that loss() is "
                 f"the mean of"
             )
-        trial.model.to(where)
-        loss, gradients = trial.gradients(batch)
-        _check_unchanged(model, trial.model)
-        repeated, _ = trial.gradients(batch)
+        trial.to(where)
+
+        def gradients(batch: Batch) -> tuple[float, Tensor]:
+            """The loss as the task gives it, and the gradient in one float64 vector, zeros where there is none."""
+            torch.manual_seed(dropout_seed(seed, 0, 0))
+            trial.zero_grad()
+            moved = to_device(batch, where)
+            loss = task.loss(task.outputs(trial, moved), moved)
+            loss.backward()
+            trained = [parameter for parameter in trial.parameters() if parameter.requires_grad]
+            each = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]
+            return float(loss.detach()), torch.cat([one.detach().cpu().double().flatten() for one in each])
+
+        loss, _ = gradients(batch)
+        trained = [(name, parameter) for name, parameter in trial.named_parameters() if parameter.requires_grad]
+        unused = tuple(name for name, parameter in trained if parameter.grad is None)
+        if (changed := _difference(model, trial)) is not None:
+            kind, name = changed
+            module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
+            raise UsageError(
+                f"the forward pass changes the {kind} {name!r} of {type(module).__name__}, and no other process sees "
+                f"that; compute it from the parameters and the batch, or use GroupNorm, LayerNorm or "
+                f"track_running_stats=False"
+            )
+        repeated, _ = gradients(batch)
         if repr(loss) != repr(repeated) and not (where.type != "cpu" and math.isclose(loss, repeated, rel_tol=1e-4)):
             raise UsageError(
                 f"the same batch at the same parameters has loss {loss:.9g} and then {repeated:.9g}; draw from torch's "
                 f"default generator in outputs() and loss(), and leave the batch as it is"
             )
-        notes = _check_halves(trial, batch, float(weight))
+        # TF32, which convolutions use, is less exact.
+        unchecked = _check_halves(task, trial, batch, gradients, tolerance=1e-4 if where.type == "cpu" else 1e-2)
+        notes = []
+        if unchecked:
+            notes.append(f"a batch was not compared with its halves, so weight() is not checked: {unchecked}")
         if not any(module.training for module in model.modules()):
             notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
     if processes:  # it may keep what it has read
         check_can_be_sent(task, f"the task {type(task).__name__}")
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    unused = tuple(name for name in trained if name not in gradients)
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
     return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, tuple(notes))
 
@@ -161,54 +183,19 @@ def refuse_in_worker() -> None:
     )
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether all bits are equal; NaN equals itself."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    a, b = a.detach().cpu().contiguous(), b.detach().cpu().contiguous()
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+def _bits(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors with equal bits; NaN equals itself."""
+    return tensor.shape, tensor.dtype, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _difference(model: nn.Module, other: nn.Module) -> tuple[str, str] | None:
     """The kind and the name of the first parameter or buffer that differs; None if all bits are equal."""
-    for kind in ("parameter", "buffer"):
-        some, others = (dict(getattr(each, f"named_{kind}s")()) for each in (model, other))
-        for name in sorted(some.keys() ^ others.keys()) + list(some):
-            if name not in some or name not in others or not _same_bits(some[name], others[name]):
-                return kind, name
-    return None
-
-
-def _check_unchanged(initial: nn.Module, model: nn.Module) -> None:
-    """Refuse modules whose parameters or buffers a forward pass in training mode has changed."""
-    if (changed := _difference(initial, model)) is None:
-        return
-    kind, name = changed
-    module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
-    raise UsageError(
-        f"the forward pass changes the {kind} {name!r} of {type(module).__name__}, and no other process sees that; "
-        f"compute it from the parameters and the batch, or use GroupNorm, LayerNorm or track_running_stats=False"
+    one, two = (
+        {("parameter", name): _bits(value) for name, value in each.named_parameters()}
+        | {("buffer", name): _bits(value) for name, value in each.named_buffers()}
+        for each in (model, other)
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """A model of its own to compute gradients with."""
-
-    task: Task
-    model: nn.Module
-    device: torch.device
-    seed: int
-
-    def gradients(self, batch: Batch) -> tuple[float, dict[str, Tensor]]:
-        """The loss as the task gives it, and the gradients of parameters that have one."""
-        torch.manual_seed(dropout_seed(self.seed, 0, 0))
-        self.model.zero_grad()
-        moved = to_device(batch, self.device)
-        loss = self.task.loss(self.task.outputs(self.model, moved), moved)
-        loss.backward()
-        named = self.model.named_parameters()
-        return float(loss.detach()), {name: one.grad for name, one in named if one.grad is not None}
+    return next((named for named in one | two if one.get(named) != two.get(named)), None)
 
 
 @contextlib.contextmanager
@@ -222,57 +209,51 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
-def _check_halves(trial: _Trial, batch: Batch, weight: float) -> list[str]:
+def _check_halves(
+    task: Task, model: nn.Module, batch: Batch, gradients: Callable[[Batch], tuple[float, Tensor]], tolerance: float
+) -> str:
     """Refuse a weight that is not the number of terms that the loss is a mean over: without dropout, the loss and the
-    gradient of a batch are the weighted means of those of its halves. Return a note if this cannot be checked.
+    gradient of a batch are the weighted means of those of its halves. Return why this cannot be checked, if so.
     """
-    unchecked = "a batch was not compared with its halves, so weight() is not checked"
-    for name, module in trial.model.named_modules():
+    for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            return [f"{unchecked}: the module {name!r} normalises over the samples of a batch"]
-    for module in trial.model.modules():  # no dropout; modules that call F.dropout themselves heed the mode too
+            return f"the module {name!r} normalises over the samples of a batch"
+    for module in model.modules():  # no dropout; modules that call F.dropout themselves heed the mode too
         if isinstance(module, nn.RNNBase):
             module.dropout = 0.0  # cuDNN computes no gradient of a recurrent network in evaluation mode
         else:
             module.training = False
-    loss, whole = trial.gradients(batch)
+    loss, whole = gradients(batch)
     try:
-        halves = trial.task.split(batch, 2)
+        halves = task.split(batch, 2)
     except UsageError as error:
-        return [f"{unchecked}: {error}"]
-    weights = [float(trial.task.weight(half)) for half in halves]
+        return str(error)
+    weight, weights = float(task.weight(batch)), [float(task.weight(half)) for half in halves]
     if not math.isclose(sum(weights), weight, rel_tol=1e-4):
         raise UsageError(
             f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{half:g}' for half in weights)}; return "
             f"the number of terms that loss() is the mean of, counted in the batch it is given"
         )
-    shares = [half / weight for half in weights if half]
     try:
-        found = [trial.gradients(half) for half, of_half in zip(halves, weights, strict=True) if of_half]
+        found = [(of_half / weight, *gradients(half)) for half, of_half in zip(halves, weights, strict=True) if of_half]
     except Exception as error:
         # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
-        return [f"{unchecked}: half a batch cannot be computed ({error})"]
-    tolerance = 1e-4 if trial.device.type == "cpu" else 1e-2  # of TF32, which convolutions use
-    joined = sum(share * of_half for share, (of_half, _) in zip(shares, found, strict=True))
-    size = max(abs(loss), sum(share * abs(of_half) for share, (of_half, _) in zip(shares, found, strict=True)))
-    names = sorted(set(whole).union(*(gradients for _, gradients in found)))
-    vectors = [_joined(gradients, names, trial.model) for _, gradients in found]
-    terms = torch.stack([share * vector for share, vector in zip(shares, vectors, strict=True)])
-    apart = float((terms.sum(0) - _joined(whole, names, trial.model)).norm()) / (float(terms.norm(dim=1).sum()) or 1.0)
+        return f"half a batch cannot be computed ({error})"
+    joined = sum(share * of_half for share, of_half, _ in found)
+    size = max(abs(loss), sum(share * abs(of_half) for share, of_half, _ in found))
+    terms = torch.stack([share * vector for share, _, vector in found])
+    apart = float((terms.sum(0) - whole).norm()) / (float(terms.norm(dim=1).sum()) or 1.0)
     for differs, said in (
-        (abs(joined - loss) > tolerance * size, f"the loss of data.batch(0, 0) is {loss:.6g}, but {joined:.6g} by"),
-        (apart > tolerance, f"the gradient of data.batch(0, 0) differs by {apart:.2g} of its size from that by"),
+        (
+            abs(joined - loss) > tolerance * size,
+            f"loss of data.batch(0, 0) is {loss:.6g}, but {joined:.6g}",
+        ),
+        (apart > tolerance, f"gradient of data.batch(0, 0) differs by {apart:.2g} of its size from that"),
     ):
         if differs:
             raise UsageError(
-                f"{said} its halves, weighted by weight(); make weight() the number of terms that loss() is the mean "
-                f"of. If the loss compares the samples of a batch with one another, give the task a method "
+                f"the {said} by its halves, weighted by weight(); make weight() the number of terms that loss() is the "
+                f"mean of. If the loss compares the samples of a batch with one another, give the task a method "
                 f"split(batch, parts) that raises UsageError"
             )
-    return []
-
-
-def _joined(gradients: Mapping[str, Tensor], names: list[str], model: nn.Module) -> Tensor:
-    """Of all `names` in one vector, zeros where there is none."""
-    parts = [gradients[name] if name in gradients else torch.zeros_like(model.get_parameter(name)) for name in names]
-    return torch.cat([torch.zeros(0), *(part.detach().cpu().double().flatten() for part in parts)])
+    return ""

@@ -164,8 +164,7 @@ class Classification(HeadTask):
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         confusion = sums["confusion"]
-        metrics = {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
-        return {name: value for name, value in metrics.items() if value is not None}
+        return {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
 
     def details(self, sums: Sums) -> dict[str, Any]:
         each = scores.per_class_f1(sums["confusion"])

@@ -10,14 +10,13 @@ import math
 import numpy as np
 
 
-def accuracy(confusion: np.ndarray) -> float | None:
-    """The share of the samples predicted right; None where there are none.
+def accuracy(confusion: np.ndarray) -> float:
+    """The share of the samples predicted right.
 
     >>> accuracy(np.array([[1, 1], [0, 2]]))
     0.75
     """
-    total = int(confusion.sum())
-    return int(np.trace(confusion)) / total if total else None
+    return int(np.trace(confusion)) / int(confusion.sum())
 
 
 def per_class_f1(confusion: np.ndarray) -> list[float | None]:
@@ -33,17 +32,16 @@ def per_class_f1(confusion: np.ndarray) -> list[float | None]:
     return [2 * int(tp) / int(both) if both else None for tp, both in zip(right, occurrences, strict=True)]
 
 
-def macro_f1(confusion: np.ndarray) -> float | None:
+def macro_f1(confusion: np.ndarray) -> float:
     """The mean of `per_class_f1` over the classes that have one: every class counts alike, however rare it is.
 
-    With classes that neither occur nor are predicted left out, this is scikit-learn's
-    ``f1_score(average="macro")`` without a list of labels. None where there are no samples.
+    This is scikit-learn's ``f1_score(average="macro")`` without a list of labels.
 
     >>> macro_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))
     0.7333333333333334
     """
     scores = [score for score in per_class_f1(confusion) if score is not None]
-    return sum(scores) / len(scores) if scores else None
+    return sum(scores) / len(scores)
 
 
 def perplexity(loss: float) -> float:

@@ -79,8 +79,6 @@ class Tagging:
 
     def counts(self, true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         """Count spans by type, int64 `(T, 3)`: true spans, predicted spans, and those that are in both."""
-        if np.shape(true) != np.shape(predicted):
-            raise ValueError(f"true tags {np.shape(true)} and predicted tags {np.shape(predicted)} must have one shape")
         true_spans, predicted_spans = self.spans(true), self.spans(predicted)
         # At most one span of a sentence begins at a word, so a place finds its partner.
         _, here, there = np.intersect1d(true_spans[:, 0], predicted_spans[:, 0], return_indices=True)
@@ -108,26 +106,15 @@ def split_tag(tag: str) -> tuple[str, str]:
     return prefix, kind or "_"
 
 
-def precision(counts: np.ndarray) -> float | None:
-    """The share of the predicted spans that are right; None where there are none.
+def scores(counts: np.ndarray) -> dict[str, float | None]:
+    """Precision, recall and F1 = 2 right / (true + predicted) of spans; None where there is nothing to divide by.
 
     Args:
         counts: int64 `(3,)`, true spans, predicted spans, those in both; a row of `Tagging.counts` or their sum.
 
-    >>> precision(np.array([4, 2, 1])), recall(np.array([4, 2, 1])), f1(np.array([4, 2, 1]))
-    (0.5, 0.25, 0.3333333333333333)
+    >>> scores(np.array([4, 2, 1]))
+    {'precision': 0.5, 'recall': 0.25, 'f1': 0.3333333333333333}
     """
-    _, predicted, right = (int(count) for count in counts)
-    return right / predicted if predicted else None
-
-
-def recall(counts: np.ndarray) -> float | None:
-    """The share of the true spans that were predicted; None where there are none. See `precision`."""
-    true, _, right = (int(count) for count in counts)
-    return right / true if true else None
-
-
-def f1(counts: np.ndarray) -> float | None:
-    """The harmonic mean of `precision` and `recall`, 2 right / (true + predicted); None where there are no spans."""
     true, predicted, right = (int(count) for count in counts)
-    return 2 * right / (true + predicted) if true + predicted else None
+    parts = {"precision": (right, predicted), "recall": (right, true), "f1": (2 * right, true + predicted)}
+    return {name: part / whole if whole else None for name, (part, whole) in parts.items()}

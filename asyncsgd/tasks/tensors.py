@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Batch, map_tensors, row_counts, with_values
+from asyncsgd.tasks.base import Batch, Batches, map_tensors, row_counts, with_values
 
 Samples = Any
 """Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or mapping of them."""
@@ -29,8 +30,8 @@ class TensorData:
 
     Args:
         train: the training samples.
-        evaluation: the samples of the evaluation set ``main``. Its batches are B rows in their order; the last one may
-            be shorter.
+        evaluation: the samples of the evaluation set ``main``. Its batches are views of B rows in their order; the last
+            one may be shorter.
         batch_size: B.
         seed: names the orders of training.
 
@@ -47,7 +48,10 @@ class TensorData:
             raise UsageError(f"batch_size must be at least 1, got {batch_size}")
         self._train, self._num_train = _tensors(train, "train")
         main, num_evaluation = _tensors(evaluation, "evaluation")
-        self.evaluation: Mapping[str, Rows] = {"main": Rows(main, num_evaluation, batch_size)}
+        bounds = range(0, num_evaluation, batch_size)
+        self.evaluation: Mapping[str, Batches] = {
+            "main": [map_tensors(operator.itemgetter(slice(a, a + batch_size)), main) for a in bounds]
+        }
         self._batch_size, self._seed = batch_size, seed
         # Two, since a batch may lie in two epochs.
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
@@ -62,27 +66,6 @@ class TensorData:
 
     def _shuffle(self, stream: int, epoch: int) -> np.ndarray:
         return generator(self._seed, Purpose.ORDER, stream, epoch).permutation(self._num_train)
-
-
-class Rows:
-    """Samples in their order, in batches of `batch_size` rows; the last one may be shorter. Batches are views.
-
-    >>> rows = Rows({"x": torch.arange(5)}, 5, 2)
-    >>> [batch["x"].tolist() for batch in rows]
-    [[0, 1], [2, 3], [4]]
-    """
-
-    def __init__(self, samples: Samples, num_samples: int, batch_size: int) -> None:
-        self._samples, self._num_samples, self._batch_size = samples, num_samples, batch_size
-
-    def __len__(self) -> int:
-        return -(-self._num_samples // self._batch_size)
-
-    def __getitem__(self, index: int) -> Batch:
-        if not 0 <= index < len(self):
-            raise IndexError(f"there is no evaluation batch {index} of {len(self)}")
-        rows = slice(index * self._batch_size, (index + 1) * self._batch_size)
-        return map_tensors(lambda tensor: tensor[rows], self._samples)
 
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:

@@ -153,26 +153,16 @@ class TokenClassification(HeadTask):
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Micro-averaged over all spans; 0 where there is nothing to divide by, as conlleval has it."""
-        total = sums["spans"].sum(axis=0)
         num_words, right = (int(count) for count in sums["words"])
-        return {
-            "span_f1": spans.f1(total) or 0.0,
-            "span_precision": spans.precision(total) or 0.0,
-            "span_recall": spans.recall(total) or 0.0,
-            "accuracy": right / num_words,
-        }
+        scores = {f"span_{name}": score or 0.0 for name, score in spans.scores(sums["spans"].sum(axis=0)).items()}
+        return {name: (scores | {"accuracy": right / num_words})[name] for name in self.better}
 
     def details(self, sums: Sums) -> dict[str, Any]:
         """Precision, recall, F1 and number of true spans of each type, None where there is nothing to divide by; and
         the scores of tagging every word with the training split's commonest tag.
         """
         per_type = {
-            kind: {
-                "precision": spans.precision(counts),
-                "recall": spans.recall(counts),
-                "f1": spans.f1(counts),
-                "support": int(counts[0]),
-            }
+            kind: {**spans.scores(counts), "support": int(counts[0])}
             for kind, counts in zip(spans.Tagging.of(self.known["labels"]).types, sums["spans"], strict=True)
         }
         return {"per_type": per_type, "majority": self._majority()}
