@@ -20,12 +20,7 @@ from hypothesis import strategies as st
 from marks import slow
 from tasks import Plane
 
-MODES = {
-    "single": {"mode": "single"},
-    "sync": {"mode": "sync", "nproc": 2},
-    "async": {"mode": "async", "nproc": 2},
-    "hogwild": {"mode": "hogwild", "nproc": 2},
-}
+MODES = {"single": {"mode": "single"}} | {mode: {"mode": mode, "nproc": 2} for mode in ("sync", "async", "hogwild")}
 every_mode = pytest.mark.parametrize("mode", MODES)
 FIELDS = {"arrival": Event, "evaluate": Evaluation, "join": Membership}
 
@@ -39,49 +34,43 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
     assert files == {"console.log", "environment.json", "events.jsonl", "model", "settings.yaml", "summary.json"}
     num_workers, num_updates = MODES[mode].get("nproc", 1), 5 if mode == "sync" else 10
 
-    environment, cores = json.loads((run.path / "environment.json").read_text()), len(os.sched_getaffinity(0))
+    written, cores = (run.path / "environment.json").read_text(), len(os.sched_getaffinity(0))
     expected = {"device": "cpu", "num_devices": min(num_workers, cores), "cores": cores, "gpus": []}
     expected |= {"torch_build": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
-    assert environment.items() >= expected.items()
+    assert json.loads(written).items() >= expected.items()
+    about_here = [socket.gethostname(), str(Path.home()), str(Path.cwd()), str(ROOT), tempfile.gettempdir()]
+    assert [word for word in about_here if word.strip("/") and word in written] == []
+    assert f'"{getpass.getuser()}"' not in written
 
     summary, rule = run.summary, "asynchronous" if mode in ("async", "hogwild") else "synchronous"
     exact = {"schema": 2, "status": "DONE", "message": "", "mode": mode, "rule": rule, "clock": "measured"}
     exact |= {"from_scratch": True, "num_workers": num_workers, "threads": 1, "seed": 5, "batch_size": 4}
     exact |= {"num_samples": 40, "num_samples_applied": 40, "num_updates": num_updates}
-    assert summary.items() >= exact.items()
-    assert summary["final_eval_loss"] == pytest.approx(math.log(summary["metrics"]["perplexity"]))
-    assert summary["samples_per_second"] == pytest.approx(40 / summary["train_seconds"])
+    exact |= {"samples_per_second": pytest.approx(40 / summary["train_seconds"])}
+    exact |= {"final_eval_loss": pytest.approx(math.log(summary["metrics"]["perplexity"]))}
+    assert summary | exact == summary
     assert summary["eval_seconds"] > 0
-    assert 0 <= summary["metrics"]["accuracy"] <= 1
-    assert len(summary["data_fingerprint"]) == 16
-    assert len(summary["parameters_sha256"]) == 64
-    assert set(summary["delay"]) == {"mean", "p50", "p95", "max"}
+    assert (len(summary["data_fingerprint"]), len(summary["parameters_sha256"])) == (16, 64)
+    assert summary["delay"].keys() == {"mean", "p50", "p95", "max"}
     assert set(summary["delay"].values()) == {0} or mode in ("async", "hogwild")
 
-    arrivals, evaluations = run.records("arrival"), run.records("evaluate")
+    header, *records = run.records()
+    better = {"accuracy": "higher", "perplexity": "lower"}
+    assert header == {"kind": "header", "schema": 2, "task": "masked_lm", "better": better}
+    seconds = [record["train_seconds"] for record in records]
+    assert seconds == sorted(seconds)
     for kind, of_kind in FIELDS.items():
         assert {frozenset(record) for record in run.records(kind)} == {frozenset(of_kind.__struct_fields__)}
     assert len(run.records("join")) == num_workers
-    batches = [record["batches"][0][1] for record in arrivals]
-    assert len(set(batches)) == len(batches) == 10  # a slow worker's first batch may be in flight to the end
+    arrivals, (first, _, last) = run.records("arrival"), run.records("evaluate")
+    assert len({record["batches"][0][1] for record in arrivals}) == 10  # a slow first one may be in flight to the end
     assert [record["total_samples"] for record in arrivals] == list(range(4, 44, 4))
-    assert arrivals[-1]["version"] == num_updates
     uses = sorted(use[0] for record in arrivals for use in record["uses"])
     assert uses == sorted(record["dispatch"] for record in arrivals)
-    assert len(evaluations) == 3
-    assert (evaluations[0]["version"], evaluations[-1]["version"]) == (0, num_updates)
-    assert evaluations[0]["loss"] == summary["first_eval_loss"]
-    last = [evaluations[-1][name] for name in ("loss", "weight", "metrics", "details")]
-    assert last == [summary[name] for name in ("final_eval_loss", "eval_weight", "metrics", "details")]
-    better = {"accuracy": "higher", "perplexity": "lower"}
-    assert run.records("header") == [{"kind": "header", "schema": 2, "task": "masked_lm", "better": better}]
-    seconds = [record["train_seconds"] for record in run.records() if record["kind"] != "header"]
-    assert seconds == sorted(seconds)
-
-    about_here = [socket.gethostname(), str(Path.home()), str(Path.cwd()), str(ROOT), tempfile.gettempdir()]
-    written = (run.path / "environment.json").read_text()
-    assert [word for word in about_here if word.strip("/") and word in written] == []
-    assert f'"{getpass.getuser()}"' not in written
+    assert (first["version"], arrivals[-1]["version"], last["version"]) == (0, num_updates, num_updates)
+    assert first["loss"] == summary["first_eval_loss"]
+    said = [summary[name] for name in ("final_eval_loss", "eval_weight", "metrics", "details")]
+    assert said == [last[name] for name in ("loss", "weight", "metrics", "details")]
 
 
 def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train):
@@ -118,16 +107,6 @@ def test_what_is_masked_in_training_does_not_change_the_test(train):
     another_test = train(**untrained, eval_mask="word", eval_mask_prob=0.4).summary
     assert another_test["eval_masking"] == "word:0.4"
     assert another_test["eval_weight"] > 1.5 * plain["eval_weight"]
-
-
-@pytest.mark.parametrize("mode", ["single", "hogwild", *slow("sync")])
-def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode, train):
-    target = train(mode="single", samples=0).summary["final_eval_loss"] - 0.02
-    run = train(**MODES[mode], samples=80, evaluations=20, target_loss=target)
-    losses = [record["loss"] for record in run.records("evaluate")]
-    assert run.summary["status"] == "DONE"
-    assert run.summary["final_eval_loss"] == losses[-1] <= target < min(losses[:-1])
-    assert 0 < run.summary["num_samples"] < 80
 
 
 @pytest.mark.parametrize("mode", ["hogwild", *slow("sync")])
