@@ -56,16 +56,10 @@ def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = T
         base = read_of_run(folder, "base.json") if (folder / "base.json").is_file() else {}
         return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
     if folder.is_dir():
-        inside = sorted(path.parent.name for path in folder.glob("*/settings.yaml"))
-        hint = f"; it holds run folders, type e.g. --model {folder / inside[0]}" if inside else ""
-        raise UsageError(
-            f"--model {model} is neither a run folder (settings.yaml, summary.json, model/) nor a saved model "
-            f"(config.json){hint}"
-        )
+        raise UsageError(f"--model {model} is neither a run folder (settings.yaml) nor a saved model (config.json)")
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or folder.exists():
         raise UsageError(
-            f"--model {model}: there is no such folder; name a run folder, a saved model, a name on the Hub, or "
-            f"{' or '.join(built_in)}{nearest(model, built_in)}"
+            f"--model {model}: no such folder or model; built in are {', '.join(built_in)}{nearest(model, built_in)}"
         )
     return Origin(model, False, None, None)
 
@@ -77,8 +71,7 @@ def _run_origin(folder: Path, task: str, best: bool = False) -> Origin:
     status = summary.get("status")
     if status != DONE:
         raise UsageError(
-            f"--model {folder}: the run is {status}, not DONE; run it again, or type --model {folder / 'model'} to use "
-            f"the model that it left, without its run"
+            f"--model {folder}: the run is {status}, not DONE; run it again, or type its model, {folder / 'model'}"
         )
     model = folder / (BEST_MODEL if best else LAST_MODEL)
     if not (model / "config.json").is_file():
@@ -107,7 +100,7 @@ def hash_of(model: nn.Module, origin: Origin) -> str:
     sha256 = parameters_sha256(flat.layout, flat.parameters)
     if origin.parameters_sha256 not in (None, sha256):
         raise UsageError(
-            f"{origin.model} is not the model that was saved there: its parameters have sha256 {sha256[:16]}..., its "
-            f"records say {str(origin.parameters_sha256)[:16]}...; run its pretraining again"
+            f"{origin.model} is not the model that was saved there, whose parameters had the sha256 "
+            f"{origin.parameters_sha256}; run its pretraining again"
         )
     return sha256

@@ -39,10 +39,7 @@ def summary_to_replay(folder: Path) -> dict[str, Any]:
     if refused := next((kind.not_replayed for kind in runtimes.KINDS if kind.mode == mode), ""):
         raise UsageError(f"a run of mode {mode} cannot be replayed: {refused}")
     if not isinstance(summary.get("parameters_sha256"), str):
-        raise UsageError(
-            f"the run in {folder} ended without parameters (status {summary.get('status')}), so there is nothing to "
-            f"compare a replay with; name a run that has a parameters_sha256 in its summary.json"
-        )
+        raise UsageError(f"the run in {folder} is {summary.get('status')} and has no parameters_sha256 to compare with")
     return summary
 
 

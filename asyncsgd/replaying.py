@@ -60,18 +60,14 @@ class PreparedReplay:
     def __init__(self, run: Run, log: Log, summary: Mapping[str, Any]) -> None:
         if run.machine.compile:
             raise UsageError(
-                "a run with --compile cannot be replayed: which code computes a batch depends on the shapes that its "
-                "process met before, so a replay may round differently; run its settings again"
+                "a run with --compile cannot be replayed: which code computes a batch depends on the batches before it"
             )
         torch.set_num_threads(run.runtime.threads)
         self._run = run = run.prepared()
         self._facts = facts_of(run)
         here, recorded = str(self._facts["data_fingerprint"]), str(summary.get("data_fingerprint"))
         if here != recorded:
-            raise UsageError(
-                f"the data are not the run's: fingerprint {here}, the run had {recorded}; install the packages of its "
-                f"environment.json, or give the same file"
-            )
+            raise UsageError(f"the data are not the run's: their fingerprint is {here}, the run had {recorded}")
         self._flat = run.flat()
         device = device_of_worker(run.device, 0)
         parts = next((record.before for _, record in log if isinstance(record, Parts)), run.micro_batches)

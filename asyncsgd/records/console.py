@@ -22,7 +22,7 @@ class BestEffort:
     after which nothing is shown any more, nor by a character that its encoding lacks."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = _nowhere() if stream is None else stream
+        self._stream = stream or _nowhere()
 
     def write(self, text: str) -> int:
         try:
@@ -123,18 +123,17 @@ class Recorder:
         """Of the server, which counts in it; None where there is no server."""
         sinks = [None if folder is None else folder.append, self.totals, None if quiet else self._show, *receivers]
         self._sinks = [sink for sink in sinks if sink is not None]
-        self._bar: Any = None
-        stderr = BestEffort(sys.stderr)
-        if samples and not quiet and stderr.isatty():
-            from tqdm import tqdm
+        from tqdm import tqdm
 
-            self._bar = tqdm(total=samples, file=stderr, unit="sample", leave=False, dynamic_ncols=True)
+        hidden = quiet or not samples or None  # None: unless it is a terminal
+        self._bar = tqdm(total=samples, file=BestEffort(sys.stderr), unit="sample", leave=False, disable=hidden)
         self._tell = teller(folder, self._say)
         if not quiet:
             self._tell(HEADINGS)
 
     def _say(self, line: str) -> None:
-        say(line) if self._bar is None else self._bar.write(line, file=BestEffort(sys.stdout))
+        self._bar.clear()
+        say(line)
 
     def __call__(self, record: Record) -> None:
         for sink in self._sinks:
@@ -142,15 +141,13 @@ class Recorder:
 
     def _show(self, record: Record) -> None:
         if isinstance(record, Event):
-            if self._bar is not None:
-                self._bar.update(record.num_samples)
+            self._bar.update(record.num_samples)
         elif isinstance(record, Evaluation):
-            seconds, delays = record.train_seconds, self.totals.delays
+            seconds, delay = record.train_seconds, self.totals.delays.summary()
             rate = f"{record.total_samples / seconds:.0f}" if seconds > 0 else "-"
-            quantiles = (str(delays.quantile(share)) for share in (0.5, 0.95, 1.0))
+            delays = "-" if delay["max"] is None else f"{delay['p50']} / {delay['p95']} / {delay['max']}"
             loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"
-            counts = f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f}"
-            self._tell(f"{counts} {loss} {rate:>10}   {' / '.join(quantiles) if delays else '-'}")
+            self._tell(f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f} {loss} {rate:>10}   {delays}")
         elif isinstance(record, Membership) and record.reason:
             self._tell(f"worker {record.worker} is lost: {record.reason}; the others go on")
         elif isinstance(record, Parts):
@@ -159,5 +156,4 @@ class Recorder:
             self._tell(f"fault: {record.message}")
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()

@@ -37,13 +37,11 @@ def one_writer(folder: Path, flag: str) -> Iterator[None]:
     """Make `folder`, which `flag` names, if it is not there, and let no other run write into it meanwhile.
 
     Raises:
-        UsageError: if another run writes into it, or it cannot be made.
+        UsageError: if another run writes into it.
+        OSError: if it cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise UsageError(f"{flag} {folder} cannot be made ({error.strerror}); name another folder") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         if not lock(descriptor):
             raise UsageError(f"another run writes into {folder}; wait for it, or name another folder with {flag}")

@@ -49,13 +49,12 @@ def model_card(
     auto_class: str | None,
     hub_model: str | None,
 ) -> str:
-    """The text of a model card, a pure function of its arguments; None and an empty value are not known.
+    """The text of a model card; None and an empty value are not known.
 
     Args:
         summary: as summary.json has it. Without a ``status`` the model is one of a version that need not be the last.
         steps: how a gradient became a step, by name: the optimizer, the learning rate, the precision.
         environment: as environment.json has it.
-        command: what started the run.
         loading: code that loads the model, run in its folder.
         auto_class: of transformers, which loads the folder.
         hub_model: the name on the Hub of the model that training began from.

@@ -15,9 +15,8 @@ PARTS = ("compute", "wait", "communicate", "apply", "evaluate", "checkpoint")
 server's `apply`, and `evaluate` and `checkpoint`, in which nobody trains, are seconds of the run. In synchronous runs
 the exchange of gradients is a part of `compute`, in whose backward pass it happens."""
 
-
-NUMBERED = ("delays", "samples_of", "peak_bytes")
-"""Of `Totals`: dictionaries whose keys are numbers, which JSON does not have."""
+COUNTED = ("delays", "samples_of", "peak_bytes", "seconds")
+"""The dictionaries of `Totals`; most have numbers for keys, which JSON does not."""
 
 
 class Delays(collections.Counter[int]):
@@ -102,15 +101,12 @@ class Totals:
 
     def state(self) -> dict[str, Any]:
         last = None if self.last is None else msgspec.structs.asdict(self.last)
-        numbered = {name: sorted(getattr(self, name).items()) for name in NUMBERED}
-        return {**vars(self), "seconds": dict(self.seconds), "last": last, **numbered}
+        return {**vars(self), "last": last, **{name: sorted(getattr(self, name).items()) for name in COUNTED}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, as it was or as JSON has brought it back."""
-        vars(self).update(state, seconds=dict(state["seconds"]), delays=Delays(dict(state["delays"])))
-        self.last = None if state["last"] is None else Evaluation.of(state["last"])
-        self.samples_of = dict(state["samples_of"])
-        self.peak_bytes = {worker: (resident, cuda) for worker, (resident, cuda) in state["peak_bytes"]}
+        vars(self).update(state, **{name: dict(state[name]) for name in COUNTED})
+        self.delays, self.last = Delays(self.delays), self.last and Evaluation.of(state["last"])
 
     def as_summary(self) -> dict[str, Any]:
         """The summary's fields that come from records; None where nothing was measured."""
