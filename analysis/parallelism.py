@@ -1,7 +1,7 @@
 """``python -m analysis parallelism RUNS_DIR``: the report of ``experiments/parallelism.py``.
 
-One page: losses and rates of all ways against one process, what pipelines wait for and what is sent, scores, the
-machine's use over time, and bubbles beside their formula. It is laid out as the report of a study is."""
+One page: losses and rates of all ways against one process, what pipelines wait for and what is sent, scores and
+the machine's use over time. It is laid out as the report of a study is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from analysis.plots import MUTED
 from analysis.stats import t_interval
 from asyncsgd.records.events import EVENTS, read_events
 
-BUBBLES, USAGE = "bubbles.json", "usage.jsonl"
+USAGE = "usage.jsonl"
 ROUNDING = 1e-4
 """Nats by which a loss may miss another one: a pipeline has that of one process up to rounding."""
 POINTS = 0.03
@@ -69,7 +69,6 @@ BEST_F1 = (
     "Best f1: at the threshold for no answer that suits these questions best, as SQuAD's scorer reports it. It is "
     "never below a model that never answers, and a little too good, since it was chosen on the questions it scores."
 )
-ABOUT_BUBBLES = "Equal stages. Those that sleep take a declared time and no core, so four of them need no four cores."
 
 
 def ways_of(found: Comparisons) -> pd.DataFrame:
@@ -213,8 +212,8 @@ def _missing(way: Mapping[str, Any], score: float) -> str:
     )
 
 
-def more_tables(ways: pd.DataFrame, bubbles: pd.DataFrame) -> Tables:
-    """What stages wait for, scores where the task has any, and bubbles that were measured for themselves."""
+def more_tables(ways: pd.DataFrame) -> Tables:
+    """What stages wait for, and scores where the task has any."""
     made: Tables = {}
     if len(ways):
         shown = ways.assign(bytes_per_sample=ways["bytes_per_sample"] / 1e3)
@@ -232,36 +231,18 @@ def more_tables(ways: pd.DataFrame, bubbles: pd.DataFrame) -> Tables:
         scores = scores.rename(columns={"name": "way", "answerable": "HasAns f1", "best_f1": "best f1"})
         notes = (*about_silence(ways), *[BEST_F1] * ("best f1" in scores))
         made["scores"] = "Scores after equal samples", scores, notes
-    if len(bubbles):
-        kind = bubbles["sleeps"].map({True: "sleeps", False: "computes"})
-        shown = bubbles.assign(sleeps=kind).rename(columns={"sleeps": "stage", "formula": "(p-1)/(m+p-1)"})
-        shown = shown.sort_values(["stages", "schedule", "stage", "micro_batches"])
-        made["bubbles"] = "Bubbles beside the formula", shown, (ABOUT_BUBBLES,)
     return made
 
 
-def read_bubbles(folder: Path) -> pd.DataFrame:
-    """The bubbles that were measured for themselves; none where the file is not there."""
-    columns = ["stages", "schedule", "sleeps", "micro_batches", "measured", "formula"]
-    try:
-        return pd.DataFrame(json.loads((folder / BUBBLES).read_text(encoding="utf-8"))["bubbles"], columns=columns)
-    except OSError:
-        return pd.DataFrame(columns=columns)
-
-
-def more_sections(found: Comparisons, ways: pd.DataFrame, bubbles: pd.DataFrame) -> list[Section]:
+def more_sections(found: Comparisons, ways: pd.DataFrame) -> list[Section]:
     """The sections of the page that other comparisons do not have."""
-    made = {key: table(frame, title, notes) for key, (title, frame, notes) in more_tables(ways, bubbles).items()}
+    made = {key: table(frame, title, notes) for key, (title, frame, notes) in more_tables(ways).items()}
     shown = tuple(made[key] for key in ("ways", "scores") if key in made)
     drawn = (*throughput(found), *scores(found, ways))
     sections = [Section("ways", "What stages wait for and what is sent", drawn, shown)]
     if usage := tuple(usages(found)):
         lead = "Busy cores (line) and GiB of resident memory (dashes) of all processes of the first seed's run."
         sections.append(Section("usage", "The machine over time", usage, lead=(lead,)))
-    if len(bubbles):
-        caption = "Line: (p-1)/(m+p-1). Full marks: stages that sleep. Open marks: stages that compute. 1F1B and GPipe."
-        one = gallery.drawn("bubble-shares", "Bubbles beside the formula", caption, _draw_bubbles, bubbles)
-        sections.append(Section("bubbles", "Bubbles", (drawing(one),), (made["bubbles"],)))
     return sections
 
 
@@ -333,24 +314,10 @@ def _draw_usage(axes: Any, looks: pd.DataFrame, look: Any) -> str:
     return f"at most {looks['cores'].max():.1f} cores and {looks['GiB'].max():.1f} GiB"
 
 
-def _draw_bubbles(axes: Any, bubbles: pd.DataFrame) -> str:
-    for marker, (stages, own) in zip("osD^", bubbles.groupby("stages"), strict=False):
-        line = own.drop_duplicates("micro_batches").sort_values("micro_batches")
-        axes.plot(line["micro_batches"], line["formula"], color=MUTED, linewidth=1.1)
-        for sleeps, points in own.groupby("sleeps"):
-            face = "#3b3f46" if sleeps else "none"
-            label = f"{stages} stages, {'sleeping' if sleeps else 'computing'}"
-            axes.plot(points["micro_batches"], points["measured"], marker, color="#3b3f46", mfc=face, label=label)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="micro-batches", ylabel="bubble, share of the time", ylim=(0, None))
-    return "measured bubble shares against the number of micro-batches, beside (p-1)/(m+p-1)"
-
-
-def as_json(found: Comparisons, ways: pd.DataFrame, bubbles: pd.DataFrame) -> str:
+def as_json(found: Comparisons, ways: pd.DataFrame) -> str:
     """All numbers of the tables; an interval is three of them."""
     named = pd.concat([ways.drop(columns="metrics"), pd.DataFrame([*ways["metrics"]])], axis=1)
-    frames = {"arms": found.arms, "ways": named, "bubbles": bubbles}
+    frames = {"arms": found.arms, "ways": named}
     told = {name: json.loads(tables.numbers(frame).to_json(orient="records")) for name, frame in frames.items()}
     return json.dumps({"name": found.name, "num_seeds": found.num_seeds, **told, "left_out": found.left_out}, indent=1)
 
@@ -363,17 +330,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
 
     def command() -> None:
-        found, bubbles = read(flags.runs), read_bubbles(flags.runs)
+        found = read(flags.runs)
         ways = ways_of(found)
         print("\n".join(sentences(found)))
         if flags.json is not None:
-            write(flags.json, as_json(found, ways, bubbles), "--json")
+            write(flags.json, as_json(found, ways), "--json")
             print(f"json   {flags.json}")
         if flags.out is None:
-            print(printed(tables_of(found) | more_tables(ways, bubbles), found.left_out))
+            print(printed(tables_of(found) | more_tables(ways), found.left_out))
             return
         again = f"python -m analysis parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        write(flags.out, page(found, again, more_sections(found, ways, bubbles), "parallelism"), "--out")
+        write(flags.out, page(found, again, more_sections(found, ways), "parallelism"), "--out")
         print(f"out    {flags.out}")
 
     return carried_out(command)

@@ -26,13 +26,11 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import FINISHED
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
-from asyncsgd.study.runner import PRELOAD
-from asyncsgd.study.stages import carry_out
+from asyncsgd.study.stages import carry_out, server_of
 from asyncsgd.study.sweep import Sweep, check, locked
 
 if TYPE_CHECKING:
@@ -69,9 +67,8 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
         raise UsageError(f"--jobs must be at least 1, got {flags.jobs}")
     delays = delays_of(plan, cores if flags.measured else None)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
-    model = str(plan.base.get("model", "tiny"))
-    go_offline(model, str(plan.base.get("data", "pydocs")))
-    context = fork_server(model, *PRELOAD)
+    go_offline(*plan.models_and_data())
+    context = server_of(plan)
     chosen = finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags, stop).chosen
 
     import pandas as pd

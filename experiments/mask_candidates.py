@@ -43,7 +43,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
     finder = parse_finder(given.finder)
     if not isinstance(finder, Ner) or Path(finder.model).expanduser().is_dir():
-        go_offline(given.model, f"{given.data} {given.eval_data} {given.finder}")
+        go_offline((given.model, f"{given.data} {given.eval_data} {given.finder}"))
     manifest = find(given, finder)
     statistics = manifest["statistics"]
     for side in ("train", "eval"):

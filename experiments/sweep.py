@@ -19,16 +19,20 @@ from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import names_in
-from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan, share
-from asyncsgd.study.runner import PRELOAD
-from asyncsgd.study.stages import carry_out
+from asyncsgd.study.stages import carry_out, server_of
 from asyncsgd.study.sweep import Sweep, check, locked
 
+CONFIGS = Path(__file__).resolve().parent / "configs"
+QUICK = {
+    "sweep.py": "quick.yaml",
+    "language_model.py": "language_model-quick.yaml",
+    "parallelism.py": "parallelism-quick.yaml",
+}
 EXAMPLE = """\
 examples:
   what would be run, and how long:  python experiments/sweep.py experiments/configs/quick.yaml --dry-run
@@ -37,16 +41,19 @@ examples:
   an array job of 8:                python experiments/sweep.py study.yaml --shard $SLURM_ARRAY_TASK_ID/8"""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(script: str, description: str) -> argparse.ArgumentParser:
     flags = Parser(
-        prog="sweep.py",
-        description="Run a study from one file; the same command goes on where it was stopped.",
+        prog=script,
+        description=description,
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    flags.add_argument("config", type=Path, metavar="CONFIG.yaml", help="what to run; experiments/configs has examples")
-    flags.add_argument("--out", type=Path, metavar="DIR", help="the sweep's folder (default: runs/NAME)")
+    flags.add_argument(
+        "config", type=Path, nargs="?", metavar="CONFIG.yaml", help="what to run; experiments/configs has examples"
+    )
+    flags.add_argument("--quick", action="store_true", help=f"the config {QUICK[script]}: minutes on 2 cores")
+    flags.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/NAME)")
     flags.add_argument(
         "--jobs",
         type=whole_number,
@@ -62,23 +69,30 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def main() -> int:
-    return run_script(lambda argv, stop: run(parser().parse_args(argv), stop), goes_on=True)
+def main(script: str = "sweep.py", description: str = str(__doc__), report: str = "report") -> int:
+    """Carry out the study of a config.
+
+    Args:
+        script, description: for ``--help``.
+        report: the command of ``python -m analysis`` that shows it.
+    """
+    flags = parser(script, description.partition("\n")[0])
+    return run_script(lambda argv, stop: run(flags.parse_args(argv), script, report, stop), goes_on=True)
 
 
-def run(flags: argparse.Namespace, stop: StopRequest) -> int:
+def run(flags: argparse.Namespace, script: str, report: str, stop: StopRequest) -> int:
     names_in(flags.track)  # refuses
-    plan = make_plan(read_config(flags.config), str(flags.config))
+    if flags.quick == (flags.config is not None):
+        raise UsageError(f"name a config, e.g. experiments/configs/{QUICK[script]}, or type --quick")
+    file = CONFIGS / QUICK[script] if flags.quick else flags.config
+    plan = make_plan(read_config(file), str(file))
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
     if wanted := out_of_bounds(jobs, at_least=1):
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
-    sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out, flags.track)
-    model, data = str(plan.base.get("model", "tiny")), str(plan.base.get("data", "pydocs"))
-    made = plan.base_model or {}
-    finetuned = {} if plan.finetune is None else plan.finetune.settings
-    go_offline(str(made.get("model", model)), " ".join([data, *(str(part.get("data")) for part in (made, finetuned))]))
+    sweep = Sweep(plan, file.read_text(encoding="utf-8"), out, flags.track)
+    go_offline(*plan.models_and_data())
 
     if flags.dry_run or flags.print_commands:
         check(plan)
@@ -94,9 +108,10 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
-    context = fork_server(model, *PRELOAD)  # imports while this process reads what there is
-    check(plan, inputs=True)
+    context = server_of(plan)  # imports while this process reads what there is
+    check(plan)
     sweep.look()  # before anything is written into a folder that may be somebody else's
+    sweep.check_inputs()
     with locked(out / f".lock-{shard[0]}-of-{shard[1]}"):
         sweep.open()
         announce(plan, sweep, out)
@@ -116,7 +131,7 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
         print(f"{told} no model to start from, since its pretraining run is not DONE", file=sys.stderr)
     left = sum(sweep.status(run) not in FINISHED for run in plan.runs)
     print(f"{'done' if not left else 'so far'}   {out}: {len(plan.runs) - left} of {len(plan.runs)} runs")
-    print(f"next   python -m analysis report {shlex.quote(str(out))} --out report.html")
+    print(f"next   python -m analysis {report} {shlex.quote(str(out))} --out report.html")
     return 1 if failing else 0
 
 
@@ -153,6 +168,9 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
             counts = collections.Counter(sweep.status(run) for run in runs)
             told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
             print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {told}")
+        for run in runs:
+            if (job := sweep.job(run, pretend=True)) is not None and job.lacks:
+                print(f"          {run.folder} is left out: {job.lacks}")
     for reference, seconds in sorted(sweep.budgets.items()):
         print(budget_text(plan, reference, f"{seconds:.6g}"))
     if power := power_text(plan):

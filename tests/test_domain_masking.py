@@ -18,10 +18,13 @@ from asyncsgd.data.masking import ByCandidate, ByToken
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.masking.candidates import CANDIDATES_FORMAT
+from asyncsgd.settings.task import task_flags
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.arms import FLAGS
 from asyncsgd.tasks.base import add_sums
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.training import _check_began_from
+
+FLAGS = task_flags(MaskedLM)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import asyncsgd
 from analysis import compare
 from asyncsgd.errors import UsageError
 from asyncsgd.study.arms import words_of
-from asyncsgd.study.comparisons import jobs_of
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import make_plan
 from own_model import Shapes
@@ -206,15 +205,16 @@ def test_a_config_plans_the_same_runs(config):
 
 
 def planned(config):
+    plan = make_plan(config)
     if "comparisons" in config:
         spelled = {"--model": "--init-from"}  # then, where an encoder gets a new head
-        return [
-            json.dumps([job.folder, job.task, [spelled.get(word, word) for word in words_of(job.values)]])
-            if job.task == "question_answering"
-            else json.dumps([job.folder, job.task, words_of(job.values)])
-            for job in jobs_of(config)
-        ]
-    return [recorded({key: str(value) for key, value in vars(run).items()}) for run in make_plan(config).runs]
+        made = []
+        for run in plan.runs:
+            words, task = words_of(plan.values(run, {}, {})), plan.task(run)
+            own = [spelled.get(word, word) for word in words] if task == "question_answering" else words
+            made.append(json.dumps([run.folder, task, own]))
+        return made
+    return [recorded({key: str(value) for key, value in vars(run).items()}) for run in plan.runs]
 
 
 def recorded(run):

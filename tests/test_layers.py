@@ -87,7 +87,7 @@ def test_help_imports_nothing_heavy():
     program = """
 import contextlib, io, runpy, sys
 for script in sys.argv[1:]:
-    sys.argv = [script, "--help"]
+    sys.argv, sys.path[0] = [script, "--help"], script.rpartition("/")[0]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         (runpy.run_path if script.endswith(".py") else runpy.run_module)(script, run_name="__main__")
     assert not {"torch", "transformers", "datasets", "pandas", "scipy"} & set(sys.modules), script

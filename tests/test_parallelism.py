@@ -1,43 +1,29 @@
-"""The comparison of ways to spread a training: its configs, its bubbles, and what its report says."""
+"""The comparison of ways to spread a training: a pipeline's bubble, a study of few runs, and what its report says."""
 
+import dataclasses
 import json
 import math
-import os
-import signal
+import time
 from pathlib import Path
+from typing import ClassVar
 
 import pandas
 import pytest
 import torch
+import yaml
+from doors import Task, TensorData, asyncsgd, seeded
 from gallery import sentences
+from torch import nn
 
-from analysis.parallelism import about_silence, f1_curve, more_tables, read_bubbles
+from analysis.parallelism import about_silence, f1_curve, more_tables
 from analysis.parallelism import main as report
 from analysis.stats import Interval
-from asyncsgd.signals import StopRequest
-from asyncsgd.study.comparisons import jobs_of, planned
-from asyncsgd.study.config import read_config
-from asyncsgd.tasks.questions import load_questions
-from parallelism import EqualStages, bubble, lacks, main, measure_bubbles, write_planted
+from asyncsgd.records.events import read_events
+from asyncsgd.worker import Loss, OnAllGPUs
+from parallelism import main
 
-CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
-
-
-@pytest.mark.parametrize("path", [*CONFIGS.glob("parallelism*"), *CONFIGS.glob("language*"), *CONFIGS.glob("squad*")])
-def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(path):
-    jobs = jobs_of(read_config(path))
-    assert jobs == jobs_of(read_config(path))
-    assert all(job.settings for job in jobs)
-    assert len({job.folder for job in jobs}) == len(jobs)
-
-
-def test_planted_answers_are_behind_the_marker(tmp_path):
-    write_planted(tmp_path / "planted")
-    data = load_questions(str(tmp_path / "planted")).questions
-    assert (len(data["train"]), len(data["eval"])) == (2000, 300)
-    for question in data["eval"]:
-        words = question.context.split()
-        assert question.answers == ((words[words.index("key") + 1],) if "key" in words else ())
+FORWARD_SECONDS, BACKWARD_SECONDS = 0.005, 0.01
+WIDTH = 8
 
 
 def ways(*rows):
@@ -57,22 +43,28 @@ def test_what_silence_scores_is_said_beside_the_scores():
     assert about_silence(ways(("single", 0.52, ()), ("async", 0.53, ()))) == [
         "bert: a model that never answers has F1 0.500; 3 points or more above it: async.",
     ]
-    (said,) = about_silence(ways(("single", 0.52, ())))
-    assert "After 320 samples none has learned where answers begin." in said
-    assert said.endswith(
-        "single: its F1 does not rise over its last evaluations, so they do not say how much is missing."
-    )
-    rising = ((0, 0.5), (80, 0.46), (160, 0.48))  # .02 with every doubling, and .03 are missing
-    (said,) = about_silence(ways(("single", 0.5, rising)))
-    assert said.endswith("single: about 905 samples, 2.8 times as many, if F1 rises on as it does.")
-    (said,) = about_silence(ways(("single", 0.5, ((40, 0.4), (80, 0.45), (160, 0.4999)))))
-    assert said.endswith("single: more than 1000 times as many samples, its F1 hardly rises.")
+    for curve, f1, end in (
+        ((), 0.52, "single: its F1 does not rise over its last evaluations, so they do not say how much is missing."),
+        # .02 with every doubling, and .03 are missing
+        (
+            ((0, 0.5), (80, 0.46), (160, 0.48)),
+            0.5,
+            "single: about 905 samples, 2.8 times as many, if F1 rises on as it does.",
+        ),
+        (
+            ((40, 0.4), (80, 0.45), (160, 0.4999)),
+            0.5,
+            "single: more than 1000 times as many samples, its F1 hardly rises.",
+        ),
+    ):
+        (said,) = about_silence(ways(("single", f1, curve)))
+        assert "After 320 samples none has learned where answers begin." in said
+        assert said.endswith(end)
 
 
 def test_the_scores_stand_beside_the_loss_and_the_seconds():
     headings = ("processes", "bubble", "formula", "exchange", "samples_to_target", "reached")
-    found = ways(("DDP 2", 0.45, ())).assign(**dict.fromkeys(headings, 1.0))
-    _, table, _ = more_tables(found, pandas.DataFrame())["scores"]
+    _, table, _ = more_tables(ways(("DDP 2", 0.45, ())).assign(**dict.fromkeys(headings, 1.0)))["scores"]
     assert list(table) == ["model", "way", "f1", "HasAns f1", "loss", "seconds"]
     assert [one.estimate for one in table.loc[0, "f1":]] == [0.45, 0.3, 2.25, 90.0]
 
@@ -83,115 +75,150 @@ def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated():
     assert f1_curve(curves) == [(0, pytest.approx(0.55))]
 
 
+class Sleep(torch.autograd.Function):
+    """Takes a declared time in the forward and in the backward pass, and no core."""
+
+    @staticmethod
+    def forward(context, hidden):
+        time.sleep(FORWARD_SECONDS)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(context, *gradients):
+        time.sleep(BACKWARD_SECONDS)
+        return gradients[0]
+
+
+class Block(nn.Linear):
+    def forward(self, hidden):
+        return Sleep.apply(super().forward(hidden))
+
+
+class Row(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, hidden):
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualStages(Task):
+    """A model whose two blocks take as long, and next to nothing else."""
+
+    name: ClassVar[str] = "equal_stages"
+    batch_size: int = 8
+
+    def model(self, seed):
+        with seeded(seed):
+            return Row()
+
+    def data(self, seed):
+        rows = torch.linspace(-1.0, 1.0, 32).unsqueeze(1).expand(-1, WIDTH).contiguous()
+        return TensorData(rows, rows[:2], self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return model(batch)
+
+    def loss(self, outputs, batch):
+        return (outputs - batch).square().mean()
+
+
 @pytest.mark.slow
 def test_the_bubble_of_stages_that_sleep_is_that_of_the_formula(tmp_path):
     """At least it: a wait can be longer on a busy machine, never shorter."""
-    task = EqualStages(batch_size=8, num_blocks=2)
-    assert bubble(task, "1f1b", 4, tmp_path / "run") > 1 / (4 + 1) - 0.02
-
-
-def test_a_bubble_that_was_interrupted_is_measured_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("parallelism.bubble", lambda *given: os.kill(os.getpid(), signal.SIGTERM) or 0.5)
-    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
-        measure_bubbles(tmp_path, (4,), stop)
-    assert read_bubbles(tmp_path).empty
-
-
-CONFIG = """
-name: few
-base: {data: pydocs, vocab_size: 512, seq_len: 32, batch_size: 8, samples: 80, evaluations: 2, eval_samples: 40,
-       warmup: 0, learning_rate: 1.0e-3, schedule: constant, clip_norm: 0}
-models:
-  tiny: {task: masked_lm, model: tiny}
-seeds: [0]
-comparisons:
-  parallel:
-    reference: single
-    margin: 0.1
-    arms:
-      single: {mode: single, data_parallel: true}
-      pipeline 2: {mode: pipeline, nproc: 2, micro_batches: 4}
-      async 2: {mode: async, nproc: 2}
-      DeepSpeed 2: {mode: pipeline, nproc: 2, micro_batches: 4, pipeline_schedule: deepspeed}
-"""
-
-
-def test_models_and_data_are_looked_for_before_the_first_run_and_all_that_is_missing_is_said_at_once(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
-    config = CONFIG.replace("data: pydocs, vocab_size: 512", "data: nowhere.txt").replace(
-        "models:\n", "models:\n  other: {task: masked_lm, model: base/nobody}\n"
+    asyncsgd.train(
+        EqualStages(),
+        runtime=asyncsgd.Pipeline(2, 2),
+        micro_batches=4,
+        samples=48,
+        evaluations=2,
+        folder=tmp_path / "run",
     )
-    Path("few.yaml").write_text(config)
-    monkeypatch.setattr("sys.argv", ["parallelism.py", "few.yaml", "--bubbles"])
-    assert main() == 2
-    message = capsys.readouterr().err
-    assert "few.yaml cannot be run here, and no run was started:" in message
-    assert "there is no file or folder 'nowhere.txt'; --data takes" in message
-    assert "--model base/nobody: here is no such folder, and the Hub does not give a model of that name" in message
-    assert "the first lines of few.yaml say where its models and data come from" in message
-    Path("nowhere.txt").write_text(sentences(20, seed=0))
-    assert main() == 2
-    message = capsys.readouterr().err
-    assert "nowhere" not in message
-    assert "base/nobody" in message
-    assert list(tmp_path.iterdir()) == [tmp_path / "few.yaml", tmp_path / "nowhere.txt"]
-
-
-def test_runs_go_into_a_folder_with_the_name_in_the_config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("file.yaml").write_text(CONFIG)
-    out, jobs = planned(Path("file.yaml"), None)
-    assert (out, len(jobs)) == (Path("runs/few"), 4)
-    assert Path("runs/few/config.yaml").read_text() == CONFIG
-
-
-@pytest.mark.slow
-def test_a_report_of_few_runs(tmp_path, monkeypatch, capsys):
-    (tmp_path / "few.yaml").write_text(CONFIG)
-    monkeypatch.setattr("sys.argv", ["parallelism.py", str(tmp_path / "few.yaml"), "--out", str(tmp_path / "runs")])
-    assert main() == 0
-    said = capsys.readouterr().out
-    left_out = [job for job in jobs_of(read_config(tmp_path / "few.yaml")) if lacks(job)]
-    assert all(job.folder in said for job in left_out)
-    rows = [
-        {
-            "stages": 2,
-            "schedule": "1f1b",
-            "micro_batches": m,
-            "sleeps": True,
-            "measured": 1.1 / m,
-            "formula": 1 / (m + 1),
-        }
-        for m in (4, 8)
-    ]
-    (tmp_path / "runs" / "bubbles.json").write_text(json.dumps({"bubbles": rows}))
-    assert [*read_bubbles(tmp_path / "runs")["measured"]] == [1.1 / 4, 1.1 / 8]
-    out = tmp_path / "report.html"
-    assert report([str(tmp_path / "runs"), "--out", str(out), "--json", str(tmp_path / "report.json")]) == 0
-    numbers = json.loads((tmp_path / "report.json").read_text())
-    ways = {way["name"]: way for way in numbers["ways"]}
-    assert set(ways) == {"single", "pipeline 2", "async 2", "DeepSpeed 2"} - ({"DeepSpeed 2"} if left_out else set())
-    assert ways["pipeline 2"]["formula"] == pytest.approx(1 / 5)
-    assert 0 < ways["pipeline 2"]["bubble"] < 1
-    assert ways["single"]["bytes_per_sample"] == 0
-    assert ways["single"]["samples_to_target"] == 1
-    # A batch of 8 makes 4 micro-batches; both stages send hidden states once, and the tied embedding.
-    events = [json.loads(line) for line in next((tmp_path / "runs").glob("*/*/pipeline 2/s0/events.jsonl")).open()]
-    sent = sum(row[5] for event in events if event["kind"] == "stages" for row in event["stages"])
-    assert ways["pipeline 2"]["bytes_per_sample"] == pytest.approx(sent / 80)
-    page = out.read_text()
-    assert "kB sent a sample" in page
-    assert "Bubbles" in page
-    assert report([str(tmp_path / "runs")]) == 0
-    assert "(p-1)/(m+p-1)" in capsys.readouterr().out
+    *_, last = [one["stages"] for one in read_events(tmp_path / "run" / "events.jsonl") if one["kind"] == "stages"]
+    computed = sum(row[2] for row in last) / 2
+    assert 1 - computed / last[0][3] > 1 / (4 + 1) - 0.02
 
 
 def test_a_data_parallel_batch_without_gpus_is_the_bare_loss():
-    from asyncsgd.worker import Loss, OnAllGPUs
-
-    task = EqualStages(batch_size=4)
+    task = EqualStages()
     model, batch = task.model(0), task.data(0).batch(0, 0)
     assert torch.equal(OnAllGPUs(Loss(task, model))(batch), Loss(task, model)(batch))
+
+
+BASE = {"data": "pydocs", "vocab_size": 512, "seq_len": 32, "batch_size": 8, "samples": 80, "evaluations": 2}
+CONFIG = {
+    "name": "few",
+    "base": BASE | {"eval_samples": 40, "warmup": 0, "schedule": "constant", "clip_norm": 0},
+    "models": {"tiny": {"task": "masked_lm", "model": "tiny"}},
+    "comparisons": {
+        "parallel": {
+            "reference": "single",
+            "margin": 0.1,
+            "arms": {
+                "single": {"mode": "single", "data_parallel": True},
+                "pipeline 2": {"mode": "pipeline", "nproc": 2, "micro_batches": 4},
+                "DeepSpeed 2": {
+                    "mode": "pipeline",
+                    "nproc": 2,
+                    "micro_batches": 4,
+                    "pipeline_schedule": "deepspeed",
+                },
+            },
+        }
+    },
+}
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """Run the script in a new folder with a config."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def run(config, *flags):
+        Path("few.yaml").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr("sys.argv", ["parallelism.py", "few.yaml", *flags])
+        return main()
+
+    return run
+
+
+def test_models_and_data_are_looked_for_before_the_first_run_and_all_that_is_missing_is_said_at_once(typed, capsys):
+    models = {**CONFIG["models"], "other": {"task": "masked_lm", "model": "base/nobody"}}
+    config = {**CONFIG, "models": models, "base": {"data": "nowhere.txt", "samples": 80, "batch_size": 8}}
+    nobody = "--model base/nobody: here is no such folder, and the Hub does not give a model of that name"
+    assert typed(config) == 2
+    message = capsys.readouterr().err
+    assert "few cannot be run here, and no run was started:" in message
+    assert "there is no file or folder 'nowhere.txt'; --data takes" in message
+    assert nobody in message
+    Path("nowhere.txt").write_text(sentences(20, seed=0))
+    assert typed(config) == 2
+    message = capsys.readouterr().err
+    assert "nowhere" not in message
+    assert nobody in message
+    assert sorted(map(str, Path().iterdir())) == ["few.yaml", "nowhere.txt"]
+
+
+@pytest.mark.slow
+def test_a_report_of_few_runs(typed, capsys):
+    assert typed(CONFIG) == 0
+    said = capsys.readouterr().out
+    absent = "DeepSpeed 2/s0 is left out: DeepSpeed is not installed" in said
+    assert report(["runs/few", "--out", "report.html", "--json", "report.json"]) == 0
+    found = {way["name"]: way for way in json.loads(Path("report.json").read_text())["ways"]}
+    assert set(found) == {"single", "pipeline 2", "DeepSpeed 2"} - ({"DeepSpeed 2"} if absent else set())
+    assert found["pipeline 2"]["formula"] == pytest.approx(1 / 5)
+    assert 0 < found["pipeline 2"]["bubble"] < 1
+    assert (found["single"]["bytes_per_sample"], found["single"]["samples_to_target"]) == (0, 1)
+    # A batch of 8 makes 4 micro-batches; both stages send hidden states once, and the tied embedding.
+    events = read_events(Path("runs/few/parallel/tiny/pipeline 2/s0/events.jsonl"))
+    sent = sum(row[5] for event in events if event["kind"] == "stages" for row in event["stages"])
+    assert found["pipeline 2"]["bytes_per_sample"] == pytest.approx(sent / 80)
+    assert "kB sent a sample" in Path("report.html").read_text()
+    assert report(["runs/few"]) == 0
+    assert "(p-1)/(m+p-1)" in capsys.readouterr().out

@@ -86,7 +86,7 @@ def sweep(config, out, *flags):
 
 
 def plan_of(out):
-    return make_plan(yaml.safe_load((out / "sweep.yaml").read_text()))
+    return make_plan(yaml.safe_load((out / "config.yaml").read_text()))
 
 
 def summary_of(out, folder):
@@ -230,7 +230,7 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "targets": {SYNC: target},
         "budget_seconds": {SYNC: 9.0},
         "pilots": {SYNC: {"runs": 2, "first_loss": round(first, 6), "best_loss": round(best, 6)}},
-        "config_sha256": sha256_of(yaml.safe_load((out / "sweep.yaml").read_text())),
+        "config_sha256": sha256_of(yaml.safe_load((out / "config.yaml").read_text())),
         "target_from": "95 % of the median improvement of 2 pilot runs of the reference (its chosen trial, seeds of "
         "their own)",
     }
@@ -263,7 +263,7 @@ def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(unbroken, ca
     before = files_of(out)
     assert sweep(config, out) == 0
     after = files_of(out)
-    assert {name for name in after if after[name] != before.get(name)} == {"sweep.yaml", "plan.json"}
+    assert {name for name in after if after[name] != before.get(name)} == {"config.yaml", "plan.json"}
     assert set(after) == set(before)
     said = capsys.readouterr()
     assert f"done   {out}: 13 of 13 runs\nnext   python -m analysis report {out} --out report.html\n" in said.out
@@ -364,7 +364,7 @@ def test_wrong_flags_and_files_end_with_2_and_one_line(unbroken, small, tmp_path
         ((tmp_path / "no.yaml", new), "no.yaml"),
         ((config, tmp_path / "file"), "file --out"),
         ((config, occupied), "occupied --out"),
-        ((rule.with_name("other.yaml"), made), "another config --out sweep.yaml"),
+        ((rule.with_name("other.yaml"), made), "another config --out config.yaml"),
         ((rule, new, "--dry-run"), "async-w2-virtual 'asynchronous'"),
     ):
         assert sweep(*arguments) == 2

@@ -59,11 +59,16 @@ def another_speaks(environment: Mapping[str, str]) -> bool:
     return "MASTER_PORT" in environment and environment.get("WORLD_SIZE", "1") != "1" and environment["RANK"] != "0"
 
 
-def go_offline(model: str, data: str) -> None:
+def go_offline(*named: tuple[str, str]) -> None:
     """No network call where the user named neither a Hub model nor a Hub data set; to be called before transformers
     is imported.
+
+    Args:
+        named: models, each with the data of its runs.
     """
-    if (
-        model in ("tiny", "small", "tiny-distilbert") or os.path.isdir(os.path.expanduser(model))
-    ) and "hub:" not in data:
+    if all(
+        (model in ("tiny", "small", "tiny-gpt", "tiny-distilbert") or os.path.isdir(os.path.expanduser(model)))
+        and "hub:" not in data
+        for model, data in named
+    ):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")

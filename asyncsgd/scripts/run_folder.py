@@ -48,7 +48,7 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     try:
         if output.resume is not None or (output.run_dir is not None and _goes_on(path, flags, settings)):
             text = flags.to_yaml(settings, comment=f"{command}\nwhich made an earlier run longer", places=False)
-            return open_again(path, _differences(path, flags, settings), text)
+            return open_again(path, differences(path, settings), text)
         if output.run_dir is None:
             name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
             path = free_folder(path, name)
@@ -68,11 +68,12 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
 def _goes_on(path: Path, flags: Flags, settings: Any) -> bool:
     """Whether the folder holds these settings' run, with a checkpoint and not DONE."""
     begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not settings.output.overwrite
-    return begun and read_summary(path).get("status") != DONE and not _differences(path, flags, settings)
+    return begun and read_summary(path).get("status") != DONE and not differences(path, settings)
 
 
-def _differences(path: Path, flags: Flags, settings: Any) -> list[tuple[str, object, object]]:
+def differences(path: Path, settings: Any) -> list[tuple[str, object, object]]:
     """The settings that are not those of the run in `path`: name, value there, value here."""
+    flags = task_flags(cast("Any", type(settings.task)))
     old = flags.make(flags.load_yaml(path / "settings.yaml"))
     return flags.differing_keys(flags.flatten(old), flags.flatten(settings))
 
@@ -149,7 +150,7 @@ def _refuse_to_replace(path: Path, flags: Flags, settings: Any) -> None:
     status = read_summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # e.g. a mistyped command: it has left nothing worth keeping
-    if different := _differences(path, flags, settings):
+    if different := differences(path, settings):
         raise UsageError(
             f"{path} holds a run with other settings ({_listed(different)}); type another --run-dir, or --overwrite"
         )

@@ -65,7 +65,7 @@ class TaskScript:
         context = start_fork_server(settings, launch, model, self.kind.preload)
         if model is not None:
             names = (getattr(settings.task, field, None) for field in ("data_name", "eval_data"))
-            go_offline(model, " ".join(filter(None, names)))
+            go_offline((model, " ".join(filter(None, names))))
         asked = self.run_of(settings)
         stop.check()
         if settings.output.find_batch_size:

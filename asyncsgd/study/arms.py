@@ -10,11 +10,19 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
-from asyncsgd.study.config import CONDITION_KEYS, Conditions, Config, Settings, fill_in, grid_of, settings_of, typed
-from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.study.config import (
+    CONDITION_KEYS,
+    Comparisons,
+    Conditions,
+    Config,
+    Settings,
+    fill_in,
+    grid_of,
+    settings_of,
+    typed,
+)
+from asyncsgd.tasks import task_class
 
-FLAGS = task_flags(MaskedLM)
-"""Of every run of a sweep but those that fine-tune."""
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
 """Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
 references.
@@ -32,7 +40,8 @@ class Arm:
     name: str
     algorithm: str
     settings: Mapping[str, Any]
-    trials: tuple[Mapping[str, Any], ...]
+    trials: tuple[Mapping[str, Any], ...] = ()
+    task: str = "masked_lm"
 
     @property
     def virtual(self) -> bool:
@@ -58,9 +67,10 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def valid(where: str, values: Mapping[str, Any], flags: Any = FLAGS) -> dict[str, Any]:
-    """All settings that `values` make, converted to their types."""
+def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dict[str, Any]:
+    """All settings of a run of a task that `values` make, converted to their types."""
     try:
+        flags = task_flags(task_class(task))
         return dict(flags.flatten(flags.make(values)))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
@@ -98,6 +108,35 @@ def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
             "every algorithm, got " + ", ".join(f"{name} {number}" for name, number in counts.items())
         )
     return arms
+
+
+def compared(config: Comparisons) -> list[Arm]:
+    """The arms of all comparisons, each of every model."""
+    return [
+        _of_model(config, f"{name}/{model}/{arm}", model, settings)
+        for name, comparison in config.comparisons.items()
+        for model in config.models
+        for arm, settings in comparison.arms.items()
+    ]
+
+
+def of_grid(config: Comparisons) -> list[Arm]:
+    """The points of the grid, each of every model."""
+    if (grid := config.grid) is None:
+        return []
+    axes = {"learning_rate": grid.learning_rate, "batch_size": grid.batch_size, "seq_len": grid.seq_len}
+    arms = []
+    for model, point in itertools.product(config.models, _crossed(axes)):
+        name = f"lr{float(point['learning_rate']):g}-b{point['batch_size']}-l{point['seq_len']}"
+        arms.append(_of_model(config, f"grid/{model}/{name}", model, {**grid.base, **point}))
+    return arms
+
+
+def _of_model(config: Comparisons, name: str, model: str, settings: Settings) -> Arm:
+    values = settings_of({"mode": "single", **config.models[model], **config.base, **settings}, f"arm {name}")
+    task = str(values.pop("task", None))
+    valid(f"arm {name}", values, task)  # refuses
+    return Arm(name, name.rsplit("/", 1)[1], values, task=task)
 
 
 def _places(config: Config) -> list[tuple[Settings, str]]:

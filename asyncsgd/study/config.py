@@ -127,7 +127,6 @@ class Config(Keys, frozen=True, kw_only=True):
     pilots: tuple[Seed, ...] = ()
     finetune: Settings | None = None
     analysis: Analysis | None = None
-    order_seed: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
         counts = Counter((*self.seeds, *self.tuning.seeds, *self.pilots))
@@ -182,7 +181,7 @@ class Points(Keys, frozen=True, kw_only=True):
 
 
 class Comparisons(Keys, frozen=True, kw_only=True):
-    """The file of ``experiments/language_model.py`` and ``experiments/parallelism.py``."""
+    """The file of a study that compares arms after equal samples and tunes nothing; see docs/study.md."""
 
     name: Name
     models: Annotated[dict[str, Settings], Meta(min_length=1)]

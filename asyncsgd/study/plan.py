@@ -18,16 +18,18 @@ like this (``experiments/configs/`` has more):
                                                     # task: token_classification, of train.py token_classification
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
-Three more keys, each with its default:
+Two more keys, each with its default:
 
     exclude: []          # no arms of these: {algorithm: sync, nproc: 2} takes out those that have all of its values
     replicates: 1        # runs of a measured arm on each seed, to see how much equal runs differ; tests take the first
-    order_seed: 0        # of the order of the runs, drawn anew in every block
 
 `analysis` may also name a `control`, an algorithm whose updates are as small as those of an asynchronous one, e.g.
 `small: {mode: sync, batch_size: "{16//nproc}"}`: at equal samples it makes as many updates.
 
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
+
+A config with `models` in place of `algorithms` has comparisons of arms that differ in settings, and a grid: test runs
+alone, of any task. docs/study.md has its keys.
 
 Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds. It is the
 median of what the pilots of the group's reference took for their samples. With a budget in samples the faster arm would
@@ -46,21 +48,19 @@ from typing import Any, Literal
 import msgspec
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import Flags
-from asyncsgd.settings.task import task_flags
-from asyncsgd.study.arms import Arm, arms_of, references_of, resolve, valid
+from asyncsgd.study.arms import Arm, arms_of, compared, of_grid, references_of, resolve, valid
 from asyncsgd.study.config import (
     FINETUNE_SEEDS,
     OF_BASE_MODEL,
     OF_FINETUNE,
     SCORES,
     Analysis,
+    Comparisons,
     Config,
     Finetune,
     settings_of,
     typed,
 )
-from asyncsgd.tasks import task_class
 
 Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
 STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
@@ -110,6 +110,18 @@ class Plan:
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
+    def task(self, run: PlannedRun) -> str:
+        """What is learned in it."""
+        if run.stage == "finetune" and self.finetune is not None:
+            return self.finetune.task
+        return self.arm(run.arm).task if run.stage != "base" else "masked_lm"
+
+    def models_and_data(self) -> list[tuple[str, str]]:
+        """What its runs name."""
+        given = [*({**self.base, **arm.settings} for arm in self.arms), self.base_model or {}]
+        given += [self.finetune.settings] if self.finetune is not None else []
+        return [(str(one.get("model", "tiny")), f"{one.get('data')} {one.get('eval_data')}") for one in given]
+
     def of_stage(self, stage: Stage) -> list[PlannedRun]:
         return [run for run in self.runs if run.stage == stage]
 
@@ -148,6 +160,8 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     >>> sorted(run.folder for run in plan.runs)
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
+    if "models" in given:
+        return _comparisons(typed(given, Comparisons, name), sha256_of(given))
     config: Config = typed(given, Config, name)
     base, base_model = settings_of(config.base, "base"), None
     if config.base_model is not None:
@@ -168,21 +182,37 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     )
 
 
+def _comparisons(config: Comparisons, sha256: str) -> Plan:
+    """Test runs alone; comparisons and grid have seeds and orders of their own."""
+    arms: list[Arm] = []
+    runs: list[PlannedRun] = []
+    for word, seeds, own in (
+        ("language_model", config.seeds, compared(config)),
+        ("grid", () if config.grid is None else config.grid.seeds, of_grid(config)),
+    ):
+        arms += own
+        runs += [PlannedRun(f"{arm.name}/s{n}", "test", arm.name, n) for n in seeds for arm in shuffled(own, word, n)]
+    whole = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
+    return Plan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
+
+
+def shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
+    """In an order that is a function of the key."""
+    order = list(arms)
+    random.Random(" ".join(map(str, key))).shuffle(order)
+    return order
+
+
 def sha256_of(config: Mapping[str, Any]) -> str:
     """A hash of a config's content; comments and the order of its keys do not change it."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-def flags_of_finetuning(finetune: Finetune) -> Flags:
-    """The flags of the task that models are fine-tuned for."""
-    return task_flags(task_class(finetune.task))
 
 
 def _finetune(given: Mapping[str, Any]) -> Finetune:
     settings = settings_of(given, "finetune", OF_FINETUNE)
     keys = {key: settings.pop(key) for key in ("task", "repetitions", "baseline") if key in settings}
     finetune: Finetune = typed(keys, Finetune, "finetune")
-    all_settings = valid("finetune", settings, flags_of_finetuning(finetune))
+    all_settings = valid("finetune", settings, finetune.task)
     return msgspec.structs.replace(finetune, settings={key: all_settings.get(key, settings[key]) for key in settings})
 
 
@@ -236,30 +266,25 @@ def _runs(
 ) -> Iterator[PlannedRun]:
     """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
 
-    def block(*key: object) -> list[Arm]:
-        order = list(arms)
-        random.Random(" ".join(map(str, (config.order_seed, *key)))).shuffle(order)
-        return order
-
     if base_model is not None:
         yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
     for seed in config.tuning.seeds:
         for number in range(len(arms[0].trials)):
-            for arm in block("tuning", seed, number):
+            for arm in shuffled(arms, 0, "tuning", seed, number):
                 if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
                     yield PlannedRun(f"tuning/{arm.name}/t{number}-s{seed}", "tuning", arm.name, seed, trial=number)
     for seed in config.pilots:
-        for arm in block("pilot", seed):
+        for arm in shuffled(arms, 0, "pilot", seed):
             if analysis is not None and arm.algorithm == analysis.reference:
                 yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed)
     for seed in config.seeds:
         for replicate in range(config.replicates):
-            for arm in block("test", seed, replicate):
+            for arm in shuffled(arms, 0, "test", seed, replicate):
                 if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
                     yield PlannedRun(folder_of_test(arm.name, seed, replicate), "test", arm.name, seed, replicate)
     for seed in config.seeds:
         for repetition in range(0 if finetune is None else finetune.repetitions):
-            names = [arm.name for arm in block("finetune", seed, repetition)]
+            names = [arm.name for arm in shuffled(arms, 0, "finetune", seed, repetition)]
             for name in [BASELINE, *names] if finetune is not None and finetune.baseline else names:
                 parent = None if name == BASELINE else folder_of_test(name, seed)
                 # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.

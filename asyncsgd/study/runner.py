@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import os
 import shlex
@@ -37,7 +38,7 @@ PRELOAD = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
 )
-"""What runs in processes of their own import beside what workers do."""
+"""What runs in processes of their own import beside what workers do, and what their task and mode name."""
 NOT_STARTED = "NOT STARTED"
 STOP_SECONDS = 30.0
 
@@ -63,6 +64,13 @@ class Job:
             return task_flags(task_class(self.task)).make(self.values)
         except UsageError as error:
             raise UsageError(f"{self.folder}: {error}") from error
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot be made here; empty where it can."""
+        if self.values.get("pipeline_schedule") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+            return "DeepSpeed is not installed; type python -m pip install -c constraints.txt -e '.[deepspeed]'"
+        return ""
 
     @property
     def experiment(self) -> str:

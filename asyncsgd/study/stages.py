@@ -7,10 +7,22 @@ from multiprocessing.context import ForkServerContext
 
 from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE
+from asyncsgd.runtime.launch import fork_server
+from asyncsgd.runtimes import KINDS
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import STAGES, Stage, share
-from asyncsgd.study.runner import Job, Runner
+from asyncsgd.study.plan import STAGES, Plan, Stage, share
+from asyncsgd.study.runner import PRELOAD, Job, Runner
 from asyncsgd.study.sweep import Sweep
+from asyncsgd.tasks import task_class
+
+
+def server_of(plan: Plan) -> ForkServerContext:
+    """Where the runs of a plan come from; to be called early, since it imports while this process does other work."""
+    models = [model for model, _ in plan.models_and_data()]
+    modes = {arm.settings.get("mode") for arm in plan.arms}
+    modules = {name for kind in KINDS if kind.mode in modes for name in kind.preload}
+    modules |= {name for run in plan.runs for name in task_class(plan.task(run)).preload}
+    return fork_server(models[0], *PRELOAD, *sorted(modules))
 
 
 def carry_out(

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from asyncsgd.errors import RunError, UsageError
+from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.scripts.run_folder import read_summary
+from asyncsgd.scripts.run_folder import differences, read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.arms import FLAGS, Arm, resolve
+from asyncsgd.study.arms import Arm, resolve
 from asyncsgd.study.config import Analysis, read_config
 from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
@@ -57,7 +58,7 @@ class Sweep:
 
     def look(self) -> None:
         """Read how far the sweep is, and write nothing."""
-        kept = self.out / "sweep.yaml"
+        kept = self.out / "config.yaml"
         if kept.is_file():
             if sha256_of(read_config(kept)) != self.plan.config_sha256:
                 raise UsageError(
@@ -75,7 +76,7 @@ class Sweep:
     def open(self) -> None:
         """Read how far the sweep is and write its plan into its folder."""
         self.look()
-        write_text(self.out / "sweep.yaml", self._config_text)
+        write_text(self.out / "config.yaml", self._config_text)
         self._write_plan()
 
     def status(self, run: PlannedRun) -> str:
@@ -86,7 +87,8 @@ class Sweep:
         return [run for run in self.plan.of_stage(stage) if self.status(run) not in FINISHED]
 
     def to_do(self, stage: Stage, *, retry: bool = False, pretend: bool = False) -> list[Job]:
-        """The runs of a stage that can be made and are not yet, in the plan's order; with `retry` also what FAILED.
+        """The runs of a stage that can be made here and are not yet, in the plan's order; with `retry` also what
+        FAILED.
 
         With `pretend` a stand-in is used for what only earlier stages tell (the first trial, the base model).
         """
@@ -97,7 +99,7 @@ class Sweep:
                 continue
             if status in FINISHED:
                 self._check_same(run, job)
-            elif status != FAILED or retry:
+            elif (status != FAILED or retry) and not job.lacks:
                 jobs.append(job)
         return jobs
 
@@ -119,8 +121,8 @@ class Sweep:
             values = {**finetune.settings, "model": origin, "seed": run.finetune_seed}
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
-        task, tags = "masked_lm" if finetune is None else finetune.task, {"stage": run.stage, "arm": run.arm}
-        return Job(run.folder, task, values, measures, tags, saves_model=finetune is None).below(self.out)
+        tags = {"stage": run.stage, "arm": run.arm}
+        return Job(run.folder, plan.task(run), values, measures, tags, saves_model=finetune is None).below(self.out)
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -135,12 +137,30 @@ class Sweep:
         if run.stage == "finetune":
             return
         path = self.out / run.folder
-        old = FLAGS.flatten(FLAGS.make(FLAGS.load_yaml(path / "settings.yaml")))
-        changes = FLAGS.differing_keys(old, FLAGS.flatten(job.settings))
+        changes = differences(path, job.settings)
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
             changes = [change for change in changes if change[0] != "model"]
         if listed := ", ".join(f"{key} {was} -> {now}" for key, was, now in changes):
             raise UsageError(f"{path} is done with other settings ({listed}); type another --out")
+
+    def check_inputs(self) -> None:
+        """Look for the models, texts and folders of candidates that runs which are left would read.
+
+        Raises:
+            UsageError: with all that is missing.
+        """
+        plan, tasks = self.plan, {}
+        for arm in plan.arms:
+            if any(run.arm == arm.name and self.status(run) not in FINISHED for run in plan.runs):
+                values = {**plan.base, **arm.settings, **(arm.trials[0] if arm.trials else {})}
+                task = Job(arm.name, arm.task, resolve(values)).settings.task
+                tasks[repr(task)] = task
+        if reasons := dict.fromkeys(reason for task in tasks.values() for reason in _missing(task)):
+            listed = "".join(f"\n  {reason}" for reason in reasons)
+            raise UsageError(
+                f"{plan.name} cannot be run here, and no run was started:{listed}\n"
+                f"the first lines of the config say where its models and data come from"
+            )
 
     def choose(self) -> None:
         """Read what tuning has found and choose for every arm whose trials are all finished.
@@ -292,6 +312,22 @@ class Sweep:
             write_json(self.out / "plan.json", msgspec.to_builtins(file))
 
 
+def _missing(task: Any) -> Iterator[str]:
+    """What is wrong with the data and the model of a run; the Hub is asked for a model that is no folder."""
+    from asyncsgd.data.tokenizer import pretrained_tokenizer
+
+    try:
+        task.check_names()
+    except UsageError as error:
+        yield str(error)
+    try:
+        if task.model_name not in task.shapes:
+            pretrained_tokenizer(task.origin().model)
+    except UsageError as error:
+        hint = f"--model {task.model_name}: here is no such folder, and the Hub does not give a model of that name"
+        yield str(error) if os.path.isdir(task.model_name) else hint + nearest(task.model_name, task.shapes)
+
+
 @contextlib.contextmanager
 def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[None]:
     """Keep out every other process that locks this file: ``.lock-1-of-2`` of the first of two shards, ``.lock-files``
@@ -311,19 +347,17 @@ def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[Non
         yield
 
 
-def check(plan: Plan, *, inputs: bool = False) -> None:
-    """Read every rule and every speed that the plan names as text; with `inputs` also look for every model, text and
-    folder of candidates that a pretraining run would read.
-    """
+def check(plan: Plan) -> None:
+    """Read every rule and every speed that the plan names as text."""
     from asyncsgd.runtimes import kind_of
     from asyncsgd.settings.run import run_of
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
+            job = Job(arm.name, arm.task, resolve({**plan.base, **arm.settings, **trial}))
             try:
-                run = run_of(arm.name, FLAGS.make(resolve({**plan.base, **arm.settings, **trial})))
-                if inputs:
-                    run.task.check_names()
+                if not job.lacks:
+                    run_of(arm.name, job.settings)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:
