@@ -215,7 +215,7 @@ def save_figures(runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> list
     known, paths = pretraining(runs), []
     known = known.assign(stage="test", arm=_arms(known))
     arms = groups(known, read_plan(Path("/nowhere")))
-    cast, named = plots.looks(arms), labels(arms)
+    cast, named = plots.looks(arms.assign(group="")), labels(arms)  # all of them share a picture
     tables = list(grouped(known))
     for number, (heading, own) in enumerate(tables):
         drawn = own[own["run"].isin(curves["run"])]

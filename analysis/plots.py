@@ -47,18 +47,16 @@ class Look(NamedTuple):
 
 
 def looks(arms: pd.DataFrame) -> dict[str, Look]:
-    """Of every arm of `questions.groups`; well-known algorithms have theirs in every report."""
-    names = [*FIXED, *sorted(set(arms["algorithm"]) - set(FIXED))]
-    colours = [*sns.color_palette("colorblind", 10), *sns.color_palette("dark", len(names))]
-    order = {name: number for number, name in enumerate(names)}
-    found: dict[str, Look] = {}
-    seen: dict[tuple[str, str], int] = {}
-    for arm in arms.itertuples():
-        number, own = order[arm.algorithm], (arm.group, arm.algorithm)
-        seen[own] = seen.get(own, -1) + 1
-        marker = MARKERS[number % len(MARKERS)]
-        found[arm.Index] = Look(colours[number], marker, DASHES[(number + seen[own]) % len(DASHES)])
-    return found
+    """Of every arm of `questions.groups`; well-known algorithms have theirs in every report. A group's second arm of an
+    algorithm has a look of its own.
+    """
+    nth = arms.groupby(["group", "algorithm"]).cumcount()
+    names = [f"{name} {n}" if n else str(name) for name, n in zip(arms["algorithm"], nth, strict=True)]
+    order = [*FIXED, *sorted(set(names) - set(FIXED))]
+    colours = [*sns.color_palette("colorblind", 10), *sns.color_palette("dark", len(order))]
+    numbers = [order.index(name) for name in names]
+    kinds = [Look(colours[n], MARKERS[n % len(MARKERS)], DASHES[n % len(DASHES)]) for n in numbers]
+    return dict(zip(arms.index, kinds, strict=True))
 
 
 def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[Figure, NDArray[Any]]:

@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import io
+import itertools
+import re
 
 import pytest
 from doors import cli
@@ -97,6 +99,17 @@ def test_measured_and_virtual_seconds_share_no_picture(tmp_path):
     compare(tmp_path, "--out", tmp_path / "pictures")
     names = {path.stem for path in (tmp_path / "pictures").iterdir()}
     assert names == {"loss_vs_seconds", "loss_vs_virtual_seconds", "loss_vs_samples"}
+
+
+def test_groups_of_one_mode_with_other_worker_counts_look_unlike_in_the_legend(tmp_path):
+    for number, workers in itertools.product((0, 1), (2, 4)):
+        arm = dataclasses.replace(ASYNC, algorithm=("sync", "async")[number], num_workers=workers)
+        write_run(tmp_path / arm.name, arm, straight(9.0, 5.0, seconds=10.0 * workers))
+    compare(tmp_path)
+    legend = (tmp_path / "figures" / "loss_vs_samples.svg").read_text().partition('<g id="legend_1">')[2]
+    lines = re.findall(r'<g id="line2d_\d+">\s*<path d="[^"]*" style="([^"]*stroke: [^"]*)"', legend)
+    assert len(lines) == len(set(lines)) == 4
+    assert len({re.search("stroke: (#[0-9a-f]+)", line)[1] for line in lines}) == 4
 
 
 def test_what_the_user_has_to_change_is_exit_code_2(tmp_path, mixed):
