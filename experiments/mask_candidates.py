@@ -23,29 +23,30 @@ from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import go_offline, run_script
-from asyncsgd.settings.flags import Parser
+from asyncsgd.settings.flags import Parser, checked, specs_of
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
+
+OF_TRAINING = ("data", "eval_data", "text_column", "model", "vocab_size")
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
     if "--finder=help" in argv or ("--finder", "help") in itertools.pairwise(argv):
-        from asyncsgd.masking.finders import describe_finders
+        from asyncsgd.masking.finders import FINDERS
 
-        print(describe_finders())
+        print(FINDERS.help())
         return 0
     given = parser().parse_args(argv)
     for name in ("processes", "chunk_texts"):
         value = getattr(given, name)
         if value is not None and (wanted := out_of_bounds(value, at_least=1)):
             raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
-    from asyncsgd.masking.finders import Ner, parse_finder
+    from asyncsgd.masking.finders import FINDERS, Ner
 
-    finder = parse_finder(given.finder)
+    finder = FINDERS.read(given.finder)
     if not isinstance(finder, Ner) or Path(finder.model).expanduser().is_dir():
         go_offline((given.model, f"{given.data} {given.eval_data} {given.finder}"))
-    manifest = find(given, finder)
-    statistics = manifest["statistics"]
+    statistics = find(given, finder)["statistics"]
     for side in ("train", "eval"):
         numbers = statistics[side]
         print(
@@ -61,17 +62,15 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     """Read the texts, and fill the folder."""
     from tqdm import tqdm
 
-    from asyncsgd.data.corpora import load_corpus
-    from asyncsgd.data.tokenizer import load_tokenizer
     from asyncsgd.data.tokens import plain_backend
     from asyncsgd.masking.candidates import begin, find_candidates
     from asyncsgd.masking.tagger import Tagger
-    from asyncsgd.origin import read_origin
     from asyncsgd.settings.run import cache_folder
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
-    corpus = load_corpus(given.data, {given.text_column: "--text-column"}, eval_data=given.eval_data, cache_dir=cache)
-    tokenizer = load_tokenizer(read_origin(given.model).model, corpus, vocab_size=given.vocab_size, cache_dir=cache)
+    task = checked(MaskedLM, **{name: getattr(given, name) for name in OF_TRAINING})
+    corpus = task.read(cache)
+    tokenizer = task.make_tokenizer(task.origin().model, corpus, cache)
     ready = finder.prepare(corpus.train.texts, cache)
     devices = devices_of(given) if isinstance(ready, Tagger) else []
     processes = len(devices) or given.processes or available_cores()
@@ -110,24 +109,11 @@ def devices_of(given: argparse.Namespace) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    task = MaskedLM()
     made = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    made.add_argument(
-        "--data", "--train-file", default=task.data_name, metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)"
-    )
-    made.add_argument(
-        "--eval-data", "--val-file", metavar="TEXT", help="as in stilt_mlm.py (default: held out from --data)"
-    )
-    made.add_argument("--text-column", default=task.text_column, metavar="NAME", help="column that holds the text")
-    made.add_argument(
-        "--model",
-        default=task.model_name,
-        metavar="NAME",
-        help="whose word pieces are marked (default: tiny)",
-    )
-    made.add_argument(
-        "--vocab-size", type=whole_number, default=task.vocab_size, metavar="N", help="as in stilt_mlm.py"
-    )
+    for name in OF_TRAINING:
+        spec = specs_of(MaskedLM)[name]
+        help = f"{spec.metadata['help']} (default: {spec.metadata['unset'] or spec.default})"
+        made.add_argument(*spec.flags, dest=name, default=spec.default, metavar="TEXT", help=help)
     made.add_argument("--finder", required=True, metavar="NAME:VALUE", help="ner:MODEL, terms:FILE, keyness:REFERENCE")
     made.add_argument("--out", required=True, metavar="DIR", help="folder of the candidates")
     made.add_argument("--processes", type=whole_number, metavar="N", help="(default: the cores, or one per GPU)")

@@ -9,8 +9,8 @@ A folder of candidates holds
 
 A row has ``spans``, the starts and ends of the finds in characters, one after another, and ``candidates``, for each
 piece of the text whether it overlaps with a span. The key of a chunk is the hash of its texts, of the tokenizer and of
-the finder, and its file has its name only when it is whole. So a chunk that is there need not be made again. Nothing in
-a folder depends on the number of processes or on an interruption.
+the finder, and its file has its name only when it is whole. So a chunk that is there need not be made again, and the
+names of all chunks say what a folder is of. Nothing in it depends on the number of processes or on an interruption.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.corpora import Corpus, evenly
 from asyncsgd.data.masking import ByCandidate, Sample
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import plain_backend
 from asyncsgd.errors import UsageError
 from asyncsgd.masking.finders import Find, Span, hashed
+from asyncsgd.records.run_folder import write_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,8 +42,6 @@ CANDIDATES_FORMAT = 2
 MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
 NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
 AGAIN = "run mask_candidates.py again"
-NAMES = ("data", "train_texts", "eval_texts", "model", "finder")
-"""Of a manifest's identity, what may differ where a folder is filled again."""
 
 Chunk = tuple[Path, Sequence[str]]
 """The file in which is kept what is found in some texts, and the texts."""
@@ -52,12 +51,11 @@ _process: tuple[Find, Tokenizer, str] | None = None
 
 
 def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> None:
-    """Make this process ready for `make_chunk`.
+    """Make this process, the one of that number, ready for `make_chunk`.
 
     Args:
         tokenizer: the Rust tokenizer as JSON.
         devices: of each process, for finders that compute with torch; none for others.
-        number: of this process.
     """
     global _process
     from tokenizers import Tokenizer
@@ -70,11 +68,7 @@ def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> No
 
 
 def make_chunk(chunk: Chunk) -> None:
-    """Find in the texts of a chunk and write its file, whole or not at all.
-
-    Raises:
-        UsageError: if the finder's spans are no spans of the texts.
-    """
+    """Find in the texts of a chunk and write its file, whole or not at all."""
     import pyarrow
     from pyarrow import parquet
 
@@ -92,27 +86,21 @@ def found_in(
     texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu"
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     """The two columns of a chunk, an entry a text; see the module."""
-    all_spans = find.spans(texts, device)
-    flat = [[place for span in spans for place in span] for spans in all_spans]
-    for text, places, spans in zip(texts, flat, all_spans, strict=True):
-        bounds = [0, *places, len(text)]
-        if sorted(bounds) != bounds or any(start == end for start, end in spans):
-            raise UsageError(f"the finder gave the spans {spans} in {text[:40]!r}... ({len(text)} characters); mend it")
+    spans = find.spans(texts, device)
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return flat, list(map(candidate_pieces, encodings, all_spans))
+    return [[place for span in of for place in span] for of in spans], list(
+        map(candidate_pieces, encodings, spans, map(len, texts))
+    )
 
 
-def candidate_pieces(encoding: Encoding, spans: Sequence[Span]) -> np.ndarray:
-    """Which pieces have a character in a span, bool; `spans` are in order and without overlap."""
-    if not spans:
-        return np.zeros(len(encoding), dtype=bool)
-    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    bounds = np.array(spans, dtype=np.int64)
-    # The first span that ends behind the piece's beginning.
-    at = np.searchsorted(bounds[:, 1], offsets[:, 0], side="right")
-    inside = at < len(bounds)
-    inside[inside] = bounds[at[inside], 0] < offsets[inside, 1]
-    return inside & (offsets[:, 1] > offsets[:, 0])
+def candidate_pieces(encoding: Encoding, spans: Sequence[Span], length: int) -> np.ndarray:
+    """Which pieces of a text of that length have a character in a span, bool."""
+    inside = np.zeros(length + 1, dtype=np.int64)
+    for start, end in spans:
+        inside[start + 1 : end + 1] = 1
+    before = np.cumsum(inside)  # of the characters in front of a place, those in spans
+    starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    return before[ends] > before[starts]
 
 
 def read_chunks(folder: Path, files: Iterable[str]) -> DataFrame:
@@ -122,16 +110,29 @@ def read_chunks(folder: Path, files: Iterable[str]) -> DataFrame:
         UsageError: if one is not there or is damaged.
     """
     import pandas
-    from pyarrow import ArrowException, parquet
 
     found = []
     for file in files:
         try:
-            found.append(parquet.read_table(folder / file, page_checksum_verification=True).to_pandas())
-        except (OSError, ArrowException) as error:
-            why = str(error).partition("\n")[0]
-            raise UsageError(f"{folder / file} cannot be read ({why}); remove it, and {AGAIN} as before") from error
+            found.append(pandas.read_parquet(folder / file, page_checksum_verification=True))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{folder / file} cannot be read ({error}); remove it, and {AGAIN} as before") from error
     return pandas.concat(found, ignore_index=True)
+
+
+def chunks_of(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, finder_key: str, chunk_texts: int
+) -> dict[str, Sequence[str]]:
+    """The texts of each chunk by its name."""
+    texts, pieces = [*corpus.train.texts, *corpus.eval.texts], plain_backend(tokenizer).to_str()
+    of_tokenizer, chunks = hashlib.sha256(pieces.encode()).hexdigest(), dict[str, Sequence[str]]()
+    for first in range(0, len(texts), chunk_texts):
+        of_chunk, digest = texts[first : first + chunk_texts], hashlib.sha256()
+        for text in of_chunk:
+            digest.update(hashlib.sha256(text.encode()).digest()[:16])
+        key = hashed(CANDIDATES_FORMAT, digest.hexdigest(), of_tokenizer, finder_key)
+        chunks[f"chunk-{first // chunk_texts:05d}-{key[:16]}.parquet"] = of_chunk
+    return chunks
 
 
 def find_candidates(
@@ -148,7 +149,7 @@ def find_candidates(
     """Fill a folder with the candidates of a corpus, or go on where an earlier call ended.
 
     Args:
-        folder: new, empty, or one of the same texts, tokenizer, finder and `chunk_texts`.
+        folder: new, or one of the same texts, tokenizer, finder and `chunk_texts`.
         mapped: as `map`, in any number of processes that have called `begin`.
         finder, model: as the user names them, for the manifest.
         chunk_texts: texts of a chunk. If the finder has a model, last bits may depend on it.
@@ -159,57 +160,33 @@ def find_candidates(
     Raises:
         UsageError: if the folder is of something else.
     """
-    texts = [*corpus.train.texts, *corpus.eval.texts]
-    identity = {
+    chunks = chunks_of(corpus, tokenizer, find.key, chunk_texts)
+    manifest = {
         "format": CANDIDATES_FORMAT,
+        "complete": False,
         "data": corpus.name,
-        "train_texts": len(corpus.train.texts),
-        "train_sha256": hash_of_texts(corpus.train.texts),
-        "eval_texts": len(corpus.eval.texts),
-        "eval_sha256": hash_of_texts(corpus.eval.texts),
         "model": model,
-        "tokenizer_sha256": hash_of_tokenizer(tokenizer),
         "finder": finder,
         "finder_key": find.key,
         "chunk_texts": chunk_texts,
+        "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
+        "chunks": list(chunks),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
-        there = _read_manifest(folder)
-        others = [name for name, value in identity.items() if name not in NAMES and there.get(name) != value]
-        if others:
-            raise UsageError(f"{folder} holds candidates of another {others[0]} ({MANIFEST}); type another --out")
-    elif any(folder.iterdir()):
-        raise UsageError(f"{folder} holds other files; type another --out")
-    else:
-        _write_json(folder / MANIFEST, {**identity, "complete": False})
-    chunks = []
-    for number, first in enumerate(range(0, len(texts), chunk_texts)):
-        of_chunk = texts[first : first + chunk_texts]
-        key = hashed(CANDIDATES_FORMAT, hash_of_texts(of_chunk), identity["tokenizer_sha256"], find.key)
-        chunks.append((folder / f"chunk-{number:05d}-{key[:16]}.parquet", of_chunk))
-    for _ in mapped(make_chunk, [chunk for chunk in chunks if not chunk[0].exists()]):
+    if not (folder / MANIFEST).exists():
+        write_json(folder / MANIFEST, manifest)
+    elif read_manifest(folder)["chunks"] != manifest["chunks"]:
+        raise UsageError(f"{folder} holds candidates of other texts, another tokenizer or finder; type another --out")
+    for _ in mapped(make_chunk, [(folder / name, chunks[name]) for name in chunks if not (folder / name).exists()]):
         pass
-    names = [path.name for path, _ in chunks]
-    found = read_chunks(folder, names)
+    found = read_chunks(folder, chunks)
     statistics = _statistics(corpus, found)
-    manifest = identity | {
-        "complete": True,
-        "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
-        "chunks": names,
-        "sha256": hashed([hashlib.sha256(path.read_bytes()).hexdigest() for path, _ in chunks]),
-        "statistics": statistics,
-    }
-    _write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
+    sha256 = hashed([hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in chunks])
+    manifest |= {"complete": True, "sha256": sha256, "statistics": statistics}
+    write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
     _draw(statistics, folder / PICTURE)
-    _write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest)
     return manifest
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.rename(path)
 
 
 def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
@@ -241,9 +218,8 @@ def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
 def _examples(texts: Sequence[str], found: DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
     with_candidates = np.flatnonzero(found["spans"][: len(texts)].map(len))
-    count = min(NUM_EXAMPLES, len(with_candidates))
     backend, examples = plain_backend(tokenizer), []
-    for number in (int(with_candidates[n * len(with_candidates) // count]) for n in range(count)):
+    for number in with_candidates[evenly(len(with_candidates), NUM_EXAMPLES)].tolist():
         encoding = backend.encode(texts[number], add_special_tokens=False)
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
         sample = Sample(np.array(encoding.ids), np.diff(words, prepend=-2) != 0, found["candidates"][number])
@@ -275,25 +251,27 @@ def _draw(statistics: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, format="png", dpi=100, metadata={"Software": None})
 
 
-def read_complete(candidates: str | Path) -> dict[str, Any]:
-    """The manifest of a folder of candidates that a training can use; its ``sha256`` is of all that was found.
+def read_manifest(candidates: str | Path) -> dict[str, Any]:
+    """What a folder of candidates was made of; ``sha256`` is of all that was found, where it is ``complete``.
 
     Raises:
-        UsageError: if there is none, it cannot be read, is of another version, or is not complete.
+        UsageError: if there is none, it cannot be read, or it is of another version.
     """
-    manifest = _read_manifest(Path(candidates).expanduser())
+    try:
+        manifest = dict(json.loads((Path(candidates).expanduser() / MANIFEST).read_bytes()))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{candidates} is no folder of candidates, or is damaged ({error}); {AGAIN}") from error
     if manifest.get("format") != CANDIDATES_FORMAT:
         raise UsageError(f"{candidates} was made by another version of asyncsgd; {AGAIN} with another --out")
-    if not manifest.get("complete"):
-        raise UsageError(f"{candidates} is not complete; {AGAIN}, which goes on where it was interrupted")
     return manifest
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / MANIFEST).read_bytes()))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} is no folder of candidates, or is damaged ({error}); {AGAIN}") from error
+def read_complete(candidates: str | Path) -> dict[str, Any]:
+    """The manifest of a folder that a training can use; else a `UsageError`."""
+    manifest = read_manifest(candidates)
+    if not manifest["complete"]:
+        raise UsageError(f"{candidates} is not complete; {AGAIN}, which goes on where it was interrupted")
+    return manifest
 
 
 def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, side: str) -> list[np.ndarray]:
@@ -307,28 +285,12 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
             none is in the training texts.
     """
     folder, manifest = Path(candidates).expanduser(), read_complete(candidates)
-    here = {
-        "another tokenizer": (manifest["tokenizer_sha256"], hash_of_tokenizer(tokenizer)),
-        "other train texts": (manifest["train_sha256"], hash_of_texts(corpus.train.texts)),
-        "other eval texts": (manifest["eval_sha256"], hash_of_texts(corpus.eval.texts)),
-    }
-    for what, (recorded, sha256) in here.items():
-        if recorded != sha256:
-            raise UsageError(f"{folder} was made with {what}; {AGAIN} with the flags of this run, and another --out")
+    if list(chunks_of(corpus, tokenizer, manifest["finder_key"], manifest["chunk_texts"])) != manifest["chunks"]:
+        raise UsageError(
+            f"{folder} was made of other texts or with another tokenizer; {AGAIN} with the flags of this run, and "
+            f"another --out"
+        )
     if not manifest["statistics"]["train"]["candidate_pieces"]:
         raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
     marked, num_train = list(read_chunks(folder, manifest["chunks"])["candidates"]), len(corpus.train.texts)
     return marked[:num_train] if side == "train" else marked[num_train:]
-
-
-def hash_of_texts(texts: Iterable[str]) -> str:
-    """64 hexadecimal digits that name texts and their order."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(hashlib.sha256(text.encode()).digest()[:16])
-    return digest.hexdigest()
-
-
-def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """64 hexadecimal digits that name how texts become pieces."""
-    return hashlib.sha256(plain_backend(tokenizer).to_str().encode()).hexdigest()

@@ -1,8 +1,9 @@
 """Finders say which words of a text are worth masking; one a class, and a name in `ALL`.
 
 A finder as the user names it is a frozen dataclass, whose fields are its parameters. Its `prepare` reads what is slow
-to read in one process, given the training texts and the folder of prepared data. It returns a `Find`, which any process
-calls.
+to read in one process, given the training texts and the folder of prepared data. It returns a `Find`, which is pickled
+for other processes: its `key` changes whenever the spans of some text may change. ``spans(texts, device)`` is a pure
+function of the texts of the call: the spans of each, in order and without overlap.
 """
 
 from __future__ import annotations
@@ -15,32 +16,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
 
 from asyncsgd.data.corpora import load_corpus
-from asyncsgd.data.tables import existing_path, hub_is_reachable
+from asyncsgd.data.tables import hub_is_reachable
 from asyncsgd.data.tokenizer import is_model_folder
 from asyncsgd.errors import UsageError
 from asyncsgd.masking.tagger import Span, Tagger, first_line, hashed, load
-from asyncsgd.named_choices import Kind
+from asyncsgd.named_choices import Kind, Named, parameter
 
 TERMS_FORMAT = 1
 _WORD, _LETTER = re.compile(r"\w+|[^\w\s]"), re.compile(r"[^\W\d_]")
-
-
-class Find(Protocol):
-    """A finder that is ready. Pickled, so small."""
-
-    @property
-    def key(self) -> str:
-        """Changes whenever the spans of some text may change."""
-
-    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
-        """The spans of each text, in order and without overlap: ``0 <= start < end <= len(text)``.
-
-        A pure function of the texts of this call. An empty one has no spans. `device`, ``cpu`` or ``cuda:N``, is for
-        what computes with torch.
-        """
 
 
 @dataclass(frozen=True)
@@ -90,28 +75,25 @@ def _terms_in(text: str, terms: set[tuple[str, ...]], longest: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of a text file, one a line; see `Lexicon`."""
-
-    name: ClassVar[str] = "terms"
-    summary: ClassVar[str] = "the terms of a file, one a line; small letters match any case"
+class Terms(Named):
+    """The terms of a file, one a line; see `Lexicon`."""
 
     file: str
 
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
-        path = existing_path(self.file, "--finder terms:FILE", kinds=(".txt",))
+        path = Path(self.file).expanduser()
         try:
             terms = {line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()} - {""}
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the term list {path} cannot be read, or is not UTF-8 ({error})") from error
+            raise UsageError(f"--finder terms: {path} cannot be read, or is not UTF-8 ({error})") from error
         if not terms:
-            raise UsageError(f"the term list {path} holds no term; write one a line")
+            raise UsageError(f"--finder terms: {path} holds no term; write one a line")
         return Lexicon(tuple(sorted(terms)))
 
 
 @dataclass(frozen=True)
-class Keyness:
-    """Words that are key to a corpus: much commoner there than in a reference corpus.
+class Keyness(Named):
+    """Words that are much commoner than in a reference corpus, by log-likelihood ratio.
 
     A word that stands a times among the corpus's c words and b times among the reference's d words has
 
@@ -131,18 +113,11 @@ class Keyness:
             JADT 2004. (the threshold)
     """
 
-    name: ClassVar[str] = "keyness"
-    summary: ClassVar[str] = "words that are much commoner than in a reference corpus, by log-likelihood ratio"
-
     reference: str = "pydocs"
     """As ``--data`` takes it; column ``text``. The built-in one is technical English; give a general text."""
-    threshold: float = 15.13
-    ratio: float = 4.0
-    min_count: int = 5
-
-    def __post_init__(self) -> None:
-        if not (self.threshold >= 0 and self.ratio > 0 and self.min_count >= 1):
-            raise ValueError("threshold must be 0 or more, ratio more than 0 and min_count 1 or more")
+    threshold: float = parameter(15.13, at_least=0)
+    ratio: float = parameter(4.0, above=0)
+    min_count: int = parameter(5, at_least=1)
 
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
         reference = load_corpus(self.reference, {"text": "--data"}, cache_dir=cache)
@@ -180,18 +155,13 @@ def _count(texts: Iterable[str]) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class Ner:
-    """Named entities: the spans that a token-classification model tags.
+class Ner(Named):
+    """What a model tags: a run of token_classification, another folder, or a name on the Hub.
 
-    The model may be a run of ``train.py token_classification``, any other folder with a model and a fast tokenizer,
-    or a name on the Hub. A word is what stands between spaces, without the signs at its ends; each of these signs
-    is a word too. A word has the tag of its first piece, as in training. Neighbours with tags of one type are one
-    span, unless the later one begins a span (``B-``, ``S-``, ``U-``). A label without such a prefix is a type, and
-    ``O`` is none.
+    A word is what stands between spaces, without the signs at its ends; each of these signs is a word too. A word has
+    the tag of its first piece, as in training. Neighbours with tags of one type are one span, unless the later one
+    begins a span (``B-``, ``S-``, ``U-``). A label without such a prefix is a type, and ``O`` is none.
     """
-
-    name: ClassVar[str] = "ner"
-    summary: ClassVar[str] = "what a model tags: a run of token_classification, another folder, or a name on the Hub"
 
     model: str
     types: str = ""
@@ -202,9 +172,8 @@ class Ner:
         digest = hashlib.sha256()
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.suffix in (".json", ".txt", ".safetensors", ".bin", ".model"):
-                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-                with open(path, "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
+                content = path.read_bytes()
+                digest.update(f"{path.name} {len(content)}\n".encode() + hashlib.sha256(content).digest())
         tagger = Tagger(str(folder), tuple(sorted(filter(None, self.types.split("+")))), digest.hexdigest())
         known = load(str(folder), "cpu").tagging.types
         for kind in set(tagger.types) - set(known):
@@ -227,23 +196,8 @@ def _folder(model: str) -> Path:
     return folder / "model" if (folder / "model" / "config.json").is_file() else folder
 
 
+Find = Lexicon | Tagger
 Finder = Ner | Terms | Keyness
 ALL: Mapping[str, type[Finder]] = {"ner": Ner, "terms": Terms, "keyness": Keyness}
 
-_KIND: Kind[Finder] = Kind("finder", "finders", "--finder", ALL, first_is_positional=True)
-
-
-def parse_finder(text: str) -> Finder:
-    """Return the finder that `text` names.
-
-    Raises:
-        UsageError: for an unknown name or parameter, or a value out of range.
-
-    >>> parse_finder("keyness:../wiki,threshold=10.83")
-    Keyness(reference='../wiki', threshold=10.83, ratio=4.0, min_count=5)
-    """
-    return _KIND.read(text)
-
-
-def describe_finders() -> str:
-    return _KIND.help()
+FINDERS: Kind[Finder] = Kind("finder", "finders", "--finder", ALL, first_is_positional=True)

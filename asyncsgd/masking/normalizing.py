@@ -167,26 +167,23 @@ def normalize_file(
         raise UsageError(f"{target} is the input itself; name another file to write")
     changes: Counter[str] = Counter()
     partial = target.with_name(target.name + ".partial")
+    blocks = _blocks(_lines(source, text_column))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as closing:
-            out: Any = closing.enter_context(open(partial, "wb"))
-            if target.name.endswith(".gz"):
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(partial.unlink, missing_ok=True)
+            with open(partial, "wb") as file:
                 # Without a name and a time in it, so that equal texts are equal files.
-                out = closing.enter_context(gzip.GzipFile("", "wb", fileobj=out, mtime=0))
-            for lines, of_block in mapped(
-                functools.partial(normalize, lower=lower), _blocks(_lines(source, text_column))
-            ):
-                changes += of_block
-                out.write("".join(line + "\n" for line in lines).encode())
-        partial.rename(target)
+                zipped = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if target.name.endswith(".gz") else None
+                with zipped or file as out:
+                    for lines, of_block in mapped(functools.partial(normalize, lower=lower), blocks):
+                        changes += of_block
+                        out.write("".join(line + "\n" for line in lines).encode())
+            partial.rename(target)
         report = dict(sorted(changes.items()))
         target.with_name(target.name + ".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {reason(error)}") from error
-    finally:
-        with contextlib.suppress(OSError):  # it has its own name now, or was never there
-            partial.unlink()
     return report
 
 
@@ -213,8 +210,6 @@ def _lines(source: Path, text_column: str) -> Iterator[str]:
         with (gzip.open if source.name.endswith(".gz") else open)(source, "rt", -1, "utf-8-sig", newline="\n") as text:
             for line in text:
                 yield line.removesuffix("\n").removesuffix("\r")
-    except UsageError:
-        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"{source} cannot be read: {error}") from error
 
@@ -225,7 +220,5 @@ def _texts(source: Path, text_column: str) -> Iterator[str]:
     file = ParquetFile(source)
     check_columns(str(source), {text_column: "--text-column"}, file.schema_arrow.names)
     for batch in file.iter_batches(batch_size=1000, columns=[text_column]):
-        for value in batch.column(0).to_pylist():
-            text = text_of(str(source), text_column, value)
-            if text.strip():  # an empty line would separate documents
-                yield " ".join(text.split("\n"))
+        texts = [text_of(str(source), text_column, value) for value in batch.column(0).to_pylist()]
+        yield from (text.replace("\n", " ") for text in texts if text.strip())  # an empty line would part documents

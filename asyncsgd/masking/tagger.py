@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncsgd.data.tokenizer import pretrained_tokenizer, refuse_own_code
-from asyncsgd.data.tokens import first_pieces, plain_backend, special_around
+from asyncsgd.data.tokens import first_pieces, pad, plain_backend, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.spans import OUTSIDE, Tagging
 
@@ -58,17 +58,15 @@ class Tagger:
         return hashed(NER_FORMAT, self.sha256, self.types)
 
     def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
-        loaded = load(self.folder, device)
-        encodings, tagging = loaded.backend.encode_batch(list(texts), add_special_tokens=False), loaded.tagging
-        found = []
-        for text, encoding, labels in zip(
-            texts, encodings, loaded.labels([each.ids for each in encodings]), strict=True
-        ):
+        loaded, found = load(self.folder, device), []
+        encodings = loaded.backend.encode_batch(list(texts), add_special_tokens=False)
+        all_labels = loaded.labels([encoding.ids for encoding in encodings])
+        for text, encoding, labels in zip(texts, encodings, all_labels, strict=True):
             words = [word.span() for word in _TAGGED_WORD.finditer(text)]
             starts, ends = np.array(words, dtype=np.int64).reshape(-1, 2).T
             first = first_pieces(starts, ends, encoding)
-            spans = tagging.spans(np.append(labels, OUTSIDE)[None, first])  # a word without a piece is outside
-            wanted = [span for span in spans if not self.types or tagging.types[span[2]] in self.types]
+            spans = loaded.tagging.spans(np.append(labels, OUTSIDE)[None, first])  # a word without a piece is outside
+            wanted = [span for span in spans if not self.types or loaded.tagging.types[span[2]] in self.types]
             found.append([(words[begin][0], words[last][1]) for begin, last, _ in wanted])
         return found
 
@@ -108,9 +106,8 @@ class Loaded(NamedTuple):
             longest = places[-1][2] - places[-1][1] + len(prefix) + len(suffix)
             number = max(1, BATCH_PIECES // longest)
             batch, places = places[-number:], places[:-number]
-            rows = [[*prefix, *texts[text][start:end], *suffix] for text, start, end, _, _ in batch]
-            ids = torch.tensor([row + [self.pad_id] * (longest - len(row)) for row in rows])
-            mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+            rows = [np.array([*prefix, *texts[text][start:end], *suffix]) for text, start, end, _, _ in batch]
+            ids, mask = pad(rows, self.pad_id), pad([np.ones(len(row)) for row in rows], 0)
             with torch.inference_mode():
                 on = self.model.device
                 best = self.model(input_ids=ids.to(on), attention_mask=mask.to(on)).logits.argmax(-1).cpu().numpy()
@@ -137,11 +134,11 @@ def load(folder: str, device: str) -> Loaded:
         model, report = AutoModelForTokenClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
         )
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"it has no {missing[0]}")
     except Exception as error:
         refuse_own_code(folder, error)
-        raise UsageError(f"--finder ner: {folder} holds no token-classification model ({first_line(error)})") from error
-    if missing := sorted(report["missing_keys"]):
-        raise UsageError(f"--finder ner: {folder} is no token-classification model: it has no {missing[0]}")
+        raise UsageError(f"--finder ner: {folder} is no token-classification model ({first_line(error)})") from error
     names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     outside = [name.upper() in ("O", "OUTSIDE") for name in names]
     if not any(outside):

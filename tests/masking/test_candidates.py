@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from asyncsgd.masking.candidates import (
     find_candidates,
     found_in,
 )
-from asyncsgd.masking.finders import Find, Lexicon, Span
+from asyncsgd.masking.finders import Lexicon
 from asyncsgd.signals import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,14 +65,7 @@ def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, boun
     encoding = plain_backend(kind).encode(text, add_special_tokens=False)
     inside = {place for start, end in spans for place in range(start, end)}
     wanted = [bool(inside & set(range(start, end))) for start, end in encoding.offsets]
-    assert candidate_pieces(encoding, spans).tolist() == wanted
-
-
-def marked(tmp_path, *, seq_len=16, side="train", corpus=CORPUS, tokenizer=TOKENIZER, blocks=False):
-    """The rows of a run with the candidates of ``tmp_path/found``."""
-    texts = (corpus.train if side == "train" else corpus.eval).texts
-    flags = candidate_flags(str(tmp_path / "found"), corpus, tokenizer, side)
-    return rows_of(texts, tokenizer, seq_len=seq_len, blocks=blocks, flags=flags)
+    assert candidate_pieces(encoding, spans, len(text)).tolist() == wanted
 
 
 def inner(rows, name="candidates"):
@@ -82,7 +74,7 @@ def inner(rows, name="candidates"):
 
 
 def test_rows_and_blocks_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path):
-    fill(tmp_path / "found")
+    fill(tmp_path)
     backend = plain_backend(TOKENIZER)
     for side, documents in (("train", CORPUS.train), ("eval", CORPUS.eval)):
         encodings = [backend.encode(text, add_special_tokens=False) for text in documents.texts]
@@ -90,86 +82,54 @@ def test_rows_and_blocks_have_the_candidates_of_their_texts_however_they_are_cut
             [text[slice(*encoding.word_to_chars(word))] in TERMS for word in encoding.word_ids]
             for text, encoding in zip(documents.texts, encodings, strict=True)
         ]
+        marked = candidate_flags(str(tmp_path), CORPUS, TOKENIZER, side)
         for seq_len in (8, 16, 128):
-            rows = marked(tmp_path, seq_len=seq_len, side=side)
+            rows = rows_of(documents.texts, TOKENIZER, seq_len=seq_len, flags=marked)
             assert inner(rows, "ids") == inner(rows_of(documents.texts, TOKENIZER, seq_len=seq_len), "ids")
             cut = [of[first : first + seq_len - 2] for of in flags for first in range(0, len(of), seq_len - 2)]
             assert inner(rows) == [row for row in cut if len(row) >= 4]
-        in_blocks = [flag for row in inner(marked(tmp_path, seq_len=128, side=side, blocks=True)) for flag in row]
+        blocks = rows_of(documents.texts, TOKENIZER, seq_len=128, blocks=True, flags=marked)
+        in_blocks = [flag for row in inner(blocks) for flag in row]
         assert in_blocks == [flag for of in flags for flag in of][: len(in_blocks)]
         assert len(in_blocks) > 126
 
 
 def test_statistics_and_examples_say_what_was_found(tmp_path):
-    statistics = fill(tmp_path / "found")["statistics"]
+    statistics = fill(tmp_path)["statistics"]
     _, found = found_in(CORPUS.train.texts, LEXICON, plain_backend(TOKENIZER))
-    assert (
-        statistics["train"].items()
-        >= {
-            "texts": 100,
-            "pieces": sum(map(len, found)),
-            "candidate_pieces": sum(flags.sum() for flags in found),
-            "texts_without_candidates": sum(not flags.any() for flags in found),
-        }.items()
-    )
+    numbers = statistics["train"]
+    assert (numbers["texts"], numbers["pieces"]) == (100, sum(map(len, found)))
+    assert numbers["candidate_pieces"] == sum(flags.sum() for flags in found)
+    assert numbers["texts_without_candidates"] == sum(not flags.any() for flags in found)
     for term, count in statistics["top_terms"]:
         assert count == sum(re.findall(r"\w+", text).count(term) for text in CORPUS.train.texts)
-    for example in json.loads((tmp_path / "found" / EXAMPLES).read_text())["examples"]:
+    for example in json.loads((tmp_path / EXAMPLES).read_text())["examples"]:
         assert set() < {example["text"][start:end] for start, end in example["candidates"]} <= set(TERMS)
         assert example["masked"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Wrong(Find):
-    """Gives the same spans in every text."""
-
-    wrong: tuple[Span, ...]
-    key = "wrong"
-
-    def spans(self, texts, device):
-        return [list(self.wrong) for _ in texts]
-
-
-OTHER = {"tokenizer": train_wordpiece(TEXTS, 200)}
-OTHERS = {
-    "finder_key": {"find": Lexicon(TERMS[1:])},
-    "chunk_texts": {"chunk_texts": 17},
-    "tokenizer": OTHER,
-    "train": {"corpus": dataclasses.replace(CORPUS, train=CORPUS.eval)},
-    "eval": {"corpus": dataclasses.replace(CORPUS, eval=CORPUS.train)},
-}
-
-
 def test_a_folder_of_something_else_is_neither_written_into_nor_trained_with(tmp_path):
-    fill(tmp_path / "found")
-    before = contents(tmp_path / "found")
-    for what, other in OTHERS.items():
-        with pytest.raises(UsageError, match=rf"holds candidates of another {what}.* type another --out"):
-            fill(tmp_path / "found", **other)
-        if what in ("tokenizer", "train", "eval"):
-            with pytest.raises(UsageError, match=rf"was made with (an)?other {what}.*; run mask_candidates.py again"):
-                marked(tmp_path, **other)
-    assert contents(tmp_path / "found") == before
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="holds other files; type another --out"):
-        fill(tmp_path / "full")
+    fill(tmp_path)
+    before, tokenizer = contents(tmp_path), train_wordpiece(TEXTS, 200)
+    corpus = dataclasses.replace(CORPUS, eval=CORPUS.train)
+    for other in ({"find": Lexicon(TERMS[1:])}, {"chunk_texts": 17}, {"tokenizer": tokenizer}, {"corpus": corpus}):
+        with pytest.raises(UsageError, match=r"holds candidates of other texts, .* type another --out"):
+            fill(tmp_path, **other)
+    for of in ((corpus, TOKENIZER), (CORPUS, tokenizer)):
+        with pytest.raises(UsageError, match=r"was made of other texts or .*; run mask_candidates.py again"):
+            candidate_flags(str(tmp_path), *of, "train")
+    assert contents(tmp_path) == before
 
 
-def test_a_damaged_chunk_wrong_spans_and_a_folder_without_candidates_are_refused(tmp_path):
-    folder = tmp_path / "found"
-    chunk = folder / fill(folder)["chunks"][1]
+def test_a_damaged_chunk_and_a_folder_without_candidates_are_refused(tmp_path):
+    chunk = tmp_path / fill(tmp_path)["chunks"][1]
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[:40] + b"damage" + whole[46:])
-    with pytest.raises(UsageError, match=f"{chunk.name} cannot be read .* remove it, and run mask_candidates.py again"):
-        marked(tmp_path)
-    shutil.rmtree(folder)
-    assert fill(folder, Wrong(()))["statistics"]["train"]["candidate_share"] == 0
+    with pytest.raises(UsageError, match=rf"{chunk.name} cannot be read .* remove it, and run mask_candidates"):
+        candidate_flags(str(tmp_path), CORPUS, TOKENIZER, "train")
+    assert fill(tmp_path / "none", Lexicon(("nowhere",)))["statistics"]["train"]["candidate_share"] == 0
     with pytest.raises(UsageError, match="has no candidate in any training text"):
-        marked(tmp_path)
-    for spans in (((0, 1000),), ((-1, 2),), ((3, 3),), ((2, 4), (3, 5))):
-        with pytest.raises(UsageError, match="the finder gave the span"):
-            found_in(["a short text"], Wrong(spans), plain_backend(TOKENIZER))
+        candidate_flags(str(tmp_path / "none"), CORPUS, TOKENIZER, "train")
 
 
 def run(tmp_path, out, processes):
