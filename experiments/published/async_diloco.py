@@ -1,12 +1,7 @@
 """Outer momentum under asynchrony: naive asynchronous DiLoCo, its repairs, and synchronous DiLoCo, on a toy.
 
-    python experiments/published/async_diloco.py --quick
-
 Source: Liu, Chhaparia, Douillard, Kale, Rusu, Shen, Szlam, Ranzato: Asynchronous Local-SGD Training for Language
-Modeling, 2024, and the notebook of google-deepmind/asyncdiloco. The notebook says of its toy: (i) With outer momentum
-.9 the asynchronous method needs an outer learning rate about 10 times smaller (.07 for .7) and is worse per update.
-(ii) With momentum 0 and .7 it is better than that. (iii) Pseudo-gradients become orthogonal. The paper adds: (iv)
-Delayed Nesterov and DyLU repair it.
+Modeling, 2024, and the notebook of google-deepmind/asyncdiloco, whose sentences stand in the second table.
 
 Set-up: a mixture of Gaussians in R^512, 4 classes of 1 cluster with centres of length 1, points at centre + .5 N(0, I).
 MLP 512-64-4 with ReLU, cross-entropy, batch 32. 4 workers of .58, .75, 1.51 and 3.33 seconds per step. H = 20 inner
@@ -14,11 +9,10 @@ AdamW steps, weight decay .001, learning rate 2e-4 along a cosine to 1e-6. Every
 which is 60 synchronous rounds. The loss is on 2,048 held-out points.
 
 Deviations: 64 hidden units for 65,000 and 1 cluster per class for 8 (the notebook's own small data set has 1). Fresh
-points for every batch instead of 128,000 fixed ones: as many gradients as here would be 1.2 passes, and where all see
-the same distribution there are no shards to visit. The inner state stays with its worker instead of being reset every
-round. The cosine runs over the gradients of all workers, not over a shard's own. No grace window. The notebook
-multiplies a displacement by 1 / sqrt(4): its .7 and .07 are .35 and .035 here, which the sweep of outer learning rates
-has too. FedBuff, the buffered arm, has no outer momentum.
+points for every batch instead of 128,000 fixed ones in shards. The inner state stays with its worker instead of being
+reset every round. The cosine runs over the gradients of all workers. No grace window. The notebook multiplies a
+displacement by 1 / sqrt(4): its .7 and .07 are .35 and .035 here, which the sweep of outer learning rates has too.
+FedBuff, the buffered arm, has no outer momentum.
 
 ``--quick``: R^128, 32 hidden units, inner learning rate 4e-4, 1,600 gradients, 2 seeds instead of 3, 2 learning rates
 in the sweep.
@@ -31,7 +25,7 @@ import dataclasses
 import functools
 import math
 import sys
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pandas
@@ -43,14 +37,16 @@ from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array, Instance
-from asyncsgd.simulation.sampler import Sampler
-from reproduction import COLOURS, Arm, curve, draw, each, fixed_times, interval, picture, run_script, write
+from asyncsgd.simulation.sampler import Streams
+from reproduction import Arm, Fixed, curve, each, interval, main, picture, tidy, write
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
 NUM_CLASSES = 4
 BATCH = 32
 LAST_RATE, WEIGHT_DECAY = 1e-6, 1e-3
+PURPOSE = 16 << 32
+"""Of the streams."""
 
 
 class Mixture(Instance):
@@ -72,10 +68,10 @@ class Mixture(Instance):
         self._shapes = ((dimension, hidden), (hidden,), (hidden, NUM_CLASSES), (NUM_CLASSES,))
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self.num_parameters = sum(self._sizes)
-        self._seed = seed
-        centres = _generator(0, 0).standard_normal((NUM_CLASSES * clusters, dimension))
+        self._streams = Streams(seed, PURPOSE)
+        centres = Streams(0, PURPOSE).at().standard_normal((NUM_CLASSES * clusters, dimension))
         self._centres = centres / numpy.linalg.norm(centres, axis=1, keepdims=True)
-        self._held_out = self._points(_generator(seed, 1), num_held_out)
+        self._held_out = self._points(self._streams.at(part=1), num_held_out)
 
     def _points(self, generator: numpy.random.Generator, number: int) -> tuple[Tensor, Tensor]:
         cluster = generator.integers(0, len(self._centres), number)
@@ -84,70 +80,44 @@ class Mixture(Instance):
 
     def initial(self) -> Array:
         """torch's default for linear layers: uniform within 1 / sqrt(inputs)."""
-        generator = _generator(self._seed, 2)
-        dimension, hidden = self._shapes[0]
-        bounds = [bound for inputs in (dimension, hidden) for bound in (inputs**-0.5, inputs**-0.5)]
+        generator, bounds = self._streams.at(part=2), [width**-0.5 for width, *_ in self._shapes[::2] for _ in range(2)]
         parts = [generator.uniform(-bound, bound, size) for bound, size in zip(bounds, self._sizes, strict=True)]
         return numpy.concatenate(parts)
 
-    def _split(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split(self._sizes)
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
     def _loss(self, parameters: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        first, first_bias, second, second_bias = self._split(parameters)
+        parts = zip(parameters.split(self._sizes), self._shapes, strict=True)
+        first, first_bias, second, second_bias = (part.view(shape) for part, shape in parts)
         scores = torch.relu(points @ first + first_bias) @ second + second_bias
         return torch.nn.functional.cross_entropy(scores, labels)
 
-    def _differentiate(self, x: Array, points: Tensor, labels: Tensor, out: Array) -> float:
-        """Write the gradient of the mean loss on `points` into `out`; return that loss."""
+    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
         parameters = torch.from_numpy(x).requires_grad_()
-        loss = self._loss(parameters, points, labels)
+        loss = self._loss(parameters, *self._points(self._streams.at(worker, index, 3), BATCH))
         (gradient,) = torch.autograd.grad(loss, parameters)
         torch.from_numpy(out).copy_(gradient)
         return float(loss.detach())
-
-    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        return self._differentiate(x, *self._points(_generator(self._seed, 3, worker, index), BATCH), out)
 
     def loss(self, x: Array) -> float:
         with torch.no_grad():
             return float(self._loss(torch.from_numpy(x), *self._held_out))
 
 
-def _generator(seed: int, part: int, worker: int = 0, index: int = 0) -> numpy.random.Generator:
-    key = numpy.array([seed, 16 << 32], dtype=numpy.uint64)
-    counter = numpy.array([0, index, worker, part], dtype=numpy.uint64)
-    return numpy.random.Generator(numpy.random.Philox(key=key, counter=counter))
+def watched(rule: Rule, cosines: list[float]) -> Rule:
+    """`rule`, which adds to `cosines` that of each arriving pseudo-gradient to the last one of every other worker."""
+    last: dict[int, Tensor] = {}
 
+    class Watched(type(rule)):  # type: ignore[misc]
+        def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+            unit = arrival.gradient / torch.linalg.vector_norm(arrival.gradient)
+            others = [float(unit @ other) for worker, other in last.items() if worker != arrival.worker]
+            if others:
+                cosines.append(sum(others) / len(others))
+            last[arrival.worker] = unit
+            reply: Reply = super().arrive(state, arrival, view)
+            return reply
 
-@dataclasses.dataclass(frozen=True)
-class Watched(Rule):
-    """`rule`, and the cosine of each arriving pseudo-gradient to the last one of every other worker, averaged."""
-
-    local_steps: ClassVar[bool] = True
-
-    rule: Rule
-    cosines: list[float]
-    """Filled by `arrive`, one per arrival from the second worker's on."""
-
-    def init(self, like: Tensor) -> Any:
-        return self.rule.init(like), {}
-
-    def join(self, state: Any, worker: int, view: View) -> Reply:
-        return self.rule.join(state[0], worker, view)
-
-    def leave(self, state: Any, worker: int, view: View) -> Reply:
-        return self.rule.leave(state[0], worker, view)
-
-    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
-        last: dict[int, Tensor] = state[1]
-        unit = arrival.gradient / torch.linalg.vector_norm(arrival.gradient)
-        others = [float(unit @ other) for worker, other in last.items() if worker != arrival.worker]
-        if others:
-            self.cosines.append(sum(others) / len(others))
-        last[arrival.worker] = unit
-        return self.rule.arrive(state[0], arrival, view)
+    made: Rule = Watched(*dataclasses.astuple(rule))
+    return made
 
 
 def naive(rate: float, momentum: float, dynamic: bool = False) -> Rule:
@@ -193,10 +163,6 @@ def mixture(sizes: tuple[int, int, int, int], workers: int, seed: int) -> Instan
     return Mixture(*sizes, seed=seed)
 
 
-def times(workers: int, seed: int) -> Sampler:
-    return fixed_times(SECONDS_PER_STEP)
-
-
 class Run(NamedTuple):
     """One run: a row for each evaluation, and the cosine of each arrival."""
 
@@ -212,55 +178,46 @@ class Run(NamedTuple):
         """The loss at a point of "seconds" or "updates", between evaluations along a straight line."""
         return float(numpy.interp(value, self.looks[column], self.looks.loss))
 
-    def seconds_to(self, loss: float) -> float:
-        """When an evaluation first had `loss` or less; infinite if none had."""
-        return float(self.looks.seconds[self.looks.loss <= loss].min()) if (self.looks.loss <= loss).any() else math.inf
 
-    @property
-    def late_cosine(self) -> float:
-        """The mean over the second half."""
-        return float(numpy.mean(self.cosines[len(self.cosines) // 2 :]))
-
-
-def run_one(task: tuple[Arm, int]) -> Run:
+def run_one(arm: Arm, seed: int) -> Run:
     torch.set_num_threads(1)
-    (arm, seed), cosines = task, list[float]()
-    looks = curve(dataclasses.replace(arm, rule=Watched(arm.rule, cosines)), seed)
-    return Run(looks, cosines)
+    cosines = list[float]()
+    return Run(curve(dataclasses.replace(arm, rule=watched(arm.rule, cosines)), seed), cosines)
 
 
 def mean(values: list[float], form: str = ".4g") -> str:
     return format(float(numpy.mean(values)), form)
 
 
-def arm_rows(runs: dict[str, list[Run]]) -> list[dict[str, object]]:
+def arm_rows(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
+    """A row for each method; the target of the times is the mean final loss of synchronous DiLoCo."""
     early = min(own[0].looks.seconds.iloc[-1] for own in runs.values())
     target = float(numpy.mean([one.final for one in runs[SYNC]]))
     few = runs[SYNC][0].looks.updates.iloc[-1]
-    rows: list[dict[str, object]] = []
+    rows = []
     for name, own in runs.items():
-        reached = float(numpy.median([one.seconds_to(target) for one in own]))
-        last = own[0].looks.iloc[-1]
+        seconds = [min(one.looks.seconds[one.looks.loss <= target], default=math.inf) for one in own]
         row = {
             "method, outer learning rate": name,
-            "updates": last.updates,
-            "virtual s": f"{last.seconds:.0f}",
+            "updates": own[0].looks.updates.iloc[-1],
+            "virtual s": f"{own[0].looks.seconds.iloc[-1]:.0f}",
             "final loss, equal gradients [95 %]": interval([one.final for one in own]),
             f"loss after {few} updates": mean([one.at("updates", few) for one in own]),
             f"loss at {early:.0f} s": mean([one.at("seconds", early) for one in own]),
-            "median s to sync's final loss": f"{reached:.0f}" if math.isfinite(reached) else "-",
-            "cosine": mean([one.late_cosine for one in own], ".3f"),
+            "median s to sync's final loss": f"{numpy.median(seconds):.0f}".replace("inf", "-"),
+            "cosine": mean([float(numpy.mean(one.cosines[len(one.cosines) // 2 :])) for one in own], ".3f"),
         }
         rows.append(row)
     return rows
 
 
-def headline_rows(runs: dict[str, list[Run]], swept: dict[str, dict[float, float]]) -> list[dict[str, object]]:
-    """The paper's sentences beside what was measured."""
-    few = runs[SYNC][0].looks.updates.iloc[-1]
-    final = {name: mean([one.final for one in own]) for name, own in runs.items()}
-    early = {name: mean([one.at("updates", few) for one in own]) for name, own in runs.items()}
-    cosine = {name: mean([one.late_cosine for one in own], ".3f") for name, own in runs.items()}
+def headline_rows(rows: list[dict[str, Any]], swept: dict[str, dict[float, float]]) -> list[dict[str, object]]:
+    """The notebook's sentences, (iv) the paper's, beside what was measured."""
+    final, early, cosine = (
+        {row["method, outer learning rate"]: list(row.values())[at] for row in rows} for at in (3, 4, 7)
+    )
+    final = {name: f"{cell.estimate:.4g}" for name, cell in final.items()}
+    after = "after " + list(rows[0])[4].removeprefix("loss after ")
     best = {name: min((loss, rate) for rate, loss in losses.items()) for name, losses in swept.items()}
     tried = ", ".join(f"{rate:g}" for rate in next(iter(swept.values())))
     said = {
@@ -268,18 +225,18 @@ def headline_rows(runs: dict[str, list[Run]], swept: dict[str, dict[float, float
             f"best of {tried}: " + "; ".join(f"{name} {rate:g} ({loss:.4g})" for name, (loss, rate) in best.items())
         ),
         "(i) and is worse per update": (
-            f"after {few} updates {early[NAIVE_SMALL]} at .07, {early[NAIVE]} at .7, sync {early[SYNC]}; at equal "
+            f"{after} {early[NAIVE_SMALL]} at .07, {early[NAIVE]} at .7, sync {early[SYNC]}; at equal "
             f"gradients {final[NAIVE_SMALL]}, {final[NAIVE]}, {final[SYNC]}"
         ),
         "(ii) async with momentum 0 and .7 is better": (
-            f"after {few} updates {early[NO_MOMENTUM]} for {early[NAIVE_SMALL]}; at equal gradients "
+            f"{after} {early[NO_MOMENTUM]} for {early[NAIVE_SMALL]}; at equal gradients "
             f"{final[NO_MOMENTUM]} for {final[NAIVE_SMALL]}"
         ),
         "(iii) pseudo-gradients become orthogonal": (
             f"cosine {cosine[SYNC]} sync, {cosine[NO_MOMENTUM]} async without momentum"
         ),
         "(iv) Delayed Nesterov repairs": (
-            f"after {few} updates {early[DELAYED]} for {early[NAIVE]}; at equal gradients {final[DELAYED]} for "
+            f"{after} {early[DELAYED]} for {early[NAIVE]}; at equal gradients {final[DELAYED]} for "
             f"{final[NAIVE]}, sync {final[SYNC]}"
         ),
         "(iv) DyLU repairs": (
@@ -292,17 +249,15 @@ def headline_rows(runs: dict[str, list[Run]], swept: dict[str, dict[float, float
 
 def make(flags: argparse.Namespace) -> None:
     sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if flags.quick else ((512, 1, 64, 2048), 4800, 2e-4)
-    num_seeds = flags.seeds or (2 if flags.quick else 3)
-    schedule = functools.partial(cosine_schedule, total, peak)
-    problem = functools.partial(mixture, sizes)
-    more = {"inner": OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)}
+    num_seeds, rates = flags.seeds or (2 if flags.quick else 3), (0.07, 0.7) if flags.quick else SWEEP
+    schedule, problem = functools.partial(cosine_schedule, total, peak), functools.partial(mixture, sizes)
+    end, inner = Budget(samples=total), OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
 
     def arm(name: str, rule: Rule) -> Arm:
-        return Arm(name, rule, schedule, problem, times, len(SECONDS_PER_STEP), Budget(samples=total), 40, more=more)
+        return Arm(name, rule, schedule, problem, Fixed(SECONDS_PER_STEP).on, 4, end, 40, inner=inner)
 
-    tasks = [(arm(name, rule), seed) for name, rule in RULES.items() for seed in range(num_seeds)]
-    rates = (0.07, 0.7) if flags.quick else SWEEP
-    tasks += [(arm(name, rule), SWEEP_SEED) for rate in rates for name, rule in families(rate).items()]
+    tasks = [(arm(*item), seed) for item in RULES.items() for seed in range(num_seeds)]
+    tasks += [(arm(*item), SWEEP_SEED) for rate in rates for item in families(rate).items()]
     done = each(run_one, tasks, flags.jobs)
     runs = {name: [next(done) for _ in range(num_seeds)] for name in RULES}
     swept: dict[str, dict[float, float]] = {name: {} for name in families(0.7)}
@@ -321,47 +276,30 @@ def make(flags: argparse.Namespace) -> None:
         f"{setting}. Cosine: of an arriving pseudo-gradient to the last one of each other worker, mean over the second "
         "half of the run. - : not reached by half of the seeds or more."
     )
-    write(flags.out, "async_diloco", arm_rows(runs), note)
+    rows = arm_rows(runs)
+    write(flags.out, "async_diloco", rows, note)
     note = f"{setting}. Mean losses over seeds; the sweep is of one other seed."
-    write(flags.out, "headlines", headline_rows(runs, swept), note)
+    write(flags.out, "headlines", headline_rows(rows, swept), note)
 
-    looks = pandas.concat([one.looks for own in runs.values() for one in own])
-    small_print = setting + ".\nLine: mean, band: 95 % interval over seeds by Student's t (from 3 seeds on)."
-    clocks = {"updates": "updates at the server", "samples": "gradients", "seconds": "virtual seconds"}
-    limits = 0.9 * looks.loss.min(), 1.15 * looks.loss.iloc[0]
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "fontsize": 8, "frameon": False}
-    with picture(flags.out / "losses.png", 3, "Asynchronous DiLoCo by three clocks", small_print) as axes:
-        for axis, (clock, label) in zip(axes, clocks.items(), strict=True):
-            draw(axis, looks, clock, xlabel=label, ylabel="held-out loss (nats)", ylim=limits)
-            axis.legend().remove()
-        axes[0].set(xscale="symlog", xlim=(0, None))
-        axes[1].legend(ncols=3, **below)
-
-    small_print = (
-        setting + ".\nLeft: one seed, not used elsewhere; missing points diverged. "
-        "Right: mean over seeds, running mean of 40 arrivals."
+    looks = pandas.concat([one.looks for own in runs.values() for one in own]).drop(columns="panel")
+    looks = looks.rename(
+        columns={"updates": "updates at the server", "samples": "gradients", "seconds": "virtual seconds"}
     )
-    with picture(flags.out / "outer.png", 2, "The outer step", small_print) as (sweep, cosine):
-        for (name, losses), colour, marker in zip(swept.items(), COLOURS, "osD", strict=False):
-            sweep.plot(rates, [losses[rate] for rate in rates], color=colour, marker=marker, ms=5, label=name)
-        sweep.set(xscale="log", xlabel="outer learning rate", ylabel="final held-out loss (nats)")
-        sweep.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        sweep.minorticks_off()
-        for place, name in enumerate((SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED)):
-            length = min(len(one.cosines) for one in runs[name])
-            over_seeds = numpy.mean([one.cosines[:length] for one in runs[name]], axis=0)
-            smooth = numpy.convolve(over_seeds, numpy.full(40, 1 / 40), mode="valid")
-            x = (numpy.arange(len(smooth)) + 40) * LOCAL_STEPS
-            cosine.plot(x, smooth, color=COLOURS[place], label=name)
-        cosine.axhline(0.0, color="0.5", linewidth=0.8)
-        cosine.set(xlabel="gradients", ylabel="cosine of two pseudo-gradients")
-        for axis in (sweep, cosine):
-            axis.legend(ncols=2, **below)
+    table = looks.melt(["arm", "seed", "look", "loss"], var_name="panel", value_name="x")
+    limits = 0.9 * looks.loss.min(), 1.15 * looks.loss.iloc[0]
+    axes = {"": {"xlabel": "", "ylabel": "held-out loss (nats)", "ylim": limits}}
+    picture(flags.out / "losses.png", table, note, axes, x="x", y="loss", style="arm")
 
-
-def main(argv: list[str] | None = None) -> int:
-    return run_script(make, "async_diloco", __doc__, argv)
+    drawn = [tidy("outer learning rate", name, "", [losses]) for name, losses in swept.items()]
+    for name in (SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED):
+        smooth = pandas.DataFrame([one.cosines for one in runs[name]]).T.rolling(40).mean()
+        drawn.append(tidy("cosine", name, "", smooth.set_index((smooth.index + 1) * LOCAL_STEPS).T))
+    axes = {
+        "outer learning rate": {"ylabel": "final held-out loss (nats)"},
+        "cosine": {"xlabel": "gradients", "ylabel": "cosine of two pseudo-gradients, running mean of 40"},
+    }
+    picture(flags.out / "outer.png", pandas.concat(drawn), note, axes, x="x", y="y", style="arm")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(make, "async_diloco", __doc__))

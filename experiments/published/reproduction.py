@@ -1,5 +1,4 @@
-"""What the scripts of this folder share: arms on seeds, an interval, a table beside the paper's numbers, a picture,
-flags and exit codes."""
+"""What the scripts of this folder share: arms on seeds, an interval, a table, a picture, and the flags."""
 
 from __future__ import annotations
 
@@ -15,39 +14,37 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
+import numpy as np
 import pandas
 import seaborn
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib import pyplot
 from scipy import stats
 
 from analysis.stats import Interval, t_interval
-from asyncsgd.errors import RunError, UsageError
-from asyncsgd.rules.base import Rule
+from asyncsgd.optimizers import OptimizerRecipe
+from asyncsgd.rules import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.launch import end_with_parent
 from asyncsgd.scripts import base
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.simulation.sampler import Sampler
-from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.simulate import Simulation, simulate
+from asyncsgd.simulation.speeds import Speeds
 
-Task = TypeVar("Task")
 Done = TypeVar("Done")
 
-COLOURS = seaborn.color_palette("colorblind")
-"""Ten colours that stay apart for most colour-blind readers."""
 
+@dataclasses.dataclass(frozen=True)
+class Fixed(Speeds):
+    """Every gradient of worker i takes ``seconds[i]``."""
 
-def fixed_times(seconds: Sequence[float]) -> Sampler:
-    """The same seconds for every gradient of a worker."""
-    return Sampler(len(seconds), lambda worker, block: seconds[worker])
+    seconds: tuple[float, ...]
+
+    def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
+        return self.seconds[worker]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +58,20 @@ class Arm:
     speeds: Callable[[int, int], Sampler]
     workers: int
     budget: Budget
-    evaluations: int
+    evaluations: int = 1
     panel: str = ""
-    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Other arguments of `simulate`."""
+    inner: OptimizerRecipe | None = None
+
+    def simulated(self, seed: int, **watch: Any) -> Simulation:
+        """The run on `seed`; `watch` are further arguments of `simulate`, which look on."""
+        watch |= {name: getattr(self, name) for name in ("learning_rate", "budget", "evaluations", "inner")}
+        problem, speeds = self.problem(self.workers, seed), self.speeds(self.workers, seed)
+        return simulate(self.rule, problem, speeds, num_workers=self.workers, **watch)
 
 
 def curve(arm: Arm, seed: int) -> pandas.DataFrame:
     """One row for each evaluation; the last loss of a run that diverged is infinite."""
-    done = simulate(
-        arm.rule,
-        arm.problem(arm.workers, seed),
-        arm.speeds(arm.workers, seed),
-        num_workers=arm.workers,
-        learning_rate=arm.learning_rate,
-        budget=arm.budget,
-        evaluations=arm.evaluations,
-        **arm.more,
-    )
+    done = arm.simulated(seed)
     rows = [(look.train_seconds, look.total_samples, look.version, look.loss) for look in done.evaluations]
     table = pandas.DataFrame(rows, columns=["seconds", "samples", "updates", "loss"])
     if done.result.status != "DONE":
@@ -86,44 +79,33 @@ def curve(arm: Arm, seed: int) -> pandas.DataFrame:
     return table.assign(arm=arm.name, panel=arm.panel, seed=seed, look=table.index)
 
 
-def _curve(task: tuple[Arm, int]) -> pandas.DataFrame:
-    return curve(*task)
-
-
 def run(arms: Sequence[Arm], seeds: Sequence[int], jobs: int) -> pandas.DataFrame:
     """The curves of all arms on all seeds, in this order."""
-    return pandas.concat(each(_curve, list(itertools.product(arms, seeds)), jobs), ignore_index=True)
+    return pandas.concat(each(curve, list(itertools.product(arms, seeds)), jobs), ignore_index=True)
 
 
-def each(function: Callable[[Task], Done], tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
-    """Yield ``function(task)`` of every task, in order, computed by `jobs` processes; by this one if `jobs` is 1.
+def of(curves: pandas.DataFrame, arm: Arm) -> pandas.DataFrame:
+    """The rows of one arm."""
+    return curves[(curves.arm == arm.name) & (curves.panel == arm.panel)]
 
-    `function` is a function of the script's module, and tasks and results can be pickled.
-    """
+
+def each(function: Callable[..., Done], tasks: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Done]:
+    """Yield ``function(*task)`` of every task, in order, by `jobs` processes; by this one if `jobs` is 1."""
     if jobs == 1:
-        yield from map(function, _counted(tasks))
+        yield from itertools.starmap(function, tasks)
         return
     for library in ("OPENBLAS", "MKL", "OMP"):  # else numpy and torch start a thread per core in every process
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_begin_process) as pool:
-        # Not `pool.map`: it cancels what has not begun, and a pool whose processes end then dies with a traceback.
-        futures = [pool.submit(function, task) for task in tasks]
         try:
-            for future in _counted(futures):
+            for number, future in enumerate([pool.submit(function, *task) for task in tasks], start=1):
                 yield future.result()
-        except BrokenProcessPool:
-            raise RunError("a process died, perhaps for want of memory; type --jobs 1") from None
+                print(f"{number} of {len(tasks)} runs done", file=sys.stderr, flush=True)
         except BaseException:
             for process in multiprocessing.active_children():  # else the pool waits for the tasks that are running
                 process.terminate()
             raise
-
-
-def _counted(whole: Sequence[Task]) -> Iterator[Task]:
-    for number, one in enumerate(whole, start=1):
-        yield one
-        print(f"{number} of {len(whole)} runs done", file=sys.stderr, flush=True)
 
 
 def _begin_process() -> None:
@@ -131,17 +113,16 @@ def _begin_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every process; one of them is to speak of it
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float] | pandas.Series) -> Interval:
     """The mean of `values`, one per seed, and its 95 % t interval. A run may have diverged: its loss is infinite.
 
-    >>> f"{interval([1.0, math.inf]):.4g}"
-    'inf'
+    >>> f"{interval([1.0, math.inf]):.4g}", f"{interval([1.0, 1.0]):.4g}"
+    ('inf', '1 [1, 1]')
     """
-    if numpy.isfinite(values).all() and (len(values) < 2 or numpy.ptp(values) > 0):
-        return t_interval(values)
-    mean = float(numpy.mean(values))
-    end = mean if math.isfinite(mean) else math.nan
-    return Interval(mean, end, end, 0.95, len(values))
+    found = t_interval(np.asarray(values))
+    if not np.isfinite(values).all():
+        return found._replace(estimate=math.inf, low=math.nan, high=math.nan)
+    return found._replace(low=found.estimate, high=found.estimate) if len(values) > 1 and not np.ptp(values) else found
 
 
 def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]], note: str) -> None:
@@ -155,64 +136,63 @@ def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]], note: s
     print(text, folder / f"{name}.md", folder / f"{name}.csv", sep="\n")
 
 
-@contextmanager
-def picture(path: Path, columns: int, title: str, small_print: str) -> Iterator[list[Axes]]:
-    """Give `columns` axes side by side to draw on; on the way out the figure is saved as a PNG at `path`."""
-    figure = Figure(figsize=(5.6 * columns, 4.4), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
-    for each_of in axes:
-        each_of.grid(visible=True, alpha=0.25)
-        each_of.spines[["top", "right"]].set_visible(False)
-    yield axes
-    figure.suptitle(title)
-    wrapped = "\n".join(textwrap.fill(line, 75 * columns) for line in small_print.splitlines())
-    figure.supxlabel(wrapped, fontsize=8, color="0.35")
-    figure.savefig(path)
+def tidy(panel: str, arm: str, kind: str, values: Any) -> pandas.DataFrame:
+    """Rows of (panel, arm, kind, seed, x, y) from `values`: a row of them for each seed, a column for each x."""
+    table = pandas.DataFrame(values).rename_axis("seed").melt(ignore_index=False, var_name="x", value_name="y")
+    return table.reset_index().assign(panel=panel, arm=arm, kind=kind)
+
+
+def picture(path: Path, table: pandas.DataFrame, note: str, axes: Mapping[str, dict[str, Any]], **call: Any) -> None:
+    """A panel for each value of `panel`: the mean over `seed` and, from three on, its 95 % interval by Student's t.
+
+    Args:
+        axes: what `Axes.set` takes, by panel; "" for all of them.
+        call: arguments of `seaborn.relplot`.
+    """
+    table = table.replace(math.inf, math.nan).reset_index(drop=True)
+    seeds = table.groupby("panel").seed.nunique().max()  # with two, t makes it nine standard deviations to either side
+    band = ("se", float(stats.t.ppf(0.975, seeds - 1))) if seeds > 2 else None
+    look: dict[str, Any] = {"kind": "line", "hue": "arm", "palette": "colorblind", "col": "panel", "errorbar": band}
+    grid = seaborn.relplot(table, height=4.2, facet_kws={"sharex": False, "sharey": False}, **look | call)
+    grid.set_titles("{col_name}")
+    for name, one in grid.axes_dict.items():
+        one.set(**axes.get("", {}) | axes.get(name, {}))
+        one.grid(visible=True, alpha=0.25)
+    grid.tight_layout()
+    grid.figure.supxlabel(textwrap.fill(note, 180), y=-0.08, fontsize=8, color="0.35")
+    grid.savefig(path, dpi=140)
+    pyplot.close(grid.figure)
     print(path)
 
 
-def draw(axes: Axes, curves: pandas.DataFrame, x: str, **labels: Any) -> None:
-    """The mean loss of every arm and, from three seeds on, its 95 % interval by Student's t as a band."""
-    seeds = curves.seed.nunique()  # with two, Student's t makes it nine standard deviations wide to either side
-    band = ("se", float(stats.t.ppf(0.975, seeds - 1))) if seeds > 2 else None
-    finite = curves[numpy.isfinite(curves.loss)]
-    seaborn.lineplot(
-        finite, x=x, y="loss", hue="arm", style="arm", palette="colorblind", errorbar=band, legend="brief", ax=axes
-    )
-    axes.set(**labels)
-    axes.legend(frameon=False, fontsize=8)
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)  # argparse says: invalid positive value
+    return int(text)
 
 
-def run_script(
+def main(
     make: Callable[[argparse.Namespace], None],
     name: str,
     description: str | None,
     argv: list[str] | None = None,
-    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    flags: Mapping[str, Mapping[str, Any]] = {},
 ) -> int:
     """Read the flags that all scripts have and the script's own `flags`, call `make`, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="the smaller set-up, in under a minute")
     parser.add_argument("--out", type=Path, default=Path("runs/published") / name, help="folder (default %(default)s)")
-    parser.add_argument("--seeds", type=int, help="number of seeds (default: the script's own)")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default %(default)s)")
-    for flag, how in (flags or {}).items():
+    parser.add_argument("--seeds", type=positive, help="number of seeds (default: the script's own)")
+    jobs = min(2, os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=positive, default=jobs, help="processes (default %(default)s)")
+    for flag, how in flags.items():
         parser.add_argument(flag, **how)
 
-    def checked(argv: list[str], stop: object) -> int:
+    def carry_out(argv: list[str], stop: object) -> int:
         arguments = parser.parse_args(argv)
-        for flag in ("seeds", "jobs"):
-            value = getattr(arguments, flag)
-            if value is not None and value < 1:
-                raise UsageError(f"--{flag} must be 1 or more, got {value}")
-        try:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--out {arguments.out} cannot be made ({error.strerror}); type another folder") from error
+        arguments.out.mkdir(parents=True, exist_ok=True)
         make(arguments)
         return 0
 
-    return base.run_script(checked, argv)
+    return base.run_script(carry_out, argv)

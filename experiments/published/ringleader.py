@@ -1,24 +1,18 @@
 """Heterogeneous data: who finds the optimum of everybody's data when fast workers answer more often?
 
-    python experiments/published/ringleader.py --quick
-
 Source: Maranjyan, Richtarik: Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
 Heterogeneity, ICLR 2026, and its published scripts (MNIST over n = 100 workers, equal shares, Dirichlet alpha 0.1; base
 times a permutation of 1..100 seconds, plus |N(0, .)|; 40,000 seconds; the squared gradient norm of the global loss).
 
 Part 1, exact: three scalar quadratics A = (1, 2, 1/2), b = (1, -2, 3), workers of 1, 2.3 and 5.1 seconds, no noise, a
-learning rate near 0. The optimum of the mean is 2 / 3.5 = .5714. Asynchronous SGD weighs each worker by its rate
-p_i ~ 1 / tau_i and ends at sum p_i b_i / sum p_i A_i = .3653. Where each method ends, as the mean of x over the last
-tenth of the run, beside the list of the project's design notes (numbers from a sketch, at another learning rate).
+learning rate near 0. The optimum of the mean is 2 / 3.5 = .5714; asynchronous SGD weighs each worker by its rate and
+ends at sum b_i / tau_i over sum A_i / tau_i = .3653. Beside: a sketch, at another learning rate.
 
-Part 2, real text: softmax regression on hashed words (256 columns), batch 8, penalty 0.001. n = 32 workers have equal
-shares whose mixture of classes is Dirichlet(0.1). Worker times are a permutation of 1..32 plus |N(0, base)| seconds;
-the permutation is fixed, the noise is the seed's. A run has 8,000 seconds. The texts are docstrings of Python, numpy,
-scipy and pandas, and the label is the package (``--data pydocs``, kept in the user's cache folder). Or they come from a
-.csv or .parquet file with columns text and label. Learning rates: for every method the one, of 8 a factor 2.5 apart,
-with the smallest final squared gradient norm on a seed that is used for nothing else. Malenia is the synchronous method
-of that theory (Tyurin, Richtarik 2023). It is here as in the published scripts: it waits until every worker has brought
-one gradient at the current point, and the others are told to stop.
+Part 2, deviation: softmax regression on hashed words (256 columns), batch 8, penalty 0.001, of the labelled docstrings
+of ``--data pydocs`` or of a table, in place of MNIST. n = 32, 8,000 seconds, a permutation of 1..32 for all seeds.
+Learning rates: for every method the one, of 8 a factor 2.5 apart, with the smallest final squared norm on a seed that
+is used for nothing else. Malenia (Tyurin, Richtarik 2023) is here as in the published scripts: it waits until every
+worker has brought one gradient at the current point, and the others are told to stop.
 
 ``--quick``: part 1 at learning rate .01 for 6,000 seconds; part 2 with 12 workers, 1,500 seconds, 2,000 texts, 2 seeds
 instead of 5, 4 learning rates a factor 6.25 apart.
@@ -31,8 +25,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -49,17 +42,10 @@ from asyncsgd.simulation.instance import Array, Indices, Instance
 from asyncsgd.simulation.logistic import LogisticData, dirichlet_shares, hashed_bag_of_words
 from asyncsgd.simulation.problems import Heterogeneous
 from asyncsgd.simulation.sampler import BLOCK, Sampler, Streams
-from asyncsgd.simulation.simulate import simulate
-from reproduction import COLOURS, Arm, draw, fixed_times, interval, picture, run, run_script, write
+from reproduction import Arm, Fixed, interval, main, of, picture, run, write
 
-
-@dataclasses.dataclass
-class Collected:
-    """Of the current point: each worker's sum of gradients and their dispatches; and where the mean is built."""
-
-    totals: dict[int, Tensor]
-    dispatches: dict[int, list[int]]
-    direction: Tensor
+Collected = dict[int, tuple[Tensor, list[int]]]
+"""Of the current point: each worker's sum of gradients and their dispatches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,25 +53,21 @@ class Malenia(rules.Rule):
     """x <- x - eta (1/n) sum_i (mean of worker i's gradients at x), once everybody has brought one; all restart."""
 
     def init(self, like: Tensor) -> Collected:
-        return Collected({}, {}, like.new_zeros(like.shape))
+        return {}
 
     def arrive(self, state: Collected, arrival: Arrival, view: View) -> Reply:
-        worker = arrival.worker
-        if worker in state.totals:
-            state.totals[worker].add_(arrival.gradient)
-        else:
-            state.totals[worker] = arrival.gradient.clone()
-        state.dispatches.setdefault(worker, []).append(arrival.dispatch)
-        if len(state.totals) < len(view.workers):
-            return Reply(start=(Start(worker),))
-        state.direction.zero_()
-        for worker, total in sorted(state.totals.items()):
-            state.direction.add_(total, alpha=1.0 / (len(state.dispatches[worker]) * len(state.totals)))
-        uses = tuple([dispatch for _, dispatches in sorted(state.dispatches.items()) for dispatch in dispatches])
-        state.totals.clear()
-        state.dispatches.clear()
+        total, dispatches = state.setdefault(arrival.worker, (arrival.gradient.new_zeros(arrival.gradient.shape), []))
+        total.add_(arrival.gradient)
+        dispatches.append(arrival.dispatch)
+        if len(state) < len(view.workers):
+            return Reply(start=(Start(arrival.worker),))
+        direction, uses = arrival.gradient.new_zeros(arrival.gradient.shape), list[int]()
+        for _, (total, dispatches) in sorted(state.items()):
+            direction.add_(total, alpha=1.0 / (len(dispatches) * len(state)))
+            uses += dispatches
+        state.clear()
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
-        return Reply(state.direction, uses=uses, abandon=abandon, start=tuple(map(Start, view.workers)))
+        return Reply(direction, uses=tuple(uses), abandon=abandon, start=tuple(map(Start, view.workers)))
 
 
 def permuted_times(num_workers: int, seed: int) -> Sampler:
@@ -100,19 +82,10 @@ def permuted_times(num_workers: int, seed: int) -> Sampler:
     return Sampler(num_workers, block)
 
 
-TIMES = (1.0, 2.3, 5.1)
-TRUTH = 2.0 / 3.5
-
-
-def frequency_weighted(times: Sequence[float] = TIMES) -> float:
-    """Where asynchronous SGD ends as the learning rate goes to 0: (sum A_i / tau_i)^-1 sum b_i / tau_i.
-
-    >>> round(frequency_weighted(), 4)
-    0.3653
-    """
-    curvatures, slopes = (1.0, 2.0, 0.5), (1.0, -2.0, 3.0)
-    slope = sum(b / tau for b, tau in zip(slopes, times, strict=True))
-    return slope / sum(a / tau for a, tau in zip(curvatures, times, strict=True))
+TIMES, CURVATURES, SLOPES = (1.0, 2.3, 5.1), (1.0, 2.0, 0.5), (1.0, -2.0, 3.0)
+TRUTH = sum(SLOPES) / sum(CURVATURES)
+WEIGHTED = numpy.divide(SLOPES, TIMES).sum() / numpy.divide(CURVATURES, TIMES).sum()
+"""Where asynchronous SGD ends as the learning rate goes to 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,16 +117,9 @@ ENDINGS: dict[rules.Rule, str] = {  # of part 1, and where the project's sketch 
 
 def ending(rule: rules.Rule, learning_rate: float, seconds: float) -> float:
     """The mean of x over the last tenth of `seconds`; a whole cycle of the three workers is 117.3 seconds."""
-    done = simulate(
-        rule,
-        Position().on(3, seed=0),
-        fixed_times(TIMES),
-        num_workers=3,
-        learning_rate=learning_rate,
-        budget=Budget(seconds=seconds),
-        evaluations=4000,
-    )
-    return float(numpy.mean([look.loss for look in done.evaluations if look.train_seconds > 0.9 * seconds]))
+    arm = Arm("", rule, learning_rate, Position().on, Fixed(TIMES).on, 3, Budget(seconds=seconds), 4000)
+    looks = arm.simulated(0).evaluations
+    return float(numpy.mean([look.loss for look in looks if look.train_seconds > 0.9 * seconds]))
 
 
 class Texts(NamedTuple):
@@ -170,13 +136,10 @@ def load_texts(data: str, limit: int) -> Texts:
     """At most `limit` of the texts, drawn once and for all, as hashed words; labels become 0..C-1."""
     if data == "pydocs":
         documents = load_pydocs(cache_folder(None))
-        assert documents.labels is not None
-        rows, source = list(zip(documents.texts, documents.labels, strict=True)), "pydocs"
+        rows, source = list(zip(documents.texts, documents.labels or (), strict=True)), "pydocs"
     else:
         file = Source(data, kinds=TABLES, takes=("pydocs",))
-        assert file.path is not None
-        rows = [row for _, row in file.rows("train", {"text": "--data", "label": "--data"})]
-        source = f"{file.path.parent.name}/{file.name}"
+        rows, source = [row for _, row in file.rows("train", {"text": "--data", "label": "--data"})], file.name
     order = numpy.random.Generator(numpy.random.Philox(key=0)).permutation(len(rows))[:limit]
     texts, names = zip(*[map(str, rows[row]) for row in order], strict=True)
     classes, labels = numpy.unique(names, return_inverse=True)
@@ -209,120 +172,89 @@ METHODS: dict[str, tuple[rules.Rule, str]] = {  # and the learning rate of the p
     "asynchronous": (rules.Asynchronous(), "-"),
 }
 TUNING_SEED = 1000
-LEAST_RATE, RATE_FACTOR, NUM_RATES = 0.02, 2.5, 8
+RATES = [0.02 * 2.5**k for k in range(8)]
 THRESHOLDS = (1e-3, 1e-4)
 
 
 def final(looks: pandas.DataFrame) -> float:
     """The mean of the last fifth of a run's squared norms; infinite for a run that diverged."""
-    norms = looks.loss.to_numpy()
-    return float(numpy.mean(norms[len(norms) * 4 // 5 :])) if numpy.isfinite(norms[-1]) else math.inf
+    return float(numpy.mean(looks.loss.to_numpy()[len(looks) * 4 // 5 :]))
 
 
 def reached(looks: pandas.DataFrame, threshold: float) -> float:
     """The first evaluation from which on the squared norm was below `threshold`; infinite if there is none."""
-    above = numpy.flatnonzero(~(looks.loss < threshold).to_numpy())
-    first = above[-1] + 1 if len(above) else 0
-    return float(looks.seconds.iloc[first]) if first < len(looks) else math.inf
+    below = (looks.loss < threshold)[::-1].cummin()[::-1]
+    return float(looks.seconds[below].min()) if below.any() else math.inf
 
 
-def method_rows(curves: pandas.DataFrame, tuned: dict[str, float], rates: list[float]) -> list[dict[str, object]]:
-    """A row for each method, from the runs at its tuned learning rate."""
-    rows = []
-    for name, (_, published) in METHODS.items():
-        runs = [looks for _, looks in curves[curves.arm == name].groupby("seed")]
-        finals = [final(looks) for looks in runs]
-        diverged = sum(map(math.isinf, finals))
-        row: dict[str, object] = {
-            "method": name,
-            "learning rate": f"{tuned[name]:.3g}" + "*" * (tuned[name] in (rates[0], rates[-1])),
-            "published, MNIST": published,
-            "updates": f"{numpy.mean([looks.updates.max() for looks in runs]):.0f}",
-            "final squared gradient norm [95 %]": f"diverged in {diverged} of {len(finals)}"
-            if diverged
-            else f"{interval([math.log(one) for one in finals]).mapped(math.exp):.3g}",
-        }
-        for threshold in THRESHOLDS:
-            median = float(numpy.median([reached(looks, threshold) for looks in runs]))
-            row[f"s to below {threshold:g} for good"] = f"{median:.0f}" if math.isfinite(median) else "-"
-        rows.append(row)
-    return rows
+def row_of(name: str, curves: pandas.DataFrame, rate: float, rates: list[float]) -> dict[str, object]:
+    """Of a method, from the runs at its tuned learning rate."""
+    runs = [looks for _, looks in curves[curves.arm == name].groupby("seed")]
+    finals = [final(looks) for looks in runs]
+    diverged = sum(map(math.isinf, finals))
+    geometric = interval(numpy.log(finals)).mapped(math.exp)
+    row: dict[str, object] = {
+        "method": name,
+        "learning rate": f"{rate:.3g}" + "*" * (rate in (rates[0], rates[-1])),
+        "published, MNIST": METHODS[name][1],
+        "updates": f"{numpy.mean([looks.updates.max() for looks in runs]):.0f}",
+        "final squared gradient norm [95 %]": f"diverged in {diverged} of {len(runs)}"
+        if diverged
+        else f"{geometric:.3g}",
+    }
+    for threshold in THRESHOLDS:
+        median = float(numpy.median([reached(looks, threshold) for looks in runs]))
+        row[f"s to below {threshold:g} for good"] = f"{median:.0f}" if math.isfinite(median) else "-"
+    return row
 
 
 def make(flags: argparse.Namespace) -> None:
     limit, workers, seconds, looks = (2000, 12, 1500.0, 30) if flags.quick else (8000, 32, 8000.0, 80)
-    num_seeds = flags.seeds or (2 if flags.quick else 5)
+    num_seeds, rates = flags.seeds or (2 if flags.quick else 5), RATES[::2] if flags.quick else RATES
     texts = load_texts(flags.data, limit)  # before anything runs: it may be refused
-    rate, end = (1e-2, 6_000.0) if flags.quick else (2e-3, 30_000.0)
-    ends = [ending(rule, rate, end) for rule in ENDINGS]
-    rows: list[dict[str, object]] = [
-        {"rule": str(rule), "ends at": f"{x:.4f}", "minus optimum": f"{x - TRUTH:+.4f}", "sketch": sketch}
-        for (rule, sketch), x in zip(ENDINGS.items(), ends, strict=True)
-    ]
+    rate, last = (1e-2, 6_000.0) if flags.quick else (2e-3, 30_000.0)
+    rows: list[dict[str, object]] = []
+    for rule, sketch in ENDINGS.items():
+        x = ending(rule, rate, last)
+        rows.append({"rule": str(rule), "ends at": f"{x:.4f}", "minus optimum": f"{x - TRUTH:+.4f}", "sketch": sketch})
     note = (
-        f"Optimum {TRUTH:.4f}; frequency-weighted point of asynchronous SGD {frequency_weighted():.4f}. Worker times "
-        f"{', '.join(map(str, TIMES))} s, no noise, learning rate {rate:g}, {end:,.0f} virtual seconds, "
+        f"Optimum {TRUTH:.4f}; frequency-weighted point of asynchronous SGD {WEIGHTED:.4f}. Worker times "
+        f"{', '.join(map(str, TIMES))} s, no noise, learning rate {rate:g}, {last:,.0f} virtual seconds, "
         "mean of x over the last tenth. The sketch's learning rate and parameters are not recorded."
     )
     write(flags.out, "three_quadratics", rows, note)
 
-    problem = functools.partial(regression, flags.data, limit)
-
-    def arm(name: str, rate: float) -> Arm:
-        return Arm(
-            name, METHODS[name][0], rate, problem, permuted_times, workers, Budget(seconds=seconds), looks, f"{rate}"
-        )
-
-    rates = [LEAST_RATE * RATE_FACTOR**k for k in range(0, NUM_RATES, 2 if flags.quick else 1)]
-    trials = run([arm(name, rate) for name in METHODS for rate in rates], [TUNING_SEED], flags.jobs)
-    finals = {
-        name: [final(trials[(trials.arm == name) & (trials.panel == f"{rate}")]) for rate in rates] for name in METHODS
+    problem, end = functools.partial(regression, flags.data, limit), Budget(seconds=seconds)
+    arms = {
+        (name, rate): Arm(name, rule, rate, problem, permuted_times, workers, end, looks, f"{rate}")
+        for name, (rule, _) in METHODS.items()
+        for rate in rates
     }
-    tuned = {name: rates[int(numpy.argmin(finals[name]))] for name in METHODS}
-    curves = run([arm(name, tuned[name]) for name in METHODS], range(num_seeds), flags.jobs)
+    trials = run([*arms.values()], [TUNING_SEED], flags.jobs)
+    finals = {key: final(of(trials, arm)) for key, arm in arms.items()}
+    tuned = {name: min(rates, key=lambda rate: finals[name, rate]) for name in METHODS}
+    curves = run([arms[item] for item in tuned.items()], range(num_seeds), flags.jobs)
     classes = numpy.bincount(texts.labels)
-    setting = (
+    note = (
         f"{texts.source}: {len(texts.labels):,} texts, {len(classes)} classes ({'/'.join(map(str, classes))}), "
         f"{NUM_FEATURES} hashed columns; {workers} workers, Dirichlet({ALPHA:g}), batch {BATCH}, penalty {PENALTY:g}; "
-        f"{num_seeds} seed{'s' if num_seeds > 1 else ''}"
-    )
-    note = (
-        f"{setting}. Squared norm of the gradient of the global loss, mean of the last fifth of {seconds:g} virtual "
+        f"{num_seeds} seed{'s' if num_seeds > 1 else ''}. "
+        f"Squared norm of the gradient of the global loss, mean of the last fifth of {seconds:g} virtual "
         "seconds, geometric mean over seeds, 95 % interval by Student's t on its logarithm; median seconds, - where "
         f"half of the seeds or more did not get there. Learning rates tuned on another seed, {len(rates)} per method "
         f"({rates[0]:.3g} to {rates[-1]:.3g}); * at the edge. The paper gives curves, no numbers, to compare with."
     )
-    write(flags.out, "ringleader", method_rows(curves, tuned, rates), note)
+    write(flags.out, "ringleader", [row_of(name, curves, rate, rates) for name, rate in tuned.items()], note)
 
-    small_print = setting + (
-        ".\nMiddle: geometric mean, band: 95 % interval over seeds by Student's t on the logarithm (from 3 on), each "
-        "method at its best learning rate (right: one tuning seed, mean of the last fifth; missing: inf)."
-    )
-    title = "Data of its own for every worker: who finds the optimum of all?"
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "fontsize": 8, "frameon": False}
-    with picture(flags.out / "ringleader.png", 3, title, small_print) as (exact, real, tuning):
-        exact.scatter(ends, range(len(ends)), color=COLOURS[0], zorder=3)
-        names = [rule.name + " with stops" * getattr(rule, "stops", False) for rule in ENDINGS]
-        exact.set_yticks(range(len(ends)), names)
-        exact.invert_yaxis()
-        exact.axvline(TRUTH, color="black", label=f"optimum {TRUTH:.4f}")
-        weighted = frequency_weighted()
-        exact.axvline(weighted, color="0.4", linestyle="--", label=f"weighted by speed {weighted:.4f}")
-        exact.set(title="three quadratics, no noise", xlabel="x at the end", xlim=(-0.05, 0.65))
-        logs = curves.assign(loss=numpy.log10(curves.loss), arm=[f"{name} ({tuned[name]:.2g})" for name in curves.arm])
-        draw(real, logs, "seconds", title="real text", xlabel="virtual seconds")
-        real.set_ylabel("log10 of the squared norm, global gradient")
-        for colour, norms in zip(COLOURS, finals.values(), strict=False):
-            tuning.plot(rates, [norm if math.isfinite(norm) else math.nan for norm in norms], "o-", color=colour, ms=5)
-        tuning.set(title="tuning", xscale="log", yscale="log", xlabel="learning rate", ylabel="final squared norm")
-        exact.legend(ncols=2, **below)
-        real.legend(ncols=3, **below)
-
-
-def main(argv: list[str] | None = None) -> int:
-    data = {"default": "pydocs", "help": "pydocs, or a .csv or .parquet with columns text and label"}
-    return run_script(make, "ringleader", __doc__, argv, {"--data": data})
+    trial_rows = [(name, math.log10(rate), math.log10(norm)) for (name, rate), norm in finals.items()]
+    tuning = pandas.DataFrame(trial_rows, columns=["arm", "x", "y"]).assign(panel="tuning", seed=TUNING_SEED)
+    real = curves.assign(x=curves.seconds, y=numpy.log10(curves.loss), panel="at the best learning rate")
+    table = pandas.concat([real, tuning])
+    axes = {"": {"xlabel": "virtual seconds", "ylabel": "log10 of the squared norm, global gradient"}}
+    axes["tuning"] = {"xlabel": "log10 of the learning rate"}
+    picture(flags.out / "ringleader.png", table, note, axes, x="x", y="y", style="arm")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    data = {"default": "pydocs", "help": "pydocs, or a .csv or .parquet with columns text and label"}
+    sys.exit(main(make, "ringleader", __doc__, flags={"--data": data}))

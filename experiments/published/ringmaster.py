@@ -1,23 +1,15 @@
 """Ringmaster ASGD against Rennala, delay-adaptive ASGD and K-sync, on the quadratic of the Ringmaster paper.
 
-    python experiments/published/ringmaster.py
-
 Source: Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML
-2025, section G, with the constants of the authors' public scripts.
+2025, section G, with the constants of the public scripts: f(x) = x^T A x / 2 - b^T x, A = tridiag(-1, 2, -1) / 4 in
+1729 dimensions, 6174 workers, 2000 virtual seconds; a gradient of worker i = 0, 1, ... takes 1 + sqrt(i) +
+|N(0, i + 1)| seconds. Learning rates, R and B are the authors'; K-sync takes Rennala's. Noise `add` is one number
+N(0, 1) times 0.01 on *all* coordinates, as in the scripts; `full` is independent in each, with the same total variance.
 
-Set-up: f(x) = x^T A x / 2 - b^T x, A = tridiag(-1, 2, -1) / 4 in 1729 dimensions, 6174 workers, 2000 virtual seconds. A
-gradient of worker i = 0, 1, ... takes 1 + sqrt(i) + |N(0, i + 1)| virtual seconds. Learning rates, R and B are those
-tuned by the authors. K-sync takes Rennala's, which nobody tuned for it. Two kinds of noise with the same total
-variance:
+The paper has curves and no table: "beside" is an independent prototype (10 seeds, for noise `full` 1 seed). Where every
+gradient is fresh, "exact" is the expected f - f* after as many updates as were made.
 
-    add    one standard normal number per gradient, times 0.01, added to *all* coordinates, as in the public scripts
-    full   independent normal noise of standard deviation 0.01 in each coordinate, as most texts would be read
-
-All methods of one seed meet the same times and the same noise. The paper prints curves and no table; the numbers
-"beside" are those of an independent prototype of the same recipe (10 seeds, for noise `full` 1 seed). Where every
-gradient is fresh (Rennala, K-sync), "exact" is the expected f - f* after as many updates as were made.
-
-``--quick``: the same experiment, stopped at 100 virtual seconds, 2 seeds.
+``--quick``: stopped at 100 virtual seconds, 2 seeds.
 """
 
 from __future__ import annotations
@@ -35,7 +27,7 @@ from asyncsgd.rules import DelayAdaptive, KSync, Rennala, Ringmaster, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Tridiagonal
 from asyncsgd.simulation.speeds import HalfNormal
-from reproduction import Arm, draw, interval, picture, run, run_script, write
+from reproduction import Arm, interval, main, of, picture, run, write
 
 NUM_WORKERS = 6174
 EVERY = 10
@@ -101,8 +93,7 @@ def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
     """The prototype's mean and how far ours is from it, in standard errors of the difference."""
     if noise == "full":
         return f"{ONE_SEED[name]:g} (1 seed)" if point == POINTS[-1] else "-"
-    means, deviations, _ = PROTOTYPE[name]
-    mean, deviation = means[POINTS.index(point)], deviations[POINTS.index(point)]
+    mean, deviation = (numbers[POINTS.index(point)] for numbers in PROTOTYPE[name][:2])
     variance = statistics.variance(values) if len(values) > 1 else math.nan
     error = math.sqrt(variance / len(values) + deviation**2 / 10)
     return f"{mean:g}; {(interval(values).estimate - mean) / error:+.1f}"
@@ -110,37 +101,22 @@ def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
 
 def make(flags: argparse.Namespace) -> None:
     seconds, seeds = (100, flags.seeds or 2) if flags.quick else (2000, flags.seeds or 5)
-    curves = run(
-        [
-            Arm(
-                name,
-                rule,
-                rate,
-                Tridiagonal(noise_kind=noise).on,
-                HalfNormal().on,
-                NUM_WORKERS,
-                Budget(seconds=seconds),
-                evaluations=seconds // EVERY,
-                panel=noise,
-            )
-            for (noise, name), (rule, rate, _) in METHODS.items()
-        ],
-        range(seeds),
-        flags.jobs,
-    )
+    times, end = HalfNormal().on, (Budget(seconds=seconds), seconds // EVERY)
+    arms = {
+        (noise, name): Arm(name, rule, rate, Tridiagonal(noise_kind=noise).on, times, NUM_WORKERS, *end, noise)
+        for (noise, name), (rule, rate, _) in METHODS.items()
+    }
+    curves = run([*arms.values()], range(seeds), flags.jobs)
     rows = []
     for (noise, name), (_, rate, batch) in METHODS.items():
-        own = curves[(curves.arm == name) & (curves.panel == noise)]
+        own = of(curves, arms[noise, name])
         row: dict[str, object] = {"noise": noise, "method": f"{name}, lr {rate:.3g}"}
         for point in (point for point in POINTS if point <= seconds):
             values = own.loss[own["look"] == point // EVERY].tolist()
-            row |= {
-                f"f - f* at {point} s": interval(values),
-                f"beside at {point} s": beside(noise, name, point, values),
-            }
+            row[f"f - f* at {point} s"] = interval(values)
+            row[f"beside at {point} s"] = beside(noise, name, point, values)
         updates = own.groupby("seed").updates.max()
-        problem = Tridiagonal(noise_kind=noise)
-        exact = [exact_excess(problem, rate, batch, number) for number in updates] if batch else []
+        exact = [exact_excess(Tridiagonal(noise_kind=noise), rate, batch, number) for number in updates if batch]
         row[f"exact at {seconds} s"] = f"{sum(exact) / seeds:.4g}" if batch else "-"
         row[f"updates by {seconds} s"] = f"{updates.mean():.0f}"
         rows.append(row | {"beside (by 2000 s)": PROTOTYPE[name][2] if noise == "add" else "-"})
@@ -149,20 +125,9 @@ def make(flags: argparse.Namespace) -> None:
         " seeds); after the semicolon, ours minus its mean in standard errors. f - f* is 442.8 at the start."
     )
     write(flags.out, "ringmaster", rows, note)
-    small_print = (
-        f"{NUM_WORKERS} workers, 1729 dimensions, {seeds} seeds, {seconds} s; band: 95 % interval, from 3 seeds on."
-    )
-    titles = {"add": "one noise number for all coordinates", "full": "independent noise in each coordinate"}
-    with picture(flags.out / "ringmaster.png", 2, "Tridiagonal quadratic, half-normal times", small_print) as panels:
-        for axes, (noise, title) in zip(panels, titles.items(), strict=True):
-            own = curves[(curves.panel == noise) & (curves["look"] > 0)]
-            labels = {"xlabel": "virtual seconds", "ylabel": "f(x) - f*", "title": title}
-            draw(axes, own, "seconds", xscale="log", yscale="log", **labels)
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_script(make, "ringmaster", __doc__, argv)
+    axes = {"": {"xscale": "log", "yscale": "log", "xlabel": "virtual seconds", "ylabel": "f(x) - f*"}}
+    picture(flags.out / "ringmaster.png", curves[curves["look"] > 0], note, axes, x="seconds", y="loss", style="arm")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(make, "ringmaster", __doc__))
