@@ -313,7 +313,7 @@ def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
         axes.set(xlabel="delay tau (updates)", ylabel=label)
     told = (
         f"means over {dose.runs['seed'].nunique()} seeds with 95 % t intervals; learning rate tuned per delay; at "
-        "delay 0 both are one process; the same loss: the lowest that both reach, or a share of the improvement on the way"
+        "delay 0 both are one process; the same loss: the lowest that both reach, or a share of the way to it"
     )
     figure.supxlabel(told, fontsize=7, color=plots.MUTED)
     return figure
