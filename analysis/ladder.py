@@ -18,7 +18,6 @@ from asyncsgd.records.events import read_json
 
 LADDER, PARTS = "ladder.json", "parts.json"
 """The measurements of a finished ladder, and those of every turn so far."""
-SCHEMA = 2
 NO_MEMORY = "ran out of memory"
 """The reason of a rung whose training did."""
 UTILISATION, MEMORY, EPOCH = 0.9, 0.9, 1.2
@@ -35,18 +34,11 @@ TRAINING = {
     "busy_gpu": "share of the looks at which something ran on it; none where it is not known",
 }
 """Columns of a table of measured trainings, a row for each turn or seed."""
-RUNGS = {
-    "name": "of the setting",
-    "box": "line of the checklist that it belongs to",
-    "flags": "what is typed for it",
-    "word": "kept, does not pay, left out for the score, or not measured",
-    "in_stack": "whether the final stack has it; the first rung is the library itself, which stays",
-    "reason": "why it was not measured; empty where it was",
-    "speed": "against the rung before",
-    "cumulative": "product of the medians up to here, of the rungs in the final stack",
-    "loss_change": "of the evaluation loss after equal samples, with it - before it",
-}
-"""Columns of the table of rungs, beside the medians of `TRAINING` with it."""
+RUNGS = ("name", "box", "flags", "word", "in_stack", "reason", "speed", "cumulative", "loss_change")
+"""Columns of the table of rungs, beside the medians of `TRAINING` with it. `box`: line of the checklist. `word`: kept,
+does not pay, left out for the score, or not measured for the `reason`. `in_stack`: of the final stack, which the first
+rung always is, being the library itself. `speed`: against the rung before. `cumulative`: product of the medians of the
+rungs in the final stack up to here. `loss_change`: of the evaluation loss after equal samples, with it - before it."""
 
 
 class Speed(NamedTuple):
@@ -110,12 +102,9 @@ class Ladder(NamedTuple):
         return int(2 * self.rungs["speed"].map(lambda speed: speed.n).sum()) + len(self.naive) * (1 + len(self.stacks))
 
     @property
-    def num_planned(self) -> int | None:
-        """Trainings without those of rungs that were left out; None where the file does not say how many turns."""
-        if self.given.get("turns") is None:
-            return None
-        measured = (self.rungs["reason"] == "") | (self.rungs["reason"] == NO_MEMORY)
-        return int(2 * self.given["turns"] * measured.sum()) + len(self.naive) * (1 + len(self.stacks))
+    def num_planned(self) -> int:
+        """Trainings without those of rungs that were left out."""
+        return self.num_done + 2 * int(self.given["turns"]) * int((self.rungs["reason"] == NO_MEMORY).sum())
 
     def epoch_seconds(self, trainings: pd.DataFrame) -> float:
         """The median seconds of an epoch at the measured rates."""
@@ -142,19 +131,13 @@ def read(folder: Path) -> Ladders:
     """
     try:
         found = read_json(folder / LADDER)
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"schema {found['schema']}, this version reads {SCHEMA}")
         return Ladders(found["quick"], found["machine"], [ladder_of(each) for each in found["ladders"]])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, FileNotFoundError) and (folder / PARTS).is_file():
-            raise UsageError(
-                f"the ladder in {folder} is not finished; type the command again that began it, which goes on where it "
-                f"was interrupted"
-            ) from error
-        raise UsageError(
-            f"{folder} holds no finished ladder ({type(error).__name__}: {error}); make one: "
-            f"python experiments/speed_ladder.py --quick --out {folder}"
-        ) from error
+        make_one = "make one: python experiments/speed_ladder.py --quick"
+        told = f"holds no ladder ({type(error).__name__}: {error}); {make_one}"
+        if (folder / PARTS).is_file():
+            told = "holds a ladder that is not finished; type the command again that began it"
+        raise UsageError(f"{folder} {told}") from error
 
 
 def ladder_of(given: Mapping[str, Any]) -> Ladder:

@@ -8,7 +8,7 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from analysis.stats import MINIMUM_PAIRS
 from analysis.tables import written
 
 GIB = 2.0**30
-PREDICTED = "Prediction, not a measurement"
 SEVERAL_DEVICES = ("All GPUs", "More workers")
 """Boxes of the rungs that train on all devices."""
 TIMES_BEFORE = "times the rung before"
@@ -43,11 +42,6 @@ FOR_BOXES = (
     f"was stated before. With fewer than {MINIMUM_PAIRS} seeds nothing is known of losses and scores."
 )
 FOR_PUBLICATION = "The naive loop and the final stack, on the same seeds; medians over seeds, scores are means."
-FOR_EXPECTED = (
-    f"{PREDICTED}: one worker's measured times, given to 1, 2, 4 and 8 workers with a device like this one each, on "
-    "the virtual clock. Nothing is charged for a link or a server that they share. Each worker has the batch of one, "
-    "so more workers take larger or later steps: the score is not predicted."
-)
 COUNTED = "(counted operations, not measured)"
 
 
@@ -113,61 +107,49 @@ def _in_short(rung: Any) -> str:
     return f"{rung.name} {ratio(rung.speed.median)}{word}"
 
 
-def validation(ladder: Ladder, machine: dict[str, Any]) -> pd.DataFrame:
+def validation(ladder: Ladder, machine: Mapping[str, Any]) -> pd.DataFrame:
     """The guide's validation checklist: what each box asks for was stated before the runs. `passed` is None where it is
     not known.
     """
     given, final, sides = ladder.given, ladder.final, (ladder.naive, ladder.final.trainings)
-    before, after = (side.median() for side in sides)
-    few, gpu = len(ladder.naive) < MINIMUM_PAIRS, bool(before["gpu_bytes"])
+    medians, few = [side.median() for side in sides], len(ladder.naive) < MINIMUM_PAIRS
+    gpu = bool(medians[0]["gpu_bytes"])
     used = ladder.rungs["in_stack"] & ladder.rungs["box"].isin(SEVERAL_DEVICES)
     devices = 1, machine.get("devices", 1) if used.any() else 1
     memory = machine.get("memory_bytes") or math.nan
-    busy = [one["busy_gpu"] if gpu else one["busy_cores"] / machine["cores"] for one in (before, after)]
-    full = [
-        one["gpu_bytes"] / (memory * number) if gpu else one["memory_bytes"] / memory
-        for one, number in zip((before, after), devices, strict=True)
-    ]
+    if gpu:
+        busy = [one["busy_gpu"] for one in medians]
+        full = [one["gpu_bytes"] / (memory * number) for one, number in zip(medians, devices, strict=True)]
+    else:
+        busy = [one["busy_cores"] / machine["cores"] for one in medians]
+        full = [one["memory_bytes"] / memory for one in medians]
     predicted = ladder.epoch_seconds(ladder.naive) / ladder.predicted
     seconds = [ladder.epoch_seconds(side) for side in sides]
     asked = f"{written(EPOCH * predicted)} or less, {ratio(EPOCH)} the predicted {written(predicted)}"
-    lost = ladder.rungs.loc[ladder.rungs["reason"] == NO_MEMORY, "name"]
-    name, planned = "GPU" if gpu else "cores", ladder.num_planned
-    rows: list[tuple[str, str, str, str, bool | None]] = [
-        (
-            f"{name} busy", f"{percent(UTILISATION)} or more", percent(busy[0]), percent(busy[1]),
-            bool(busy[1] >= UTILISATION) if busy[1] == busy[1] else None,
-        ),
-        (
-            f"{'GPU memory' if gpu else 'memory'} used", f"{percent(MEMORY)} or less", percent(full[0]),
-            percent(full[1]), bool(full[1] <= MEMORY) if full[1] == full[1] else None,
-        ),
-        (
-            "seconds an epoch as predicted, or fewer", asked, written(seconds[0]), written(seconds[1]),
-            seconds[1] <= EPOCH * predicted,
-        ),
-    ]  # fmt: skip
-    if (margin := given.get("loss_margin")) is not None:
-        change, means = difference(sides[1]["loss"], sides[0]["loss"]), [f"{side['loss'].mean():.3f}" for side in sides]
-        inside = max(abs(end) for end in change[:3] if end == end) < margin
-        told = f"{means[1]}, difference {change:z.3f}"
-        rows.append(
-            ("loss as before", f"within ±{margin:g} nats, 90 % interval", means[0], told, None if few else inside)
-        )
-    means = [f"{side['score'].mean():.3f}" for side in sides]
-    all_done = f"{planned} trainings" if planned else "every training came to its end"
-    rows += [
-        (
-            f"score as before: {given['score']}", f"within ±{given['margin']:g}, 90 % interval", means[0],
-            f"{means[1]}, {final.word}", None if few else final.keeps_the_score,
-        ),
-        ("no training out of memory", "none", "-", ", ".join(lost) or "none", not len(lost)),
-        (
-            "the run is complete", all_done, "-", f"{ladder.num_done} came to their end",
-            None if planned is None else ladder.num_done == planned,
-        ),
+    lost = list(ladder.rungs.loc[ladder.rungs["reason"] == NO_MEMORY, "name"])
+    change = difference(sides[1]["loss"], sides[0]["loss"])
+    inside = max(abs(end) for end in change[:3] if end == end) < given["loss_margin"]
+    losses, scores = ([f"{side[name].mean():.3f}" for side in sides] for name in ("loss", "score"))
+    name, which = ("GPU", "GPU memory") if gpu else ("cores", "memory")
+    loss_asked, score_asked = (f"within ±{given[key]:g}" for key in ("loss_margin", "margin"))
+    done, planned = ladder.num_done, ladder.num_planned
+    rows = [
+        (f"{name} busy", f"{percent(UTILISATION)} or more", *map(percent, busy),
+         known(busy[1], busy[1] >= UTILISATION)),
+        (f"{which} used", f"{percent(MEMORY)} or less", *map(percent, full), known(full[1], full[1] <= MEMORY)),
+        ("seconds an epoch as predicted, or fewer", asked, *map(written, seconds), seconds[1] <= EPOCH * predicted),
+        ("loss as before", f"{loss_asked} nats, 90 % interval", losses[0], f"{losses[1]}, difference {change:z.3f}",
+         None if few else inside),
+        (f"score as before: {given['score']}", f"{score_asked}, 90 % interval", scores[0], f"{scores[1]}, {final.word}",
+         None if few else final.keeps_the_score),
+        ("no training out of memory", "none", "-", ", ".join(lost) or "none", not lost),
+        ("the run is complete", f"{planned} trainings", "-", f"{done} came to their end", done == planned),
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["box", "stated", "before", "after", "passed"])
+
+
+def known(value: float, passed: bool) -> bool | None:
+    return None if math.isnan(value) else bool(passed)
 
 
 def prediction(ladder: Ladder) -> str:
@@ -182,70 +164,72 @@ def prediction(ladder: Ladder) -> str:
 def gains(ladder: Ladder) -> list[str]:
     """What the time that was gained buys; what was counted and not measured is marked."""
     times, epoch, operations = ladder.final.speed.median, ladder.given["epoch"], ladder.given["operations"]
-    lines = [
+    plain, longer, larger = (
+        operations[name] for name in ("tiny at 256 tokens", "tiny at 512 tokens", "small at 256 tokens")
+    )
+    length = (
+        f"texts that fill it need {ratio(longer / plain)} the operations, which leaves {ratio(times * plain / longer)}"
+    )
+    if ladder.given["longest"] < 256:
+        length = (
+            f"the longest text has {ladder.given['longest']} tokens, and batches are padded to their longest text, so "
+            f"the limit costs nothing. The naive loop would compute {ratio(longer / plain)} as much"
+        )
+    return [
         f"More data: {ratio(times)} the texts in the same time, {written(times * epoch)} and not {epoch:,} in one "
         "epoch of the naive loop.",
         f"More epochs: {written(times)} in the time of one.",
+        f"Sequence length 512: {length} {COUNTED}.",
+        f"A larger model: small needs {ratio(larger / plain)} the operations of tiny, so an epoch of it takes "
+        f"{written(larger / plain / times)} of what tiny took in the naive loop {COUNTED}.",
     ]
-    names = ("tiny at 256 tokens", "tiny at 512 tokens", "small at 256 tokens")
-    if all(name in operations for name in names):
-        plain, longer, larger = (operations[name] for name in names)
-        lines += [
-            f"Sequence length 512: the longest text has {ladder.given['longest']} tokens, and batches are padded to "
-            f"their longest text, so the limit costs nothing. The naive loop would compute {ratio(longer / plain)} as "
-            f"much {COUNTED}."
-            if ladder.given["longest"] < 256
-            else f"Sequence length 512: texts that fill it need {ratio(longer / plain)} the operations, which leaves "
-            f"{ratio(times * plain / longer)} {COUNTED}.",
-            f"A larger model: small needs {ratio(larger / plain)} the operations of tiny, so an epoch of it takes "
-            f"{written(larger / plain / times)} of what tiny took in the naive loop {COUNTED}.",
-        ]
-    return lines
 
 
 def rungs_table(ladder: Ladder) -> pd.DataFrame:
     """A row for each rung, from the naive loop upwards."""
     rungs = ladder.rungs
-    shown = rungs[["name", "flags"]].rename(columns={"name": "rung"})
-    shown[TIMES_BEFORE] = [_turns(speed) for speed in rungs["speed"]]
-    shown["95 % interval"] = [f"{speed.interval:.2f}".partition(" ")[2] for speed in rungs["speed"]]
-    shown["cumulative, product"] = rungs["cumulative"].map(ratio)
-    shown["samples/s"], shown["s/epoch"] = (
-        rungs["samples_per_second"],
-        ladder.given["epoch"] / rungs["samples_per_second"],
-    )
-    shown["busy cores"], shown["GPU busy"] = rungs["busy_cores"], rungs["busy_gpu"].map(percent)
-    shown["memory, GiB"], shown["GPU, GiB"] = rungs["memory_bytes"] / GIB, rungs["gpu_bytes"] / GIB
-    shown["warm-up, s"], shown["loss"], shown["loss - before"] = (
-        rungs["warmup_seconds"],
-        rungs["loss"],
-        rungs["loss_change"],
-    )
-    shown["word"] = [f"{row.word} ({row.reason})" if row.reason else row.word for row in rungs.itertuples()]
-    return shown
+    shown = {
+        "rung": rungs["name"],
+        "flags": rungs["flags"],
+        TIMES_BEFORE: rungs["speed"].map(_turns),
+        "95 % interval": rungs["speed"].map(_ends),
+        "cumulative, product": rungs["cumulative"].map(ratio),
+        "samples/s": rungs["samples_per_second"],
+        "s/epoch": ladder.given["epoch"] / rungs["samples_per_second"],
+        "busy cores": rungs["busy_cores"],
+        "GPU busy": rungs["busy_gpu"].map(percent),
+        "memory, GiB": rungs["memory_bytes"] / GIB,
+        "GPU, GiB": rungs["gpu_bytes"] / GIB,
+        "warm-up, s": rungs["warmup_seconds"],
+        "loss": rungs["loss"],
+        "loss - before": rungs["loss_change"],
+        "word": [f"{row.word} ({row.reason})" if row.reason else row.word for row in rungs.itertuples()],
+    }
+    return pd.DataFrame(shown)
 
 
 def _turns(speed: Speed) -> str:
     return f"{ratio(speed.median)} ({speed.lowest:.2f} to {speed.highest:.2f}, n = {speed.n})" if speed.n else ""
 
 
+def _ends(speed: Speed) -> str:
+    return f"{speed.interval:.2f}".partition(" ")[2]
+
+
 def stacks_table(ladder: Ladder) -> pd.DataFrame:
     """A row for each stack of the proof, the safest first."""
-    rows = [
-        {
-            "rungs": f"and {stack.rungs[-1]}"
-            if place
-            else f"rungs that leave updates as they were ({len(stack.rungs)})",
-            "times the naive loop": _turns(stack.speed),
-            "95 % interval": f"{stack.speed.interval:.2f}".partition(" ")[2],
-            ladder.given["score"]: float(stack.trainings["score"].mean()),
-            "difference, 90 % interval": stack.difference,
-            "word": stack.word,
-            "final": "yes" if stack is ladder.final else "",
-        }
-        for place, stack in enumerate(ladder.stacks)
-    ]
-    return pd.DataFrame(rows)
+    stacks = ladder.stacks
+    first = f"rungs that leave updates as they were ({len(stacks[0].rungs)})"
+    shown = {
+        "rungs": [first, *(f"and {stack.rungs[-1]}" for stack in stacks[1:])],
+        "times the naive loop": [_turns(stack.speed) for stack in stacks],
+        "95 % interval": [_ends(stack.speed) for stack in stacks],
+        ladder.given["score"]: [float(stack.trainings["score"].mean()) for stack in stacks],
+        "difference, 90 % interval": [stack.difference for stack in stacks],
+        "word": [stack.word for stack in stacks],
+        "final": ["yes" if stack is ladder.final else "" for stack in stacks],
+    }
+    return pd.DataFrame(shown)
 
 
 def publication_table(ladders: Ladders) -> pd.DataFrame:
@@ -267,19 +251,6 @@ def publication_table(ladders: Ladders) -> pd.DataFrame:
             measures.append(("GPU memory, GiB", *(one["gpu_bytes"] / GIB for one in rates), ""))
         rows += [(ladder.given["task"], *measure) for measure in measures]
     return pd.DataFrame(rows, columns=["task", "measure", "before", "after", "before against after"])
-
-
-def expected_table(ladders: Ladders) -> pd.DataFrame:
-    """What more devices would bring, from the virtual clock."""
-    rows = []
-    for given in (ladder.given for ladder in ladders.ladders):
-        for each in given["expected"]:
-            row = {"task": given["task"], "workers, a device each": each["num_workers"]}
-            for name in ("synchronous", "asynchronous"):
-                row |= {f"{name}, samples/s": each[name], f"{name}, s/epoch": given["epoch"] / each[name]}
-            alone = each["num_workers"] == 1
-            rows.append(row | {"measured, samples/s": given["one_worker"] if alone else "not measured"})
-    return pd.DataFrame(rows)
 
 
 def tables_of(ladder: Ladder, machine: Any) -> list[tuple[pd.DataFrame, str, str]]:
@@ -313,15 +284,11 @@ def text(found: Ladders) -> str:
     for ladder in found.ladders:
         for frame, title, note in tables_of(ladder, found.machine):
             parts += [tables.markdown(frame, title).rstrip(), note]
-        parts += [
-            f"```\n{block(ladder)}\n```",
-            "\n".join(f"- {line}" for line in checklist(ladder)),
-            prediction(ladder),
-        ]
-        parts.append("\n".join(f"- {line}" for line in gains(ladder)))
-    parts += [tables.markdown(publication_table(found), "Before and after").rstrip(), FOR_PUBLICATION]
+        parts.append(f"```\n{block(ladder)}\n```")
+        boxes, gained = ("\n".join(f"- {line}" for line in lines) for lines in (checklist(ladder), gains(ladder)))
+        parts += [boxes, prediction(ladder), gained]
     return "\n\n".join(
-        [*parts, tables.markdown(expected_table(found), "1, 2, 4 and 8 devices").rstrip(), FOR_EXPECTED, ""]
+        [*parts, tables.markdown(publication_table(found), "Before and after").rstrip(), FOR_PUBLICATION, ""]
     )
 
 
@@ -364,7 +331,6 @@ def page(found: Ladders, command: str) -> str:
         shown = tuple(pages.table(frame, name, (note,)) for frame, name, note in tables_of(ladder, found.machine))
         lead, drawn = (prediction(ladder), *checklist(ladder), *gains(ladder)), (picture(ladder),) if number else ()
         sections.append(pages.Section(ladder.given["task"], title, drawn, shown, lead, (block(ladder),)))
-    expected = pages.table(expected_table(found), "1, 2, 4 and 8 devices", (FOR_EXPECTED,))
     return pages.measured(
         "The speed ladder",
         command,
@@ -373,7 +339,7 @@ def page(found: Ladders, command: str) -> str:
         warnings(found),
         (picture(found.ladders[0]),),
         pages.table(publication_table(found), "Before and after", (FOR_PUBLICATION,)),
-        [*sections, pages.Section("expected", PREDICTED, tables=(expected,))],
+        sections,
         f"{machine_of(found)}. Made by python -m analysis speed_ladder. One file, nothing is loaded.",
     )
 

@@ -27,13 +27,14 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from asyncsgd import AdamW
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.measure import Hardware
 from asyncsgd.records.machine import available_cores, describe_environment
@@ -42,7 +43,7 @@ from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.run import cache_folder, resolve_device
 from asyncsgd.signals import StopRequest
-from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject
+from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Subject
 
 MARGINS = {"classification": 0.03, "masked_lm": 0.05}
 """Declared before the runs: a macro-F1, and nats of evaluation loss."""
@@ -103,8 +104,7 @@ def masked(input_ids: torch.Tensor, tokenizer: Any) -> tuple[torch.Tensor, torch
     return torch.where(chosen & (draw >= 0.9), other, changed), labels
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """How much is measured."""
 
     turns: int
@@ -124,9 +124,8 @@ FULL = Size(5, 1024, 64, 8, {"classification": 6144, "masked_lm": 3072}, 1000, c
 QUICK = Size(3, 256, 16, 2, {"classification": 128, "masked_lm": 96}, 64, compiles=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One rung: what it changes in the stack, what is typed for it, and its line in the checklist."""
+class Step(NamedTuple):
+    """One rung: its line in the checklist, what is typed for it, and what it changes; see `PLAIN` of the trainings."""
 
     name: str
     box: str
@@ -137,33 +136,26 @@ class Step:
 
 
 ALWAYS = "always on"
-FIRST = Step("batches padded to their longest text", "Tokenised once, dynamic padding", ALWAYS, {})
 
 
-def steps_of(task: str, device: str, larger: int) -> list[Step]:
-    """The rungs after the first one: those in one process come before those of several."""
-    number = "2" if device == "cpu" else str(torch.cuda.device_count())
-    formats = ("bf16",) if device == "cpu" else ("bf16", "fp16")
-    by_length = "group_by_length"
-    steps = [
-        Step("batches of similar lengths", "Length buckets", f"--sampling {by_length}", {"sampling": by_length}, False),
-        Step("fused AdamW", "Fused optimizer", ALWAYS, {"fused": True}),
-    ]
-    if task == "masked_lm":
-        box = "Vocabulary decoded at masked positions only"
-        steps.append(Step("decoding at masked positions", box, ALWAYS, {"masked_positions": True}))
+def steps_of(task: str, device: str) -> list[Step]:
+    """The rungs; the first one is the library itself. Those in one process come before those of several."""
+    cpu, number = device == "cpu", "2" if device == "cpu" else str(torch.cuda.device_count())
+    first = "batches padded to their longest text" + ", decoded at masked positions" * (task == "masked_lm")
+    larger, by_length = (2 if cpu else 8) * BATCH_SIZE, "group_by_length"
+    checkpointing = "--gradient-checkpointing"
     return [
-        *steps,
+        Step(first, "Tokenised once, dynamic padding", ALWAYS, {}),
+        Step("batches of similar lengths", "Length buckets", f"--sampling {by_length}", {"sampling": by_length}, False),
+        Step("fused AdamW", "Fused optimizer", ALWAYS, {"optimizer": AdamW()}),
         Step(f"batches of {larger}", "Larger batch", f"--batch-size {larger}", {"batch_size": larger}, False),
-        *(Step(name, "Mixed precision", f"--precision {name}", {"precision": name}) for name in formats),
+        *(
+            Step(name, "Mixed precision", f"--precision {name}", {"precision": name})
+            for name in (("bf16",) if cpu else ("bf16", "fp16"))
+        ),
         Step("batches made ahead", "Loaders, pinned memory", "--prefetch 2", {"prefetch": 2}),
         Step("2 micro-batches", "Gradient accumulation", "--micro-batches 2", {"micro_batches": 2}),
-        Step(
-            "activations computed again",
-            "Gradient checkpointing",
-            "--gradient-checkpointing",
-            {"gradient_checkpointing": True},
-        ),
+        Step("activations computed again", "Gradient checkpointing", checkpointing, {"gradient_checkpointing": True}),
         Step("DataParallel", "All GPUs", "--mode single --data-parallel", {"workers": "data_parallel"}),
         Step("synchronous workers", "More workers", f"--mode sync --nproc {number}", {"workers": "sync"}),
         Step("asynchronous workers", "More workers", f"--mode async --nproc {number}", {"workers": "async"}, False),
@@ -185,14 +177,14 @@ def reason_not_to(step: Step, device: str, size: Size, left_out: Sequence[str]) 
     return ""
 
 
-Keep = Callable[[str, Callable[[], list[Any]]], list[Any]]
+Turn = list[dict[str, Any]]
+"""What each side has measured in one turn."""
+Keep = Callable[[str, Callable[[], Turn]], Turn]
 """Gives what a turn of that name has measured before, or measures it now."""
 
 
-class Parts:
-    """The turns of a ladder that were measured, in a file: one that was interrupted goes on from there.
-
-    Whole turns are kept, since the sides of a turn are compared with each other.
+def kept_in(file: Path, settings: Mapping[str, Any]) -> Keep:
+    """Keep whole turns in a file, since the sides of a turn are compared: an interrupted ladder goes on from there.
 
     Args:
         settings: of the ladder, the machine among them.
@@ -200,34 +192,29 @@ class Parts:
     Raises:
         UsageError: if the file is of other settings.
     """
+    there: dict[str, Any] = {"settings": json.loads(json.dumps(settings)), "turns": {}}
+    if file.is_file():
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name, value in there["settings"].items() if before["settings"].get(name) != value]:
+            raise UsageError(
+                f"{file.parent} holds a ladder of other settings ({', '.join(changed)}); type another --out"
+            )
+        there = before
 
-    def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
-        self._file, self._settings = file, json.loads(json.dumps(settings))
-        self._turns: dict[str, list[Any]] = {}
-        if not file.is_file():
-            return
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            before, self._turns = dict(found["settings"]), dict(found["turns"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{file} cannot be read ({error!r}); delete it, or type another --out") from error
-        names = [name for name in self._settings | before if self._settings.get(name) != before.get(name)]
-        if names:
-            changed = ", ".join(f"{name} {before.get(name)} -> {self._settings.get(name)}" for name in names)
-            raise UsageError(f"{file.parent} holds a ladder of other settings ({changed}); type another --out")
+    def keep(name: str, measure: Callable[[], Turn]) -> Turn:
+        turns: dict[str, Turn] = there["turns"]
+        if name not in turns:
+            turns[name] = measure()
+            write_json(file, there)
+        return turns[name]
 
-    def keep(self, name: str, measure: Callable[[], list[Any]]) -> list[Any]:
-        """As `Keep`; what is measured now is in the file when this returns."""
-        if name not in self._turns:
-            self._turns[name] = measure()
-            write_json(self._file, {"settings": self._settings, "turns": self._turns})
-        return self._turns[name]
+    return keep
 
 
-def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], Any]], keep: Keep) -> list[list[Any]]:
+def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], dict[str, Any]]], keep: Keep) -> list[Turn]:
     """What each side gives for each turn; within a turn the sides come in a random order, since machines drift."""
 
-    def measure(turn: int) -> list[Any]:
+    def measure(turn: int) -> Turn:
         order = list(range(len(sides)))
         random.Random(f"{name} {turn}").shuffle(order)
         found = {side: sides[side](turn) for side in order}
@@ -239,8 +226,8 @@ def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], Any]], keep:
 
 Naive = Callable[[int], dict[str, Any]]
 """Trains with the naive loop in a turn."""
-Train = Callable[[Stack, int], dict[str, Any]]
-"""Trains with a stack in a turn."""
+Train = Callable[[Mapping[str, Any], int], dict[str, Any]]
+"""Trains with the changes of some rungs in a turn."""
 
 
 def climb(
@@ -258,14 +245,13 @@ def climb(
 
     kept: list[Step] = []
     rungs = []
-    for step in (FIRST, *steps):
-        rung = {"name": step.name, "box": step.box, "flags": step.flags, "reason": "" if step is FIRST else skip(step)}
-        sides: list[list[Any]] = [[], []]
+    for step in steps:
+        rung = {"name": step.name, "box": step.box, "flags": step.flags, "reason": skip(step) if kept else ""}
+        sides: list[Turn] = [[], []]
         if not rung["reason"]:
-            before = naive if step is FIRST else functools.partial(train, stack_of(kept))
-            after = functools.partial(train, stack_of([*kept, step]))
+            before = functools.partial(train, changes_of(kept)) if kept else naive
             try:
-                sides = in_turns(step.name, turns, (before, after), keep)
+                sides = in_turns(step.name, turns, (before, functools.partial(train, changes_of([*kept, step]))), keep)
             except RunError as error:
                 if OUT_OF_MEMORY not in str(error):
                     raise
@@ -274,16 +260,17 @@ def climb(
         if rung["reason"]:
             _say(f"{step.name}: not measured, {rung['reason']}")
             continue
-        gains = pays(rungs[-1])
-        if gains or step is FIRST:
+        gains, rate = pays(rungs[-1]), "samples_per_second"
+        if gains or not kept:
             kept.append(step)
-        _say(f"{step.name}: {_median_ratio(*sides):.2f}x, {'kept' if gains else 'does not pay'}")
+        ratio = statistics.median(fast[rate] / slow[rate] for slow, fast in zip(*sides, strict=True))
+        _say(f"{step.name}: {ratio:.2f}x, {'kept' if gains else 'does not pay'}")
     return kept, rungs
 
 
-def stack_of(steps: Iterable[Step]) -> Stack:
-    """All of these rungs."""
-    return functools.reduce(lambda stack, step: dataclasses.replace(stack, **step.change), steps, Stack())
+def changes_of(steps: Sequence[Step]) -> dict[str, Any]:
+    """What these rungs change together."""
+    return {name: value for step in steps for name, value in step.change.items()}
 
 
 def tried(kept: Sequence[Step]) -> list[list[Step]]:
@@ -296,86 +283,56 @@ def tried(kept: Sequence[Step]) -> list[list[Step]]:
     return [[*same, *others[:number]] for number in range(len(others) + 1)]
 
 
-def _median_ratio(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> float:
-    rate = "samples_per_second"
-    return statistics.median(fast[rate] / slow[rate] for slow, fast in zip(before, after, strict=True))
-
-
-def prove(subject: Subject, stacks: Sequence[Sequence[Step]], size: Size, keep: Keep) -> dict[str, Any]:
-    """The naive loop and each of `stacks` on the same seeds."""
-    samples = size.proof_samples[subject.name] - size.warmup
-
-    def naive(seed: int) -> dict[str, Any]:
-        return subject.naive(naive_loop, Meter(size.warmup, samples, subject.device), seed)
-
-    def train(steps: Sequence[Step], seed: int) -> dict[str, Any]:
-        found, run = subject.train(stack_of(steps), Meter(size.warmup, samples, subject.device), seed)
-        return {"training": found, "score_at_start": subject.score_at_start(run)}
-
-    sides: tuple[Callable[[int], dict[str, Any]], ...] = naive, *(functools.partial(train, steps) for steps in stacks)
-    first, *others = in_turns("proof", size.seeds, sides, keep)
-    trained = [
-        {"rungs": [step.name for step in steps], "trainings": [each["training"] for each in trainings]}
-        for steps, trainings in zip(stacks, others, strict=True)
-    ]
-    return {"naive": first, "stacks": trained, "score_at_start": others[0][0]["score_at_start"]}
-
-
-def measure(
-    name: str, size: Size, flags: argparse.Namespace, device: str, parts: Parts, stop: StopRequest
-) -> dict[str, Any]:
+def measure(name: str, data: str, size: Size, flags: argparse.Namespace, device: str, keep: Keep, stop: Any) -> Any:
     """All of one task, as in ladder.json."""
-    from analysis.ladder import ladder_of
-
     cache, texts = cache_folder(flags.cache_dir), flags.out / "texts" / name
-    data = data_of(name, flags)
-
-    def keep(turn: str, measured: Callable[[], list[Any]]) -> list[Any]:
-        return parts.keep(f"{name}: {turn}", measured)
-
-    def subject(samples: int) -> Subject:
-        return Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device, stop)
-
-    climbed, proved = subject(size.climb_samples), subject(size.proof_samples[name])
-    larger = flags.batch_size or (2 * BATCH_SIZE if device == "cpu" else 8 * BATCH_SIZE)
     _say(f"{name} on {Path(data).name}")
-    kept, rungs = climb(
-        lambda turn: climbed.naive(naive_loop, Meter(size.warmup, size.climb_samples, device), turn),
-        lambda stack, turn: climbed.train(stack, Meter(size.warmup, size.climb_samples, device), turn)[0],
-        steps_of(name, device, larger),
-        size.turns,
-        lambda step: reason_not_to(step, device, size, flags.leave_out),
-        keep,
-    )
+
+    def sides(samples: int, measured: int) -> tuple[Subject, Naive, Train]:
+        subject = Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device, stop)
+        meter = functools.partial(Meter, size.warmup, measured, device)
+        return (
+            subject,
+            lambda turn: subject.naive(naive_loop, meter(), turn),
+            lambda changes, turn: subject.train(changes, meter(), turn),
+        )
+
+    def keep_of_task(turn: str, measure: Callable[[], Turn]) -> Turn:
+        return keep(f"{name}: {turn}", measure)
+
+    def skip(step: Step) -> str:
+        return reason_not_to(step, device, size, flags.leave_out)
+
+    _, naive, train = sides(size.climb_samples, size.climb_samples)
+    kept, rungs = climb(naive, train, steps_of(name, device), size.turns, skip, keep_of_task)
     stacks = tried(kept)
     _say(f"the naive loop and stacks of the rungs that pay ({len(stacks)}), {size.seeds} seeds")
-    found = {
+    samples = size.proof_samples[name]
+    subject, naive, train = sides(samples, samples - size.warmup)
+    trains = [functools.partial(train, changes_of(steps)) for steps in stacks]
+    first, *others = in_turns("proof", size.seeds, (naive, *trains), keep_of_task)
+    return {
         "task": name,
         "data": Path(data).name,
         "model": "tiny",
-        "epoch": proved.epoch,
+        "epoch": subject.epoch,
         "climb_samples": size.climb_samples,
-        "proof_samples": size.proof_samples[name],
+        "proof_samples": samples,
         "score": SCORE[name],
         "lower_is_better": SCORE[name] == "loss",
         "margin": MARGINS[name] if flags.margin is None else flags.margin,
         "loss_margin": MARGINS["masked_lm"],
         "turns": size.turns,
         "rungs": rungs,
-        **prove(proved, stacks, size, keep),
-        "expected": (),
-        "one_worker": None,
-        "operations": proved.operations(),
-        "longest": proved.longest,
+        "naive": first,
+        "stacks": [
+            {"rungs": [step.name for step in steps], "trainings": trainings}
+            for steps, trainings in zip(stacks, others, strict=True)
+        ],
+        "score_at_start": others[0][0]["score_at_start"],
+        "operations": subject.operations(),
+        "longest": subject.longest,
     }
-    final = next(steps for steps in stacks if [step.name for step in steps] == list(ladder_of(found).final.rungs))
-    expected, one_worker = keep("one worker", lambda: list(proved.expected(stack_of(final), size.climb_samples)))
-    return found | {"expected": expected, "one_worker": one_worker}
-
-
-def data_of(name: str, flags: argparse.Namespace) -> str:
-    folder = SHARED / {"classification": "hate_davidson", "masked_lm": "hate_mlm"}[name]
-    return getattr(flags, f"{name}_data") or (str(folder) if folder.is_dir() else "pydocs")
 
 
 def _say(text: str) -> None:
@@ -391,74 +348,54 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--quick", action="store_true", help="small and short: under 4 minutes, no verdict on the score")
     flags.add_argument("--out", type=Path, help="folder (default: runs/speed_ladder, with --quick and -quick behind)")
-    flags.add_argument("--tasks", default=",".join(SCORE), help="one or both (default %(default)s)")
     shared = "../shared/data/{}, or pydocs where that is not there"
     flags.add_argument("--classification-data", metavar="DATA", help=f"(default: {shared.format('hate_davidson')})")
     flags.add_argument("--masked-lm-data", metavar="DATA", help=f"(default: {shared.format('hate_mlm')})")
-    flags.add_argument("--batch-size", type=int, metavar="B", help="of the larger batch (default: 32, on a GPU 128)")
     flags.add_argument("--margin", type=float, metavar="M", help=f"of equivalence, in place of {MARGINS}")
-    flags.add_argument("--seeds", type=int, metavar="N", help="of the proof (default: 8, with --quick 2)")
-    flags.add_argument("--turns", type=int, metavar="N", help="of each rung (default: 5, with --quick 3)")
+    boxes = sorted({step.box for step in steps_of("classification", "cuda")[1:]})
     flags.add_argument(
-        "--leave-out", action="append", default=[], metavar="BOX", help="a line of the checklist not to measure; repeat"
+        "--leave-out",
+        action="append",
+        default=[],
+        choices=boxes,
+        metavar="BOX",
+        help=f"a line of the checklist not to measure; repeat: {'; '.join(boxes)}",
     )
     flags.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     flags.add_argument("--cache-dir", metavar="DIR", help="of prepared data (default: the user's cache folder)")
     return flags
 
 
-def size_of(flags: argparse.Namespace) -> Size:
-    """How much the flags ask for.
-
-    Raises:
-        UsageError: for a number or a name that cannot be.
-    """
-    for flag, least in (("seeds", 1), ("turns", 2), ("batch_size", 1)):
-        value = getattr(flags, flag)
-        if value is not None and value < least:
-            raise UsageError(f"--{flag.replace('_', '-')} must be at least {least}, got {value}")
-    if flags.margin is not None and not 0 < flags.margin < float("inf"):
-        raise UsageError(f"--margin must be a number above 0, got {flags.margin}")
-    if unknown := set(flags.tasks.split(",")) - set(SCORE):
-        raise UsageError(f"--tasks takes {', '.join(SCORE)}; got {', '.join(sorted(unknown))}")
-    boxes = {step.box for name in SCORE for step in steps_of(name, "cuda", 2)}
-    if unknown := set(flags.leave_out) - boxes:
-        raise UsageError(f"--leave-out takes {'; '.join(sorted(boxes))}; got {'; '.join(sorted(unknown))}")
-    size = QUICK if flags.quick else FULL
-    return dataclasses.replace(size, seeds=flags.seeds or size.seeds, turns=flags.turns or size.turns)
-
-
 def machine_of(device: str) -> dict[str, Any]:
     """What ladder.json says of the machine; memory is that of one device."""
-    machine = describe_environment(available_cores(), 1) | dataclasses.asdict(Hardware.here(device))
-    if device == "cuda":
-        memory = torch.cuda.get_device_properties(0).total_memory
-        return machine | {
-            "device": torch.cuda.get_device_name(),
-            "devices": torch.cuda.device_count(),
-            "memory_bytes": memory,
-        }
+    name, devices = "cpu", available_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return machine | {"device": "cpu", "devices": available_cores(), "memory_bytes": memory}
+    if device == "cuda":
+        name, devices = torch.cuda.get_device_name(), torch.cuda.device_count()
+        memory = torch.cuda.get_device_properties(0).total_memory
+    machine = describe_environment(available_cores(), 1) | dataclasses.asdict(Hardware.here(device))
+    return machine | {"device": name, "devices": devices, "memory_bytes": memory}
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
     flags = parser().parse_args(argv)
-    from analysis.ladder import LADDER, PARTS, SCHEMA
+    from analysis.ladder import LADDER, PARTS
     from analysis.speed_ladder import report
 
-    size, device = size_of(flags), resolve_device(flags.device)
+    if flags.margin is not None and not 0 < flags.margin < float("inf"):
+        raise UsageError(f"--margin must be a number above 0, got {flags.margin}")
+    size, device = QUICK if flags.quick else FULL, resolve_device(flags.device)
     flags.out = flags.out or Path("runs/speed_ladder" + "-quick" * flags.quick)
     fork_server("tiny")  # starts to import what workers need
     flags.out.mkdir(parents=True, exist_ok=True)
-    machine = machine_of(device)
-    tasks = {name: data_of(name, flags) for name in flags.tasks.split(",")}
-    asked = {key: getattr(flags, key) for key in ("batch_size", "margin", "leave_out")}
+    machine, data = machine_of(device), {}
+    for name, folder in (("classification", SHARED / "hate_davidson"), ("masked_lm", SHARED / "hate_mlm")):
+        data[name] = getattr(flags, f"{name}_data") or (str(folder) if folder.is_dir() else "pydocs")
+    settings = size._asdict() | {"margin": flags.margin, "leave_out": flags.leave_out, "data": data}
     same = {key: machine[key] for key in ("device", "devices", "cpu", "cores", "versions")}
-    parts = Parts(flags.out / PARTS, {**dataclasses.asdict(size), **asked, "data": tasks, **same})
-    ladders = [measure(name, size, flags, device, parts, stop) for name in tasks]
-    found = {"schema": SCHEMA, "quick": flags.quick, "machine": machine, "ladders": ladders}
-    write_text(flags.out / LADDER, json.dumps(found, indent=1))
+    keep = kept_in(flags.out / PARTS, settings | same)
+    ladders = [measure(name, data[name], size, flags, device, keep, stop) for name in data]
+    write_text(flags.out / LADDER, json.dumps({"quick": flags.quick, "machine": machine, "ladders": ladders}, indent=1))
     report(flags.out)
     return 0
 

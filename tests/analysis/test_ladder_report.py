@@ -61,8 +61,6 @@ def ladder(**changes):
             }
             for rate, others in ((50.0, []), (90.0, ["async"]))
         ],
-        "expected": [{"num_workers": n, "synchronous": 90.0 * n, "asynchronous": 95.0 * n} for n in (1, 2, 4, 8)],
-        "one_worker": 91.0,
         "operations": {"tiny at 256 tokens": 1e9, "tiny at 512 tokens": 2.5e9, "small at 256 tokens": 4e9},
         **{"longest": 80, "loss_margin": 0.05, "turns": len(TURNS)},
     }
@@ -103,14 +101,11 @@ LADDERS = {
     "scores without noise": scores(0.0, spread=0.0),
     "a margin that is too wide": ladder(margin=0.3),
     "long texts": ladder(longest=256),
-    "before margins were written": {
-        key: value for key, value in ladder().items() if key not in ("turns", "loss_margin")
-    },
 }
 
 
 def written(folder, *names, **changes):
-    found = {"schema": 2, "quick": False, "machine": MACHINE, "ladders": [LADDERS[name] for name in names]}
+    found = {"quick": False, "machine": MACHINE, "ladders": [LADDERS[name] for name in names]}
     (folder / "ladder.json").write_text(json.dumps(found | changes))
 
 
@@ -144,19 +139,6 @@ def test_ratios_are_taken_turn_by_turn_and_pay_only_with_their_whole_interval():
     assert speed_up([1.0, 1.0, 1.0], [1.1, 1.2, 1.15]).pays
     assert not speed_up([1.0, 1.0, 1.0], [0.9, 1.5, 1.4]).pays
     assert not speed_up([1.0], [2.0]).pays
-
-
-def test_a_rung_that_does_not_pay_is_left_out_of_the_product():
-    found = ladder_of(ladder())
-    words = dict(zip(found.rungs["name"], found.rungs["word"], strict=True))
-    assert words == {
-        **{"padding": "kept", "slow": "does not pay", "sync": "does not pay", "async": "kept"},
-        **{"noise": "does not pay", "compile": "not measured", "fused": "kept"},
-    }
-    factors = [4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 12.0]  # each median is one of two values beside its factor
-    assert [*found.rungs["cumulative"]] == pytest.approx(factors, rel=0.04)
-    assert found.predicted == pytest.approx(12.0 * math.exp(0.03))
-    assert found.rungs["loss_change"][3].estimate == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
