@@ -163,7 +163,7 @@ class Saver:
         copy = copy_of(state)
         self._wait_for_next(num_samples)
         copy_seconds = time.perf_counter() - began
-        self._record(Checkpointed(name, version, num_samples, train_seconds, copy_seconds, cut_short))
+        self._record(Checkpointed(version, num_samples, train_seconds, name, copy_seconds, cut_short))
         totals = self._record.totals.state()
         made = Checkpoint(
             name=name,

@@ -24,7 +24,7 @@ from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Found, Saver
 from asyncsgd.errors import RunError
 from asyncsgd.flat import FlatModel, Layout
-from asyncsgd.measure import TRACE, Hardware, Profile
+from asyncsgd.measure import TRACE, Profile, hardware
 from asyncsgd.methods import peers_of
 from asyncsgd.methods.peers import Peers
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
@@ -375,7 +375,7 @@ def follow(run: Run) -> int:
     end_with_launcher(leads=False)
     board = World.of_torchrun()
     if board.several_hosts:
-        board.put(f"rank{board.rank}", msgspec.json.encode(Hardware.here(run.device)))
+        board.put(f"rank{board.rank}", msgspec.json.encode(hardware(run.device)))
     try:
         notice = msgspec.json.decode(board.get("run"), type=_Notice)
         if notice.found.keys() != set(found_by(run.task)):

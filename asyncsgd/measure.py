@@ -18,7 +18,7 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,38 +39,27 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 """Of the matrices whose product is timed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Hardware:
-    """What a process computes on. Seconds on others are not compared. No host name."""
-
-    cpu: str | None
-    cores: int
-    gpus: tuple[str, ...]
-    """All that it sees; empty where it computes on the CPU."""
-    torch_build: str
-    """The version with what it was built for: ``2.11.0+cpu``."""
-    cpu_capability: str
-    """The widest instructions of the processor that torch uses: ``AVX512``."""
-
-    @classmethod
-    def here(cls, device: str) -> Hardware:
-        """Of this process; `device` is ``cpu`` or ``cuda``."""
-        gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count() if device == "cuda" else 0))
-        capability = torch.backends.cpu.get_cpu_capability()
-        return cls(cpu_model(), available_cores(), tuple(gpus), str(torch.__version__), capability)
+def hardware(device: str) -> dict[str, Any]:
+    """What a process that computes on `device`, ``cpu`` or ``cuda``, has, as environment.json says it; no host name.
+    Seconds on others are not compared."""
+    num_gpus = torch.cuda.device_count() if device == "cuda" else 0
+    return {
+        "cpu": cpu_model(),
+        "cores": available_cores(),
+        "gpus": list(map(torch.cuda.get_device_name, range(num_gpus))),
+        "torch_build": str(torch.__version__),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
-def by_ranks(hardware: Sequence[Hardware]) -> list[dict[str, Any]]:
-    """As JSON, each once with the ranks that have it; `hardware` is that of every rank.
+def by_ranks(hardware: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The hardware of every rank, each kind once with the ranks that have it.
 
-    >>> slow, fast = Hardware("slow", 4, (), "2.11.0+cpu", "AVX2"), Hardware("fast", 64, (), "2.11.0+cpu", "AVX512")
-    >>> [(row["ranks"], row["cpu"]) for row in by_ranks([slow, slow, fast])]
-    [([0, 1], 'slow'), ([2], 'fast')]
+    >>> by_ranks([{"cpu": "slow"}, {"cpu": "slow"}, {"cpu": "fast"}])
+    [{'ranks': [0, 1], 'cpu': 'slow'}, {'ranks': [2], 'cpu': 'fast'}]
     """
-    return [
-        {"ranks": [rank for rank, other in enumerate(hardware) if other == one], **dataclasses.asdict(one)}
-        for one in dict.fromkeys(hardware)
-    ]
+    kinds = [kind for rank, kind in enumerate(hardware) if kind not in hardware[:rank]]
+    return [{"ranks": [rank for rank, other in enumerate(hardware) if other == kind], **kind} for kind in kinds]
 
 
 def peak_bytes(device: torch.device) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -15,10 +15,9 @@ class Prefetching(Generic[T]):
     Which are next is a guess: indices go on in the steps in which they came last. A wrong guess is thrown away. It has
     cost its making, and changes nothing.
 
-    A thread is used, and not the processes of torch's DataLoader. Those need to know the order of the batches
-    beforehand, and here the server decides it. Each would hold the data once more and send every batch through a pipe.
-    Making a batch and computing a gradient both release Python's lock for most of their time. There is one thread
-    only, so what it calls needs no lock.
+    A thread is used, and not the processes of torch's DataLoader, which need to know the order of the batches
+    beforehand; here the server decides it. Making a batch and computing a gradient both release Python's lock for most
+    of their time. There is one thread only, so what it calls needs no lock.
 
     Args:
         make: a pure function of the index.
@@ -34,24 +33,26 @@ class Prefetching(Generic[T]):
         self._futures: dict[int, Future[T]] = {}
         self._last: int | None = None
 
-    def has(self, index: int) -> bool:
-        """Whether thing `index` can be made; waits until it is."""
+    def _begin(self, index: int) -> None:
         if index not in self._futures:
             self._futures[index] = self._thread.submit(self._make, index)
+
+    def has(self, index: int) -> bool:
+        """Whether thing `index` can be made; waits until it is."""
+        self._begin(index)
         return self._futures[index].exception() is None
 
     def take(self, index: int) -> T:
         """Thing `index`; waits until it is made. What making it raises comes through."""
         step = 1 if self._last is None or index <= self._last else index - self._last
         self._last = index
-        wanted = [index + step * number for number in range(self._ahead + 1)]
+        wanted = range(index, index + step * self._ahead + 1, step)
         self.forget(keep=wanted)
         for guess in wanted:
-            if guess not in self._futures:
-                self._futures[guess] = self._thread.submit(self._make, guess)
+            self._begin(guess)
         return self._futures.pop(index).result()
 
-    def forget(self, keep: list[int] | None = None) -> None:
+    def forget(self, keep: Iterable[int] = ()) -> None:
         """Throw away what was made ahead, but for `keep`."""
-        for guess in self._futures.keys() - set(keep or ()):
+        for guess in self._futures.keys() - set(keep):
             self._futures.pop(guess).cancel()

@@ -215,11 +215,11 @@ class Server:
         uses, drops, stop, start, stepped = self._carry_out(reply)
         gone = [] if lost is None else [lost]
         record = Membership(
-            kind,
-            worker,
             self.version,
             self.num_samples,
             self._clock(),
+            kind,
+            worker,
             reason=reason,
             lost=_dispatches(gone),
             uses=uses,
@@ -231,7 +231,7 @@ class Server:
 
     def drop(self, worker: int, reason: str) -> Membership:
         """`worker` is gone after the last evaluation: nothing may change any more, so the rule is not asked."""
-        return Membership("leave", worker, self.version, self.num_samples, self._clock(), reason=reason)
+        return Membership(self.version, self.num_samples, self._clock(), "leave", worker, reason)
 
     def extend(self) -> Step | None:
         """Go on with a larger budget than that of the state that was loaded: start who was to start when that was
@@ -240,7 +240,7 @@ class Server:
         start = self._start(()) if self._starts else ()
         if not start:
             return None
-        return Step(start, record=Extended(_started(start), self.version, self.num_samples, self._clock()))
+        return Step(start, record=Extended(self.version, self.num_samples, self._clock(), _started(start)))
 
     def start(self, worker: int, most: int) -> Work | None:
         """Start `worker`, whom the rule has started, on `most` batches at most; None where the rule has not."""

@@ -26,7 +26,7 @@ from asyncsgd.execute import Live, execute
 from asyncsgd.finishing import TWICE, facts_of, finish, write_last
 from asyncsgd.fitting import find_micro_batches
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.measure import Hardware, by_ranks, forget_peaks
+from asyncsgd.measure import by_ranks, forget_peaks, hardware
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
@@ -238,20 +238,20 @@ def _open(
         _go_on(folder, environment, record, tell)
     if parts != before:
         now = record.totals
-        record(Parts(before, parts, now.num_updates, now.num_samples, now.train_seconds))
+        record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
     saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
     return Live(run, unused, flat, init_sha256, record, context, stop, tell, saver, tracking, machine)
 
 
 def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:
     """What a run is made with; on several hosts also the hardware of every rank."""
-    here = Hardware.here(run.device)
+    here = hardware(run.device)
     described = describe_environment(run.runtime.threads, launch.num_workers)
-    described |= {"device": run.device, "num_devices": run.num_devices, **dataclasses.asdict(here)}
+    described |= {"device": run.device, "num_devices": run.num_devices, **here}
     if board is not None and board.several_hosts:
         try:
             notices = [board.get(f"rank{rank}") for rank in range(1, board.number)]
-            others = [msgspec.json.decode(notice, type=Hardware) for notice in notices]
+            others = [msgspec.json.decode(notice, type=dict[str, Any]) for notice in notices]
         except ValueError as error:
             raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
         described["hardware_of_ranks"] = by_ranks([here, *others])
@@ -293,7 +293,7 @@ def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, 
         tell(f"note   {note}")
     lost = f"; {discarded} arrivals after it are computed again" if discarded else ""
     tell(f"resume at {checkpoint.total_samples} samples and {checkpoint.version} updates{lost}")
-    record(Resumed(checkpoint.name, checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, discarded))
+    record(Resumed(checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, checkpoint.name, discarded))
 
 
 def _check(run: Run, processes: bool) -> tuple[str, ...]:

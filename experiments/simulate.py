@@ -79,7 +79,7 @@ def simulate(
     import torch
 
     import asyncsgd
-    from asyncsgd.measure import Hardware
+    from asyncsgd.measure import hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
     from asyncsgd.records.machine import describe_environment
@@ -91,7 +91,7 @@ def simulate(
         folder = RunFolder(free_folder(runs_dir, name_of(settings)), task=EXPERIMENT)
         write_settings(folder.path / "settings.yaml", settings, command)
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
-        folder.write_environment(environment | dataclasses.asdict(Hardware.here("cpu")))
+        folder.write_environment(environment | hardware("cpu"))
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
     tell = teller(folder)

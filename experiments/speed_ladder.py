@@ -36,7 +36,7 @@ from torch import nn
 
 from asyncsgd import AdamW
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
-from asyncsgd.measure import Hardware
+from asyncsgd.measure import hardware
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.launch import fork_server
@@ -373,7 +373,7 @@ def machine_of(device: str) -> dict[str, Any]:
     if device == "cuda":
         name, devices = torch.cuda.get_device_name(), torch.cuda.device_count()
         memory = torch.cuda.get_device_properties(0).total_memory
-    machine = describe_environment(available_cores(), 1) | dataclasses.asdict(Hardware.here(device))
+    machine = describe_environment(available_cores(), 1) | hardware(device)
     return machine | {"device": name, "devices": devices, "memory_bytes": memory}
 
 

@@ -124,7 +124,7 @@ class Peers(Generic[R]):
     def react(self, happened: Happened) -> Step:
         if isinstance(happened, Joined):
             works = self._begin([happened.worker])
-            record = Membership("join", happened.worker, 0, 0, self._clock(), started=self._started(works))
+            record = Membership(0, 0, self._clock(), "join", happened.worker, started=self._started(works))
             if not self.rule.together:
                 return Step(works, record=record)
             # Those that arrive together start with the last of them.
@@ -198,7 +198,7 @@ class Peers(Generic[R]):
         works = self._begin([])
         if not works:
             return None
-        return Step(works, record=Extended(self._started(works), self.version, self.num_samples, self._clock()))
+        return Step(works, record=Extended(self.version, self.num_samples, self._clock(), self._started(works)))
 
 
 def sum_of(vectors: Tensor) -> Tensor:

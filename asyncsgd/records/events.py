@@ -84,13 +84,18 @@ class Event(Struct, frozen=True, gc=False):
     kind: str = "arrival"
 
 
-class Evaluation(Struct, frozen=True):
-    """An exact evaluation of one frozen version on the full evaluation set. On a closed-form problem `loss` is the
-    excess f(x) - f*, and `weight` is None."""
+class Moment(Struct, frozen=True):
+    """How far the run had come when something else happened."""
 
     version: int
     total_samples: int
     train_seconds: float
+
+
+class Evaluation(Moment, frozen=True):
+    """An exact evaluation of one frozen version on the full evaluation set. On a closed-form problem `loss` is the
+    excess f(x) - f*, and `weight` is None."""
+
     loss: float
     weight: float | None
     metrics: Mapping[str, float]
@@ -106,14 +111,11 @@ class Evaluation(Struct, frozen=True):
         return cls(**known | {"worker_losses": tuple(record.get("worker_losses", ()))})
 
 
-class Membership(Struct, frozen=True, gc=False):
+class Membership(Moment, frozen=True, gc=False):
     """A worker joined or left. `kind` is ``join`` or ``leave``; `reason` is empty for an orderly join or leave."""
 
     kind: str
     worker: int
-    version: int
-    total_samples: int
-    train_seconds: float
     reason: str = ""
     lost: tuple[int, ...] = ()
     uses: tuple[tuple[int, int], ...] = ()
@@ -132,70 +134,52 @@ class Fault(Struct, frozen=True):
     kind: str = "fault"
 
 
-class Checkpointed(Struct, frozen=True):
+class Checkpointed(Moment, frozen=True):
     """The state of this moment is being written, for which training stood still `copy_seconds`; `cut_short` says why a
     run with a larger budget would have gone on otherwise from here. See `asyncsgd.checkpoints`."""
 
     name: str
-    version: int
-    total_samples: int
-    train_seconds: float
     copy_seconds: float
     cut_short: str | None = None
     kind: str = "checkpoint"
 
 
-class Parts(Struct, frozen=True):
+class Parts(Moment, frozen=True):
     """From here on every batch is computed in another number of parts: in a run that goes on with more."""
 
     before: int
     micro_batches: int
-    version: int
-    total_samples: int
-    train_seconds: float
     kind: str = "parts"
 
 
-class Resumed(Struct, frozen=True):
+class Resumed(Moment, frozen=True):
     """The run goes on from the checkpoint `name`, in new processes. `discarded` arrivals after it are computed again,
     and lie in events.discarded.jsonl."""
 
     name: str
-    version: int
-    total_samples: int
-    train_seconds: float
     discarded: int
     kind: str = "resume"
 
 
-class Extended(Struct, frozen=True):
+class Extended(Moment, frozen=True):
     """A run that was at the end of its budget goes on with a larger one. A run of that budget would have started these
     gradients at the last arrival."""
 
     started: tuple[Started, ...]
-    version: int
-    total_samples: int
-    train_seconds: float
     kind: str = "extend"
 
 
-class MemoryUsed(Struct, frozen=True):
+class MemoryUsed(Moment, frozen=True):
     """The most memory that each worker's process has needed up to an evaluation."""
 
     workers: tuple[tuple[int, int, int], ...]
-    version: int
-    total_samples: int
-    train_seconds: float
     kind: str = "memory"
 
 
-class StagesUsed(Struct, frozen=True):
+class StagesUsed(Moment, frozen=True):
     """What the stages of a pipeline have done since the evaluation before."""
 
     stages: tuple[tuple[int, int, float | None, float, float, float], ...]
-    version: int
-    total_samples: int
-    train_seconds: float
     kind: str = "stages"
 
 

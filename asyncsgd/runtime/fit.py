@@ -291,9 +291,9 @@ class Fit:
         self._evaluation_due = self._changed = False
         self._report(evaluation)
         if measured.peak_bytes:
-            self._report(MemoryUsed(measured.peak_bytes, version, num_samples, seconds))
+            self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
         if measured.stages:
-            self._report(StagesUsed(measured.stages, version, num_samples, seconds))
+            self._report(StagesUsed(version, num_samples, seconds, measured.stages))
         return self.judge.of(evaluation, self._parameters, last=last)
 
     def _report(self, record: Record) -> None:

@@ -28,11 +28,11 @@ LOOK = {"machine": 1.5, "processes": {"leader": [0.25, 2**30]}, "gpus": [{"utili
 
 RECORDS = (
     evaluation(0, 4.0),
-    Membership("join", 0, 0, 0, 0.0),
-    Membership("join", 1, 0, 0, 0.0),
+    Membership(0, 0, 0.0, "join", 0),
+    Membership(0, 0, 0.0, "join", 1),
     *(arrival(number, worker=number % 2, compute_seconds=3.0, wait_seconds=float(number % 2)) for number in range(10)),
     evaluation(10, 2.0),
-    Membership("leave", 1, 10, 40, 5.0, "killed by signal 9"),
+    Membership(10, 40, 5.0, "leave", 1, "killed by signal 9"),
     Fault("the loss is not finite", 0, 10, 5.0),
 )
 
