@@ -19,7 +19,6 @@ the same command is typed again: parts.json holds every turn that was measured."
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import os

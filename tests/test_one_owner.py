@@ -1,13 +1,13 @@
 """A run folder has one owner while its process lives, and what was measured in it is never written over."""
 
+import contextlib
 import os
-import subprocess
-import sys
 import threading
 import time
 
+import psutil
 import pytest
-from doors import ROOT, Finished, RunFolder, UsageError, asyncsgd, cli
+from doors import Finished, RunFolder, UsageError, asyncsgd, cli
 from tasks import Plane
 
 full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
@@ -20,31 +20,26 @@ def files_below(folder):
 
 @pytest.fixture
 def owner(tmp_path):
-    """Makes a run in a process of its own that trains until it is killed."""
-    started = []
+    """The process of a run in ``run`` that trains until it is killed."""
 
-    def run(path):
-        program = (
-            "import asyncsgd, tasks, time\n"
-            "stand_still = lambda record: record.kind == 'arrival' and (print('ready', flush=True), time.sleep(600))\n"
-            f"asyncsgd.train(tasks.Plane(), samples=80, folder={str(path)!r}, quiet=True, report=stand_still)"
-        )
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-        command = [sys.executable, "-c", program]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-        assert started[-1].stdout.readline() == "ready\n"
-        return started[-1]
+    def stand_still(record):
+        if record.kind == "arrival":
+            time.sleep(600)
 
-    yield run
-    for process in started:
+    if (child := os.fork()) == 0:
+        asyncsgd.train(Plane(), folder=tmp_path / "run", report=stand_still, **SMALL)
+    while not (tmp_path / "run" / "settings.yaml").exists():
+        time.sleep(0.01)
+    process = psutil.Process(child)
+    yield process
+    with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 @pytest.mark.processes
 def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(owner, tmp_path):
     path = tmp_path / "run"
-    first = owner(path)
     before = sorted(tmp_path.iterdir()), (path / "settings.yaml").read_bytes()
     with pytest.raises(UsageError, match="another run is at work"):
         asyncsgd.train(Plane(), folder=path, resume=True, **SMALL)
@@ -53,8 +48,8 @@ def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(owner
         assert ended.code == 2
         assert f"another run is at work in {path}; wait for it, or stop it, or name" in ended.err
     assert (sorted(tmp_path.iterdir()), (path / "settings.yaml").read_bytes()) == before
-    first.kill()
-    first.wait()
+    owner.kill()
+    owner.wait()
     ended = cli(["own_model.py", "--samples", "320", "--mode", "single", "--run-dir", path, "--overwrite"])
     assert ended.code == 0, ended.err
     assert [kept.name for kept in tmp_path.glob("run.before-*")] == ["run.before-1"]

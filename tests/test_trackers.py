@@ -4,6 +4,7 @@ The tests of one tracker's package skip where it is not installed."""
 
 import importlib.util
 import json
+import math
 import os
 import re
 import socket
@@ -26,68 +27,51 @@ class Kept(list):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run of 3 virtual workers, the points that its tracker was to be told, and what it has printed."""
+    """A run of 3 virtual workers with 105 arrivals, and the points that its tracker was to be told."""
 
     def made(track, opened=None, task=Plane(), **more):  # noqa: B008 - frozen
         monkeypatch.setitem(TRACKERS, "kept", opened)
         records = []
-        arguments = {"samples": 8 * 105, "runtime": Virtual(3), "quiet": True, "learning_rate": 0.001} | more
-        done = asyncsgd.train(task, folder=tmp_path / track, track=track, report=records.append, **arguments)
+        arguments = {"samples": 8 * 105, "evaluations": 1, "runtime": Virtual(3), "quiet": True, "learning_rate": 0.001}
+        done = asyncsgd.train(task, folder=tmp_path / track, track=track, report=records.append, **arguments | more)
         return done, told(records)
 
     return made
 
 
-def percentile(delays, share):
-    return next(delay for delay in sorted(delays) if sum(d <= delay for d in delays) >= share * len(delays))
-
-
 def told(records):
-    """(samples, seconds, values) of each point, written down from the records: ten arrivals make one, an evaluation
-    ends the one before it, and so does the end of the run."""
-    points, arrivals, before = [], [], (0, 0.0)
-
-    def end():
-        nonlocal before
-        if arrivals:
-            last, weights = arrivals[-1], [event.weight for event in arrivals]
-            delays = [delay for event in arrivals for _, delay in event.uses]
-            now = (last.total_samples, last.train_seconds)
-            values = {
-                "train/loss": sum(event.loss * event.weight for event in arrivals) / sum(weights),
-                "train/learning_rate": last.learning_rate,
-                **{f"delay/p{share}": percentile(delays, share / 100) for share in (50, 95)},
-                "delay/max": max(delays),
-            }
-            if now[1] > before[1]:
-                values["train/samples_per_second"] = (now[0] - before[0]) / (now[1] - before[1])
-            points.append((*now, values))
-            before = now
-            arrivals.clear()
-
+    """(samples, seconds, values) of each point: ten arrivals make one, and the last evaluation ends that of five."""
+    arrivals = [record for record in records if record.kind == "arrival"]
+    points, rows = [], [arrivals[at : at + 10] for at in range(0, 105, 10)]
+    for row, before in zip(rows, [None, *rows], strict=False):
+        samples, seconds, last = sum(event.num_samples for event in row), row[-1].train_seconds, row[-1]
+        delays = sorted(delay for event in row for _, delay in event.uses)
+        values = {
+            "train/loss": sum(event.loss * event.weight for event in row) / sum(event.weight for event in row),
+            "train/learning_rate": last.learning_rate,
+            "train/samples_per_second": samples / (seconds - (before[-1].train_seconds if before else 0.0)),
+            **{f"delay/p{share}": delays[math.ceil(len(delays) * share / 100) - 1] for share in (50, 95)},
+            "delay/max": delays[-1],
+        }
+        points.append((last.total_samples, seconds, values))
+    around = []  # the evaluations before the first arrival and after the last, and the memory of real workers
     for record in records:
-        if record.kind == "arrival":
-            arrivals.append(record)
-            if len(arrivals) == 10:
-                end()
-        elif record.kind == "evaluate":
-            end()
-            metrics = {f"eval/{name}": value for name, value in record.metrics.items()}
-            points.append((record.total_samples, record.train_seconds, {"eval/loss": record.loss, **metrics}))
-        elif record.kind == "memory" and record.workers:
-            gib = {f"memory/worker{worker}_gib": size / 2**30 for worker, size, _ in record.workers}
-            points.append((record.total_samples, record.train_seconds, gib))
-    end()
+        values = {}
+        if record.kind == "evaluate":
+            values = {"eval/loss": record.loss} | {f"eval/{name}": value for name, value in record.metrics.items()}
+        elif record.kind == "memory":
+            values = {f"memory/worker{worker}_gib": size / 2**30 for worker, size, _ in record.workers}
+        around += [(record.total_samples, record.train_seconds, values)] if values else []
+    points = [*around[: len(around) // 2], *points, *around[len(around) // 2 :]]
     return [(samples, seconds, values | {"train_seconds": seconds}) for samples, seconds, values in points]
 
 
-@pytest.mark.parametrize("task", [Plane(), Classes()], ids=lambda task: task.name)
-def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(run, task):
+@pytest.mark.parametrize(("task", "runtime"), [(Plane(), Virtual(3)), (Classes(), None)], ids=["virtual", "measured"])
+def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(run, task, runtime):
     kept = Kept()
-    done, points = run("kept", kept.open, task=task)
+    done, points = run("kept", kept.open, task=task, runtime=runtime)
     *received, status = kept
     assert received == [(samples, seconds, pytest.approx(values)) for samples, seconds, values in points]
-    assert len(points) > 15
     assert status == done.status == "DONE"
     assert done.summary["tracking"] == {"kept": {"points": len(points), "dropped": 0, "failure": None}}
     who = kept.identity
