@@ -15,11 +15,10 @@ from typing import Any
 import pandas as pd
 import seaborn as sns
 
-from analysis import gallery, tables
+from analysis import gallery, plots, tables
 from analysis import page as pages
 from analysis.commands import carried_out, write
 from analysis.ladder import EPOCH, MEMORY, NO_MEMORY, UTILISATION, Ladder, Ladders, Speed, Stack, difference, read
-from analysis.plots import MUTED
 from analysis.questions import TIMES
 from analysis.stats import MINIMUM_PAIRS
 from analysis.tables import written
@@ -295,7 +294,7 @@ def text(found: Ladders) -> str:
 def picture(ladder: Ladder) -> pages.Drawing:
     """Each rung's ratio to the rung before on a logarithmic axis; a line at 1, where a rung changes nothing."""
     task, rungs = ladder.given["task"], ladder.rungs[ladder.rungs["reason"] == ""]
-    caption = f"{task}: medians over the turns, and 95 % intervals of the mean ratio."
+    caption = f"{task}: the mean ratio over the turns, with its 95 % interval."
     size = 6.4, 0.9 + 0.32 * len(rungs)
     return pages.drawing(
         gallery.drawn(f"ladder-{pages.slug(task)}", f"Rungs: {task}", caption, _draw, rungs, size=size)
@@ -304,22 +303,14 @@ def picture(ladder: Ladder) -> pages.Drawing:
 
 def _draw(axes: Any, rungs: pd.DataFrame) -> str:
     colours = dict(
-        zip(("kept", "does not pay", "left out for the score"), sns.color_palette("colorblind", 3), strict=True)
+        zip(("kept", "does not pay", "left out for the score"), sns.color_palette("colorblind"), strict=False)
     )
-    axes.axvline(1.0, color=MUTED, linewidth=0.9, linestyle="--")
-    for word, own in rungs.reset_index(drop=True).groupby("word", sort=False):
-        medians = own["speed"].map(lambda speed: speed.median)
-        axes.plot(medians, own.index, "o", color=colours[word], markersize=5, label=word)
-        ends = [(speed.interval.low, speed.interval.high) for speed in own["speed"]]
-        axes.hlines(own.index, *zip(*ends, strict=True), color=colours[word], linewidth=1.4)
-    axes.set(xscale="log", xlabel=TIMES_BEFORE, yticks=range(len(rungs)), yticklabels=rungs["name"])
-    axes.set_xticks(
-        [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
-    )
+    named = {f"{rung.name}: {rung.word}": rung for rung in rungs.itertuples()}
+    cast = {name: plots.Look(colours[rung.word], "", "") for name, rung in named.items()}
+    told = plots.bars(axes, {name: rung.speed.interval for name, rung in named.items()}, 1.0, TIMES_BEFORE, cast)
+    axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-    axes.invert_yaxis()
-    return "; ".join(f"{rung.name} {ratio(rung.speed.median)}" for rung in rungs.itertuples())
+    return told
 
 
 def page(found: Ladders, command: str) -> str:

@@ -18,23 +18,18 @@ and runs go one at a time. This is a sweep in a folder of its own, OUT-measured,
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import FINISHED
+import sweep
+from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
-from asyncsgd.scripts.base import go_offline, run_script
+from asyncsgd.records.run_folder import write_text
+from asyncsgd.scripts.base import run_script
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
-from asyncsgd.study.stages import carry_out, server_of
-from asyncsgd.study.sweep import Sweep, check, locked
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
@@ -62,14 +57,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(flags: argparse.Namespace, stop: StopRequest) -> int:
-    plan, cores = make_plan(read_config(flags.config), str(flags.config)), available_cores()
-    if flags.jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {flags.jobs}")
-    delays = delays_of(plan, cores if flags.measured else None)
+    plan = make_plan(read_config(flags.config), str(flags.config))
+    delays = delays_of(plan, available_cores() if flags.measured else None)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
-    go_offline(*plan.models_and_data())
-    context = server_of(plan)
-    chosen = finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags, stop).chosen
+    results = out / "dose_response"
+    if failed := make(flags.config, out, flags, stop):
+        return failed
 
     import pandas as pd
     import yaml
@@ -77,36 +70,26 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     from analysis.dose_response import pairs_of, read_dose, save, text
     from asyncsgd.simulation.simulate import arrival_seconds
 
-    dose = read_dose(out)
+    dose, measured = read_dose(out), None
     pairs = pd.concat([pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS])
-    measured = None
     if flags.measured:
-        config, folder = measured_config(plan, delays, chosen, out), Path(f"{out}-measured")
-        finish(Sweep(make_plan(config), yaml.safe_dump(config, sort_keys=False), folder), context, flags, stop)
+        rates = dict(zip(dose.runs["arm"], dose.runs["learning_rate"], strict=True))
+        config, folder = results / "measured.yaml", Path(f"{out}-measured")
+        results.mkdir(exist_ok=True)
+        write_text(config, yaml.safe_dump(measured_config(plan, delays, rates, out), sort_keys=False))
+        if failed := make(config, folder, flags, stop):
+            return failed
         measured = pairs_of(read_dose(folder)._replace(targets=dose.targets))
     print(text(dose, pairs, measured))
-    for path in save(dose, pairs, measured, out / "dose_response"):
+    for path in save(dose, pairs, measured, results):
         print(path)
-    print(f"next   python -m analysis report {shlex.quote(str(out))} --out report.html")
     return 0
 
 
-def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace, stop: StopRequest) -> Sweep:
-    """Carry out what is left of a sweep.
-
-    Raises:
-        RunError: if a run of it failed.
-    """
-    plan, out = sweep.plan, sweep.out
-    check(plan)
-    sweep.look()  # before anything is written into a folder that may be somebody else's
-    with locked(out / ".lock-1-of-1"):
-        sweep.open()
-        print(f"sweep  {plan.name}: {len(plan.runs)} runs in {out}", flush=True)
-        failed = carry_out(sweep, context, stop, jobs=flags.jobs, retry=flags.retry, shard=(1, 1))
-    if failed or any(sweep.status(run) not in FINISHED for run in plan.runs):
-        raise RunError(f"{len(failed)} runs FAILED, see {out / 'logs'}; the same command with --retry runs them again")
-    return sweep
+def make(config: Path, out: Path, flags: argparse.Namespace, stop: StopRequest) -> int:
+    """What is left of a sweep, as ``sweep.py`` makes it; its exit code."""
+    words = [str(config), "--out", str(out), "--jobs", str(flags.jobs), *["--retry"] * flags.retry]
+    return sweep.run(sweep.parser("sweep.py", "").parse_args(words), "sweep.py", "report", stop)
 
 
 def delays_of(plan: Plan, cores: int | None) -> list[int]:
@@ -136,8 +119,8 @@ def delays_of(plan: Plan, cores: int | None) -> list[int]:
     return fitting
 
 
-def measured_config(plan: Plan, delays: list[int], chosen: Any, out: Path) -> dict[str, Any]:
-    """A sweep of the same pairs as real processes, at the learning rates of `chosen`: nothing is tuned again."""
+def measured_config(plan: Plan, delays: list[int], rates: dict[str, float], out: Path) -> dict[str, Any]:
+    """A sweep of the same pairs as real processes, at the learning rates of the arms: nothing is tuned again."""
     simulated = ("clock", "speeds", "network")
     base = {key: value for key, value in plan.base.items() if key not in simulated}
     if plan.base_model is not None:
@@ -149,7 +132,7 @@ def measured_config(plan: Plan, delays: list[int], chosen: Any, out: Path) -> di
     for arm in plan.arms:
         if arm.place[0] - 1 in delays:
             settings = {key: value for key, value in arm.settings.items() if key not in (*simulated, "mode", "rule")}
-            settings["learning_rate"] = chosen[arm.name]["learning_rate"]
+            settings["learning_rate"] = rates[arm.name]
             algorithms[arm.algorithm]["conditions"].append(settings)
     return {
         "name": f"{plan.name}-measured",

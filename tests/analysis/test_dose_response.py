@@ -162,7 +162,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     assert runs["learning_rate"].to_dict() == {"sync": 3e-3, "delayed": 1e-3}
     assert runs.loc["delayed", "delay_max"] <= 1  # the first gradients find nothing to wait for
     files = {file.name: file for file in (out / "dose_response").iterdir()}
-    assert {*files} == {"dose_response.csv", "measured.csv", "dose_response.png", "dose_response.svg"}
+    assert {"dose_response.csv", "measured.csv", "dose_response.png", "dose_response.svg"} < {*files}
     assert files["measured.csv"].read_text().startswith("delay,log_ratio_at_50_percent,")
     assert files["dose_response.csv"].read_text().count("constant:1,") == 2
     monkeypatch.setattr(script, "available_cores", lambda: 1)
