@@ -14,7 +14,6 @@ import torch
 from doors import ROOT, Task, TensorData, UsageError, check, cli, seeded
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.tensor([1.0, -2.0, 0.5]) + 0.3
@@ -88,11 +87,6 @@ class Recurrent(nn.Module):
     def forward(self, x):
         x = functional.dropout(self.drop(self.linear(x)), 0.3, self.training)
         return self.last(self.recurrent(x[None])[0][0])
-
-
-class Recomputes(Through):
-    def forward(self, x):
-        return self.linear(checkpoint(self.layer, x, use_reentrant=False))
 
 
 class Branches(nn.Module):
@@ -194,11 +188,6 @@ class SumOfGradients(torch.autograd.Function):
         return gradient.expand(ctx.num)
 
 
-def shuffled(seed):
-    order = torch.randperm(len(X))
-    return Given(lambda stream, index: (X[order[:8]], Y[order[:8]]))
-
-
 def counting(seed):
     data = Given(lambda stream, index: (data.__setattr__("asked", data.asked + 1), X[data.asked : data.asked + 8])[1:])
     data.asked = 0
@@ -231,17 +220,8 @@ def test_unused_parameters_are_listed():
             but(model=lambda seed: Through(nn.Identity())),
             "different initial values linear.weight asyncsgd.seeded(seed)",
         ),
-        (
-            but(layers=lambda: Through(nn.Identity(), buffer=torch.tensor(OWN.normal()))),
-            "different initial values calls",
-        ),
         (but(data=counting), "two different batches TensorData"),
-        (but(data=shuffled), "two different batches"),
         (but(layers=lambda: Through(nn.BatchNorm1d(3))), "BatchNorm1d layer.running_mean GroupNorm"),
-        (
-            but(layers=lambda: Through(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)))),
-            "_SpectralNorm parametrizations.weight.0._u",
-        ),
         (
             but(layers=lambda: Through(nn.Identity(), buffer=torch.zeros(()), also=lambda self: self.calls.add_(1))),
             "Through buffer 'calls'",
@@ -250,7 +230,6 @@ def test_unused_parameters_are_listed():
             but(layers=lambda: Through(nn.Identity(), also=lambda self: self.linear.bias.data.add_(1))),
             "changes parameter 'linear.bias' Linear",
         ),
-        (but(layers=lambda: nn.Linear(3, 1).bfloat16()), "parameter 'weight' torch.bfloat16"),
         (but(loss=lambda outputs, batch: (outputs * OWN.random() - batch[1]).square().mean()), "has loss and then"),
         (but(weight=lambda batch: 0.0), "above 0 0.0"),
         (but(weight=lambda batch: 1.0), "weight(batch) 1 halves"),
@@ -273,8 +252,6 @@ def test_a_mistake_is_refused_by_name(task, words):
     ("task", "words"),
     [
         (Regression(field=lambda x: x), "pickled asyncsgd.Virtual"),
-        (dataclasses.make_dataclass("Local", (), bases=(Regression,), frozen=True)(), "pickled Local"),
-        (Regression(field=np.zeros(300_000)), "2.4 MB data()"),
         (Keeps(), "2.4 MB data()"),
     ],
 )
@@ -293,9 +270,7 @@ def test_what_cannot_be_sent_to_processes_is_refused_and_passes_without_them(tas
         (Masked(chosen=(True,) * 3 + (False,) * 5), None),  # a half without loss terms
         (but(layers=Recurrent), None),
         (but(layers=Recurrent, batch_size=3), None),
-        (but(layers=lambda: Through(nn.GroupNorm(1, 3))), None),
         (but(layers=lambda: Through(nn.BatchNorm1d(3).eval())), None),
-        (but(layers=lambda: Recomputes(nn.Dropout(0.5))), None),
         (but(layers=lambda: Through(nn.BatchNorm1d(3, track_running_stats=False))), "'layer' normalises"),
         (but(layers=lambda: nn.Linear(3, 1).eval()), "call .train()"),
         (Regression(batch_size=1), "1 rows cannot be split in 2"),

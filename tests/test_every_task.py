@@ -16,65 +16,34 @@ BATCH_SIZE, NUM_BATCHES = 4, 12
 WORDS = {"A": ["bada", "gimo"], "B": ["sune", "rilo"], "O": ["be", "di", "fo", "gu"]}
 
 
-def texts(root):
-    """A language of six words."""
+def write(root):
+    """Texts of the words of one kind, in the forms that all tasks read; what is asked for is their first word."""
     draw = random.Random(0)
-    for side, number in (("train", 60), ("eval", 20)):
-        lines = [" ".join(draw.choices(WORDS["A"] + WORDS["O"], k=draw.randint(4, 20))) for _ in range(number)]
-        (root / f"{side}.txt").write_text("\n".join(lines))
-    return {
-        "data": root / "train.txt",
-        "eval_data": root / "eval.txt",
-        "vocab_size": 300,
-        "dropout": 0.1,
-        "warmup": 0,
-    }
-
-
-def labelled(root):
-    """Texts whose label is the kind of word that they have, most often A."""
-    draw = random.Random(0)
-    for side, number in (("train", 40), ("test", 12)):
-        lines = [f"{' '.join(draw.choices(WORDS[kind] + WORDS['O'], k=9))},{kind}" for kind in "AAAB" * (number // 4)]
-        (root / f"{side}.csv").write_text("\n".join(["text,label", *lines]))
-    return {"data": root, "model": "tiny"}
-
-
-def tagged(root):
-    """Sentences whose words have the tag of their kind."""
-    draw = random.Random(0)
-    for side, number in (("train", 40), ("test", 12)):
-        rows = []
-        for _ in range(number):
-            kinds = ["A", "O", *draw.choices("ABO", k=5)]
-            tags = [kind if kind == "O" else f"B-{kind}" for kind in kinds]
-            rows.append(json.dumps({"tokens": [draw.choice(WORDS[kind]) for kind in kinds], "ner_tags": tags}))
-        (root / f"{side}.jsonl").write_text("\n".join(rows))
-    return {"data": root, "vocab_size": 64, "warmup": 0}
-
-
-def asked(root):
-    """Texts in which the word behind the first A is asked for; those without an A have no answer."""
-    draw = random.Random(0)
-    for side, number in (("train", 40), ("dev", 12)):
+    for side, number in (("train", 60), ("test", 20), ("dev", 20)):
         rows = []
         for index in range(number):
-            words = draw.choices(WORDS["B"] + WORDS["O"], k=draw.randint(4, 30))
-            answers = {"text": [], "answer_start": []}
-            if index % 3:
-                words[1:3] = ["bada", "sune"]
-                answers = {"text": ["sune"], "answer_start": [len(" ".join(words[:2])) + 1]}
-            rows.append({"id": f"{side}{index}", "context": " ".join(words), "question": "bada", "answers": answers})
+            kind = "AAAB"[index % 4]
+            kinds = [kind, *draw.choices(f"{kind}O", k=draw.randint(4, 18))]
+            words = [draw.choice(WORDS[each]) for each in kinds]
+            answers = {"text": words[:1], "answer_start": [0]} if index % 3 else {"text": [], "answer_start": []}
+            rows.append(
+                {"text": " ".join(words), "label": kind, "tokens": words}
+                | {"ner_tags": [each if each == "O" else f"B-{each}" for each in kinds]}
+                | {"id": f"{side}{index}", "context": " ".join(words), "question": "bada", "answers": answers}
+            )
         (root / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return {"data": root, "vocab_size": 64, "stride": 8, "warmup": 0}
 
 
 SCRIPTS = {
-    "masked_lm": ("stilt_mlm.py", texts, "AutoModelForMaskedLM"),
-    "classification": ("train.py classification", labelled, "AutoModelForSequenceClassification"),
-    "causal_lm": ("train.py causal_lm", texts, "AutoModelForCausalLM"),
-    "token_classification": ("train.py token_classification", tagged, "AutoModelForTokenClassification"),
-    "question_answering": ("train.py question_answering", asked, "AutoModelForQuestionAnswering"),
+    "masked_lm": ("stilt_mlm.py", {"vocab_size": 300, "dropout": 0.1}, "AutoModelForMaskedLM"),
+    "classification": ("train.py classification", {}, "AutoModelForSequenceClassification"),
+    "causal_lm": ("train.py causal_lm", {"vocab_size": 300, "dropout": 0.1}, "AutoModelForCausalLM"),
+    "token_classification": ("train.py token_classification", {"vocab_size": 64}, "AutoModelForTokenClassification"),
+    "question_answering": (
+        "train.py question_answering",
+        {"vocab_size": 64, "stride": 8},
+        "AutoModelForQuestionAnswering",
+    ),
 }
 MODES = {
     "single": {"mode": "single"},
@@ -91,15 +60,18 @@ REST = [(task, mode) for task in SCRIPTS for mode in MODES if (task, mode) not i
 
 @pytest.fixture(scope="module")
 def finish(tmp_path_factory):
-    """Run a task in a mode; each task's data are made and prepared once."""
-    roots = {}
+    """Run a task in a mode; the data are made and prepared once."""
+    root = tmp_path_factory.mktemp("every_task")
+    write(root)
 
     def run(task, mode):
-        script, data, _ = SCRIPTS[task]
-        root = roots.setdefault(task, tmp_path_factory.mktemp(task))
-        path = root / mode
+        script, values, _ = SCRIPTS[task]
+        path = root / task / mode
+        plain = {"data": root / "train.jsonl", "eval_data": root / "test.jsonl"}
         small = {
-            **data(root),
+            **(plain if task in ("masked_lm", "causal_lm") else {"data": root}),
+            **values,
+            "warmup": 0,
             "cache_dir": root / "cache",
             "seq_len": 24,
             "batch_size": BATCH_SIZE,

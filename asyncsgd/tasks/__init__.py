@@ -1,6 +1,6 @@
 """What is learned, apart from how: one task per file; `asyncsgd.tasks.base` is the contract.
 
-`TASKS` has a line for each: what records call it, and where it is."""
+`TASKS` has for each, by what records call it and its module is called, the class."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from asyncsgd.tasks.base import Task
 
 TASKS = {
-    "masked_lm": ("masked_lm", "MaskedLM"),
-    "classification": ("classification", "Classification"),
-    "causal_lm": ("causal_lm", "CausalLM"),
-    "token_classification": ("token_classification", "TokenClassification"),
-    "question_answering": ("question_answering", "QuestionAnswering"),
+    "masked_lm": "MaskedLM",
+    "classification": "Classification",
+    "causal_lm": "CausalLM",
+    "token_classification": "TokenClassification",
+    "question_answering": "QuestionAnswering",
 }
 
 
@@ -27,8 +27,7 @@ def is_built_in(task: Task) -> bool:
     >>> is_built_in(task_class("causal_lm")())
     True
     """
-    kind = type(task)
-    return (kind.__module__, kind.__name__) in {(f"asyncsgd.tasks.{module}", name) for module, name in TASKS.values()}
+    return task.name in TASKS and type(task) is task_class(task.name)
 
 
 def task_class(name: str) -> type[Task]:
@@ -45,6 +44,5 @@ def task_class(name: str) -> type[Task]:
             f"{name!r} is no task of this library{nearest(name, TASKS)}; give the task itself, as in "
             f"asyncsgd.replay(folder, task=MyTask())"
         )
-    module, class_name = TASKS[name]
-    kind: type[Task] = getattr(importlib.import_module(f"asyncsgd.tasks.{module}"), class_name)
+    kind: type[Task] = getattr(importlib.import_module(f"asyncsgd.tasks.{name}"), TASKS[name])
     return kind

@@ -26,7 +26,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -72,19 +71,8 @@ def _f1(words: Sequence[str], others: Sequence[str]) -> float:
     return 2 * (Counter(words) & Counter(others)).total() / (len(words) + len(others))
 
 
-class Span(NamedTuple):
-    """A part of a context, and how it was scored."""
-
-    score: float
-    """The larger, the better."""
-    first: int
-    """Its first piece, counted from the beginning of the context."""
-    last: int
-    """Its last piece."""
-
-
-def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longest: int) -> list[Span]:
-    """At most `number` spans with the largest scores over all windows of a context, best first; each once.
+def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longest: int) -> list[tuple[float, int, int]]:
+    """The spans with the largest scores over all windows of a context, at most `number`, best first; each once.
 
         score(i, j) = start_i + end_j,    i <= j < i + longest
 
@@ -94,9 +82,12 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
     Args:
         windows: of each window its first piece, and floats `(2, n)`: the logits of start and end at its pieces.
 
+    Returns:
+        (score, first piece, last piece) of each span, counted from the beginning of the context.
+
     >>> start, end = [0.0, 3.0, 0.0], [0.0, 0.0, 2.0]
     >>> best_spans([(4, np.array([start, end]))], number=2, longest=2)
-    [Span(score=5.0, first=5, last=6), Span(score=3.0, first=5, last=5)]
+    [(5.0, 5, 6), (3.0, 5, 5)]
     """
     scores, firsts, lengths = [], [], []
     for begin, (start, end) in windows:
@@ -115,11 +106,11 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
     count = min(number * len(windows), len(score))
     least = np.partition(score, -count)[-count]
     best = np.flatnonzero(score >= least)
-    spans: dict[tuple[int, int], Span] = {}
+    spans: dict[tuple[int, int], float] = {}
     for index in best[np.argsort(-score[best], kind="stable")]:
         key = int(first[index]), int(first[index] + length[index])
-        spans.setdefault(key, Span(float(score[index]), *key))
-    return list(spans.values())[:number]
+        spans.setdefault(key, float(score[index]))
+    return [(score, *key) for key, score in spans.items()][:number]
 
 
 def at_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray, threshold: float) -> np.ndarray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -32,9 +33,7 @@ if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for 
     from torch import Tensor, nn
 
 Batch = Any
-"""A tensor, or a mapping (a dict, transformers' BatchEncoding), list, tuple or dataclass of batches; anything else in
-it stays as it is.
-"""
+"""A tensor, or a mapping (a dict, BatchEncoding), list, tuple or dataclass of batches; the rest stays as it is."""
 
 Sums = dict[str, Any]
 """By name, what adds up over batches: numbers, numpy arrays or tensors. Always there are ``loss``, summed over the loss
@@ -74,9 +73,8 @@ def found() -> Any:
 class Task(abc.ABC):
     """What is learned. Subclasses are frozen dataclasses.
 
-    A task is made in three stages. Its fields name things, e.g. a file. `prepare` runs in one process, reads these
-    things and keeps the results in fields declared with `found`. `model` and `data` run in every process and read the
-    results into memory.
+    Fields name things, e.g. a file. `prepare` runs in one process, reads these things and keeps the results in fields
+    declared with `found`. `model` and `data` run in every process and read the results into memory.
     """
 
     name: ClassVar[str]
@@ -87,17 +85,14 @@ class Task(abc.ABC):
     auto_class: ClassVar[str | None] = None
     """Of transformers, which loads what `save` writes, e.g. ``AutoModelForMaskedLM``; None where none does."""
     output_folders: ClassVar[tuple[str, ...]] = ()
-    """Fields that name folders which `final` writes into. A run makes them before it trains, and no other run may name
-    them meanwhile."""
+    """Fields that name folders which `final` writes into; no other run may name them meanwhile."""
     defaults: ClassVar[Defaults] = Defaults()
     """How it is trained unless somebody says otherwise, by `train` and by a script."""
     batch_size: int
     """Samples of every training batch."""
 
     def check_names(self) -> None:
-        """Refuse mistakes that show before any data are read, e.g. a file that is not there.
-
-        Scripts call this before they make the run's folder, so a mistyped word leaves no folder behind.
+        """Refuse mistakes that show before any data are read and a folder is made, e.g. a file that is not there.
 
         Raises:
             UsageError: if the user must change something; the message says what.
@@ -105,14 +100,13 @@ class Task(abc.ABC):
         return
 
     def prepare(self, seed: int, cache: Path) -> Self:
-        """The task with all that is slow to find out: texts read, tokens on disk, names resolved. Called once per run,
-        by the process that leads it.
+        """The task with all that is slow to find out: texts read, tokens on disk, names resolved; once per run.
 
         Args:
             cache: a folder to keep prepared data in, from run to run.
 
         Raises:
-            UsageError: if the user must change something; the message says what.
+            UsageError: as `check_names`.
         """
         return self
 
@@ -137,36 +131,23 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def model(self, seed: int) -> nn.Module:
-        """A new model with its initial values, on the CPU and in training mode.
+        """A new model with its initial values, on the CPU and in training mode; its parameters are moved into a flat
+        vector.
 
         Every process calls this and must get the same values, so draw them inside ``with asyncsgd.seeded(seed):``.
-
-        Args:
-            seed: of the run.
-
-        Returns:
-            A new module that the caller owns: its parameters are moved into a flat vector.
         """
 
     @abc.abstractmethod
     def data(self, seed: int) -> Data:
-        """The data, read by this process for itself.
+        """The data, read by this process for itself; equal in every process.
 
         Args:
             seed: of the run; decides the order of the training samples.
-
-        Returns:
-            Training batches and evaluation sets. Batch `index` of a stream must be the same in every process.
         """
 
     @abc.abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """One forward pass: what `model` says of `batch`; `loss` and `sums` read it.
-
-        Args:
-            model: of this task, in training or in evaluation mode; the library sets the mode, autocast and `no_grad`.
-            batch: with its tensors on the model's device.
-        """
+        """One forward pass: what `model` says of `batch`, whose tensors are on its device; for `loss` and `sums`."""
 
     @abc.abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -174,13 +155,6 @@ class Task(abc.ABC):
 
         Gradients of several batches are averaged with these weights, so a sum in place of the mean, or a mean over
         another number of terms, trains another model. `asyncsgd.check` looks for such a mistake.
-
-        Args:
-            outputs: what `outputs` gave for this batch.
-            batch: with its tensors on the model's device.
-
-        Returns:
-            A float tensor of shape `()` that depends on the parameters.
         """
 
     def weight(self, batch: Batch) -> float:
@@ -213,28 +187,16 @@ class Task(abc.ABC):
         return split_rows(batch, parts)
 
     def sums(self, outputs: Any, batch: Batch) -> Sums:
-        """What `metrics` is computed from, summed over the batch.
+        """What `metrics` is computed from, summed over the batch: the same names and shapes for every batch.
 
-        The library adds the sums of all batches and of all workers, and adds ``loss`` and ``weight`` itself. Give
-        ``loss`` only if the summed loss is not `loss` times `weight`.
-
-        Args:
-            outputs: what `outputs` gave for this batch, in evaluation mode.
-            batch: with its tensors on the model's device.
-
-        Returns:
-            Numbers, numpy arrays or tensors by name, of the same shapes for every batch.
+        The library adds up all batches and workers, and adds ``loss`` and ``weight`` itself. Give ``loss`` only if the
+        summed loss is not `loss` times `weight`.
         """
         return {}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
-        """The metrics of a whole evaluation. This is the only division, so no mean of means appears.
-
-        Args:
-            sums: added up over the whole evaluation set, with ``loss`` and ``weight``.
-
-        Returns:
-            A number for each name in `better`.
+        """A number for each name in `better`, of the sums of a whole evaluation set. This is the only division, so no
+        mean of means appears.
         """
         return {}
 
@@ -252,34 +214,28 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return map_tensors(lambda tensor: tensor.to(device), batch)
 
 
-def map_tensors(change: Callable[[Tensor], Any], batch: Batch) -> Batch:
-    """`batch` with every tensor in it changed.
+def map_tensors(change: Callable[[Any], Any], batch: Batch, kinds: tuple[type, ...] = ()) -> Batch:
+    """`batch` with every tensor in it changed, and whatever else is of these kinds.
 
     Dataclasses are looked into, which torch's own pytree takes for leaves.
     """
     import torch
 
-    if isinstance(batch, torch.Tensor):
+    inner = functools.partial(map_tensors, change, kinds=kinds)
+    if isinstance(batch, (torch.Tensor, *kinds)):
         return change(batch)
-    if isinstance(batch, Mapping):
-        return with_values(batch, {key: map_tensors(change, value) for key, value in batch.items()})
+    if isinstance(batch, MutableMapping):
+        changed = copy.copy(batch)
+        changed.update({key: inner(value) for key, value in batch.items()})
+        return changed
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[map_tensors(change, value) for value in batch])
+        return type(batch)(*map(inner, batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(change, value) for value in batch)
+        return type(batch)(map(inner, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        changed = {field.name: map_tensors(change, getattr(batch, field.name)) for field in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **changed)
+        values = {field.name: inner(getattr(batch, field.name)) for field in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **values)
     return batch
-
-
-def with_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping of the kind of `batch` with other values; a dict where it cannot be changed."""
-    if type(batch) is dict or not isinstance(batch, MutableMapping):
-        return values
-    changed = copy.copy(batch)
-    changed.update(values)
-    return changed
 
 
 def tensors_in(batch: Batch) -> list[Tensor]:
@@ -359,12 +315,7 @@ def plain_sums(sums: Sums) -> Sums:
 
 def encode_sums(sums: Sums) -> str:
     """JSON of numbers and arrays, exact to the last bit; see `decode_sums`."""
-    return json.dumps(
-        {
-            name: {"array": value.tolist(), "dtype": str(value.dtype)} if isinstance(value, np.ndarray) else value
-            for name, value in sums.items()
-        }
-    )
+    return json.dumps(sums, default=lambda array: {"array": array.tolist(), "dtype": str(array.dtype)})
 
 
 def decode_sums(text: str) -> Sums:
@@ -374,7 +325,8 @@ def decode_sums(text: str) -> Sums:
     >>> decode_sums(encode_sums(sums))["confusion"].tolist()
     [[1, 0], [0, 1]]
     """
-    return {
-        name: np.array(value["array"], dtype=value["dtype"]) if isinstance(value, dict) else value
-        for name, value in json.loads(text).items()
-    }
+
+    def array(value: dict[str, Any]) -> Any:
+        return np.array(value["array"], value["dtype"]) if value.keys() == {"array", "dtype"} else value
+
+    return json.loads(text, object_hook=array)

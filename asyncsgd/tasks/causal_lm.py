@@ -199,10 +199,9 @@ def _logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor | None = N
 
 def _sees_later_tokens(model: nn.Module) -> bool:
     """Whether it sees the tokens that it is to predict, as an encoder does that is loaded with another head."""
-    ids = _some_ids(model)
-    changed = ids.clone()
+    ids, changed = _some_ids(model), _some_ids(model)
     changed[:, 8:] = ids[:, :1]
-    return not _agree(_said(model, ids)[:, :8], _said(model, changed)[:, :8])
+    return not _agree(_logits(model.eval(), ids)[:, :8], _logits(model, changed)[:, :8])
 
 
 def _keeps_documents_apart(model: nn.Module) -> bool:
@@ -211,16 +210,9 @@ def _keeps_documents_apart(model: nn.Module) -> bool:
 
     ids, positions = _some_ids(model), torch.cat([torch.arange(8), torch.arange(12)])[None]
     try:
-        return _agree(_said(model, ids, positions)[:, 8:], _said(model, ids[:, 8:]))
+        return _agree(_logits(model.eval(), ids, positions)[:, 8:], _logits(model, ids[:, 8:]))
     except TypeError:  # no positions at all
         return False
-
-
-def _said(model: nn.Module, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-    import torch
-
-    with torch.no_grad():
-        return _logits(model.eval(), ids, positions)
 
 
 def _some_ids(model: Any) -> Tensor:

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data.corpora import LABELLED, Corpus, load_corpus
+from asyncsgd.data.corpora import LABELLED, Corpus, Kind
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults
 from asyncsgd.tasks import hatecheck, scores
-from asyncsgd.tasks.base import Sums
-from asyncsgd.tasks.text_task import Batch, Draw, EvaluationBatches, HeadTask, by_length
+from asyncsgd.tasks.base import Sums, to_device
+from asyncsgd.tasks.text_task import Batch, Draw, EvaluationBatches, LabelledTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -34,15 +33,9 @@ if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
 
 
 def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the weight of each class, w_c = N / (K n_c) with K the classes that occur; 0 for those that do not.
+    """The weight of each class, w_c = N / (K n_c) with K the classes that occur, else 0; float64 `(C,)`.
 
-    The mean of the weights over the N samples is 1, so the loss keeps its scale and the learning rate its meaning.
-
-    Args:
-        counts: n_c, samples of each class.
-
-    Returns:
-        float64 `(C,)`, new.
+    The mean of the weights over the N samples is 1, so the loss keeps its scale. `counts` are n_c, samples of a class.
 
     >>> inverse_frequency([1, 3]).tolist()
     [2.0, 0.6666666666666666]
@@ -53,7 +46,7 @@ def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(HeadTask):
+class Classification(LabelledTask):
     """A text's class, from the encoder of a masked-language model and a new head.
 
     Batches have ``labels``, the number of each text's class, int64 `(B,)`.
@@ -69,15 +62,14 @@ class Classification(HeadTask):
     1e-3 and 0.416 at 2e-3. Published models of BERT's size want about 5e-5."""
     auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
     eval_batch_size: ClassVar[int] = 64
+    kind: ClassVar[Kind] = LABELLED
+    column_fields: ClassVar[tuple[str, ...]] = ("text_column", "label_column")
 
     data_name: str = setting(
         "pydocs",
         "pydocs (which package documents this?), a folder with train.*, a file, or hub:NAME",
         name="data",
         aliases=("train_file",),
-    )
-    eval_split: Literal["test", "validation"] | None = setting(
-        None, "what to score on", unset="test where there is one", name="split"
     )
     text_column: str = setting("text", "column that holds the text")
     label_column: str = setting("label", "column that holds the label")
@@ -89,32 +81,20 @@ class Classification(HeadTask):
     hatecheck_positive: str | None = setting(None, "labels that count as hateful there, LABEL[,LABEL]", unset="hate")
 
     def __post_init__(self) -> None:
-        self.check_columns("text_column", "label_column")
+        super().__post_init__()
         if self.hatecheck_positive is not None and self.hatecheck is None:
             raise UsageError(
                 "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
             )
 
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {self.text_column: "--text-column", self.label_column: "--label-column"}
-
     def check_names(self) -> None:
-        LABELLED.sources(self.data_name, self.columns)
-        if self.hatecheck is not None:
-            hatecheck.hatecheck_source(self.hatecheck)
         super().check_names()
-
-    def read(self, cache: Path) -> Corpus:
-        limits, split = (self.train_samples, self.eval_samples), self.eval_split
-        return load_corpus(self.data_name, self.columns, LABELLED, split=split, limits=limits, cache_dir=cache)
+        if self.hatecheck is not None:
+            hatecheck.load_hatecheck(self.hatecheck)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         counts = np.bincount(_classes(corpus, "train"), minlength=len(corpus.labels))
-        hateful: Sequence[int] = ()
-        if self.hatecheck is not None:
-            hatecheck.load_hatecheck(self.hatecheck)  # a damaged one is refused before training
-            hateful = hatecheck.hateful_labels(self.hatecheck_positive, corpus)
+        hateful = () if self.hatecheck is None else hatecheck.hateful_labels(self.hatecheck_positive, corpus)
         return {"labels": corpus.labels, "counts": counts.tolist(), "hateful": hateful}
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
@@ -179,17 +159,14 @@ class Classification(HeadTask):
             return {"hatecheck": None}
         from transformers import AutoTokenizer
 
-        from asyncsgd.tasks.base import to_device
-
         cases = hatecheck.load_hatecheck(self.hatecheck)
         tokenizer = AutoTokenizer.from_pretrained(self.known["tokenizer"], trust_remote_code=False)
         ids = _beginnings([case.text for case in cases], tokenizer, self.seq_len)
-        samples = Samples.of(ids=ids, labels=np.zeros(len(ids), dtype=np.int64))
-        batches = EvaluationBatches(self.collate, samples, by_length(samples, self.eval_batch_size))
-        device = next(model.parameters()).device
-        outputs = [self.outputs(model, to_device(batches[index], device)) for index in range(len(batches))]
-        predicted = np.empty(len(ids), dtype=np.int64)
-        predicted[np.concatenate(batches.rows)] = np.concatenate([each.argmax(-1).cpu().numpy() for each in outputs])
+        samples, predicted = Samples.of(ids=ids, labels=np.zeros(len(ids), np.int64)), np.empty(len(ids), np.int64)
+        batches = EvaluationBatches(self.collate, samples, self.test_rows(samples))
+        for index, numbers in enumerate(batches.rows):
+            batch = to_device(batches[index], next(model.parameters()).device)
+            predicted[numbers] = self.outputs(model, batch).argmax(-1).cpu().numpy()
         return {"hatecheck": hatecheck.scores(cases, np.isin(predicted, self.known["hateful"]))}
 
 

@@ -43,23 +43,14 @@ def scores(cases: Sequence[Case], said_hateful: np.ndarray) -> dict[str, object]
     return {**of_cases(np.ones_like(right)), "functionalities": {name: of_cases(of == name) for name in names}}
 
 
-def hatecheck_source(path: str) -> Source:
-    """The cases, which are not read yet: a file, or ``test.*`` in a folder.
-
-    Raises:
-        UsageError: if there are none.
-    """
-    return Source(path, "--hatecheck", kinds=TABLES, needs="test", takes=())
-
-
 def load_hatecheck(path: str) -> list[Case]:
-    """Read the cases: columns functionality, text and label.
+    """Read the cases, a file or ``test.*`` in a folder: columns functionality, text and label.
 
     Raises:
         UsageError: if there are none, or a label is neither 0 (non-hateful) nor 1 (hateful).
     """
     columns = dict.fromkeys(("functionality", "text", "label"), "a table with the column")
-    source, cases = hatecheck_source(path), []
+    source, cases = Source(path, "--hatecheck", kinds=TABLES, needs="test", takes=()), []
     side = "test" if "test" in source.sides else "train"  # a file
     for where, (functionality, text, label) in source.rows(side, columns):
         if str(label) not in _HATEFUL:

@@ -59,11 +59,8 @@ class MaskedPositions:
     def _keep_masked(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         if self.positions is None:
             return output  # somebody uses the model directly
-        hidden = output[0]
-        masked = hidden.reshape(-1, hidden.shape[-1])[self.positions].unsqueeze(0)
-        if isinstance(output, tuple):
-            return (masked, *output[1:])
-        output.last_hidden_state = masked
+        hidden = output.last_hidden_state
+        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[self.positions].unsqueeze(0)
         return output
 
 

@@ -76,18 +76,8 @@ class QuestionAnswering(HeadTask):
     )
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
-    def check_names(self) -> None:
-        if self.data_name is None:
-            raise UsageError("--data is missing: name a folder with train*, a file, or hub:NAME")
-        if self.stride >= self.seq_len:
-            raise UsageError(
-                f"--stride {self.stride} is not smaller than the window: --seq-len is {self.seq_len}; type e.g. "
-                f"--stride {self.seq_len // 3}"
-            )
-        if self.predictions is not None and Path(self.predictions).is_file():
-            raise UsageError(f"--predictions {self.predictions} is a file; name a folder")
-        question_sources(self.data_name, self.eval_data)
-        super().check_names()
+    def sources(self) -> object:
+        return question_sources(str(self.data_name), self.eval_data)
 
     def read(self, cache: Path) -> Corpus:
         limits = self.train_samples, self.eval_samples
@@ -99,11 +89,10 @@ class QuestionAnswering(HeadTask):
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         assert isinstance(corpus, QuestionCorpus)
         windows = windows_of(corpus.questions[side], tokenizer, seq_len=self.seq_len, stride=self.stride)
-        if side == "eval":
-            return windows
-        # The text of an answer is not asked for in training.
-        values = {name: column for name, column in windows.values.items() if name != "offsets"}
-        return Samples(values, {"ids": windows.starts["ids"]})
+        if side == "train":  # the text of an answer is not asked for
+            values = {name: column for name, column in windows.values.items() if name != "offsets"}
+            windows = Samples(values, {"ids": windows.starts["ids"]})
+        return windows
 
     def write(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
         assert isinstance(corpus, QuestionCorpus)
@@ -184,10 +173,10 @@ class QuestionAnswering(HeadTask):
         best answers with their scores, at most `number`.
         """
         windows, scored = self.samples("eval"), _scored(self.known["folder"])
-        logits, rows = outputs.float().cpu().numpy(), batch["rows"].tolist()
-        of_row = [int(windows.row("question", row)) for row in rows]
-        for question, group in itertools.groupby(range(len(rows)), key=of_row.__getitem__):
-            places, (identity, context, answers) = list(group), scored[question]
+        logits, rows = outputs.float().cpu().numpy(), batch["rows"].cpu().numpy()
+        of_row = windows.values["question"][rows]
+        for question in dict.fromkeys(of_row.tolist()):
+            places, (identity, context, answers) = np.flatnonzero(of_row == question), scored[question]
             parts: list[tuple[int, np.ndarray]] = []
             offsets: dict[int, list[int]] = {}
             for place in places:
@@ -196,8 +185,8 @@ class QuestionAnswering(HeadTask):
                 parts.append((first, logits[place, :, begin : begin + len(characters)]))
                 offsets |= dict(enumerate(characters.tolist(), start=first))
             spans = scores.best_spans(parts, number=number, longest=self.max_answer_length)
-            best = [(span.score, context[offsets[span.first][0] : offsets[span.last][1]].strip()) for span in spans]
-            yield question, (identity, answers), min(float(logits[p, 0, 0] + logits[p, 1, 0]) for p in places), best
+            best = [(score, context[offsets[first][0] : offsets[last][1]].strip()) for score, first, last in spans]
+            yield question, (identity, answers), float(logits[places, :, 0].sum(axis=1).min()), best
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Means over all questions, at the threshold 0."""

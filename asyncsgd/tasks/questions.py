@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncsgd.data.corpora import Corpus, evenly
 from asyncsgd.data.tables import Documents, Rows, Source, joined_parts, read_table, without_surrogates
 from asyncsgd.errors import UsageError
@@ -27,18 +29,15 @@ _COLUMNS = dict.fromkeys(("id", "context", "question", "answers"), "--data")
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context.
-
-    Args:
-        answers: as the annotators wrote them; none where the context does not hold the answer.
-        start: the character of the context at which the first one is said to begin; None where there is none.
-    """
+    """A question about a context."""
 
     id: str
     question: str
     context: str
     answers: tuple[str, ...]
+    """As the annotators wrote them; none where the context does not hold the answer."""
     start: int | None
+    """The character of the context at which the first one is said to begin; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +92,10 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
 
 
 def question_sources(data: str, eval_data: str | None) -> tuple[list[Source], list[Source]]:
-    """What `load_questions` reads to train and to score on, which is not read yet.
-
-    Raises:
-        UsageError: if a file or folder is missing or of an unknown kind, or a Hub data set has no name.
-    """
-    return (
-        [Source(part, kinds=KINDS, sides=SIDES, needs="train") for part in joined_parts(data)],
-        [
-            Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation")
-            for part in (joined_parts(eval_data) if eval_data is not None else ())
-        ],
-    )
+    """What `load_questions` reads to train and to score on, which is not read yet."""
+    train = [Source(part, kinds=KINDS, sides=SIDES, needs="train") for part in joined_parts(data)]
+    parts = [] if eval_data is None else joined_parts(eval_data)
+    return train, [Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation") for part in parts]
 
 
 def _questions(sources: Sequence[Source], side: str, notes: list[str]) -> list[Question]:
@@ -162,20 +153,21 @@ def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Quest
 
 def _placed(questions: Sequence[Question], notes: list[str]) -> list[Question]:
     """The questions with their first answer where it stands; without those whose answer stands nowhere."""
-    answered = [question if question.start is None else _moved(question) for question in questions]
-    placed = [question for question in answered if question is not None]
-    if num_moved := sum(new is not None and new != old for new, old in zip(answered, questions, strict=True)):
+    placed, num_moved = [], 0
+    for question in questions:
+        start = question.start
+        if start is not None:
+            there = [match.start() for match in re.finditer(f"(?={re.escape(question.answers[0])})", question.context)]
+            if not there:
+                continue
+            start = there[int(np.abs(np.array(there) - start).argmin())]
+            num_moved += start != question.start
+        placed.append(dataclasses.replace(question, start=start))
+    if num_moved:
         notes.append(f"{num_moved} training answers do not stand at their answer_start; the nearest place is taken")
     if left_out := len(questions) - len(placed):
         notes.append(f"{left_out} training questions whose answer stands nowhere in the context are left out")
     return placed
-
-
-def _moved(question: Question) -> Question | None:
-    said, answer = question.start or 0, question.answers[0]
-    starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", question.context)]
-    nearest = min(starts, key=lambda start: abs(start - said), default=None)
-    return None if nearest is None else dataclasses.replace(question, start=nearest)
 
 
 def _fingerprint(*sides: Sequence[Question]) -> str:

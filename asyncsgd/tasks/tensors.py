@@ -12,7 +12,7 @@ import torch
 
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Batch, Batches, map_tensors, row_counts, with_values
+from asyncsgd.tasks.base import Batch, Batches, map_tensors, row_counts
 
 Samples = Any
 """Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or mapping of them."""
@@ -69,13 +69,7 @@ class TensorData:
 
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
-    if isinstance(samples, Mapping):
-        samples = with_values(samples, {key: torch.as_tensor(value) for key, value in samples.items()})
-    elif isinstance(samples, list | tuple):
-        tensors = map(torch.as_tensor, samples)
-        samples = type(samples)(*tensors) if hasattr(samples, "_fields") else tuple(tensors)
-    else:
-        samples = torch.as_tensor(samples)
+    samples = map_tensors(torch.as_tensor, samples, kinds=(np.ndarray,))
     lengths = row_counts(samples)
     if len(set(lengths)) != 1:
         raise UsageError(f"the tensors of {name} have {lengths} rows; give tensors of one length")

@@ -13,11 +13,11 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from asyncsgd.data.corpora import PLAIN, Corpus, evenly, load_corpus
+from asyncsgd.data.corpora import PLAIN, Corpus, Kind, evenly, load_corpus
 from asyncsgd.data.order import Order, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
@@ -51,7 +51,7 @@ Draw = Callable[[int], np.random.Generator]
 
 
 class TextTask(Task):
-    """A task on texts. Subclasses are frozen dataclasses with all fields named here, `vocab_size` if they like."""
+    """A task on texts. Subclasses are frozen dataclasses with the fields named here that have no default."""
 
     defaults: ClassVar[Defaults] = OF_TRANSFORMERS
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.models",)
@@ -63,16 +63,37 @@ class TextTask(Task):
     """The task of the runs that `model_name` may name."""
     has_head: ClassVar[bool] = False
     """Whether the model has another head than the one that it was saved with."""
+    kind: ClassVar[Kind] = PLAIN
+    """What its data hold."""
+    column_fields: ClassVar[tuple[str, ...]] = ()
+    """The settings that name columns of the data."""
     eval_batch_size: ClassVar[int] = 32
 
     model_name: str
     data_name: str | None
+    eval_data: str | None = None
     seq_len: int
     sampling: Sampling
     dropout: float
     vocab_size: int = VOCABULARY
     prepared: str | None
     """What `prepare` has found, as JSON: the one field that other processes are sent; see `known`."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.column_fields if getattr(self, name) != getattr(type(self), name)]
+        if given and (self.data_name, self.eval_data) == ("pydocs", None):
+            raise UsageError(
+                f"{flag_of(given[0])} does nothing for --data pydocs, which has no columns; drop it, or name other data"
+            )
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns to read, each with the flag that chooses it."""
+        return {getattr(self, name): flag_of(name) for name in self.column_fields}
+
+    def sources(self) -> object:
+        """What `read` reads, which is not read yet; refuses names of nothing."""
+        return self.kind.sources(str(self.data_name), self.columns, self.eval_data)
 
     @abc.abstractmethod
     def read(self, cache: Path) -> Corpus:
@@ -113,7 +134,11 @@ class TextTask(Task):
         return {}
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        return {"main": EvaluationBatches(self.collate, held_out, by_length(held_out, self.eval_batch_size))}
+        return {"main": EvaluationBatches(self.collate, held_out, self.test_rows(held_out))}
+
+    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        """The rows of each batch of ``main``."""
+        return by_length(held_out, self.eval_batch_size)
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
         """The tokenizer of a model, or one that is trained on the corpus."""
@@ -131,11 +156,11 @@ class TextTask(Task):
         return read_origin(self.model_name, self.start_from, self.shapes)
 
     def check_names(self) -> None:
-        """Look at what `model_name` names; subclasses look at their data first."""
-        self.check_vocabulary(self.origin().model)
-
-    def check_vocabulary(self, model: str) -> None:
-        """Refuse a `vocab_size` for a model with a tokenizer of its own."""
+        """Look at the data and at what `model_name` names."""
+        if self.data_name is None:
+            raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
+        self.sources()
+        model = self.origin().model
         if self.vocab_size != type(self).vocab_size and model not in self.shapes:
             raise UsageError(
                 f"--vocab-size {self.vocab_size} is for --model {', '.join(self.shapes)}; {self.model_name!r} has its "
@@ -250,14 +275,6 @@ class TextTask(Task):
     def count_tokens(self, batch: Batch) -> int:
         return int(batch["attention_mask"].sum())
 
-    def check_columns(self, *names: str) -> None:
-        """Refuse these settings, which name columns, for data that have none."""
-        given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
-        if given and {self.data_name, getattr(self, "eval_data", None)} <= {"pydocs", None}:
-            raise UsageError(
-                f"{flag_of(given[0])} does nothing for --data pydocs, which has no columns; drop it, or name other data"
-            )
-
 
 @functools.lru_cache(maxsize=8)
 def _read(prepared: str) -> Mapping[str, Any]:
@@ -291,24 +308,21 @@ def by_length(samples: Samples, batch_size: int, limit: int = 0) -> list[np.ndar
     return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
 
 
+@dataclasses.dataclass(frozen=True)
 class EvaluationBatches:
-    """Batches that are the same for every seed and in every mode.
+    """Batches that are the same for every seed and in every mode."""
 
-    Args:
-        rows: of each batch, int64.
-    """
-
-    def __init__(
-        self, collate: Callable[[Samples, np.ndarray, Draw], Batch], samples: Samples, rows: Sequence[np.ndarray]
-    ) -> None:
-        self._collate, self._samples, self.rows = collate, samples, rows
+    collate: Callable[[Samples, np.ndarray, Draw], Batch]
+    samples: Samples
+    rows: Sequence[np.ndarray]
+    """Of each batch, int64."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Batch:
         numbers = self.rows[index]
-        return self._collate(self._samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
+        return self.collate(self.samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,8 +349,33 @@ class HeadTask(TextTask):
 
 
 @dataclasses.dataclass(frozen=True)
+class LabelledTask(HeadTask):
+    """Of texts or of words, from a table with two columns."""
+
+    data_name: str | None = setting(
+        None,
+        "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
+        unset="none: it has to be named",
+        name="data",
+        aliases=("train_file",),
+    )
+    eval_split: Literal["test", "validation"] | None = setting(
+        None, "what to score on", unset="test where there is one", name="split"
+    )
+
+    def read(self, cache: Path) -> Corpus:
+        limits, split = (self.train_samples, self.eval_samples), self.eval_split
+        return load_corpus(str(self.data_name), self.columns, self.kind, split=split, limits=limits, cache_dir=cache)
+
+    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        return {"labels": corpus.labels}
+
+
+@dataclasses.dataclass(frozen=True)
 class LanguageModel(TextTask):
     """What masked and causal language modelling share: plain texts, and evaluations of some rows."""
+
+    column_fields: ClassVar[tuple[str, ...]] = ("text_column",)
 
     model_name: str = setting(
         "tiny",
@@ -362,17 +401,8 @@ class LanguageModel(TextTask):
 
     prepared: str | None = found()
 
-    def __post_init__(self) -> None:
-        self.check_vocabulary(self.model_name)
-        self.check_columns("text_column")
-
-    def check_names(self) -> None:
-        PLAIN.sources(self.data_name, {}, self.eval_data)
-        super().check_names()
-
     def read(self, cache: Path) -> Corpus:
-        columns = {self.text_column: "--text-column"}
-        corpus = load_corpus(self.data_name, columns, eval_data=self.eval_data, cache_dir=cache)
+        corpus = load_corpus(self.data_name, self.columns, eval_data=self.eval_data, cache_dir=cache)
         return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
 
     def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:
@@ -385,9 +415,6 @@ class LanguageModel(TextTask):
                 f"characters is one); give other texts with --{'data' if side == 'train' else 'eval-data'} FILE"
             )
         return samples
-
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        return {"main": EvaluationBatches(self.collate, held_out, self.test_rows(held_out))}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
         return by_length(held_out, self.eval_batch_size, self.eval_samples)

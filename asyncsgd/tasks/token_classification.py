@@ -14,19 +14,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus, Kind, Names, label_name, load_corpus
+from asyncsgd.data.corpora import Corpus, Kind, Names, label_name
 from asyncsgd.data.tables import without_surrogates
 from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks import spans
 from asyncsgd.tasks.base import Sums
-from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, HeadTask
+from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, LabelledTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -34,8 +33,35 @@ if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from asyncsgd.models import Built
 
 
+def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
+    """A sentence as a text, its words with single spaces between them, and its tags as a JSON list.
+
+    A space inside a word becomes a no-break space.
+    """
+    for (column, flag), value in zip(columns.items(), row, strict=True):
+        if not isinstance(value, list) or (flag == "--tokens-column" and not all(isinstance(v, str) for v in value)):
+            raise UsageError(f"{where} column {column!r} holds no list of words or of tags; choose another with {flag}")
+    tokens, tags = row
+    if len(tokens) != len(tags):
+        raise UsageError(f"{where} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row")
+    sentence = " ".join(without_surrogates(token).replace(" ", "\u00a0") for token in tokens)
+    if not sentence.strip():
+        return "", ""
+    named = [label_name(where, columns, tag, names) for tag in tags]
+    for tag in named:
+        try:
+            spans.split_tag(tag)
+        except ValueError as error:
+            hint = "; numbers need names, in labels.json beside the files" if tag.isdecimal() else ""
+            raise UsageError(f"{where} {error}{hint}") from error
+    return sentence, json.dumps(named)
+
+
+TAGGED = Kind(read_tagged, json.loads, "sentence", "words", "word", "tag", takes=("hub:NAME",))
+
+
 @dataclasses.dataclass(frozen=True)
-class TokenClassification(HeadTask):
+class TokenClassification(LabelledTask):
     """Tagging the words of sentences; see the module.
 
     Batches have, int64 `(B, W)`, the ``tags`` of words, -1 behind the end of a sentence, and ``pieces``, the place of
@@ -50,38 +76,13 @@ class TokenClassification(HeadTask):
         "accuracy": "higher",
     }
     auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
+    kind: ClassVar[Kind] = TAGGED
+    column_fields: ClassVar[tuple[str, ...]] = ("tokens_column", "tags_column")
 
-    data_name: str | None = setting(
-        None,
-        "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
-        unset="none: it has to be named",
-        name="data",
-        aliases=("train_file",),
-    )
-    eval_split: Literal["test", "validation"] | None = setting(
-        None, "what to score on", unset="test where there is one", name="split"
-    )
     tokens_column: str = setting("tokens", "column that holds the words")
     tags_column: str = setting("ner_tags", "column that holds the tags, in the BIO scheme")
     seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {self.tokens_column: "--tokens-column", self.tags_column: "--tags-column"}
-
-    def check_names(self) -> None:
-        if self.data_name is None:
-            raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
-        TAGGED.sources(self.data_name, self.columns)
-        super().check_names()
-
-    def read(self, cache: Path) -> Corpus:
-        limits = self.train_samples, self.eval_samples
-        return load_corpus(str(self.data_name), self.columns, TAGGED, split=self.eval_split, limits=limits)
-
-    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
-        return {"labels": corpus.labels}
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         """Sentences with the ``tags`` and ``pieces`` of their words; for training those with at least one piece."""
@@ -186,30 +187,3 @@ def _counts(labels: list[str], true: np.ndarray, predicted: np.ndarray) -> dict[
         "words": np.array([words.sum(), right.sum()], dtype=np.int64),
         "spans": spans.Tagging.of(labels).counts(true, predicted),
     }
-
-
-def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
-    """A sentence as a text, its words with single spaces between them, and its tags as a JSON list.
-
-    A space inside a word becomes a no-break space.
-    """
-    for (column, flag), value in zip(columns.items(), row, strict=True):
-        if not isinstance(value, list) or (flag == "--tokens-column" and not all(isinstance(v, str) for v in value)):
-            raise UsageError(f"{where} column {column!r} holds no list of words or of tags; choose another with {flag}")
-    tokens, tags = row
-    if len(tokens) != len(tags):
-        raise UsageError(f"{where} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row")
-    sentence = " ".join(without_surrogates(token).replace(" ", "\u00a0") for token in tokens)
-    if not sentence.strip():
-        return "", ""
-    named = [label_name(where, columns, tag, names) for tag in tags]
-    for tag in named:
-        try:
-            spans.split_tag(tag)
-        except ValueError as error:
-            hint = "; numbers need names, in labels.json beside the files" if tag.isdecimal() else ""
-            raise UsageError(f"{where} {error}{hint}") from error
-    return sentence, json.dumps(named)
-
-
-TAGGED = Kind(read_tagged, json.loads, "sentence", "words", "word", "tag", takes=("hub:NAME",))

@@ -89,9 +89,9 @@ def test_the_best_spans_are_those_of_trying_them_all(pieces, longest, number, da
                 key = begin + i, begin + j
                 best[key] = max(best.get(key, -np.inf), start[i] + end[j])
     spans = best_spans(windows, number=number, longest=longest)
-    assert [span.score for span in spans] == sorted(best.values(), reverse=True)[:number]
-    assert all(best[span.first, span.last] == span.score for span in spans)
-    assert len({(span.first, span.last) for span in spans}) == len(spans)
+    assert [score for score, *_ in spans] == sorted(best.values(), reverse=True)[:number]
+    assert all(best[first, last] == score for score, first, last in spans)
+    assert len({(first, last) for _, first, last in spans}) == len(spans)
 
 
 @pytest.fixture(scope="module")

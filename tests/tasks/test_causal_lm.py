@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from gallery import sentences
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from transformers import (
     AutoTokenizer,
     GPT2Config,
@@ -26,7 +24,6 @@ from transformers import (
 )
 
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets, evaluating, measured
 from asyncsgd.tasks.causal_lm import CausalLM, pack
 
 SEQ_LEN, BATCH_SIZE, VOCABULARY = 24, 4, 304
@@ -156,15 +153,6 @@ def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task):
         assert any_task.facts()["notes"] == []
 
 
-def test_the_logits_of_a_document_in_a_row_are_those_of_the_document_alone(any_task):
-    model, batch = any_task.model(0).eval(), whole_side(any_task, "eval")
-    with torch.no_grad():
-        logits = any_task.outputs(model, batch)
-        for row, begin, end in documents_in(batch, any_task.samples("eval").lengths):
-            expected = model(input_ids=batch["input_ids"][row : row + 1, begin:end]).logits[0]
-            torch.testing.assert_close(logits[row, begin:end], expected, rtol=1e-5, atol=1e-5)
-
-
 def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_task):
     model = any_task.model(0)
     loss = loss_of(any_task, model, whole_side(any_task, "train"))
@@ -177,38 +165,11 @@ def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_t
     torch.testing.assert_close(gradients, gradients_of(model, expected), rtol=1e-4, atol=1e-5)
 
 
-def test_evaluation_sums_are_those_of_single_documents_in_float64(task, monkeypatch):
-    monkeypatch.setattr("asyncsgd.tasks.causal_lm._EVALUATION_TOKENS", 4 * SEQ_LEN)  # several batches
-    model = louder(task.model(0))
-    whole = evaluate_sets(task, model, task.data(0).evaluation, 0, 1, CPU)
-    documents = documents_of(task, "eval")
-    with evaluating(model):
-        logits = [model(input_ids=ids[None]).logits[0, :-1].double() for ids in documents]
-    losses = [
-        nn.functional.cross_entropy(some, ids[1:], reduction="sum") for some, ids in zip(logits, documents, strict=True)
-    ]
-    assert whole["weight"] == sum(len(ids) - 1 for ids in documents)
-    assert whole["loss"] == pytest.approx(float(sum(losses)), rel=1e-6)
-    hits = sum(int((some.argmax(-1) == ids[1:]).sum()) for some, ids in zip(logits, documents, strict=True))
-    assert whole["correct"] == hits
-    metrics = measured(task, whole).metrics
-    assert metrics == {"perplexity": math.exp(whole["loss"] / whole["weight"]), "accuracy": hits / whole["weight"]}
-    assert len(task.data(0).evaluation["main"]) > 3
-
-
-@pytest.mark.parametrize(("name", "millions"), [("tiny-gpt", 1.5), ("small-gpt", 5.4)])
-def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(root, name, millions):
-    named = prepared(root, model_name=name)
-    words = named.model(0).config.vocab_size
-    millions -= (8192 - words) * {"tiny-gpt": 128, "small-gpt": 256}[name] / 1e6
-    first, again, other = named.model(0), named.model(0), named.model(1)
-    parameters = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
-    assert torch.equal(parameters[0], parameters[1])
-    assert not torch.equal(parameters[0], parameters[2])
-    assert first.training
-    assert type(first).__module__ in CausalLM.preload
-    assert first.lm_head.weight is first.transformer.wte.weight
-    assert len(parameters[0]) / 1e6 == pytest.approx(millions, rel=0.02)
+def test_a_new_model_has_tied_embeddings_and_its_module_is_imported_early(task):
+    model = task.model(0)
+    assert type(model).__module__ in CausalLM.preload
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert not torch.equal(model.lm_head.weight, task.model(1).lm_head.weight)
 
 
 def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_document(task, root, tmp_path):

@@ -71,19 +71,6 @@ def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_num
     assert float(loss_of(WEIGHTED, model, some).detach()) == pytest.approx(float(expected) / 8, rel=1e-6)
 
 
-def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole():
-    """The reason for the divisor: torch's ``weight=`` would give the half with rare classes more than its share."""
-    whole = batch(12)
-    halves = PLAIN.split(whole, 2)
-
-    def gradient(some):
-        model = bag()
-        loss_of(WEIGHTED, model, some).backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-    assert torch.allclose((gradient(halves[0]) + gradient(halves[1])) / 2, gradient(whole), atol=1e-7)
-
-
 @given(st.lists(st.integers(0, 10**6), min_size=1).filter(any))
 def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts):
     weights = inverse_frequency(counts)

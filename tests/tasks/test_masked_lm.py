@@ -129,18 +129,3 @@ def test_sums_are_those_of_float64_without_dropout(architecture):
 def test_a_model_without_an_encoder_of_its_own_is_refused(model):
     with pytest.raises(ValueError, match=f"{type(model).__name__} has no encoder of its own"):
         MaskedPositions.of(model)
-
-
-def test_a_head_that_does_not_work_token_by_token_is_refused():
-    class Pooling(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base_model = BertModel(BertConfig(vocab_size=VOCABULARY, **SHAPE))
-
-        def forward(self, **inputs):
-            output = self.base_model(**inputs)
-            output.logits = output.last_hidden_state.mean(1)
-            return output
-
-    with pytest.raises(ValueError, match="head of Pooling does not work token by token"):
-        loss_of(Pooling(), batch_of())

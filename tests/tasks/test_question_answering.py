@@ -2,14 +2,13 @@
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+from transformers import AutoTokenizer
 
 import asyncsgd
 from asyncsgd.errors import UsageError
@@ -17,7 +16,6 @@ from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.answers import exact_match
 from asyncsgd.tasks.question_answering import QuestionAnswering
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SEED, SEQ_LEN, STRIDE, BATCH_SIZE = 3, 24, 7, 4
 CPU = torch.device("cpu")
 WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
@@ -186,9 +184,6 @@ def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
     assert said.keys() == odds.keys() == nbest.keys() == dev.keys()
     assert np.mean([exact_match(said[key], dev[key]) for key in dev]) == metrics["exact_match"]
     assert all((odds[key] <= 0) == bool(said[key]) and said[key] in ("", nbest[key][0]["text"]) for key in dev)
-    task.save(model, tmp_path / "model")
-    loaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model")
-    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
 
 
 def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones_are_kept(prepared, tmp_path):

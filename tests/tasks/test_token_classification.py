@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 from asyncsgd import models
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.token_classification import TokenClassification
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4
 OTHERS = ["the", "old", "saw", "and"]
 NAMES = {"PER": (["maria", "li"], ["bogdanow", "smith"]), "LOC": (["bern", "new"], ["york", "delhi"])}
@@ -172,30 +169,3 @@ def test_the_facts_count_the_words_that_are_cut_off(task):
     assert (facts["num_train_samples"], facts["num_eval_samples"]) == (59, 50)  # one is in the evaluation too
     assert (facts["model"], facts["base_model"], facts["from_scratch"], facts["parent"]) == ("tiny", None, True, None)
     assert json.loads(json.dumps(facts)) == facts
-
-
-def test_it_learns_names_and_its_saved_folder_loads(prepared, tmp_path):
-    task = prepared(dropout=0.0, seq_len=64, batch_size=16, vocab_size=256)
-    model, scores = trained(task, 30, 2e-3)
-    assert scores["span_f1"] > 0.8
-    task.save(model, tmp_path / "model")
-    loaded = AutoModelForTokenClassification.from_pretrained(tmp_path / "model").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert loaded.config.id2label == dict(enumerate(task.known["labels"]))
-    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
-    encoded = tokenizer("the maria smith saw", return_tensors="pt")
-    said = loaded(**encoded).logits[0].argmax(-1).tolist()
-    firsts = [encoded.word_ids().index(word) for word in range(4)]
-    assert [task.known["labels"][said[first]] for first in firsts] == ["O", "B-PER", "I-PER", "O"]
-
-
-def trained(task, steps, learning_rate):
-    model, data = task.model(SEED), task.data(SEED)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    for index in range(steps):
-        batch = data.batch(0, index)
-        optimizer.zero_grad()
-        task.loss(task.outputs(model, batch), batch).backward()
-        optimizer.step()
-    sums = evaluate_sets(task, model, data.evaluation, 0, 1, CPU)
-    return model, task.metrics(sums) | task.details(sums)
