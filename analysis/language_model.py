@@ -6,9 +6,10 @@ is laid out as the report of a study is."""
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -185,23 +186,54 @@ def printed(made: Tables, left_out: Sequence[str]) -> str:
     return "\n".join(["\n\n".join(blocks), *["in no number:", *(f"  {line}" for line in left_out)] * bool(left_out)])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis language_model", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help="folder of experiments/language_model.py")
+def reported(
+    command: str,
+    about: str,
+    arguments: Sequence[str] | None,
+    ways_of: Callable[[Comparisons], pd.DataFrame] = lambda found: pd.DataFrame(),
+    more_tables: Callable[[pd.DataFrame], Tables] = lambda ways: {},
+    more_sections: Callable[[Comparisons, pd.DataFrame], Sequence[Section]] = lambda found, ways: (),
+) -> int:
+    """A report of comparisons as a command: the tables, the page and the numbers.
+
+    Args:
+        command, about: its name, and the docstring of its module.
+        ways_of: a table that other reports of comparisons do not have; then what is shown of it.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m analysis {command}", description=about.splitlines()[0])
+    parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help=f"folder of experiments/{command}.py")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the page there; without it tables are printed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     flags = parser.parse_args(arguments)
 
-    def command() -> None:
+    def run() -> None:
         found = read(flags.runs)
+        ways = ways_of(found)
         print("\n".join(sentences(found)))
+        if flags.json is not None:
+            write(flags.json, as_json(found, ways), "--json")
+            print(f"json   {flags.json}")
         if flags.out is None:
-            print(printed(tables_of(found), found.left_out))
+            print(printed(tables_of(found) | more_tables(ways), found.left_out))
             return
-        again = f"python -m analysis language_model {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        write(flags.out, page(found, again), "--out")
+        again = f"python -m analysis {command} {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
+        write(flags.out, page(found, again, more_sections(found, ways), command), "--out")
         print(f"page   {flags.out}")
 
-    return carried_out(command)
+    return carried_out(run)
+
+
+def as_json(found: Comparisons, ways: pd.DataFrame) -> str:
+    """All numbers of the tables; an interval is three of them."""
+    if "metrics" in ways:
+        ways = pd.concat([ways.drop(columns="metrics"), pd.DataFrame([*ways["metrics"]])], axis=1)
+    frames = {"arms": found.arms, "grid": found.grid, "ways": ways}
+    told = {name: json.loads(tables.numbers(frame).to_json(orient="records")) for name, frame in frames.items()}
+    return json.dumps({"name": found.name, "num_seeds": found.num_seeds, **told, "left_out": found.left_out}, indent=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return reported("language_model", str(__doc__), arguments)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,32 @@
 """``python -m analysis parallelism RUNS_DIR``: the report of ``experiments/parallelism.py``.
 
-One page: losses and rates of all ways against one process, what pipelines wait for and what is sent, scores and
-the machine's use over time. It is laid out as the report of a study is."""
+One page: losses and rates of all ways against one process, what pipelines wait for and what is sent, and scores. It is
+laid out as the report of a study is."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import math
-import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis import gallery, tables
-from analysis.commands import carried_out, write
-from analysis.comparisons import Comparisons, of_arm, read
+from analysis import gallery
+from analysis.comparisons import Comparisons, of_arm
 from analysis.curves import on_common_looks, reached
-from analysis.language_model import Tables, cast_of, page, printed, sentences, tables_of
+from analysis.language_model import Tables, cast_of, reported
 from analysis.page import Drawing, Section, drawing, slug, table
 from analysis.pairs import Measure
 from analysis.plots import MUTED
 from analysis.stats import t_interval
 from asyncsgd.records.events import EVENTS, read_events
 
-USAGE = "usage.jsonl"
 ROUNDING = 1e-4
 """Nats by which a loss may miss another one: a pipeline has that of one process up to rounding."""
 POINTS = 0.03
 """Of F1 above a model that never answers, from which on something was learned."""
-MOST_TIMES = 1000
-"""The samples of a run; what lies beyond is no statement about training."""
 WAYS = {
     "model": "name in the config",
     "name": "of the way to spread a training over processes",
@@ -51,7 +42,6 @@ WAYS = {
     "ended; geometric mean over the seeds whose run came there",
     "reached": "seeds whose run came there",
     "silent": "F1 of a model that never answers: the share of questions without an answer",
-    "samples": "that it was trained on",
     "loss": "on the evaluation set, at the end",
     "answerable": "F1 of the questions that have an answer",
     "best_f1": "F1 at the threshold that suits the evaluation set best",
@@ -105,7 +95,6 @@ def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str
         "samples_to_target": math.exp(statistics.fmean(ratios)) if ratios else math.nan,
         "reached": len(ratios),
         "silent": _silent(first["summary"]),
-        "samples": int(first["samples"]),
         "loss": t_interval(runs["loss"].to_numpy()),
         "answerable": _detail(rows, "has_answer", "f1"),
         "best_f1": _detail(rows, "best_f1", "score"),
@@ -161,55 +150,16 @@ def f1_curve(curves: pd.DataFrame) -> list[tuple[int, float]]:
     return [(int(samples), float(score)) for samples, score in whole["mean"].items()]
 
 
-def samples_wanted(curve: Sequence[tuple[int, float]], score: float) -> float | None:
-    """How many samples a score would take: the line through the last half of a curve, against the logarithm of the
-    samples (least squares), drawn on to `score`. None where the line does not rise, or has fewer than two points.
-
-    An extrapolation: scores flatten at the end and may jump in the beginning, so it says an order of magnitude.
-
-    >>> samples_wanted([(100, 0.3), (200, 0.4), (400, 0.5), (800, 0.6)], 0.8)
-    3200.0
-    >>> samples_wanted([(100, 0.3), (200, 0.5), (400, 0.5), (800, 0.4)], 0.8) is None
-    True
-    """
-    points = [(math.log2(samples), value) for samples, value in curve if samples > 0]
-    late = points[len(points) // 2 :]
-    if len(late) < 2:
-        return None
-    slope, intercept = statistics.linear_regression(*zip(*late, strict=True))
-    # 2 to the 60 samples are beyond every training; more would be no float.
-    return round(2.0 ** min((score - intercept) / slope, 60.0), 6) if slope > 0 else None
-
-
 def about_silence(ways: pd.DataFrame) -> list[str]:
     """What a model that never answers would score, and which models are above it; empty for other tasks."""
     said = []
     answering = ways[ways["silent"].notna() & (ways["curve"].map(len) > 0)]
     for model, own in answering.groupby("model", sort=False):
-        silent, samples = own["silent"].iloc[0], own["samples"].iloc[0]
-        told = f"{model}: a model that never answers has F1 {silent:.3f}; "
+        silent = own["silent"].iloc[0]
         above = [way.name for _, way in own.set_index("name").iterrows() if way["curve"][-1][1] >= silent + POINTS]
-        if above:
-            said.append(f"{told}{100 * POINTS:.0f} points or more above it: {', '.join(above)}.")
-            continue
-        missing = [_missing(way, silent + POINTS) for way in own.to_dict("records")]
-        said.append(
-            f"{told}no way is {100 * POINTS:.0f} points above it. After {samples:,} samples none has learned where "
-            f"answers begin. {' '.join(missing)}"
-        )
+        told = f"{100 * POINTS:.0f} points or more above it: {', '.join(above) or 'none'}"
+        said.append(f"{model}: a model that never answers has F1 {silent:.3f}; {told}.")
     return said
-
-
-def _missing(way: Mapping[str, Any], score: float) -> str:
-    """How much training a way would need to be above a model that never answers, drawn on from its curve."""
-    wanted, name = samples_wanted(way["curve"], score), way["name"]
-    if wanted is None:
-        return f"{name}: its F1 does not rise over its last evaluations, so they do not say how much is missing."
-    if wanted > MOST_TIMES * way["samples"]:
-        return f"{name}: more than {MOST_TIMES} times as many samples, its F1 hardly rises."
-    return (
-        f"{name}: about {wanted:,.0f} samples, {wanted / way['samples']:.1f} times as many, if F1 rises on as it does."
-    )
 
 
 def more_tables(ways: pd.DataFrame) -> Tables:
@@ -235,35 +185,9 @@ def more_tables(ways: pd.DataFrame) -> Tables:
 
 
 def more_sections(found: Comparisons, ways: pd.DataFrame) -> list[Section]:
-    """The sections of the page that other comparisons do not have."""
-    made = {key: table(frame, title, notes) for key, (title, frame, notes) in more_tables(ways).items()}
-    shown = tuple(made[key] for key in ("ways", "scores") if key in made)
-    drawn = (*throughput(found), *scores(found, ways))
-    sections = [Section("ways", "What stages wait for and what is sent", drawn, shown)]
-    if usage := tuple(usages(found)):
-        lead = "Busy cores (line) and GiB of resident memory (dashes) of all processes of the first seed's run."
-        sections.append(Section("usage", "The machine over time", usage, lead=(lead,)))
-    return sections
-
-
-def throughput(found: Comparisons) -> Iterator[Drawing]:
-    """Samples a second of every arm, a picture for each model."""
-    caption = "Means over seeds; a line is a 95 % interval, where there are three seeds or more."
-    for model, arms in found.arms.groupby("model", sort=False):
-        size, name = (4.9, 0.9 + 0.28 * len(arms)), f"throughput-{slug(str(model))}"
-        yield drawing(gallery.drawn(name, f"Samples a second: {model}", caption, _draw_rates, arms, size=size))
-
-
-def _draw_rates(axes: Any, arms: pd.DataFrame) -> str:
-    rates = [*arms["samples_per_second"]]
-    axes.barh(range(len(arms)), [rate.estimate for rate in rates], color=MUTED, height=0.62)
-    for place, rate in enumerate(rates):
-        if rate.n > 2:
-            axes.plot([rate.low, rate.high], [place, place], color="#3b3f46", linewidth=1.4)
-    axes.set_yticks(range(len(arms)), arms["arm"])
-    axes.invert_yaxis()
-    axes.set(xlabel="samples a second", xlim=(0, None))
-    return "; ".join(f"{name} {rate.estimate:.1f}" for name, rate in zip(arms["arm"], rates, strict=True))
+    """The section of the page that other comparisons do not have."""
+    made = [table(frame, title, notes) for title, frame, notes in more_tables(ways).values()]
+    return [Section("ways", "What stages wait for and what is sent", tuple(scores(found, ways)), tuple(made))]
 
 
 def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
@@ -284,66 +208,8 @@ def _draw_f1(axes: Any, ways: pd.DataFrame, cast: Mapping[str, Any]) -> str:
     return "; ".join(f"{way['name']} {way['curve'][-1][1]:.3f}" for way in ways.to_dict("records"))
 
 
-def usages(found: Comparisons) -> Iterator[Drawing]:
-    """Busy cores and memory over the seconds of one run of every arm; none where nothing looked at the machine."""
-    cast = cast_of(found)
-    for arm in found.arms.itertuples():
-        own = of_arm(found.runs, arm.comparison, arm.model, arm.arm)
-        looks = utilisation(own[~own["diverged"]]["path"].iloc[0])
-        if len(looks) > 1:
-            name, title = f"usage-{slug(arm.model)}-{slug(arm.arm)}", f"The machine over time: {arm.model}, {arm.arm}"
-            yield drawing(gallery.drawn(name, title, "", _draw_usage, looks, cast[arm.arm], size=(2.9, 1.9)))
-
-
-def utilisation(run: Path) -> pd.DataFrame:
-    """Seconds, busy cores of the run's processes, and GiB of their resident sets; empty if nobody looked."""
-    rows = []
-    with contextlib.suppress(OSError):
-        for line in (run / USAGE).read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last one may be torn
-                look = json.loads(line)
-                cores, resident = (sum(one) for one in zip(*look["processes"].values(), strict=True))
-                rows.append((look["seconds"], cores, resident / 2**30))
-    return pd.DataFrame(rows, columns=["seconds", "cores", "GiB"])
-
-
-def _draw_usage(axes: Any, looks: pd.DataFrame, look: Any) -> str:
-    axes.plot(looks["seconds"], looks["cores"], color=look.colour, linewidth=1.4)
-    axes.plot(looks["seconds"], looks["GiB"], color=MUTED, linewidth=1.0, linestyle="--")
-    axes.set(xlabel="seconds", ylabel="cores, GiB", ylim=(0, None))
-    return f"at most {looks['cores'].max():.1f} cores and {looks['GiB'].max():.1f} GiB"
-
-
-def as_json(found: Comparisons, ways: pd.DataFrame) -> str:
-    """All numbers of the tables; an interval is three of them."""
-    named = pd.concat([ways.drop(columns="metrics"), pd.DataFrame([*ways["metrics"]])], axis=1)
-    frames = {"arms": found.arms, "ways": named}
-    told = {name: json.loads(tables.numbers(frame).to_json(orient="records")) for name, frame in frames.items()}
-    return json.dumps({"name": found.name, "num_seeds": found.num_seeds, **told, "left_out": found.left_out}, indent=1)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis parallelism", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help="folder of experiments/parallelism.py")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page there; without it tables are printed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
-    flags = parser.parse_args(arguments)
-
-    def command() -> None:
-        found = read(flags.runs)
-        ways = ways_of(found)
-        print("\n".join(sentences(found)))
-        if flags.json is not None:
-            write(flags.json, as_json(found, ways), "--json")
-            print(f"json   {flags.json}")
-        if flags.out is None:
-            print(printed(tables_of(found) | more_tables(ways), found.left_out))
-            return
-        again = f"python -m analysis parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        write(flags.out, page(found, again, more_sections(found, ways), "parallelism"), "--out")
-        print(f"out    {flags.out}")
-
-    return carried_out(command)
+    return reported("parallelism", str(__doc__), arguments, ways_of, more_tables, more_sections)
 
 
 if __name__ == "__main__":

@@ -116,10 +116,9 @@ def run(flags: argparse.Namespace, script: str, report: str, stop: StopRequest) 
         sweep.open()
         announce(plan, sweep, out)
         failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
-    failing = {job.folder for job in failed}
-    for stage in STAGES:
-        mine = share(plan, stage, shard)
-        failing |= {run.folder for run in plan.of_stage(stage) if run.folder in mine and sweep.status(run) == FAILED}
+    mine = {folder for stage in STAGES for folder in share(plan, stage, shard)}
+    failing = {run.folder for run in plan.runs if run.folder in mine and sweep.status(run) == FAILED}
+    failing |= {job.folder for job in failed}
     if failing:
         print(f"{counted(len(failing), 'run')} FAILED; the same command with --retry runs them again", file=sys.stderr)
     without = sum(
@@ -127,7 +126,7 @@ def run(flags: argparse.Namespace, script: str, report: str, stop: StopRequest) 
         for run in plan.of_stage("finetune")
     )
     if without:
-        told = "1 fine-tuning run has" if without == 1 else f"{without} fine-tuning runs have"
+        told = counted(without, "fine-tuning run") + (" has" if without == 1 else " have")
         print(f"{told} no model to start from, since its pretraining run is not DONE", file=sys.stderr)
     left = sum(sweep.status(run) not in FINISHED for run in plan.runs)
     print(f"{'done' if not left else 'so far'}   {out}: {len(plan.runs) - left} of {len(plan.runs)} runs")
@@ -141,13 +140,9 @@ def shard_of(text: str) -> tuple[int, int]:
     (2, 8)
     """
     index, _, number = text.partition("/")
-    try:
-        shard = whole_number(index), whole_number(number)
-        if 1 <= shard[0] <= shard[1]:
-            return shard
-    except ValueError:
-        pass
-    raise UsageError(f"--shard must look like 2/8 (the second of eight parts), got {shortened(text)}")
+    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        raise UsageError(f"--shard must look like 2/8 (the second of eight parts), got {shortened(text)}")
+    return int(index), int(number)
 
 
 def counted(number: int, what: str, width: int = 0) -> str:
@@ -210,8 +205,7 @@ def power_text(plan: Plan) -> str:
 def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
     """The runs that can be made now, one command a line; those of later stages depend on what these find."""
     for stage in STAGES:
-        mine = share(sweep.plan, stage, shard)
-        todo = [job for job in sweep.to_do(stage, retry=True) if job.folder in mine]
+        todo = sweep.to_do(stage, shard, retry=True)
         for job in todo:
             print(shlex.join(job.command))
         if todo and stage == "tuning":
@@ -223,16 +217,12 @@ def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> No
     """Time a few gradients and say how long the whole takes on this machine."""
     from asyncsgd.study.estimate import Estimator
 
-    estimator = Estimator()
-    known = set(sweep.budgets)
+    estimator, known, total = Estimator(), set(sweep.budgets), 0.0
     sweep.assume_budgets(estimator.training_seconds)
     for reference in sorted(set(sweep.budgets) - known):
         print(budget_text(sweep.plan, reference, f"about {sweep.budgets[reference]:.3g}"))
-    total = 0.0
     for stage in STAGES:
-        mine = share(sweep.plan, stage, shard)
-        todo = [job for job in sweep.to_do(stage, retry=retry, pretend=True) if job.folder in mine]
-        if todo:
+        if todo := sweep.to_do(stage, shard, retry=retry, pretend=True):
             seconds = estimator.seconds(todo, jobs)
             total += seconds
             print(f"{stage:8}  {counted(len(todo), 'run', 4)} to make: about {seconds / 60:.1f} minutes")

@@ -40,26 +40,10 @@ def score(value):
 
 
 def test_what_silence_scores_is_said_beside_the_scores():
-    assert about_silence(ways(("single", 0.52, ()), ("async", 0.53, ()))) == [
-        "bert: a model that never answers has F1 0.500; 3 points or more above it: async.",
-    ]
-    for curve, f1, end in (
-        ((), 0.52, "single: its F1 does not rise over its last evaluations, so they do not say how much is missing."),
-        # .02 with every doubling, and .03 are missing
-        (
-            ((0, 0.5), (80, 0.46), (160, 0.48)),
-            0.5,
-            "single: about 905 samples, 2.8 times as many, if F1 rises on as it does.",
-        ),
-        (
-            ((40, 0.4), (80, 0.45), (160, 0.4999)),
-            0.5,
-            "single: more than 1000 times as many samples, its F1 hardly rises.",
-        ),
-    ):
-        (said,) = about_silence(ways(("single", f1, curve)))
-        assert "After 320 samples none has learned where answers begin." in said
-        assert said.endswith(end)
+    for f1, above in ((0.53, "async"), (0.52, "none")):
+        assert about_silence(ways(("single", 0.52, ()), ("async", f1, ()))) == [
+            f"bert: a model that never answers has F1 0.500; 3 points or more above it: {above}."
+        ]
 
 
 def test_the_scores_stand_beside_the_loss_and_the_seconds():

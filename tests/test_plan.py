@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
 from asyncsgd.study.arms import words_of
-from asyncsgd.study.config import Endpoint, fill_in, read_config
+from asyncsgd.study.config import Endpoint, read_config
 from asyncsgd.study.plan import STAGES, make_plan, sha256_of, share
 from asyncsgd.study.sweep import check
 from asyncsgd.tasks import task_class
@@ -82,22 +83,7 @@ def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condit
     condition = {"nproc": 4, "clock": "virtual", "speeds": "exponential:1.0"}
     from_base = make_plan(config_of(base=condition, conditions=[{}], replicates=2))
     from_conditions = make_plan(config_of(conditions=[condition], replicates=2))
-    assert from_base.arms == from_conditions.arms
-    assert from_base.runs == from_conditions.runs
-    assert {arm.place for arm in from_base.arms} == {(4, "virtual")}
-
-
-@pytest.mark.parametrize(
-    ("text", "filled"),
-    [
-        ("k_sync:quorum={nproc-1}", "k_sync:quorum=7"),
-        ("{max(1, nproc//2)}/{min(nproc, 3)}", "4/3"),
-        ("{2*nproc+1} and {nproc}", "17 and 8"),
-        ("nothing", "nothing"),
-    ],
-)
-def test_braces_are_filled_in_from_the_number_of_workers(text, filled):
-    assert fill_in(text, 8, "rule") == filled
+    assert (from_base.arms, from_base.runs) == (from_conditions.arms, from_conditions.runs)
 
 
 def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials():
@@ -218,19 +204,11 @@ possible = st.fixed_dictionaries(
         "nproc": st.integers(1, 9),
         "rule": st.sampled_from(["asynchronous", "k_sync:quorum=2"]),
         "clock": st.sampled_from(["measured", "virtual"]),
-        "speeds": st.sampled_from(["exponential:1.0", "slow:worker=0,factor=3"]),
-        "seed": st.integers(0, 2**32 - 1),
-        "samples": st.sampled_from([9600, 64]),
         "seconds": st.sampled_from([60.0, 0.125]),
         "target_loss": st.floats(1e-9, 1e9),
-        "optimizer": st.sampled_from(["adamw", "sgd"]),
         "learning_rate": st.sampled_from([5e-4, 0.1, 1e-30, 0.3]),
-        "schedule": st.sampled_from(["linear", "constant", "cosine"]),
-        "weight_decay": st.floats(0, 10),
-        "data": texts,
         "eval_data": texts,
         "model": texts,
-        "run_dir": texts,
         "overwrite": st.booleans(),
     },
 )
@@ -252,27 +230,20 @@ REFERENCE = {"reference": "sync", "target_loss": 6.2}
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"algorithm": {}}, "`algorithm` 'algorithms'"),
-        ({"name": "../up"}, "$.name"),
         ({"base": {"seed": 3}}, "base seed seeds"),
         ({"base": {"samplse": 8}}, "sync-w2 'samplse' 'samples'"),
-        ({"base": {"epochs": 3}}, "base epochs budget"),
         ({"algorithms": {"a": {"rule": "asynchronos"}}}, "a-w2 'asynchronos' 'asynchronous'"),
         ({"algorithms": {"a": {"rule": "{nproc**2}"}}}, "algorithms.a.rule {nproc**2} {nproc//2}"),
         ({"tuning": {}, "seeds": [9]}, "tuning sync-w2 0"),
-        ({"tuning": {"grid": RATES}, "seeds": [9], "algorithms": {"a": {}, "b": {"tune": {"beta1": [0.9]}}}}, "a-w2 2"),
         ({"tuning": {"grid": {"samples": [8, 16]}}, "seeds": [9]}, "algorithms.sync.tune samples"),
         ({"conditions": [{"nproc": 2}, {"nproc": 2}]}, "two sync-w2"),
         ({"exclude": [{"algoritm": "sync"}]}, "exclude 'algoritm'"),
-        ({"seeds": [0, -1]}, "$.seeds[1] >= 0"),
         ({"tuning": {"grid": RATES, "seeds": [0]}}, "tuning.seeds seeds [0]"),
         ({"finetune": {"data": "pydocs", "mode": "sync"}}, "finetune: sync mode: single"),
         ({"analysis": {**REFERENCE, "reference": "snyc"}}, "analysis.reference 'snyc' 'sync'"),
         ({"analysis": {**REFERENCE, "primary": {"endpoint": "macro_f1"}}}, "macro_f1 finetune"),
-        ({"analysis": {**REFERENCE, "primary": {"num_workers": 3}}}, "analysis.primary num_workers: 2"),
         ({"analysis": {"reference": "sync"}}, "analysis pilots target_loss"),
         ({**FULL, "base": {"samples": 64}}, "sync-w2 seconds schedule: constant"),
-        ({**FULL, "pilots": [100, 7]}, "pilots seeds [100]"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):
@@ -281,21 +252,12 @@ def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):
     assert all(word in str(error.value) for word in words.split())
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("name: [", "not YAML"),
-        ("- 1", "Expected `object`"),
-        ("algorithms:\n  a: {mode: sync}\n  a: {mode: async}\n", "'a' twice"),
-        ("name: \xff", "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_config_is_refused_by_its_name(text, words, tmp_path):
+def test_a_file_that_is_no_config_is_refused_by_its_name(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_text(text, encoding="latin-1")
-    with pytest.raises(UsageError) as raised:
-        read_config(path)
-    assert all(word in str(raised.value) for word in (str(path), *words.split()))
+    for text in ("name: [", "- 1", "algorithms:\n  a: {}\n  a: {}\n", "name: \xff"):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(UsageError, match=re.escape(str(path))):
+            read_config(path)
 
 
 CONFIGS = sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml"))
@@ -309,7 +271,6 @@ def test_every_config_that_is_shipped_can_be_planned(path):
     assert plan.name == path.stem
     if "algorithms" in config:
         assert_invariants(plan)
-    assert len({run.folder for run in plan.runs}) == len(plan.runs)
 
 
 junk = st.sampled_from([None, True, 0, -1, 0.5, "", "x", "1e-3", "{nproc", [], [1], {}, {"a": 1}, {"seed": 1}, [[2]]])
@@ -338,17 +299,12 @@ spoiled = st.dictionaries(st.sampled_from([*CHOICES, "algorithms", "seeds", "unk
 anything = st.builds(lambda some, others: {**some, **others}, sound, spoiled)
 
 
-def keys_of(run):
-    yield from (run.folder, (run.stage, run.arm, run.seed, run.replicate, run.trial, run.finetune_seed))
-
-
 def assert_invariants(plan):
     """What holds for every plan, whatever the config."""
     names = [arm.name for arm in plan.arms]
     assert names
     assert len(set(names)) == len(names)
-    for number in (0, 1):
-        assert max(Counter([*keys_of(run)][number] for run in plan.runs).values()) == 1
+    assert len({run.folder for run in plan.runs}) == len(plan.runs)
     assert [run.stage for run in plan.runs] == sorted((run.stage for run in plan.runs), key=STAGES.index)
     assert set(plan.config.seeds).isdisjoint(plan.config.tuning.seeds)
     assert len({len(arm.trials) for arm in plan.arms}) == 1

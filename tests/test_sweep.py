@@ -76,13 +76,9 @@ def written(config, folder):
 
 def sweep(config, out, *flags):
     """The script, in this process."""
-    arguments = [str(config), "--out", str(out), *flags]
-    before = sys.argv
-    sys.argv = ["sweep.py", *arguments]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sweep.py", str(config), "--out", str(out), *flags])
         return int(sweep_script.main())
-    finally:
-        sys.argv = before
 
 
 def plan_of(out):
@@ -251,9 +247,8 @@ def test_the_analysis_is_registered_before_the_first_test_run(unbroken):
     _, out = unbroken
     registered = (out / "analysis.yaml").stat().st_mtime_ns
     before = [*out.glob("tuning/*/*/summary.json"), *out.glob("pilot/*/*/summary.json")]
-    assert len(before) == 8
-    assert all(path.stat().st_mtime_ns < registered for path in before)
-    assert all(path.stat().st_mtime_ns > registered for path in out.glob("test/*/*/settings.yaml"))
+    assert max(path.stat().st_mtime_ns for path in before) < registered
+    assert registered < min(path.stat().st_mtime_ns for path in out.glob("test/*/*/settings.yaml"))
     recorded = json.loads((out / "plan.json").read_text())["analysis_sha256"]
     assert recorded == hashlib.sha256((out / "analysis.yaml").read_bytes()).hexdigest()
 
@@ -289,29 +284,19 @@ def test_a_registration_is_never_changed_nor_made_afterwards(finished, capsys):
     config, out = finished
     path = out / "analysis.yaml"
     text = path.read_text()
-    for tampered in (text.replace("alpha: 0.05", "alpha: 0.5"), "schema: 1\n"):
-        path.write_text(tampered)
+    for tampered in (text.replace("alpha: 0.05", "alpha: 0.5"), "schema: 1\n", None):
+        path.unlink()
+        if tampered is not None:
+            path.write_text(tampered)
         assert sweep(config, out) == 2
-        assert path.read_text() == tampered
+        assert (path.read_text() if path.exists() else None) == tampered
+        said = "is missing, though there are test runs" if tampered is None else "was written before the test runs"
         err = capsys.readouterr().err
-        assert err.startswith(f"error: {path} ")
+        assert err.startswith(f"error: {path} {said}")
         assert "put the old file back" in err
-        assert err.count("\n") == 1
-    path.unlink()
-    assert sweep(config, out) == 2
-    assert not path.exists()
-    assert f"error: {path} is missing, though there are test runs" in capsys.readouterr().err
     path.write_text(text)
     assert sweep(config, out) == 0
     assert path.read_text() == text
-
-
-def test_a_finished_run_with_other_settings_is_refused(finished, capsys):
-    config, out = finished
-    path = out / f"test/{SYNC}/s100/settings.yaml"
-    path.write_text(path.read_text().replace("seq_len: 16", "seq_len: 32"))
-    assert sweep(config, out) == 2
-    assert "is done with other settings (seq_len 32 -> 16); type another --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
@@ -358,10 +343,9 @@ def test_wrong_flags_and_files_end_with_2_and_one_line(unbroken, small, tmp_path
     before = files_of(made)
     rule = written({**small, "algorithms": {"sync": {}, "async": {"rule": "asynchronos"}}}, tmp_path)
     for arguments, words in (
-        ((config, new, "--shard=0/2"), "--shard 2/8 '0/2'"),
-        ((config, new, "--shard=3/2"), "--shard '3/2'"),
+        ((config, new, "--shard=3/2"), "--shard 2/8 '3/2'"),
         ((config, new, "--jobs", "0"), "--jobs 1 0"),
-        ((tmp_path / "no.yaml", new), "no.yaml"),
+        ((config, new, "--quick"), "config --quick"),
         ((config, tmp_path / "file"), "file --out"),
         ((config, occupied), "occupied --out"),
         ((rule.with_name("other.yaml"), made), "another config --out config.yaml"),
@@ -514,14 +498,11 @@ def test_shards_together_make_what_one_sweep_makes(unbroken, finished, capsys):
     (out / "analysis.yaml").unlink()
     assert sweep(config, out, "--shard", "2/2") == 1
     assert "error: the base model is made by --shard 1/2; run it first, then this command" in capsys.readouterr().err
-    assert sweep(config, out, "--shard", "1/2") == 1
-    assert "error: 1 tuning run is not finished, the first is " in (err := capsys.readouterr().err)
-    assert err.endswith("; run the other shards, then this command again\n")
-    assert not (out / "test").exists()
-    assert sweep(config, out, "--shard", "2/2") == 1
-    assert "error: 1 pilot run is not finished, the first is pilot/" in (err := capsys.readouterr().err)
-    assert err.endswith("; run the other shards, then this command again\n")
-    assert not (out / "analysis.yaml").exists()
+    for shard, stage in ((1, "tuning"), (2, "pilot")):
+        assert sweep(config, out, "--shard", f"{shard}/2") == 1
+        assert f"error: 1 {stage} run is not finished, the first is {stage}/" in (err := capsys.readouterr().err)
+        assert err.endswith("; run the other shards, then this command again\n")
+        assert not (out / "analysis.yaml").exists()
     assert sweep(config, out, "--shard", "1/2") == 0
     made = {str(path.parent.relative_to(out)) for path in out.glob("test/*/*/summary.json")}
     assert made == share(plan_of(out), "test", (1, 2))
@@ -533,44 +514,26 @@ def test_shards_together_make_what_one_sweep_makes(unbroken, finished, capsys):
     assert not list(out.rglob("*.before-*"))
 
 
-@pytest.fixture
-def start(tmp_path):
-    started = []
-
-    def run(config, *flags):
-        folder = tmp_path / f"command{len(started)}"
-        folder.mkdir()
-        words = [sys.executable, str(SCRIPT), str(config), "--out", str(tmp_path / "out"), *flags]
-        started.append(Command(words, folder))
-        return started[-1]
-
-    yield run
-    for command in started:
-        command.end()
-
-
-def settles(command):
-    """After its end: nothing of it lives, nothing is locked, no shared memory is left."""
-    until(lambda: not command.pids(), "all processes to be gone", 30)  # a fork server first ends its imports
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_alone_while_it_runs(
-    unbroken, start, tmp_path, capsys
+    unbroken, tmp_path, capsys
 ):
     config, whole = unbroken
     out = tmp_path / "out"
-    command = start(config, "--jobs", "2")
-    until(lambda: list(out.glob("tuning/*/*/settings.yaml")), "a tuning run")
-    assert sweep(config, out) == 2  # while it runs
-    assert f"error: another sweep is at work in {out}; wait for it" in capsys.readouterr().err
-    seconds = random.random() * 3  # anywhere, and told where the test fails
-    print(f"killed after {seconds:.3f} s")
-    time.sleep(seconds)
-    command.process.kill()
-    command.process.wait(10)
-    settles(command)
+    command = Command([sys.executable, str(SCRIPT), str(config), "--out", str(out), "--jobs", "2"], tmp_path)
+    try:
+        until(lambda: list(out.glob("tuning/*/*/settings.yaml")), "a tuning run")
+        assert sweep(config, out) == 2  # while it runs
+        assert f"error: another sweep is at work in {out}; wait for it" in capsys.readouterr().err
+        seconds = random.random() * 3  # anywhere, and told where the test fails
+        print(f"killed after {seconds:.3f} s")
+        time.sleep(seconds)
+        command.process.kill()
+        command.process.wait(10)
+        until(lambda: not command.pids(), "all processes to be gone", 30)  # a fork server first ends its imports
+    finally:
+        command.end()
     assert sweep(config, out) == 0
     assert results_of(out) == results_of(whole)
     assert (out / "analysis.yaml").read_bytes() == (whole / "analysis.yaml").read_bytes()

@@ -11,15 +11,11 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, find_run
 from asyncsgd.scripts.run_folder import read_summary
-
-if TYPE_CHECKING:
-    from asyncsgd.checkpoints import Checkpoint  # imports torch, which is slow
 
 
 def run(argv: list[str]) -> int:
@@ -40,62 +36,45 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the model")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
-    given.run_dir = find_run(given.run)
-    export(given)
+    folder = find_run(given.run)
+    if given.out.exists():
+        raise UsageError(f"{given.out} is there already; type another --out")
+    summary = read_summary(folder) if given.checkpoint is None else {}
+    finished, saved = summary.get("status") == DONE, folder / (BEST_MODEL if given.best else LAST_MODEL)
+    if finished and saved.is_dir():
+        shutil.copytree(saved, given.out)
+        which = "best model" if given.best else "model at the end"
+        num_samples = (summary["best"] if given.best else summary)["num_samples"]
+        print(f"saved  the {which} of the run, after {num_samples} samples, in {given.out}")
+    else:
+        made = make(folder, given, summary["num_updates"] if finished else None)
+        print(f"saved  {made} in {given.out}")
     return 0
 
 
-def export(arguments: argparse.Namespace) -> None:
-    """Copy the model that a finished run has written, or make that of a checkpoint.
+def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> str:
+    """Build the run's model, give it the parameters of a checkpoint and save it; what it is.
 
     Raises:
-        UsageError: if there is no such checkpoint, none at the end of a finished run, or the folder is there already.
+        UsageError: if there is no such checkpoint, or none after `num_updates`, at the end of a run that is DONE.
     """
-    folder, name = arguments.run_dir, arguments.checkpoint
-    if arguments.out.exists():
-        raise UsageError(f"{arguments.out} is there already; type another --out")
-    if not (folder / "settings.yaml").is_file():
-        raise UsageError(f"{folder} is not a run folder: it has no settings.yaml")
-
-    summary = read_summary(folder) if name is None else {}
-    finished = summary.get("status") == DONE
-    saved = folder / (BEST_MODEL if arguments.best else LAST_MODEL)
-    if finished and saved.is_dir():
-        partial = arguments.out.with_name(arguments.out.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(saved, partial)
-        partial.rename(arguments.out)
-        which = "best model" if arguments.best else "model at the end"
-        num_samples = (summary["best"] if arguments.best else summary)["num_samples"]
-        print(f"saved  the {which} of the run, after {num_samples} samples, in {arguments.out}")
-        return
-
-    from asyncsgd.checkpoints import find
-
-    checkpoint = find(folder, lambda checkpoint: name in (None, checkpoint.name)).checkpoint
-    if finished and checkpoint.version != summary["num_updates"]:
-        raise UsageError(
-            f"{folder} is DONE after {summary['num_updates']} updates and has kept no model, and its last checkpoint "
-            f"is of {checkpoint.version}; type --checkpoint {checkpoint.name}"
-        )
-    make(arguments, checkpoint)
-
-
-def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
-    """Build the run's model, give it the parameters of the checkpoint and save it."""
-    from asyncsgd.checkpoints import load_state
+    from asyncsgd.checkpoints import find, load_state
     from asyncsgd.finishing import facts_of, model_at, save_model
     from asyncsgd.flat import parameters_sha256
     from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import run_again
 
-    folder = arguments.run_dir
-    run = run_again(folder, arguments.cache_dir).prepared()
-    state = load_state(folder, checkpoint.name)
-    totals = Totals()
+    checkpoint = find(folder, lambda checkpoint: given.checkpoint in (None, checkpoint.name)).checkpoint
+    if num_updates not in (None, checkpoint.version):
+        raise UsageError(
+            f"{folder} is DONE after {num_updates} updates and has kept no model, and its last checkpoint is of "
+            f"{checkpoint.version}; type --checkpoint {checkpoint.name}"
+        )
+    run = run_again(folder, given.cache_dir).prepared()
+    state, totals = load_state(folder, checkpoint.name), Totals()
     totals.load_state(checkpoint.totals)
     parameters, known = (state["backend"].get("ranks") or state["method"])["parameters"], totals.as_summary()
-    if arguments.best:
+    if given.best:
         best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
@@ -106,7 +85,5 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
         "num_parameters": flat.layout.num_parameters,
         "parameters_sha256": parameters_sha256(flat.layout, flat.parameters),
     }
-    save_model(run, flat.model, arguments.out, summary, folder)
-    print(
-        f"saved  the model after {known['num_samples']} samples and {known['num_updates']} updates in {arguments.out}"
-    )
+    save_model(run, flat.model, given.out, summary, folder)
+    return f"the model after {known['num_samples']} samples and {known['num_updates']} updates"

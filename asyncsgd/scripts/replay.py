@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
+from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
 
 
@@ -30,14 +31,16 @@ def run(argv: list[str]) -> int:
     folder = find_run(given.run)
     summary, settings = summary_to_replay(folder), read_of_run(folder, "settings.yaml")
     if given.to is not None:
-        return save_version(folder, given.to, given.out or folder / f"model-at-{given.to}", settings, given)
+        return save_version(folder, summary, given, settings)
     if "simulate" in settings:
         return replay_simulation(folder, settings["simulate"], summary)
 
     from asyncsgd.api import replay
 
     done = replay(folder, _task_of(given.task, settings), cache=given.cache_dir)
-    return said(summary, done.num_updates, done.num_checked, done.parameters_sha256, done.difference)
+    return _said(
+        done.num_updates, done.num_checked, done.difference, summary["parameters_sha256"], done.parameters_sha256
+    )
 
 
 def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
@@ -49,12 +52,11 @@ def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
         if module == "__main__":
             raise UsageError(f"the run's task was defined in the script that was run; type --task FILE:{class_name}")
         return None
-    fields = settings.get("task_fields", {}).items()
-    kind: Any = class_named(name)
+    fields, kind = settings.get("task_fields", {}).items(), class_named(name)
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields})
 
 
-def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any], given: argparse.Namespace) -> int:
+def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Replay up to a version and save its model; the exit code."""
     from asyncsgd.replaying import PreparedReplay, run_again
     from asyncsgd.runtime.replay import read_log
@@ -62,19 +64,18 @@ def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any]
     if {"simulate", "task_class"} & settings.keys():
         raise UsageError("--to saves a model of a script's run of a task; drop it")
     task = _task_of(given.task, settings)
-    run = run_again(folder, given.cache_dir, None if task is None else type(task))
-    prepared = PreparedReplay(run, read_log(folder / "events.jsonl"), read_of_run(folder, "summary.json"))
-    difference, reached, checked = prepared.replay.run(version), prepared.server.version, prepared.replay.num_checked
-    if difference:
-        return said({}, reached, checked, "", difference.message)
-    print(f"updates    {reached} replayed, {checked} losses compared")
-    if reached < version:
-        raise UsageError(f"the run has no version {version}; its last one is {reached}")
-    if reached > version:
-        raise UsageError(f"version {version} lies between two steps of one arrival; type --to {reached}, after it")
-    prepared.save(out)
-    print(f"saved      the model of version {version} in {out}")
-    return 0
+    run, out = run_again(folder, given.cache_dir, task and type(task)), given.out or folder / f"model-at-{given.to}"
+    prepared = PreparedReplay(run, read_log(folder / EVENTS), summary)
+    difference, reached = prepared.replay.run(given.to), prepared.server.version
+    code = _said(reached, prepared.replay.num_checked, difference.message if difference else "")
+    if code == 0 and reached < given.to:
+        raise UsageError(f"the run has no version {given.to}; its last one is {reached}")
+    if code == 0 and reached > given.to:
+        raise UsageError(f"version {given.to} lies between two steps of one arrival; type --to {reached}, after it")
+    if code == 0:
+        prepared.save(out)
+        print(f"saved      the model of version {given.to} in {out}")
+    return code
 
 
 def replay_simulation(folder: Path, settings: dict[str, Any], summary: dict[str, Any]) -> int:
@@ -83,20 +84,20 @@ def replay_simulation(folder: Path, settings: dict[str, Any], summary: dict[str,
     from asyncsgd.simulation.settings import SimulationSettings
     from asyncsgd.simulation.simulate import replay_of, vector_sha256
 
-    replaying, server = replay_of(SimulationSettings(**settings), read_log(folder / "events.jsonl"))
+    replaying, server = replay_of(SimulationSettings(**settings), read_log(folder / EVENTS))
     difference = replaying.run()
     sha256 = vector_sha256(server.parameters)
     what = difference_at_end(summary, sha256, server.num_samples) if difference is None else difference.message
-    return said(summary, server.version, replaying.num_checked, sha256, what)
+    return _said(server.version, replaying.num_checked, what, summary["parameters_sha256"], sha256)
 
 
-def said(summary: dict[str, Any], version: int, num_checked: int, replayed: str, difference: str) -> int:
+def _said(version: int, num_checked: int, difference: str, recorded: str = "", replayed: str = "") -> int:
     """Say how the replay ended; the exit code."""
     print(f"updates    {version} replayed, {num_checked} losses compared")
-    if summary:
-        print(f"recorded   {summary['parameters_sha256']}\nreplayed   {replayed}")
+    if recorded:
+        print(f"recorded   {recorded}\nreplayed   {replayed}")
     if difference:
         print(f"different  {difference}\n           the runs part at update {version} or before it")
-        return 1
-    print("identical")
-    return 0
+    elif recorded:
+        print("identical")
+    return int(bool(difference))

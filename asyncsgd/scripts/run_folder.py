@@ -13,7 +13,6 @@ from typing import Any, BinaryIO, cast
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, read_events
 from asyncsgd.records.run_folder import RunFolder, own, write_text
-from asyncsgd.settings.flags import Flags
 from asyncsgd.settings.task import task_flags
 
 CHECKPOINTS = "checkpoints"
@@ -43,17 +42,17 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     Raises:
         UsageError: if the folder holds another run, has no checkpoint to go on from, or cannot be written.
     """
-    task, job, output, kind = settings.task, settings.job, settings.output, cast("Any", type(settings.task))
-    flags, path = task_flags(kind), Path(output.resume or output.run_dir or output.runs_dir)
+    task, job, output = settings.task, settings.job, settings.output
+    flags, path = task_flags(cast("Any", type(task))), Path(output.resume or output.run_dir or output.runs_dir)
     try:
-        if output.resume is not None or (output.run_dir is not None and _goes_on(path, flags, settings)):
+        if output.resume is not None or (output.run_dir is not None and _goes_on(path, settings)):
             text = flags.to_yaml(settings, comment=f"{command}\nwhich made an earlier run longer", places=False)
             return open_again(path, differences(path, settings), text)
         if output.run_dir is None:
             name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
             path = free_folder(path, name)
         with contextlib.ExitStack() as undo:
-            events = undo.enter_context(own(path) if output.run_dir is None else _take(path, flags, settings))
+            events = undo.enter_context(own(path) if output.run_dir is None else _take(path, settings))
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
             # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
@@ -65,20 +64,20 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     return folder
 
 
-def _goes_on(path: Path, flags: Flags, settings: Any) -> bool:
+def _goes_on(path: Path, settings: Any) -> bool:
     """Whether the folder holds these settings' run, with a checkpoint and not DONE."""
     begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not settings.output.overwrite
     return begun and read_summary(path).get("status") != DONE and not differences(path, settings)
 
 
-def differences(path: Path, settings: Any) -> list[tuple[str, object, object]]:
+def differences(path: Path, settings: Any) -> list[tuple[str, Any, Any]]:
     """The settings that are not those of the run in `path`: name, value there, value here."""
     flags = task_flags(cast("Any", type(settings.task)))
     old = flags.make(flags.load_yaml(path / "settings.yaml"))
     return flags.differing_keys(flags.flatten(old), flags.flatten(settings))
 
 
-def open_again(path: Path, different: Sequence[tuple[str, object, object]], settings_yaml: str) -> RunFolder:
+def open_again(path: Path, different: Sequence[tuple[str, Any, Any]], settings_yaml: str) -> RunFolder:
     """Open the folder of a run that goes on from its last checkpoint that is whole. Nothing in it changes before
     `RunFolder.go_on`.
 
@@ -96,9 +95,10 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         events = undo.enter_context(own(path))
         if not any(path.glob(_DESCRIPTIONS)):
             find(path)  # refuses, before anything is asked for that would not help
-        if not all(_grows(key, was, wanted) for key, was, wanted in different):
+        grow = ("samples", "epochs", "micro_batches")
+        if not all(key in grow and was is not None and wanted > was for key, was, wanted in different):
             raise UsageError(
-                f"{path} cannot go on with other settings ({_listed(different)}); drop them, only --samples, --epochs "
+                f"{path} cannot go on with other settings ({listed(different)}); drop them, only --samples, --epochs "
                 f"and --micro-batches may grow"
             )
         longer = any(key != "micro_batches" for key, _, _ in different)
@@ -108,11 +108,6 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
         undo.pop_all()
     return folder
-
-
-def _grows(key: str, was: object, wanted: object) -> bool:
-    grows = key in ("samples", "epochs", "micro_batches")
-    return grows and isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -126,39 +121,40 @@ def free_folder(parent: Path, name: str) -> Path:
     return path
 
 
-def _take(path: Path, flags: Flags, settings: Any) -> BinaryIO:
+def _take(path: Path, settings: Any) -> BinaryIO:
     """Own the folder at `path`, after what lies there was set aside; see `open_run_folder` and `own`."""
+    foreign = UsageError(f"{path} exists and is not a run folder; type another --run-dir")
     if path.exists() and not (path / "settings.yaml").is_file():
         inside = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name]
         if any(name != EVENTS and not name.startswith(_TORN_SETTINGS) for name in inside):
-            raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
+            raise foreign
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
         # Looked at again now that nobody else can change it.
         if (path / "settings.yaml").is_file():
             if not settings.output.overwrite:
-                _refuse_to_replace(path, flags, settings)
+                _refuse_to_replace(path, settings)
             _rename(path)
             return own(path)
         if has_trained(path):
-            raise UsageError(f"{path} holds records and no settings.yaml; type another --run-dir")
+            raise foreign
         undo.pop_all()
     return events
 
 
-def _refuse_to_replace(path: Path, flags: Flags, settings: Any) -> None:
+def _refuse_to_replace(path: Path, settings: Any) -> None:
     status = read_summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # e.g. a mistyped command: it has left nothing worth keeping
     if different := differences(path, settings):
         raise UsageError(
-            f"{path} holds a run with other settings ({_listed(different)}); type another --run-dir, or --overwrite"
+            f"{path} holds a run with other settings ({listed(different)}); type another --run-dir, or --overwrite"
         )
     if status == DONE:
         raise UsageError(f"{path} holds this run already, DONE; type another --run-dir, or --overwrite to run it again")
 
 
-def _listed(different: Sequence[tuple[str, object, object]]) -> str:
+def listed(different: Sequence[tuple[str, Any, Any]]) -> str:
     return ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
 
 

@@ -127,16 +127,13 @@ def class_named(name: str) -> type[Task]:
 def told_names(argv: list[str]) -> bool:
     """Print what ``--rule help`` or ``--times help`` asks for, if either is there."""
     if "help" in values_of(argv, "--times") + values_of(argv, "--speeds"):
-        from asyncsgd.simulation.speeds import describe_speeds
-
-        print(describe_speeds())
-        return True
-    if "help" in values_of(argv, "--rule"):
-        from asyncsgd.rules import describe_rules
-
-        print(describe_rules())
-        return True
-    return False
+        from asyncsgd.simulation.speeds import describe_speeds as describe
+    elif "help" in values_of(argv, "--rule"):
+        from asyncsgd.rules import describe_rules as describe
+    else:
+        return False
+    print(describe())
+    return True
 
 
 def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
@@ -175,24 +172,20 @@ def announce(settings: Any) -> None:
     """The first line, before anything heavy is imported."""
     from asyncsgd.runtimes import Virtual, kind_of
 
-    kind = kind_of(settings.job.mode, settings.job.clock)
+    job, cores = settings.job, available_cores()
+    kind, busy = kind_of(job.mode, job.clock), job.nproc * settings.machine.threads
     if kind is Virtual:
-        print(
-            f"asyncsgd {__version__}  {settings.job.nproc} virtual workers in one process; seconds are drawn "
-            f"from {settings.job.speeds or 'constant:1'}, not measured",
-            flush=True,
+        clock = f"seconds are drawn from {job.speeds or 'constant:1'}, not measured"
+        told = f"{job.nproc} virtual workers in one process; {clock}"
+    else:
+        workers, threads = (
+            f"{n} {what}{'s' * (n > 1)}" for n, what in ((job.nproc, "worker"), (settings.machine.threads, "thread"))
         )
-        return
-    workers, threads, cores = settings.job.nproc, settings.machine.threads, available_cores()
-    load = f"{cores} core{'s' if cores > 1 else ''}"
-    if workers * threads > cores:
-        load += f", oversubscribed {workers * threads / cores:.1f}x: not a measurement of speed"
-    server = " and a server" if kind.has_server else ""
-    print(
-        f"asyncsgd {__version__}  mode {settings.job.mode}  {workers} worker{'s' if workers > 1 else ''} with "
-        f"{threads} thread{'s' if threads > 1 else ''} each{server} on {load}",
-        flush=True,
-    )
+        told = f"mode {job.mode}  {workers} with {threads} each{' and a server' * kind.has_server} on {cores} core"
+        told += "s" * (cores > 1)
+        if busy > cores:
+            told += f", oversubscribed {busy / cores:.1f}x: not a measurement of speed"
+    print(f"asyncsgd {__version__}  {told}", flush=True)
 
 
 def start_fork_server(

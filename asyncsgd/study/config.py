@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -197,14 +197,6 @@ class Comparisons(Keys, frozen=True, kw_only=True):
             raise ValueError(f"grid.threshold must give a loss for each model: {', '.join(self.models)}")
 
 
-KNOWN = {
-    name
-    for kind in (Tuning, Primary, Analysis, Finetune, Config, Comparison, Points, Comparisons)
-    for name in kind.__struct_fields__
-}
-T = TypeVar("T")
-
-
 def typed(given: object, kind: Any, name: str) -> Any:
     """`given` as `kind`, a type that msgspec knows.
 
@@ -219,8 +211,7 @@ def typed(given: object, kind: Any, name: str) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        unknown = re.search(r"unknown field `(.*?)`", str(error))
-        raise UsageError(f"{name}: {error}{nearest(unknown[1], KNOWN) if unknown else ''}") from error
+        raise UsageError(f"{name}: {error}") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -237,8 +228,6 @@ def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] =
     settings = {str(key).replace("-", "_"): value for key, value in given.items()}
     if found := [key for key in (*refused, *DECIDED) if key in settings]:
         raise UsageError(f"{where}: {found[0]} is decided by the study: by its seeds, its budget in samples, or flags")
-    if len(settings) < len(given):
-        raise UsageError(f"{where}: a setting is there twice, with a dash and with an underscore; keep one")
     return settings
 
 
@@ -263,9 +252,7 @@ def fill_in(text: str, nproc: Any, where: str) -> str:
                 raise ValueError
             return str(int(eval(match[1], {"__builtins__": {}}, {"nproc": nproc, "max": max, "min": min})))
         except (SyntaxError, ValueError, TypeError, NameError, ZeroDivisionError) as error:
-            raise UsageError(
-                f"{where}: {match[0]} is not understood; in braces stand nproc, whole numbers, + - * //, max and min, "
-                f"e.g. {{nproc//2}}"
-            ) from error
+            allowed = "in braces stand nproc, whole numbers, + - * //, max and min, e.g. {nproc//2}"
+            raise UsageError(f"{where}: {match[0]} is not understood; {allowed}") from error
 
     return re.sub(r"\{([^{}]*)\}", value, text)

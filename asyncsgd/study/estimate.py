@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.records.machine import available_cores
-from asyncsgd.rules import parse_rule
 from asyncsgd.runtimes import AllReduce, Virtual, kind_of
 from asyncsgd.settings.task import task_flags
-from asyncsgd.simulation.speeds import Constant, parse_speeds
+from asyncsgd.simulation.speeds import Constant
 from asyncsgd.study.runner import Job
 from asyncsgd.tasks import task_class
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 GRADIENTS = 5
 DRAWS = 50
-"""From declared speeds, for their mean."""
+"""Gradients of a worker whose declared seconds are drawn."""
 START_SECONDS = 2.0
 """Reading the data, building the model and saving it, once the fork server has imported everything."""
 
@@ -36,26 +35,26 @@ class Estimator:
 
     def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
         """Those that measure time one after another, the others `side_by_side` at a time."""
-        alone = sum(self.of(job) for job in jobs if job.measures)
-        return alone + sum(self.of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
+        alone = sum(self._of(job) for job in jobs if job.measures)
+        return alone + sum(self._of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
 
-    def of(self, job: Job) -> float:
+    def _of(self, job: Job) -> float:
         run, gradient, evaluation = self._time(job)
         training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
         if virtual:
             training *= rate * gradient  # one process computes all gradients, one after another
-        return START_SECONDS + training + _num_evaluations(run) * evaluation
+        every, samples = run.limits.evaluate_every, run.limits.samples
+        number = run.budget.evaluations if every is None or samples is None else math.ceil(samples / every)
+        return START_SECONDS + training + (1 + number) * evaluation
 
     def training_seconds(self, job: Job) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
         run, gradient, _ = self._time(job)
         if run.limits.samples is None:
             return run.limits.seconds or 0.0
-        number, num_workers = run.limits.samples / run.task.batch_size, job.settings.job.nproc
-        virtual, rate = _rate_of(job.settings.job)
-        if virtual:
-            return number / rate if rate > 0 else math.inf
-        return number * gradient * num_workers / rate / min(num_workers, available_cores())
+        (virtual, rate), num_workers = _rate_of(job.settings.job), job.settings.job.nproc
+        seconds = run.limits.samples / run.task.batch_size / rate
+        return seconds if virtual else seconds * gradient * num_workers / min(num_workers, available_cores())
 
     def _time(self, job: Job) -> tuple[Run, float, float]:
         """See `_measure`. Fine-tunings that differ in the model that they start from are timed once."""
@@ -70,12 +69,6 @@ class Estimator:
             self._timed[text] = _measure(run_of(job.experiment, settings))
         run, gradient, evaluation = self._timed[text]
         return dataclasses.replace(run, budget=settings.budget), gradient, evaluation
-
-
-def _num_evaluations(run: Run) -> int:
-    """The first one too; where only seconds limit the run, as many as there are without ``--evaluate-every``."""
-    every, samples = run.limits.evaluate_every, run.limits.samples
-    return 1 + (run.budget.evaluations if every is None or samples is None else -(-samples // every))
 
 
 def _measure(run: Run) -> tuple[Run, float, float]:
@@ -99,20 +92,15 @@ def _measure(run: Run) -> tuple[Run, float, float]:
 
 
 def _rate_of(job: Any) -> tuple[bool, float]:
-    """Whether its clock is virtual; and see `_rate`."""
+    """Whether its clock is virtual, and gradients of all workers together in the time that one takes."""
     kind = kind_of(job.mode, job.clock)
-    in_rounds = kind is AllReduce or parse_rule(job.rule).in_rounds
-    return kind is Virtual, _rate(job.speeds, job.nproc, kind is Virtual, in_rounds)
+    rule = "synchronous" if kind is AllReduce else job.rule
+    return kind is Virtual, _rate(job.speeds or str(Constant()), rule, job.nproc)
 
 
 @functools.lru_cache
-def _rate(speeds: str | None, num_workers: int, virtual: bool, in_rounds: bool) -> float:
-    """Gradients of all workers together in the time that one takes, by declared speeds: everybody works all the time,
-    or in rounds that wait for the slowest worker.
-    """
-    sampler = parse_speeds(speeds or str(Constant())).on(num_workers, seed=0)
-    drawn = sampler.draw_one if virtual else lambda worker, draw: sampler.stretched(worker, draw, 1.0)
-    draws = [[drawn(worker, draw) for draw in range(DRAWS)] for worker in range(num_workers)]
-    if in_rounds:
-        return num_workers * DRAWS / sum(map(max, zip(*draws, strict=True)))
-    return sum(DRAWS / sum(of_worker) for of_worker in draws)
+def _rate(speeds: str, rule: str, num_workers: int) -> float:
+    from asyncsgd.simulation.simulate import arrival_seconds
+
+    number = DRAWS * num_workers
+    return number / arrival_seconds(speeds, rule, num_workers, 0, number)[-1]

@@ -48,15 +48,27 @@ class Job:
     """One run that is to be made."""
 
     folder: str
-    """Below that of all runs."""
+    """Below `out`."""
     task: str
     values: Mapping[str, Any]
     """Its settings by name."""
     measures: bool = True
     """Whether its seconds are a result, so that nothing else may run beside it."""
-    tags: Mapping[str, str] | None = None
+    tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """For trackers."""
     saves_model: bool = True
+    out: Path = Path()
+    """The folder of all runs."""
+    study: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.out / self.folder
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.out / "logs" / (self.folder.replace("/", "-") + ".txt")
 
     @property
     def settings(self) -> Any:
@@ -81,10 +93,6 @@ class Job:
         script = ["stilt_mlm.py"] if self.task == "masked_lm" else ["train.py", self.task]
         return ["python", f"experiments/{script[0]}", *script[1:], *words_of(self.values)]
 
-    def below(self, out: Path) -> Job:
-        """The same run, in its folder below `out`."""
-        return dataclasses.replace(self, values={**self.values, "run_dir": str(out / self.folder)})
-
 
 def status_of(path: Path) -> str:
     """The status in a run's summary, or `NOT_STARTED`, or INTERRUPTED where it was killed."""
@@ -96,15 +104,13 @@ class Runner:
     """Makes runs, one at a time where time is measured, several at a time where it is not.
 
     Args:
-        out: the folder of all runs.
-        study: its name.
         context: of `asyncsgd.runtime.launch.fork_server`, with `PRELOAD`.
         stop: of the script.
-        jobs: how many runs may go on side by side.
+        side_by_side: how many runs may go on at once.
     """
 
-    def __init__(self, out: Path, study: str, context: ForkServerContext, stop: StopRequest, jobs: int = 1) -> None:
-        self._out, self._study, self._context, self._stop, self._jobs = out, study, context, stop, jobs
+    def __init__(self, context: ForkServerContext, stop: StopRequest, side_by_side: int) -> None:
+        self._context, self._stop, self._side_by_side = context, stop, side_by_side
         self.failed: list[Job] = []
         self._number = self._of = 0
 
@@ -119,20 +125,19 @@ class Runner:
         with self._stop.during_a_run():
             for job in (job for job in jobs if job.measures):
                 began = time.monotonic()
-                with output_to(self._log_of(job)):
-                    _make_run(job, self._out, self._study, self._context, self._stop)
+                with output_to(job.log):
+                    _make_run(job, self._context, self._stop)
                 self._tell(job, time.monotonic() - began)
                 self._stop.check()
-            self._side_by_side([job for job in jobs if not job.measures])
+            self._run_others([job for job in jobs if not job.measures])
 
-    def _side_by_side(self, waiting: list[Job]) -> None:
+    def _run_others(self, waiting: list[Job]) -> None:
         running: dict[int, tuple[BaseProcess, Job, float]] = {}
         try:
             while (waiting or running) and not self._stop():
-                while waiting and len(running) < self._jobs:
+                while waiting and len(running) < self._side_by_side:
                     job = waiting.pop(0)
-                    arguments = (job, self._out, self._study, self._log_of(job))
-                    process: BaseProcess = self._context.Process(target=_make_run_in_child, args=arguments)
+                    process: BaseProcess = self._context.Process(target=_make_run_in_child, args=(job,))
                     process.start()
                     running[process.sentinel] = (process, job, time.monotonic())
                 for sentinel in wait(list(running), 0.2):
@@ -150,12 +155,9 @@ class Runner:
                 process.kill()
         self._stop.check()
 
-    def _log_of(self, job: Job) -> Path:
-        return self._out / "logs" / (job.folder.replace("/", "-") + ".txt")
-
     def _tell(self, job: Job, seconds: float) -> None:
         self._number += 1
-        status, summary = status_of(self._out / job.folder), read_summary(self._out / job.folder)
+        status, summary = status_of(job.path), read_summary(job.path)
         result, metrics = "", summary.get("metrics") or {}
         if score := next((name for name in SCORES if isinstance(metrics.get(name), float)), None):
             result = f"{SCORES[score]} {metrics[score]:.4f}"
@@ -167,7 +169,7 @@ class Runner:
             self.failed.append(job)
             told = "it left nothing" if status == NOT_STARTED else status
             reason = f"{summary['message']}; " if summary.get("message") else ""
-            print(f"  {told}: {reason}see {self._log_of(job)}", file=sys.stderr, flush=True)
+            print(f"  {told}: {reason}see {job.log}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -191,52 +193,50 @@ def output_to(path: Path) -> Iterator[None]:
                 os.close(fd)
 
 
-def _make_run_in_child(job: Job, out: Path, study: str, log: Path) -> None:
+def _make_run_in_child(job: Job) -> None:
     """Entry point of a run in a process of its own."""
     end_with_parent()  # so no run of a killed sweep writes into folders that the next sweep uses
     # The run leaves the terminal's process group. The sweep passes Ctrl-C on as SIGTERM, and two signals would mean to
     # leave at once.
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
-    with output_to(log):
-        code = _make_run(job, out, study, None, None)
+    with output_to(job.log):
+        code = _make_run(job, None, None)
     os._exit(code)
 
 
-def _make_run(job: Job, out: Path, study: str, context: ForkServerContext | None, stop: StopRequest | None) -> int:
+def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
-    path = out / job.folder
-    identity = Identity(out.absolute(), job.folder, {"study": study, **(job.tags or {})})
-    try:
-        from asyncsgd.settings.run import run_of
-        from asyncsgd.training import lead
+    from asyncsgd.settings.run import run_of
+    from asyncsgd.training import lead
 
+    identity = Identity(job.out.absolute(), job.folder, {"study": job.study, **job.tags})
+    try:
         settings = job.settings
         run = dataclasses.replace(run_of(job.experiment, settings), saves_model=job.saves_model)
-        folder = _folder_of(job, path, settings)
-        tracking = Tracking(names_in(job.values.get("track")), identity)
+        folder, tracking = _folder_of(job, settings), Tracking(names_in(job.values.get("track")), identity)
         code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    if status_of(path) in FINISHED:  # nobody goes on from there
-        shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
+    if status_of(job.path) in FINISHED:  # nobody goes on from there
+        shutil.rmtree(job.path / CHECKPOINTS, ignore_errors=True)
     return code
 
 
-def _folder_of(job: Job, path: Path, settings: Any) -> RunFolder:
+def _folder_of(job: Job, settings: Any) -> RunFolder:
     """Open the folder of a run. An earlier part of the run goes on from its last checkpoint where that gives the same
     bits. Otherwise it is set aside, because it may be torn anywhere.
     """
-    command = " ".join(map(shlex.quote, job.command))
+    command = shlex.join(job.command)
     # Where time is measured the clock was cut, and a run that failed may fail from there again.
-    if not job.measures and (path / CHECKPOINTS).is_dir() and status_of(path) != FAILED:
+    if not job.measures and (job.path / CHECKPOINTS).is_dir() and status_of(job.path) != FAILED:
         try:
             return open_run_folder(job.experiment, settings, command)
         except UsageError as error:
             print(f"{error}. The run is made again from its start", file=sys.stderr, flush=True)
-    if path.is_dir() and any(path.iterdir()):
-        set_aside(path)
+    if job.path.is_dir() and any(job.path.iterdir()):
+        set_aside(job.path)
     return open_run_folder(job.experiment, settings, command)

@@ -10,7 +10,7 @@ from asyncsgd.records.events import DONE
 from asyncsgd.runtime.launch import fork_server
 from asyncsgd.runtimes import KINDS
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import STAGES, Plan, Stage, share
+from asyncsgd.study.plan import STAGES, Plan, Stage
 from asyncsgd.study.runner import PRELOAD, Job, Runner
 from asyncsgd.study.sweep import Sweep
 from asyncsgd.tasks import task_class
@@ -56,12 +56,11 @@ def carry_out(
             for name, tried in sweep.tried.items():
                 if tried and all(trial.score is None for trial in tried):
                     print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
-        in_shard = share(sweep.plan, stage, shard if stage != "base" else (1, 1))
-        todo = [job for job in sweep.to_do(stage, retry=retry) if job.folder in in_shard]
+        todo = sweep.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
         if stage == "base" and todo and shard[0] > 1:
             raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
         if todo:
-            runner = Runner(sweep.out, sweep.plan.name, context, stop, jobs)
+            runner = Runner(context, stop, jobs)
             runner.run(todo)
             failed += runner.failed
     return failed

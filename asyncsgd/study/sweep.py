@@ -27,12 +27,12 @@ from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.scripts.run_folder import differences, read_summary
+from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import Arm, resolve
 from asyncsgd.study.config import Analysis, read_config
 from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
-from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
+from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of, share
 from asyncsgd.study.runner import NOT_STARTED, Job, status_of
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
@@ -86,22 +86,18 @@ class Sweep:
         """The runs of a stage that have no result yet."""
         return [run for run in self.plan.of_stage(stage) if self.status(run) not in FINISHED]
 
-    def to_do(self, stage: Stage, *, retry: bool = False, pretend: bool = False) -> list[Job]:
-        """The runs of a stage that can be made here and are not yet, in the plan's order; with `retry` also what
-        FAILED.
+    def to_do(self, stage: Stage, shard: tuple[int, int], *, retry: bool = False, pretend: bool = False) -> list[Job]:
+        """The runs of a stage and shard that can be made here and are not yet, in the plan's order.
 
-        With `pretend` a stand-in is used for what only earlier stages tell (the first trial, the base model).
+        Args:
+            retry: whether what FAILED is made again.
+            pretend: use a stand-in for what only earlier stages tell (the first trial, the base model).
         """
-        jobs = []
-        for run in self.plan.of_stage(stage):
-            status, job = self.status(run), self.job(run, pretend=pretend)
-            if job is None:
-                continue
-            if status in FINISHED:
-                self._check_same(run, job)
-            elif (status != FAILED or retry) and not job.lacks:
-                jobs.append(job)
-        return jobs
+        skipped = FINISHED if retry else (*FINISHED, FAILED)
+        mine = share(self.plan, stage, shard)
+        left = [run for run in self.plan.of_stage(stage) if run.folder in mine and self.status(run) not in skipped]
+        jobs = [self.job(run, pretend=pretend) for run in left]
+        return [job for job in jobs if job is not None and not job.lacks]
 
     def job(self, run: PlannedRun, *, pretend: bool = False) -> Job | None:
         """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
@@ -121,8 +117,9 @@ class Sweep:
             values = {**finetune.settings, "model": origin, "seed": run.finetune_seed}
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
-        tags = {"stage": run.stage, "arm": run.arm}
-        return Job(run.folder, plan.task(run), values, measures, tags, saves_model=finetune is None).below(self.out)
+        values["run_dir"] = str(self.out / run.folder)
+        tags, kept = {"stage": run.stage, "arm": run.arm}, finetune is None
+        return Job(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name)
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -132,16 +129,6 @@ class Sweep:
         if pretend and not model.is_dir():
             return {"model": self.plan.base_model.get("model", "tiny")}
         return {"model": str(model)}
-
-    def _check_same(self, run: PlannedRun, job: Job) -> None:
-        if run.stage == "finetune":
-            return
-        path = self.out / run.folder
-        changes = differences(path, job.settings)
-        if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
-            changes = [change for change in changes if change[0] != "model"]
-        if listed := ", ".join(f"{key} {was} -> {now}" for key, was, now in changes):
-            raise UsageError(f"{path} is done with other settings ({listed}); type another --out")
 
     def check_inputs(self) -> None:
         """Look for the models, texts and folders of candidates that runs which are left would read.
@@ -224,9 +211,7 @@ class Sweep:
                     )
                 write_text(path, yaml.safe_dump(content, sort_keys=False))
             kept, digest = read_yaml(path.read_text("utf-8"), str(path)), hashlib.sha256(path.read_bytes()).hexdigest()
-            # An older version registered less; what it did must still be so.
-            same = isinstance(kept, dict) and all(content.get(key) == value for key, value in kept.items())
-            if not same or self._analysis_sha256 not in (None, digest):
+            if kept != content or self._analysis_sha256 not in (None, digest):
                 raise UsageError(
                     f"{path} was written before the test runs and is not what it was, or no longer agrees with the "
                     f"config; put the old file back, or type another --out"
@@ -281,14 +266,13 @@ class Sweep:
             first, best = statistics.median(one[0] for one in finite), statistics.median(map(min, finite))
             improvements[arm.name] = {"runs": len(finite), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
-        whose = ("its chosen trial, " if arms[0].trials else "") + (
-            "seeds of their own" if config.pilots else "tuning seeds"
-        )
+        whose = "its chosen trial, " * bool(arms[0].trials)
+        whose += "seeds of their own" if config.pilots else "tuning seeds"
         origin = (
             f"{100 * analysis.target_share:g} % of the median improvement of {number} pilot run{'s' * (number != 1)} "
-            f"of the reference ({whose})"
+            f"of the reference ({whose}){f'; {diverged} that diverged left out' * bool(diverged)}"
         )
-        return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), improvements
+        return targets, origin, improvements
 
     def _write_plan(self) -> None:
         file = PlanFile(
