@@ -114,22 +114,14 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
 
 
 def at_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray, threshold: float) -> np.ndarray:
-    """The score of each question, `(Q,)`, if the answer is given where its difference is at most `threshold`.
-
-    Args:
-        answered, abstained: the score if the answer is given, and if none is.
-
-    >>> at_threshold(np.array([-1.0, 2.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0]), 0.0).tolist()
-    [1.0, 1.0]
-    """
+    """The score of each question, `(Q,)`: `answered` where its difference is at most `threshold`, else `abstained`."""
     return np.where(differences <= threshold, answered, abstained)
 
 
 def best_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray) -> tuple[float, float]:
     """The largest mean score of all thresholds, and the smallest threshold that has it.
 
-    Thresholds between two neighbouring differences have one score, so the differences are tried, and one number below
-    them all, with which no answer is given. Questions with one difference go to one side.
+    The differences are tried, and one number below them all, with which no answer is given.
 
     >>> differences = np.array([-3.0, -2.0, 4.0, 9.0])
     >>> best_threshold(differences, np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0, 1.0]))

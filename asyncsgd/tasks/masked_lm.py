@@ -42,12 +42,9 @@ class MaskedPositions:
         model: an `AutoModelForMaskedLM`; a forward hook is put on its encoder, for as long as the model lives.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        encoder = getattr(model, "base_model", None)
-        if encoder is None or encoder is model:
-            raise ValueError(f"{type(model).__name__} has no encoder of its own (base_model)")
+    def __init__(self, model: Any) -> None:
         self.positions: Tensor | None = None
-        encoder.register_forward_hook(self._keep_masked)
+        model.base_model.register_forward_hook(self._keep_masked)
 
     @classmethod
     def of(cls, model: Any) -> MaskedPositions:
@@ -57,10 +54,9 @@ class MaskedPositions:
         return model._masked_positions
 
     def _keep_masked(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        if self.positions is None:
-            return output  # somebody uses the model directly
-        hidden = output.last_hidden_state
-        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[self.positions].unsqueeze(0)
+        if self.positions is not None:  # else somebody uses the model directly
+            hidden = output.last_hidden_state
+            output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[self.positions].unsqueeze(0)
         return output
 
 
@@ -157,15 +153,14 @@ class MaskedLM(LanguageModel):
         return {**facts, "eval_masking": masking, "notes": notes, "new_parameters": len(new)}
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        sets = {"main": self.masked_test(held_out, STRATEGIES[self.eval_mask]())}
+        tests: list[tuple[str, Samples, Strategy]] = [("main", held_out, STRATEGIES[self.eval_mask]())]
         if "candidates" in held_out.values and (chosen := _with_candidates(held_out)).any():
-            sets["candidates"] = self.masked_test(held_out.select(chosen), OnlyCandidates())
+            tests.append(("candidates", held_out.select(chosen), OnlyCandidates()))
+        sets = {}
+        for name, samples, strategy in tests:
+            collate = functools.partial(self.masked, masking=self.masking(strategy, self.eval_mask_prob))
+            sets[name] = EvaluationBatches(collate, samples, self.test_rows(samples))
         return sets
-
-    def masked_test(self, held_out: Samples, strategy: Strategy) -> EvaluationBatches:
-        """The evaluation set with these masks."""
-        collate = functools.partial(self.masked, masking=self.masking(strategy, self.eval_mask_prob))
-        return EvaluationBatches(collate, held_out, self.test_rows(held_out))
 
     @property
     def strategy(self) -> Strategy:
@@ -208,16 +203,11 @@ class MaskedLM(LanguageModel):
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits `(M, V)` at the masked positions."""
         hook = MaskedPositions.of(model)
-        hook.positions = positions = (batch["labels"].flatten() != IGNORED).nonzero().flatten()
+        hook.positions = (batch["labels"].flatten() != IGNORED).nonzero().flatten()
         try:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[0]
         finally:
             hook.positions = None
-        if logits.shape[:2] != (1, len(positions)):
-            raise ValueError(
-                f"the head of {type(model).__name__} does not work token by token: logits {tuple(logits.shape)}"
-            )
-        return logits[0]
 
     def targets(self, batch: Batch) -> Tensor:
         labels: Tensor = batch["labels"]

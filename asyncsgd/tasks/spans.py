@@ -1,10 +1,8 @@
 """Spans in tagged sentences, and their counts. numpy only.
 
 Tags are in the BIO scheme: ``B-TYPE`` begins a span, ``I-TYPE`` continues it, ``O`` is outside. A span is right if its
-first word, its last word and its type are right. An ``I-`` that continues nothing, after ``O``, after another type or
-first in its sentence, begins a span: the convention of the CoNLL-2000 to 2003 scorer conlleval, and of seqeval's
-default mode. (seqeval's strict mode leaves such spans out; the choice can move a score by half a point, see Lignos and
-Kamyab.)
+first word, its last word and its type are right. An ``I-`` that continues nothing begins a span, as conlleval and
+seqeval's default mode have it. (seqeval's strict mode leaves such spans out, which can move a score by half a point.)
 
 References:
     Tjong Kim Sang, Buchholz: Introduction to the CoNLL-2000 Shared Task: Chunking. CoNLL 2000. (conlleval)
@@ -22,23 +20,19 @@ from dataclasses import dataclass
 import numpy as np
 
 OUTSIDE = -1
-"""The number that is no tag: a word outside all spans, whether or not there is a tag ``O``, and the padding of a row.
-"""
+"""The number that is no tag: a word outside all spans, and the padding of a row."""
 
 
 @dataclass(frozen=True)
 class Tagging:
-    """What the C tags of a data set mean.
-
-    Args:
-        types: the T types of spans, sorted.
-        type_of: int64 `(C + 1,)`, the number of each tag's type; -1 for ``O`` and, at the end, for `OUTSIDE`.
-        begins: bool `(C + 1,)`, whether it is a ``B-``.
-    """
+    """What the C tags of a data set mean."""
 
     types: tuple[str, ...]
+    """The T types of spans, sorted."""
     type_of: np.ndarray
+    """int64 `(C + 1,)`, the number of each tag's type; -1 for ``O`` and, at the end, for `OUTSIDE`."""
     begins: np.ndarray
+    """bool `(C + 1,)`, whether it is a ``B-``."""
 
     @classmethod
     def of(cls, tags: Sequence[str]) -> Tagging:

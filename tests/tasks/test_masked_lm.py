@@ -4,12 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import (
     BertConfig,
     BertForMaskedLM,
-    BertModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
     RobertaConfig,
@@ -17,7 +15,7 @@ from transformers import (
 )
 
 from asyncsgd.evaluation import evaluate_sets
-from asyncsgd.tasks.masked_lm import MaskedLM, MaskedPositions
+from asyncsgd.tasks.masked_lm import MaskedLM
 
 VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -121,11 +119,3 @@ def test_sums_are_those_of_float64_without_dropout(architecture):
     assert sums["loss"] == pytest.approx(float(functional.cross_entropy(logits, labels, reduction="sum")), rel=1e-6)
     assert sums["correct"] == int((logits.argmax(-1) == labels).sum())
     assert sums["weight"] == len(labels)
-
-
-@pytest.mark.parametrize(
-    "model", [nn.Linear(3, 3), BertModel(BertConfig(vocab_size=VOCABULARY, **SHAPE))], ids=["no encoder", "an encoder"]
-)
-def test_a_model_without_an_encoder_of_its_own_is_refused(model):
-    with pytest.raises(ValueError, match=f"{type(model).__name__} has no encoder of its own"):
-        MaskedPositions.of(model)

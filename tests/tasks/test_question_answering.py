@@ -117,16 +117,11 @@ def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task):
                 assert MARKER not in text or text.endswith(MARKER)
 
 
-@torch.no_grad()
-def test_every_window_is_evaluated_once_and_the_loss_is_that_of_single_windows(task):
-    model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
+def test_every_window_is_evaluated_once(task):
+    batches = task.data(SEED).evaluation["main"]
     asked = [number for index in range(len(batches)) for number in batches[index]["rows"].tolist()]
     assert sorted(asked) == list(range(len(task.samples("eval"))))
     assert len(batches) > 2
-    whole = evaluate_sets(task, model, {"main": batches}, 0, 1, CPU)
-    assert whole["loss"] == pytest.approx(
-        sum(float(plain_loss(model, batches[i])) for i in range(len(batches))), rel=1e-5
-    )
 
 
 def test_a_question_is_answered_by_its_best_window_and_unanswered_by_its_most_certain(task):

@@ -1,5 +1,6 @@
-"""Samples in memory: every sample once an epoch, and batches that are pure functions."""
+"""Batches of tensors: any mapping is counted and cut alike; of samples in memory they are pure functions."""
 
+import collections
 from typing import NamedTuple
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BatchEncoding
 
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks.base import row_counts, split_rows, tensors_in
 from asyncsgd.tasks.tensors import TensorData
 
 sizes = st.integers(1, 40)
@@ -75,3 +78,20 @@ def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays():
 def test_what_is_no_set_of_samples_is_refused(train, evaluation, batch_size, message):
     with pytest.raises(UsageError, match=message):
         TensorData(train, evaluation, batch_size, seed=0)
+
+
+def default(values):
+    return collections.defaultdict(list, values)
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, default, collections.UserDict, BatchEncoding])
+@given(rows=st.integers(1, 9), parts=st.integers(1, 9))
+def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, rows, parts):
+    parts = min(rows, parts)
+    batch = kind({"x": torch.arange(2 * rows).view(rows, 2), "inner": kind({"y": torch.arange(rows)}), "name": "a"})
+    assert row_counts(batch) == [rows, rows]
+    split = split_rows(batch, parts)
+    assert all(type(part) is type(batch) and part["name"] == "a" for part in split)
+    assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
+    assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
+    assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]
