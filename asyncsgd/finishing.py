@@ -63,28 +63,19 @@ def save_model(run: Run, model: nn.Module, folder: Path, summary: Mapping[str, A
         summary: what is known of the run, as summary.json has it; see `model_card`.
         run_folder: its files are what the card is made from too. None, or a file missing: it says less.
     """
-    task, recipe = run.task, run.recipe
+    task, recipe, base_model = run.task, run.recipe, summary.get("base_model")
     optimizer = repr(recipe.build) if dataclasses.is_dataclass(recipe.build) else str(recipe)
-    steps = {
-        "optimizer": f"{optimizer}, weight decay {recipe.weight_decay:g}, clip norm {recipe.clip_norm:g}",
-        "schedule": str(run.schedule),
-        "precision": run.machine.precision,
-    }
-    environment, command, base_model = {}, None, summary.get("base_model")
+    optimizer += f", weight decay {recipe.weight_decay:g}, clip norm {recipe.clip_norm:g}"
+    steps = {"optimizer": optimizer, "schedule": str(run.schedule), "precision": run.machine.precision}
+    known = {**summary, "steps": steps}
     with contextlib.suppress(OSError, UsageError):
         if run_folder is not None:
-            environment = read_of_run(run_folder, "environment.json")
+            known["versions"] = read_of_run(run_folder, "environment.json").get("versions")
             first = (run_folder / "settings.yaml").read_text(encoding="utf-8").partition("\n")[0]
-            command = first.removeprefix("# ") if first.startswith("# python ") else None
-    card = model_card(
-        summary,
-        steps=steps,
-        environment=environment,
-        command=command,
-        loading=_loading(task, run.seed),
-        auto_class=task.auto_class,
-        hub_model=base_model if isinstance(base_model, str) and not Path(base_model).expanduser().exists() else None,
-    )
+            known["command"] = first.removeprefix("# ") if first.startswith("# python ") else None
+    is_there = not isinstance(base_model, str) or Path(base_model).expanduser().exists()
+    hub_model = None if is_there else base_model
+    card = model_card(known, loading=_loading(task, run.seed), auto_class=task.auto_class, hub_model=hub_model)
 
     def save(new: Path) -> None:
         task.save(model, new)

@@ -39,28 +39,18 @@ The command was `{command}`.
 """A sentence, or a part in brackets, is left out where something in it is not known."""
 
 
-def model_card(
-    summary: Mapping[str, Any],
-    *,
-    steps: Mapping[str, str],
-    environment: Mapping[str, Any],
-    command: str | None,
-    loading: str,
-    auto_class: str | None,
-    hub_model: str | None,
-) -> str:
-    """The text of a model card; None and an empty value are not known.
+def model_card(known: Mapping[str, Any], *, loading: str, auto_class: str | None, hub_model: str | None) -> str:
+    """The text of a model card.
 
     Args:
-        summary: as summary.json has it. Without a ``status`` the model is one of a version that need not be the last.
-        steps: how a gradient became a step, by name: the optimizer, the learning rate, the precision.
-        environment: as environment.json has it.
+        known: what summary.json says, the ``command`` that started the run, the ``versions`` of its packages, and under
+            ``steps`` how a gradient became a step. Without a ``status`` the model need not be that of the end.
         loading: code that loads the model, run in its folder.
         auto_class: of transformers, which loads the folder.
         hub_model: the name on the Hub of the model that training began from.
 
-    >>> text = model_card({"task": "line", "status": "DONE"}, steps={"optimizer": "SGD()"}, environment={},
-    ...                   command=None, loading="model = Line().model(0)", auto_class=None, hub_model=None)
+    >>> text = model_card({"task": "line", "status": "DONE", "steps": {"optimizer": "SGD()"}},
+    ...                   loading="model = Line().model(0)", auto_class=None, hub_model=None)
     >>> text.splitlines()[:5]
     ['---', 'tags:', '- asyncsgd', '- line', '---']
     """
@@ -70,12 +60,11 @@ def model_card(
         library_name=None if auto_class is None else "transformers",
         pipeline_tag=PIPELINES.get(auto_class or ""),
         base_model=hub_model,
-        tags=["asyncsgd", *(str(summary[key]) for key in ("task", "mode") if summary.get(key))],
+        tags=["asyncsgd", *(str(known[key]) for key in ("task", "mode") if known.get(key))],
     ).to_yaml()
-    values = {**summary, "command": command}.items()
-    known = {key: _plain(value) for key, value in values if isinstance(value, str | int | float)}
-    known |= {key: words for key, words in _worded(summary, steps, environment).items() if words}
-    sentences = "\n".join(f"- {text}" for line in SENTENCES.split("\n") if (text := _filled(line, known)))
+    words = {key: _plain(value) for key, value in known.items() if isinstance(value, str | int | float)}
+    words |= {key: text for key, text in _worded(known).items() if text}
+    sentences = "\n".join(f"- {text}" for line in SENTENCES.split("\n") if (text := _filled(line, words)))
     return (
         f"---\n{front}\n---\n\n# A model trained with asyncsgd\n\n{sentences}\n\n"
         f"To load it, in this folder:\n\n```python\n{loading.strip()}\n```\n"
@@ -93,14 +82,12 @@ def _filled(sentence: str, known: Mapping[str, str]) -> str:
     return text
 
 
-def _worded(
-    summary: Mapping[str, Any], steps: Mapping[str, str], environment: Mapping[str, Any]
-) -> dict[str, str | None]:
+def _worded(known: Mapping[str, Any]) -> dict[str, str | None]:
     """What the sentences say in other words than the summary."""
-    began, parent, workers = summary.get("base_model", ""), summary.get("parent") or {}, summary.get("num_workers")
-    counts = {"training": summary.get("num_train_samples"), "evaluation": summary.get("num_eval_samples")}
-    versions, status = environment.get("versions") or {}, summary.get("status")
-    message = f": {_plain(summary['message'])}" if summary.get("message") else ""
+    began, parent, workers = known.get("base_model", ""), known.get("parent") or {}, known.get("num_workers")
+    counts = {"training": known.get("num_train_samples"), "evaluation": known.get("num_eval_samples")}
+    steps, versions, status = known.get("steps") or {}, known.get("versions") or {}, known.get("status")
+    message = f": {_plain(known['message'])}" if known.get("message") else ""
     ends = {None: "The run may have gone on after this.", "DONE": "The run ended as planned (DONE)."}
     return {
         "counts": ", ".join(f"{count} {kind} samples" for kind, count in counts.items() if count is not None),
@@ -108,11 +95,11 @@ def _worded(
         "parent": _plain(parent.get("run") or ""),
         "parent_mode": parent.get("mode"),
         "workers": None if workers is None else f"{workers} worker{'s' * (workers != 1)}",
-        "virtual": "virtual" if summary.get("clock") == "virtual" else None,
-        "batches": None if summary.get("accumulate", 1) == 1 else str(summary["accumulate"]),
+        "virtual": "virtual" if known.get("clock") == "virtual" else None,
+        "batches": None if known.get("accumulate", 1) == 1 else str(known["accumulate"]),
         "steps": "\n- ".join(f"The {name} is `{_plain(value)}`." for name, value in steps.items()),
-        "metrics": _listed(summary.get("metrics") or {}),
-        "delays": _listed(summary.get("delay") or {}),
+        "metrics": _listed(known.get("metrics") or {}),
+        "delays": _listed(known.get("delay") or {}),
         "versions": _listed({name: versions.get(name) for name in ("asyncsgd", "torch", "transformers")}),
         "ended": ends.get(status, f"The run stopped early ({status}){message}."),
     }
