@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsgd.data.tokenizer import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
@@ -18,18 +17,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where the model that is trained further comes from."""
 
     model: str
     """What `asyncsgd.models.build_model` takes."""
     from_scratch: bool
     """Whether the model has no pretraining behind it, or pretraining from random weights. Such a run is no STILT."""
-    parent: Mapping[str, Any] | None
+    parent: Mapping[str, Any] | None = None
     """The pretraining run: its folder's name and what tells it from others; None for a model that is no run."""
-    parameters_sha256: str | None
-    """The hash that the model's parameters must have; None where none was recorded."""
 
 
 def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = TRAINED_HERE) -> Origin:
@@ -43,49 +39,46 @@ def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = T
         UsageError: if there is a folder that is none of these, or a run that has not ended well.
 
     >>> read_origin("tiny")
-    Origin(model='tiny', from_scratch=True, parent=None, parameters_sha256=None)
+    Origin(model='tiny', from_scratch=True, parent=None)
     """
     if model in built_in:
-        return Origin(model, True, None, None)
+        return Origin(model, True)
     folder = Path(os.path.expanduser(model))  # a YAML file has no shell to do it
     if (folder / "settings.yaml").is_file():
-        return _run_origin(folder, task)
+        return _run_origin(folder, task, LAST_MODEL)
     if folder.name == BEST_MODEL and (folder.parent / "settings.yaml").is_file():
-        return _run_origin(folder.parent, task, best=True)
+        return _run_origin(folder.parent, task, BEST_MODEL)
     if (folder / "config.json").is_file():
-        base = read_of_run(folder, "base.json") if (folder / "base.json").is_file() else {}
-        return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
+        return Origin(str(folder), False)
     if folder.is_dir():
         raise UsageError(f"--model {model} is neither a run folder (settings.yaml) nor a saved model (config.json)")
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or folder.exists():
         raise UsageError(
             f"--model {model}: no such folder or model; built in are {', '.join(built_in)}{nearest(model, built_in)}"
         )
-    return Origin(model, False, None, None)
+    return Origin(model, False)
 
 
-def _run_origin(folder: Path, task: str, best: bool = False) -> Origin:
-    summary = read_of_run(folder, "summary.json")
+def _run_origin(folder: Path, task: str, name: str) -> Origin:
+    """Of a run's model, in the folder called `name`."""
+    summary, settings = read_of_run(folder, "summary.json"), read_of_run(folder, "settings.yaml")
     if (task_of_run := summary.get("task", task)) != task:
         raise UsageError(f"--model {folder} is a run of the task {task_of_run}; name one of {task}")
-    status = summary.get("status")
-    if status != DONE:
+    if (status := summary.get("status")) != DONE:
         raise UsageError(
-            f"--model {folder}: the run is {status}, not DONE; run it again, or type its model, {folder / 'model'}"
+            f"--model {folder}: the run is {status}, not DONE; run it again, or type its model, {folder / LAST_MODEL}"
         )
-    model = folder / (BEST_MODEL if best else LAST_MODEL)
-    if not (model / "config.json").is_file():
-        raise UsageError(f"--model {folder}: the run folder has no {model.name}/; run it again, it was not kept")
-    sha256 = ((summary.get("best") or {}) if best else summary).get("parameters_sha256")
-    settings = read_of_run(folder, "settings.yaml")
+    if not (folder / name / "config.json").is_file():
+        raise UsageError(f"--model {folder}: the run folder has no {name}/; run it again, it was not kept")
+    model_of = summary if name == LAST_MODEL else summary.get("best") or {}
     parent = {
         "run": Path(os.path.abspath(folder)).name,
         **{key: summary.get(key) for key in ("mode", "rule", "num_workers", "seed", "clock")},
         "learning_rate": settings.get("learning_rate"),
-        "parameters_sha256": sha256,
+        "parameters_sha256": model_of.get("parameters_sha256"),
     }
     from_scratch = summary.get("from_scratch", settings.get("model") in TRAINED_HERE)
-    return Origin(str(model), bool(from_scratch), parent, sha256)
+    return Origin(str(folder / name), bool(from_scratch), parent)
 
 
 def hash_of(model: nn.Module, origin: Origin) -> str:
@@ -98,9 +91,10 @@ def hash_of(model: nn.Module, origin: Origin) -> str:
 
     flat = FlatModel(model)
     sha256 = parameters_sha256(flat.layout, flat.parameters)
-    if origin.parameters_sha256 not in (None, sha256):
+    recorded = (origin.parent or {}).get("parameters_sha256")
+    if recorded not in (None, sha256):
         raise UsageError(
-            f"{origin.model} is not the model that was saved there, whose parameters had the sha256 "
-            f"{origin.parameters_sha256}; run its pretraining again"
+            f"{origin.model} is not the model that was saved there, whose parameters had the sha256 {recorded}; run "
+            f"its pretraining again"
         )
     return sha256

@@ -1,12 +1,13 @@
 """Fine-tuning: an independent loop gives the same bits, the chain is written down, and what it can begin from."""
 
+import dataclasses
 import json
 import random
 import shutil
 
 import pytest
 import torch
-from doors import Finished, cli, dropout_seed, prepared_task
+from doors import Finished, UsageError, cli, dropout_seed, prepared_task
 from gallery import flags_of
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
@@ -164,13 +165,10 @@ def test_without_a_length_it_is_two_epochs_in_whole_batches(tune):
     assert tune(samples=None, epochs=0.5, train_samples=21).summary["num_samples"] == 12
 
 
-@pytest.mark.parametrize(("base", "from_scratch"), [(None, False), ({"from_scratch": True}, True)])
-def test_a_saved_model_is_pretrained_unless_its_base_json_says_otherwise(tune, parent, tmp_path, base, from_scratch):
+def test_a_saved_model_is_pretrained(tune, parent, tmp_path):
     shutil.copytree(parent.path / "model", tmp_path / "saved")
-    if base is not None:
-        (tmp_path / "saved" / "base.json").write_text(json.dumps(base))
     summary = tune(model=tmp_path / "saved", samples=8).summary
-    assert (summary["from_scratch"], summary["parent"]) == (from_scratch, None)
+    assert (summary["from_scratch"], summary["parent"]) == (False, None)
     assert summary["init_sha256"] == parent.summary["parameters_sha256"]
     new = tune(model="tiny", samples=8).summary
     assert (new["from_scratch"], new["parent"]) == (True, None)
@@ -187,9 +185,13 @@ def test_only_a_finished_run_of_masked_language_modelling_whose_model_is_whole_c
 ):
     without_model = copied(parent, tmp_path / "one")
     shutil.rmtree(without_model / "model")
+    tuned = tune(samples=8)
     for model, said in (
         (copied(parent, tmp_path / "stopped", status="INTERRUPTED"), "INTERRUPTED"),
-        (tune(samples=8).path, "is a run of the task classification; name one of masked_lm"),
+        (tuned.path, "is a run of the task classification; name one of masked_lm"),
         (without_model, "no model/"),
     ):
         assert said in tune(refused=True, model=model)
+    another = str(copied(parent, tmp_path / "another", parameters_sha256="0"))
+    with pytest.raises(UsageError, match="is not the model that was saved there"):
+        dataclasses.replace(prepared_task("classification", tuned), model_name=another).prepare(0, tmp_path)

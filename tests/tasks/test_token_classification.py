@@ -12,7 +12,6 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from asyncsgd import models
-from asyncsgd.errors import UsageError
 from asyncsgd.tasks.token_classification import TokenClassification
 
 SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4
@@ -113,7 +112,7 @@ def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_written_down(task, prepared, tmp_path):
+def test_the_encoder_is_that_of_the_saved_model(task, prepared, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
     masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
     models.save_pretrained(masked_lm, tokenizer.name_or_path, tmp_path / "base")
@@ -123,9 +122,6 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
     for name, parameter in masked_lm.base_model.named_parameters():
         assert torch.equal(model.base_model.get_parameter(name), parameter), name
     assert torch.equal(model.classifier.weight, task.model(SEED).classifier.weight)
-    (tmp_path / "base" / "base.json").write_text(json.dumps({"parameters_sha256": "0" * 64}))
-    with pytest.raises(UsageError, match="is not the model that was saved there"):
-        prepared(model_name=str(tmp_path / "base"), vocab_size=8192)
 
 
 def tagging(task, batch, said):
