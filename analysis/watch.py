@@ -282,9 +282,8 @@ def _status(run: Watched) -> str:
 
 
 def _delay(delays: Delays) -> str:
-    if not delays:
-        return "-"
-    return f"p50 {delays.quantile(0.5)}   p95 {delays.quantile(0.95)}   max {delays.quantile(1.0)} updates"
+    said = delays.summary()
+    return f"p50 {said['p50']}   p95 {said['p95']}   max {said['max']} updates" if delays else "-"
 
 
 def _evaluations(run: Watched, seconds: str) -> Any:

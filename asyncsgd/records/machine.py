@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -31,26 +32,25 @@ def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
     for package in ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    commit = _git("rev-parse", "HEAD")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "platform": sys.platform,
         "versions": versions,
-        "commit": commit,
-        "modified": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_commit(),
         "threads_per_worker": threads,
         "num_workers": num_workers,
         "oversubscription": num_workers * threads / available_cores(),
     }
 
 
-def _git(*arguments: str) -> str | None:
-    """What git says; None where it is not there, and in an installation without its repository."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+def _commit() -> dict[str, str | bool | None]:
+    """Of this code; None where git is not there, and in an installation without its repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None
+        return {"commit": None, "modified": None}
+    return {"commit": said.removesuffix("-dirty"), "modified": said.endswith("-dirty")}
 
 
 def available_cores() -> int:
@@ -61,9 +61,8 @@ def available_cores() -> int:
 def cpu_model() -> str | None:
     """The processor's name; None where the system does not tell."""
     with contextlib.suppress(OSError):  # not Linux
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        return None if found is None else found[1].strip()
     return None
 
 

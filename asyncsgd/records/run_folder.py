@@ -93,8 +93,7 @@ class RunFolder:
         if whole_lines:
             with open(self.path / DISCARDED, "ab") as file:
                 file.write(whole_lines)
-                file.flush()
-                os.fsync(file.fileno())
+            sync(self.path / DISCARDED)
         settings = self.path / "settings.yaml"
         partial = None if self.settings_yaml is None else _written_partial(settings, self.settings_yaml)
         self.resume.forget_later()
@@ -106,10 +105,8 @@ class RunFolder:
         return whole_lines.count(b'"kind":"arrival"}\n')
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        name, number = "environment.json", 1
-        while self.resume is not None and (self.path / name).exists():
-            name, number = f"environment.resumed-{number}.json", number + 1
-        write_json(self.path / name, environment)
+        earlier = 0 if self.resume is None else len(list(self.path.glob("environment*.json")))
+        write_json(self.path / f"environment{f'.resumed-{earlier}' if earlier else ''}.json", environment)
 
     def append(self, record: Record) -> None:
         """Append one record as one line.
@@ -212,8 +209,6 @@ def write_text(path: Path, content: str) -> None:
 def _written_partial(path: Path, content: str) -> Path:
     """Write `content` into a file beside `path`, to be renamed."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    partial.write_text(content, encoding="utf-8")
+    sync(partial)
     return partial
