@@ -9,7 +9,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from analysis.stats import MINIMUM_PAIRS
 
 Tables: TypeAlias = dict[str, tuple[str, pd.DataFrame, tuple[str, ...]]]
 """Key -> title, table and notes."""
+More: TypeAlias = Callable[[Comparisons], tuple[pd.DataFrame, Tables, dict[str, Iterable[Drawing]]]]
 ABOUT_COSTS = (
     "Computing, waiting, communicating: shares of the workers' time; in synchronous runs on processes gradients are "
     "exchanged while they are computed. Applying: share of the training clock. Memory: the sum of the peaks of a run's "
@@ -141,43 +142,42 @@ def _draw_grid(axes: Any, points: pd.DataFrame) -> str:
     return "; ".join(f"{row.learning_rate:g}: {row.seconds:.3g} s" for row in shown.itertuples())
 
 
-def page(found: Comparisons, command: str, more: Sequence[Section] = (), by: str = "language_model") -> str:
+def page(found: Comparisons, command: str, by: str, made: Tables, pictures: Mapping[str, Iterable[Drawing]]) -> str:
     """The page of a study's report with these findings in it.
 
     Args:
         command: that makes the page again.
-        more: further sections.
         by: the command's name.
+        made: the tables, that of the first comparison first.
+        pictures: by the key of the table that they stand beside.
     """
-    made = {key: pages.table(frame, title, notes) for key, (title, frame, notes) in tables_of(found).items()}
-    told, few = sentences(found), found.num_seeds < MINIMUM_PAIRS
-    seeds, are, bear = (
-        ("1 seed", "is", "bears") if found.num_seeds == 1 else (f"{found.num_seeds} seeds", "are", "bear")
-    )
+    told, few, number = sentences(found), found.num_seeds < MINIMUM_PAIRS, found.num_seeds
+    seeds, are, bear = ("1 seed", "is", "bears") if number == 1 else (f"{number} seeds", "are", "bear")
     headline = f"{seeds} {bear} no verdict; this is what was measured." if few else " ".join(told[:2])
-    comparisons = list(dict.fromkeys(found.arms["comparison"]))
-    sections = []
-    for name in comparisons:
-        first = name == comparisons[0]
-        own = tuple(made[f"{kind}-{name}"] for kind in ("comparison", "costs")[first:])
-        sections.append(pages.Section(name, name.capitalize(), () if first else tuple(losses(found, name)), own))
-    sections += more
-    drawn: tuple[Drawing, ...] = tuple(grids(found.grid))
-    if drawn:
-        sections.append(pages.Section("grid", "Learning rate, batch size, length", drawn, (made["grid"],)))
+    (first, *rest), drawn = made, {key: tuple(own) for key, own in pictures.items()}
+    sections = [
+        Section(slug(key), made[key][0], drawn.get(key, ()), (pages.table(made[key][1], notes=made[key][2]),))
+        for key in rest
+    ]
     if found.left_out:
-        sections.append(pages.Section("left-out", "Runs in no number", lead=tuple(found.left_out)))
+        sections.append(Section("left-out", "Runs in no number", lead=tuple(found.left_out)))
     return pages.measured(
         found.name,
         command,
         seeds,
         [(headline, tuple(told if few else told[2:]))],
         [f"{seeds} {are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one."] * few,
-        tuple(losses(found, comparisons[0])) if comparisons else drawn,
-        next(iter(made.values())),
+        drawn.get(first, ()),
+        pages.table(made[first][1], made[first][0], made[first][2]),
         sections,
         f"Made by python -m analysis {by}. One file, no scripts, nothing is loaded.",
     )
+
+
+def pictures_of(found: Comparisons) -> dict[str, Iterable[Drawing]]:
+    """By the key of the table that they stand beside."""
+    names = found.arms["comparison"].unique()
+    return {**{f"comparison-{name}": losses(found, name) for name in names}, "grid": grids(found.grid)}
 
 
 def printed(made: Tables, left_out: Sequence[str]) -> str:
@@ -186,19 +186,12 @@ def printed(made: Tables, left_out: Sequence[str]) -> str:
     return "\n".join(["\n\n".join(blocks), *["in no number:", *(f"  {line}" for line in left_out)] * bool(left_out)])
 
 
-def reported(
-    command: str,
-    about: str,
-    arguments: Sequence[str] | None,
-    ways_of: Callable[[Comparisons], pd.DataFrame] = lambda found: pd.DataFrame(),
-    more_tables: Callable[[pd.DataFrame], Tables] = lambda ways: {},
-    more_sections: Callable[[Comparisons, pd.DataFrame], Sequence[Section]] = lambda found, ways: (),
-) -> int:
+def reported(command: str, about: str, arguments: Sequence[str] | None, more: More | None = None) -> int:
     """A report of comparisons as a command: the tables, the page and the numbers.
 
     Args:
         command, about: its name, and the docstring of its module.
-        ways_of: a table that other reports of comparisons do not have; then what is shown of it.
+        more: a table that other reports of comparisons do not have, and what is shown of it.
     """
     parser = argparse.ArgumentParser(prog=f"python -m analysis {command}", description=about.splitlines()[0])
     parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help=f"folder of experiments/{command}.py")
@@ -208,16 +201,17 @@ def reported(
 
     def run() -> None:
         found = read(flags.runs)
-        ways = ways_of(found)
+        ways, further, drawn = (pd.DataFrame(), {}, {}) if more is None else more(found)
+        made = tables_of(found) | further
         print("\n".join(sentences(found)))
         if flags.json is not None:
             write(flags.json, as_json(found, ways), "--json")
             print(f"json   {flags.json}")
         if flags.out is None:
-            print(printed(tables_of(found) | more_tables(ways), found.left_out))
+            print(printed(made, found.left_out))
             return
         again = f"python -m analysis {command} {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        write(flags.out, page(found, again, more_sections(found, ways), command), "--out")
+        write(flags.out, page(found, again, command, made, pictures_of(found) | drawn), "--out")
         print(f"page   {flags.out}")
 
     return carried_out(run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,7 @@ from analysis import gallery
 from analysis.comparisons import Comparisons, of_arm
 from analysis.curves import on_common_looks, reached
 from analysis.language_model import Tables, cast_of, reported
-from analysis.page import Drawing, Section, drawing, slug, table
+from analysis.page import Drawing, drawing, slug
 from analysis.pairs import Measure
 from analysis.plots import MUTED
 from analysis.stats import t_interval
@@ -184,12 +184,6 @@ def more_tables(ways: pd.DataFrame) -> Tables:
     return made
 
 
-def more_sections(found: Comparisons, ways: pd.DataFrame) -> list[Section]:
-    """The section of the page that other comparisons do not have."""
-    made = [table(frame, title, notes) for title, frame, notes in more_tables(ways).values()]
-    return [Section("ways", "What stages wait for and what is sent", tuple(scores(found, ways)), tuple(made))]
-
-
 def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
     """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
     caption, cast = "Means over seeds. Dashes: a model that never answers.", cast_of(found)
@@ -208,8 +202,14 @@ def _draw_f1(axes: Any, ways: pd.DataFrame, cast: Mapping[str, Any]) -> str:
     return "; ".join(f"{way['name']} {way['curve'][-1][1]:.3f}" for way in ways.to_dict("records"))
 
 
+def more(found: Comparisons) -> tuple[pd.DataFrame, Tables, dict[str, Iterable[Drawing]]]:
+    """What other comparisons do not have; see `analysis.language_model.reported`."""
+    ways = ways_of(found)
+    return ways, more_tables(ways), {"scores": scores(found, ways)}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    return reported("parallelism", str(__doc__), arguments, ways_of, more_tables, more_sections)
+    return reported("parallelism", str(__doc__), arguments, more)
 
 
 if __name__ == "__main__":

@@ -125,35 +125,23 @@ def finished(unbroken, tmp_path):
     return config, tmp_path / "out"
 
 
-def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken):
+def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings_and_those_of_the_best_trial(unbroken):
     _, out = unbroken
     plan = plan_of(out)
     assert len(plan.runs) == 1 + 2 * 3 + 2 + 2 * 2
-    carried_out = Sweep(plan, "", out)
-    carried_out.choose()
-    for run in plan.runs:
-        summary = summary_of(out, run.folder)
-        diverges = run.trial == 0
-        assert summary["status"] == ("DIVERGED" if diverges else "DONE")
-        job = carried_out.job(run)
-        assert job is not None
-        values = job.values
-        told = yaml.safe_load((out / run.folder / "settings.yaml").read_text())
-        assert {key: told[key] for key in values if key in told} == {key: values[key] for key in values if key in told}
-        assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
-    assert not list(out.rglob("*.before-*"))
-    assert not list(out.rglob("*.partial"))
-
-
-def test_pilots_and_tests_have_the_settings_of_the_best_trial(unbroken):
-    _, out = unbroken
+    chosen = {}
     for arm in json.loads((out / "plan.json").read_text())["arms"]:
         finals = [summary_of(out, f"tuning/{arm['name']}/t{trial}-s0").get("final_eval_loss") for trial in (1, 2)]
         assert [trial["score"] for trial in arm["trials"]] == [None, *finals]  # the first one diverged
-        best = [2.0e-3, 1.0e-3][finals.index(min(finals))]
-        assert arm["chosen"] == {"learning_rate": best}
-        for path in [*out.glob(f"pilot/{arm['name']}/*"), *out.glob(f"test/{arm['name']}/*")]:
-            assert yaml.safe_load((path / "settings.yaml").read_text())["learning_rate"] == best
+        chosen[arm["name"]] = arm["chosen"]
+        assert arm["chosen"] == {"learning_rate": [2.0e-3, 1.0e-3][finals.index(min(finals))]}
+    for run in plan.runs:
+        assert summary_of(out, run.folder)["status"] == ("DIVERGED" if run.trial == 0 else "DONE")
+        values = plan.values(run, chosen, {SYNC: 9.0})
+        told = yaml.safe_load((out / run.folder / "settings.yaml").read_text())
+        assert {key: told[key] for key in values if key in told} == {key: values[key] for key in values if key in told}
+        assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
+    assert not [*out.rglob("*.before-*"), *out.rglob("*.partial")]
 
 
 def scored(small, out, losses):

@@ -143,17 +143,12 @@ def _places(config: Config) -> list[tuple[Settings, str]]:
     """Every condition with the algorithms that it is for; one may have conditions of its own, e.g. one process at two
     batch sizes beside several workers.
     """
-    own = [name for name, given in config.algorithms.items() if "conditions" in given]
-    places = [
-        (condition, name)
-        for condition in _conditions(config.conditions, "conditions")
-        for name in config.algorithms
-        if name not in own
-    ]
-    for name in own:
+    own = {name: given["conditions"] for name, given in config.algorithms.items() if "conditions" in given}
+    shared = _conditions(config.conditions, "conditions")
+    places = [(condition, name) for condition in shared for name in config.algorithms if name not in own]
+    for name, given in own.items():
         where = f"algorithms.{name}.conditions"
-        given = typed(config.algorithms[name]["conditions"], Conditions, where)
-        places += [(condition, name) for condition in _conditions(given, where)]
+        places += [(condition, name) for condition in _conditions(typed(given, Conditions, where), where)]
     return places
 
 

@@ -147,16 +147,13 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     """Turn a config into a plan, checking everything that can be checked without running anything.
 
     Args:
-        given: what the file holds.
-        name: of the file, for messages.
+        given: what the file `name` holds.
 
     Raises:
         UsageError: naming the key, the value and what is expected.
 
     >>> plan = make_plan({"name": "n", "algorithms": {"sync": {"mode": "sync"}, "async": {"mode": "async"}},
     ...                   "conditions": [{"nproc": [2, 4]}], "seeds": [7]})
-    >>> [arm.name for arm in plan.arms]
-    ['sync-w2', 'async-w2', 'sync-w4', 'async-w4']
     >>> sorted(run.folder for run in plan.runs)
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
