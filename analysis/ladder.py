@@ -14,10 +14,10 @@ import pandas as pd
 from analysis.judge import ON_MARGIN, answer, of_numbers
 from analysis.stats import Interval, Numbers, t_interval
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import read_json
+from asyncsgd.records.events import EVENTS, read_events, read_json
 
-LADDER, PARTS = "ladder.json", "parts.json"
-"""The measurements of a finished ladder, and those of every turn so far."""
+LADDER, SETTINGS = "ladder.json", "settings.json"
+"""The measurements of a finished ladder, and what all trainings share."""
 NO_MEMORY = "ran out of memory"
 """The reason of a rung whose training did."""
 UTILISATION, MEMORY, EPOCH = 0.9, 0.9, 1.2
@@ -135,7 +135,7 @@ def read(folder: Path) -> Ladders:
     except (OSError, ValueError, KeyError, TypeError) as error:
         make_one = "make one: python experiments/speed_ladder.py --quick"
         told = f"holds no ladder ({type(error).__name__}: {error}); {make_one}"
-        if (folder / PARTS).is_file():
+        if (folder / SETTINGS).is_file():
             told = "holds a ladder that is not finished; type the command again that began it"
         raise UsageError(f"{folder} {told}") from error
 
@@ -180,6 +180,29 @@ def speed_up(before: Numbers, after: Numbers) -> Speed:
 def pays(rung: Mapping[str, Any]) -> bool:
     """Whether a rung of ladder.json is kept: the interval of the ratios of its rates lies above 1."""
     return _speed(trainings(rung["before"]), trainings(rung["after"])).pays
+
+
+def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
+    """A run as a row of `TRAINING`, with its score before it; the rate is that after `warmup` samples."""
+    summary, records = read_json(folder / "summary.json"), list(read_events(folder / EVENTS))
+    arrivals = [record for record in records if record["kind"] == "arrival"]
+    first, last = next(one for one in arrivals if one["total_samples"] >= warmup), arrivals[-1]
+    seconds, workers = last["train_seconds"] - first["train_seconds"], summary["memory"]["workers"]
+    peaks = [summary["memory"]["leader"], *(peak for _, peak in workers if summary["mode"] != "single")]
+    evaluations = [record for record in records if record["kind"] == "evaluate"]
+    start, end = ({"loss": one["loss"], **one["metrics"]}[score] for one in (evaluations[0], evaluations[-1]))
+    load, gpus = summary["machine_load"] or {}, (summary["usage"] or {}).get("gpus")
+    return {
+        "samples_per_second": (last["total_samples"] - first["total_samples"]) / seconds,
+        "warmup_seconds": first["train_seconds"],
+        "loss": evaluations[-1]["loss"],
+        "score": end,
+        "score_at_start": start,
+        "memory_bytes": sum(memory for memory, _ in peaks),
+        "gpu_bytes": sum(gpu for _, gpu in peaks),
+        "busy_cores": load["cores"] * load["own_share"] if load else None,
+        "busy_gpu": float(np.mean([one["utilisation"] for one in gpus])) if gpus else None,
+    }
 
 
 def trainings(given: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -3,7 +3,7 @@
     python experiments/speed_ladder.py --quick     # both tasks in under 4 minutes, no verdict on the score
     python experiments/speed_ladder.py             # 5 turns a rung, 8 seeds: about 35 minutes on 2 quiet cores
 
-Two tasks: classify texts, and predict masked words. The naive loop is `naive_loop`, below: plain PyTorch, which knows
+Two tasks: classify texts, and predict masked words. The naive loop is ``naive_loop.py``: plain PyTorch, which knows
 nothing of this library. Every rung is a setting of the library's own training.
 
 The climb: each rung is measured in turns with the trainings of the rungs kept so far, on the same batches. A rung whose
@@ -14,15 +14,17 @@ score is equivalent. The final stack is the last one before the first whose scor
 
 Rates are those after a warm-up, evaluations not counted. `--out` holds ladder.json (the measurements), ladder.md and
 report.html. `python -m analysis speed_ladder OUT` makes the last two again. A ladder that was interrupted goes on when
-the same command is typed again: parts.json holds every turn that was measured."""
+the same command is typed again: every training has a folder of its own, and what is finished is not made again."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -31,76 +33,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from asyncsgd import AdamW
+from asyncsgd.data.corpora import limited, select
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
-from asyncsgd.measure import hardware
+from asyncsgd.evaluation import evaluate_sets, measured
+from asyncsgd.measure import flops_per_sample, forget_peaks, hardware, peak_bytes
+from asyncsgd.records.events import DONE, read_json
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.run import cache_folder, resolve_device
 from asyncsgd.signals import StopRequest
-from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Subject
+from asyncsgd.study.arms import words_of
+from asyncsgd.study.runner import PRELOAD, Job, Runner
+from naive_loop import BATCH_SIZE, SEQ_LEN, naive_loop
 
 MARGINS = {"classification": 0.03, "masked_lm": 0.05}
 """Declared before the runs: a macro-F1, and nats of evaluation loss."""
+SCORE = {"classification": "macro_f1", "masked_lm": "loss"}
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-
-
-def naive_loop(
-    texts: Sequence[str],
-    labels: Sequence[int] | None,
-    tokenizer: Any,
-    model: nn.Module,
-    *,
-    learning_rate: float,
-    samples: int,
-    seed: int,
-    device: str,
-    arrived: Callable[[int, float], None],
-) -> None:
-    """The guide's loop as it stands in a tutorial, in place on `model`.
-
-    Args:
-        labels: the class of each text; None: masked words are predicted.
-        arrived: called after every step with the samples and seconds so far.
-    """
-    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=SEQ_LEN, return_tensors="pt")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    torch.manual_seed(seed)
-    model.train()
-    done, total_loss, began = 0, 0.0, time.perf_counter()
-    while done < samples:
-        for rows in torch.randperm(len(texts)).split(BATCH_SIZE):
-            input_ids, attention_mask = encoded["input_ids"][rows], encoded["attention_mask"][rows]
-            if labels is None:
-                input_ids, targets = masked(input_ids, tokenizer)
-            else:
-                targets = torch.tensor(labels)[rows]
-            outputs = model(
-                input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), labels=targets.to(device)
-            )
-            optimizer.zero_grad()
-            outputs.loss.backward()
-            optimizer.step()
-            total_loss += outputs.loss.item()
-            done += len(rows)
-            arrived(done, time.perf_counter() - began)
-            if done >= samples:
-                break
-
-
-def masked(input_ids: torch.Tensor, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """15 % of the words chosen: 80 % of them masked, 10 % replaced, 10 % kept; -100 where nothing is predicted."""
-    special = torch.isin(input_ids, torch.tensor(tokenizer.all_special_ids))
-    chosen = (torch.rand(input_ids.shape) < 0.15) & ~special
-    labels = torch.where(chosen, input_ids, -100)
-    draw = torch.rand(input_ids.shape)
-    changed = torch.where(chosen & (draw < 0.8), tokenizer.mask_token_id, input_ids)
-    other = torch.randint(len(tokenizer), input_ids.shape)
-    return torch.where(chosen & (draw >= 0.9), other, changed), labels
+DEFAULT_THREADS = torch.get_num_threads()
+OF_TASK: dict[str, dict[str, Any]] = {
+    "classification": {"learning_rate": 5e-4},
+    "masked_lm": {"learning_rate": 1e-3, "vocab_size": 4096, "eval_samples": 0},
+}
+"""The rate of a classification is the default of the task: at 1e-3 some seeds learn one class alone."""
+PLAIN: dict[str, Any] = {
+    **{"mode": "single", "batch_size": BATCH_SIZE, "sampling": "random", "seq_len": SEQ_LEN, "dropout": 0.1},
+    **{"evaluations": 1, "schedule": "constant", "warmup": 0, "weight_decay": 0.01, "clip_norm": 0.0},
+}
+"""Settings of the first rung, as those of the naive loop; weight decay is what torch's AdamW has by default."""
 
 
 class Size(NamedTuple):
@@ -124,41 +88,37 @@ QUICK = Size(3, 256, 16, 2, {"classification": 128, "masked_lm": 96}, 64, compil
 
 
 class Step(NamedTuple):
-    """One rung: its line in the checklist, what is typed for it, and what it changes; see `PLAIN` of the trainings."""
+    """One rung: its line in the checklist, and the settings that it changes."""
 
     name: str
     box: str
-    flags: str
     change: Mapping[str, Any]
     same_updates: bool = True
     """Whether updates stay as they were, up to rounding and what is drawn."""
 
-
-ALWAYS = "always on"
+    @property
+    def flags(self) -> str:
+        """What is typed for it."""
+        return " ".join(words_of(self.change)) or "always on"
 
 
 def steps_of(task: str, device: str) -> list[Step]:
     """The rungs; the first one is the library itself. Those in one process come before those of several."""
-    cpu, number = device == "cpu", "2" if device == "cpu" else str(torch.cuda.device_count())
+    cpu, number = device == "cpu", 2 if device == "cpu" else torch.cuda.device_count()
     first = "batches padded to their longest text" + ", decoded at masked positions" * (task == "masked_lm")
-    larger, by_length = (2 if cpu else 8) * BATCH_SIZE, "group_by_length"
-    checkpointing = "--gradient-checkpointing"
+    larger, alone = (2 if cpu else 8) * BATCH_SIZE, {"data_parallel": None}
     return [
-        Step(first, "Tokenised once, dynamic padding", ALWAYS, {}),
-        Step("batches of similar lengths", "Length buckets", f"--sampling {by_length}", {"sampling": by_length}, False),
-        Step("fused AdamW", "Fused optimizer", ALWAYS, {"optimizer": AdamW()}),
-        Step(f"batches of {larger}", "Larger batch", f"--batch-size {larger}", {"batch_size": larger}, False),
-        *(
-            Step(name, "Mixed precision", f"--precision {name}", {"precision": name})
-            for name in (("bf16",) if cpu else ("bf16", "fp16"))
-        ),
-        Step("batches made ahead", "Loaders, pinned memory", "--prefetch 2", {"prefetch": 2}),
-        Step("2 micro-batches", "Gradient accumulation", "--micro-batches 2", {"micro_batches": 2}),
-        Step("activations computed again", "Gradient checkpointing", checkpointing, {"gradient_checkpointing": True}),
-        Step("DataParallel", "All GPUs", "--mode single --data-parallel", {"workers": "data_parallel"}),
-        Step("synchronous workers", "More workers", f"--mode sync --nproc {number}", {"workers": "sync"}),
-        Step("asynchronous workers", "More workers", f"--mode async --nproc {number}", {"workers": "async"}, False),
-        Step("compiled loss", "torch.compile", "--compile", {"compile": True}),
+        Step(first, "Tokenised once, dynamic padding, fused optimizer", {}),
+        Step("batches of similar lengths", "Length buckets", {"sampling": "group_by_length"}, False),
+        Step(f"batches of {larger}", "Larger batch", {"batch_size": larger}, False),
+        *(Step(name, "Mixed precision", {"precision": name}) for name in (("bf16",) if cpu else ("bf16", "fp16"))),
+        Step("batches made ahead", "Loaders, pinned memory", {"prefetch": 2}),
+        Step("2 micro-batches", "Gradient accumulation", {"micro_batches": 2}),
+        Step("activations computed again", "Gradient checkpointing", {"gradient_checkpointing": True}),
+        Step("DataParallel", "All GPUs", {"mode": "single", "data_parallel": True}),
+        Step("synchronous workers", "More workers", {"mode": "sync", "nproc": number} | alone),
+        Step("asynchronous workers", "More workers", {"mode": "async", "nproc": number} | alone, False),
+        Step("compiled loss", "torch.compile", {"compile": True}),
     ]
 
 
@@ -169,68 +129,142 @@ def reason_not_to(step: Step, device: str, size: Size, left_out: Sequence[str]) 
     if "compile" in step.change and not size.compiles:
         return "the first batch compiles for a minute, too long for --quick"
     number, kind = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (available_cores(), "cores")
-    if step.change.get("workers") == "data_parallel" and (kind == "cores" or number < 2):
+    if "data_parallel" in step.change and (kind == "cores" or number < 2):
         return "it gives each of several GPUs a part of the batch, and here are fewer than two"
-    if "workers" in step.change and number < 2:
+    if "mode" in step.change and number < 2:
         return f"two workers need two {kind}"
     return ""
 
 
-Turn = list[dict[str, Any]]
-"""What each side has measured in one turn."""
-Keep = Callable[[str, Callable[[], Turn]], Turn]
-"""Gives what a turn of that name has measured before, or measures it now."""
+Changes = Mapping[str, Any] | None
+"""Settings of this library's training; None: the naive loop."""
+Train = Callable[[str, Changes, int], dict[str, Any]]
+"""Trains in a folder of that name with a seed; what was measured, or is there already."""
 
 
-def kept_in(file: Path, settings: Mapping[str, Any]) -> Keep:
-    """Keep whole turns in a file, since the sides of a turn are compared: an interrupted ladder goes on from there.
+class Trainings:
+    """Trainings of a task on some of its texts, each in a folder of its own; what is finished is not made again.
 
     Args:
-        settings: of the ladder, the machine among them.
-
-    Raises:
-        UsageError: if the file is of other settings.
+        task: classification or masked_lm.
+        data: as the task takes it.
+        texts: how many to train on, of those that the naive loop does not cut.
+        samples: of a training.
+        flags: `out`, `device` and `cache_dir`.
     """
-    there: dict[str, Any] = {"settings": json.loads(json.dumps(settings)), "turns": {}}
-    if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        if changed := [name for name, value in there["settings"].items() if before["settings"].get(name) != value]:
-            raise UsageError(
-                f"{file.parent} holds a ladder of other settings ({', '.join(changed)}); type another --out"
-            )
-        there = before
 
-    def keep(name: str, measure: Callable[[], Turn]) -> Turn:
-        turns: dict[str, Turn] = there["turns"]
-        if name not in turns:
-            turns[name] = measure()
-            write_json(file, there)
-        return turns[name]
+    def __init__(
+        self, task: str, data: str, texts: int, samples: int, size: Size, runner: Runner, flags: argparse.Namespace
+    ) -> None:
+        self._name, self._samples, self._warmup, self._runner, self._out = task, samples, size.warmup, runner, flags.out
+        self.settings = {**PLAIN, **OF_TASK[task], "device": flags.device, "cache_dir": flags.cache_dir, "data": data}
+        cache = Path(flags.cache_dir)
+        corpus, folder = self._task().read(cache), flags.out / "texts" / task / str(texts)
+        folder.mkdir(parents=True, exist_ok=True)
+        for side, limit in (("validation", size.eval_samples), ("train", texts)):
+            documents = corpus.train if side == "train" else corpus.eval
+            # those of about SEQ_LEN tokens at most: both sides are to train on whole texts
+            documents = select(documents, [len(text) <= 2 * SEQ_LEN for text in documents.texts])
+            self.epoch = len(documents.texts)
+            chosen = limited(documents, limit)
+            labels = chosen.labels or ("",) * len(chosen.texts)
+            rows = [{"text": text, "label": label} for text, label in zip(chosen.texts, labels, strict=True)]
+            write_text(folder / f"{side}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.settings["data"] = str(folder)
+        self.task = self._task().prepare(0, cache)
+        corpus = self.task.read(cache)
+        self._texts = corpus.train.texts
+        self._labels = None if task == "masked_lm" else [corpus.labels.index(one) for one in corpus.train.labels or ()]
 
-    return keep
+    def _task(self, **other: Any) -> Any:
+        return Job("", self._name, {**self.settings, **other, "samples": self._samples}).settings.task
+
+    def train(self, folder: str, changes: Changes, seed: int) -> dict[str, Any]:
+        """As `Train`."""
+        from analysis.ladder import training_of
+
+        path = self._out / folder
+        if changes is None:
+            path.mkdir(parents=True, exist_ok=True)
+            if not (path / "naive.json").is_file():
+                write_json(path / "naive.json", self._naive(seed))
+            return dict(read_json(path / "naive.json"))
+        if read_summary(path).get("status") != DONE:
+            values = {**self.settings, **changes, "samples": self._samples, "seed": seed, "run_dir": str(path)}
+            values = {name: value for name, value in values.items() if value is not None}
+            # the square root of the batch keeps the noise of AdamW's steps (Malladi et al., NeurIPS 2022)
+            values["learning_rate"] *= (values["batch_size"] / BATCH_SIZE) ** 0.5
+            number = values.get("nproc", 1)
+            values["threads"] = max(1, available_cores() // number)
+            if values["mode"] == "sync":
+                values["batch_size"] //= number
+            self._runner.run([Job(folder, self._name, values, saves_model=False, out=self._out, study="speed_ladder")])
+        if (summary := read_summary(path)).get("status") != DONE:
+            raise RunError(f"{path} ended {summary.get('status')}: {summary.get('message')}")
+        return training_of(path, self._warmup, SCORE[self._name])
+
+    def _naive(self, seed: int) -> dict[str, Any]:
+        from transformers import AutoTokenizer
+
+        device = torch.device(self.settings["device"])
+        tokenizer = AutoTokenizer.from_pretrained(self.task.known["tokenizer"])
+        model = self.task.model(seed).to(device)
+        arrivals: list[tuple[int, float, float]] = []
+        busy_gpu: list[float] = []
+
+        def arrived(samples: int, seconds: float) -> None:
+            if samples >= self._warmup:
+                arrivals.append((samples, seconds, time.process_time()))
+            if device.type == "cuda":
+                with contextlib.suppress(Exception):  # nvidia-ml-py is not installed
+                    busy_gpu.append(torch.cuda.utilization() / 100)
+
+        forget_peaks(device)
+        torch.set_num_threads(DEFAULT_THREADS)
+        with torch.random.fork_rng():
+            rate, where = self.settings["learning_rate"], self.settings["device"]
+            naive_loop(self._texts, self._labels, tokenizer, model, rate, self._samples, seed, where, arrived)
+        memory, sets = peak_bytes(device), self.task.data(seed).evaluation
+        at_end = measured(self.task, evaluate_sets(self.task, model, sets, 0, 1, device))
+        (first, begin, cpu_before), (last, end, cpu_after) = arrivals[0], arrivals[-1]
+        return {
+            "samples_per_second": (last - first) / (end - begin),
+            "warmup_seconds": begin,
+            "loss": at_end.loss,
+            "score": at_end.metrics.get(SCORE[self._name], at_end.loss),
+            "memory_bytes": memory[0],
+            "gpu_bytes": memory[1],
+            "busy_cores": (cpu_after - cpu_before) / (end - begin),
+            "busy_gpu": statistics.fmean(busy_gpu) if busy_gpu else None,
+        }
+
+    def operations(self) -> dict[str, float]:
+        """Of a forward and a backward pass on one text that fills its length, by model and length."""
+        found = {}
+        for model, length in (("tiny", SEQ_LEN), ("tiny", 2 * SEQ_LEN), ("small", SEQ_LEN)):
+            task = self._task(model=model, seq_len=length).prepare(0, Path(self.settings["cache_dir"]))
+            input_ids = torch.full((task.batch_size, length), 5)
+            labels = torch.zeros(task.batch_size, dtype=torch.int64)
+            if self._labels is None:
+                labels = torch.where(torch.arange(input_ids.numel()) % 7 == 0, 5, -100).view_as(input_ids)
+            batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": labels}
+            found[f"{model} at {length} tokens"] = flops_per_sample(task, task.model(0), [batch])
+        return found
 
 
-def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], dict[str, Any]]], keep: Keep) -> list[Turn]:
+def in_turns(name: str, turns: int, sides: Mapping[str, Changes], train: Train) -> dict[str, list[dict[str, Any]]]:
     """What each side gives for each turn; within a turn the sides come in a random order, since machines drift."""
-
-    def measure(turn: int) -> Turn:
-        order = list(range(len(sides)))
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    for turn in range(turns):
+        order = list(sides)
         random.Random(f"{name} {turn}").shuffle(order)
-        found = {side: sides[side](turn) for side in order}
-        return [found[side] for side in range(len(sides))]
-
-    measured = [keep(f"{name}, turn {turn}", functools.partial(measure, turn)) for turn in range(turns)]
-    return [list(side) for side in zip(*measured, strict=True)]
-
-
-Naive = Callable[[int], dict[str, Any]]
-"""Trains with the naive loop in a turn."""
-Train = Callable[[Mapping[str, Any], int], dict[str, Any]]
-"""Trains with the changes of some rungs in a turn."""
+        for side in order:
+            found[side].append(train(f"{name}/{side}/s{turn}", sides[side], turn))
+    return found
 
 
 def climb(
-    naive: Naive, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str], keep: Keep
+    task: str, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str]
 ) -> tuple[list[Step], list[dict[str, Any]]]:
     """Measure one rung after the other.
 
@@ -245,24 +279,26 @@ def climb(
     kept: list[Step] = []
     rungs = []
     for step in steps:
-        rung = {"name": step.name, "box": step.box, "flags": step.flags, "reason": skip(step) if kept else ""}
-        sides: list[Turn] = [[], []]
-        if not rung["reason"]:
-            before = functools.partial(train, changes_of(kept)) if kept else naive
+        reason = skip(step) if kept else ""
+        sides: dict[str, Changes] = {"before": changes_of(kept) if kept else None, "after": changes_of([*kept, step])}
+        found: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
+        if not reason:
             try:
-                sides = in_turns(step.name, turns, (before, functools.partial(train, changes_of([*kept, step]))), keep)
+                found = in_turns(f"{task}/{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}", turns, sides, train)
             except RunError as error:
                 if OUT_OF_MEMORY not in str(error):
                     raise
-                rung["reason"] = NO_MEMORY
-        rungs.append(rung | {"before": sides[0], "after": sides[1]})
-        if rung["reason"]:
-            _say(f"{step.name}: not measured, {rung['reason']}")
+                reason = NO_MEMORY
+        rungs.append({"name": step.name, "box": step.box, "flags": step.flags, "reason": reason, **found})
+        if reason:
+            _say(f"{step.name}: not measured, {reason}")
             continue
         gains, rate = pays(rungs[-1]), "samples_per_second"
         if gains or not kept:
             kept.append(step)
-        ratio = statistics.median(fast[rate] / slow[rate] for slow, fast in zip(*sides, strict=True))
+        ratio = statistics.median(
+            fast[rate] / slow[rate] for slow, fast in zip(found["before"], found["after"], strict=True)
+        )
         _say(f"{step.name}: {ratio:.2f}x, {'kept' if gains else 'does not pay'}")
     return kept, rungs
 
@@ -282,39 +318,23 @@ def tried(kept: Sequence[Step]) -> list[list[Step]]:
     return [[*same, *others[:number]] for number in range(len(others) + 1)]
 
 
-def measure(name: str, data: str, size: Size, flags: argparse.Namespace, device: str, keep: Keep, stop: Any) -> Any:
+def measure(name: str, data: str, size: Size, flags: argparse.Namespace, runner: Runner) -> dict[str, Any]:
     """All of one task, as in ladder.json."""
-    cache, texts = cache_folder(flags.cache_dir), flags.out / "texts" / name
     _say(f"{name} on {Path(data).name}")
-
-    def sides(samples: int, measured: int) -> tuple[Subject, Naive, Train]:
-        subject = Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device, stop)
-        meter = functools.partial(Meter, size.warmup, measured, device)
-        return (
-            subject,
-            lambda turn: subject.naive(naive_loop, meter(), turn),
-            lambda changes, turn: subject.train(changes, meter(), turn),
-        )
-
-    def keep_of_task(turn: str, measure: Callable[[], Turn]) -> Turn:
-        return keep(f"{name}: {turn}", measure)
-
-    def skip(step: Step) -> str:
-        return reason_not_to(step, device, size, flags.leave_out)
-
-    _, naive, train = sides(size.climb_samples, size.climb_samples)
-    kept, rungs = climb(naive, train, steps_of(name, device), size.turns, skip, keep_of_task)
+    samples = size.proof_samples[name]
+    climbed = Trainings(name, data, size.climb_samples, size.climb_samples + size.warmup, size, runner, flags)
+    skip = functools.partial(reason_not_to, device=flags.device, size=size, left_out=flags.leave_out)
+    kept, rungs = climb(name, climbed.train, steps_of(name, flags.device), size.turns, skip)
     stacks = tried(kept)
     _say(f"the naive loop and stacks of the rungs that pay ({len(stacks)}), {size.seeds} seeds")
-    samples = size.proof_samples[name]
-    subject, naive, train = sides(samples, samples - size.warmup)
-    trains = [functools.partial(train, changes_of(steps)) for steps in stacks]
-    first, *others = in_turns("proof", size.seeds, (naive, *trains), keep_of_task)
+    proved = Trainings(name, data, samples, samples, size, runner, flags)
+    sides = {f"stack-{number}": changes_of(steps) for number, steps in enumerate(stacks)}
+    naive, *others = in_turns(f"{name}/proof", size.seeds, {"naive": None, **sides}, proved.train).values()
     return {
         "task": name,
         "data": Path(data).name,
         "model": "tiny",
-        "epoch": subject.epoch,
+        "epoch": proved.epoch,
         "climb_samples": size.climb_samples,
         "proof_samples": samples,
         "score": SCORE[name],
@@ -323,14 +343,14 @@ def measure(name: str, data: str, size: Size, flags: argparse.Namespace, device:
         "loss_margin": MARGINS["masked_lm"],
         "turns": size.turns,
         "rungs": rungs,
-        "naive": first,
+        "naive": naive,
         "stacks": [
             {"rungs": [step.name for step in steps], "trainings": trainings}
             for steps, trainings in zip(stacks, others, strict=True)
         ],
         "score_at_start": others[0][0]["score_at_start"],
-        "operations": subject.operations(),
-        "longest": subject.longest,
+        "operations": proved.operations(),
+        "longest": int(proved.task.samples("train").lengths.max()),
     }
 
 
@@ -376,25 +396,39 @@ def machine_of(device: str) -> dict[str, Any]:
     return machine | {"device": name, "devices": devices, "memory_bytes": memory}
 
 
+def refuse_others(file: Path, settings: Mapping[str, Any]) -> None:
+    """Keep what the trainings of a folder share.
+
+    Raises:
+        UsageError: if it holds others.
+    """
+    before, now = read_json(file) if file.is_file() else {}, json.loads(json.dumps(settings))
+    if changed := [name for name in before if before[name] != now[name]]:
+        told = f"holds a ladder of other settings ({', '.join(changed)}); type another --out"
+        raise UsageError(f"{file.parent} {told}")
+    write_json(file, now)
+
+
 def run(argv: list[str], stop: StopRequest) -> int:
     flags = parser().parse_args(argv)
-    from analysis.ladder import LADDER, PARTS
+    from analysis.ladder import LADDER, SETTINGS
     from analysis.speed_ladder import report
 
     if flags.margin is not None and not 0 < flags.margin < float("inf"):
         raise UsageError(f"--margin must be a number above 0, got {flags.margin}")
-    size, device = QUICK if flags.quick else FULL, resolve_device(flags.device)
+    size, flags.device = QUICK if flags.quick else FULL, resolve_device(flags.device)
     flags.out = flags.out or Path("runs/speed_ladder" + "-quick" * flags.quick)
-    fork_server("tiny")  # starts to import what workers need
+    flags.cache_dir = str(cache_folder(flags.cache_dir))
+    runner = Runner(fork_server("tiny", *PRELOAD), stop, side_by_side=1)
     flags.out.mkdir(parents=True, exist_ok=True)
-    machine, data = machine_of(device), {}
+    machine, data = machine_of(flags.device), {}
     for name, folder in (("classification", SHARED / "hate_davidson"), ("masked_lm", SHARED / "hate_mlm")):
         data[name] = getattr(flags, f"{name}_data") or (str(folder) if folder.is_dir() else "pydocs")
     settings = size._asdict() | {"margin": flags.margin, "leave_out": flags.leave_out, "data": data}
-    same = {key: machine[key] for key in ("device", "devices", "cpu", "cores", "versions")}
-    keep = kept_in(flags.out / PARTS, settings | same)
-    ladders = [measure(name, data[name], size, flags, device, keep, stop) for name in data]
-    write_text(flags.out / LADDER, json.dumps({"quick": flags.quick, "machine": machine, "ladders": ladders}, indent=1))
+    settings |= {key: machine[key] for key in ("device", "devices", "cpu", "cores", "versions")}
+    refuse_others(flags.out / SETTINGS, settings)
+    ladders = [measure(name, data[name], size, flags, runner) for name in data]
+    write_json(flags.out / LADDER, {"quick": flags.quick, "machine": machine, "ladders": ladders})
     report(flags.out)
     return 0
 

@@ -7,49 +7,48 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from gallery import sentences
-from hypothesis import given
-from hypothesis import strategies as st
 
 import speed_ladder
 from analysis.ladder import NO_MEMORY, read
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
-from speed_ladder import FULL, QUICK, Step, changes_of, climb, in_turns, kept_in, masked, reason_not_to, steps_of, tried
-from speed_ladder_trainings import Meter, Subject
+from naive_loop import masked
+from speed_ladder import (
+    FULL,
+    QUICK,
+    Step,
+    Trainings,
+    changes_of,
+    climb,
+    in_turns,
+    reason_not_to,
+    refuse_others,
+    steps_of,
+    tried,
+)
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
 
 
-@given(stop=st.integers(0, 11))
-def test_a_ladder_that_was_interrupted_goes_on_with_the_turn_that_it_was_cut_in(stop):
-    """12 trainings, two a turn; whatever was cut, each whole turn is measured once and its numbers stay."""
-    calls = 0
+def test_a_turn_has_its_sides_in_an_order_of_its_own_and_what_changes_is_refused(tmp_path):
+    made = []
 
-    def measure(turn):
-        nonlocal calls
-        if calls == stop:
-            calls = 100
-            raise KeyboardInterrupt
-        calls += 1
-        return {"number": calls}
+    def train(folder, changes, seed):
+        made.append(folder)
+        return {"changes": changes, "seed": seed}
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "parts.json")
-        with pytest.raises(KeyboardInterrupt):
-            in_turns("x", 6, [measure, measure], kept_in(file, {"turns": 6}))
-        first, second = in_turns("x", 6, [measure, measure], kept_in(file, {"turns": 6}))
-        numbers = [sorted((a["number"], b["number"])) for a, b in zip(first, second, strict=True)]
-        whole = stop // 2
-        assert numbers[:whole] == [[2 * turn + 1, 2 * turn + 2] for turn in range(whole)]
-        assert numbers[whole:] == [[101 + 2 * turn, 102 + 2 * turn] for turn in range(6 - whole)]
-        kept_in(file, {"turns": 6})("y", lambda: [{}])
-        with pytest.raises(UsageError, match=r"other settings \(turns\); type another --out"):
-            kept_in(file, {"turns": 5})
+    found = in_turns("x", 8, {"before": None, "after": {"batch_size": 32}}, train)
+    assert found["before"] == [{"changes": None, "seed": turn} for turn in range(8)]
+    assert sorted(made) == sorted(f"x/{side}/s{turn}" for side in found for turn in range(8))
+    assert 0 < sum("before" in folder for folder in made[::2]) < 8
+    refuse_others(tmp_path / "settings.json", {"turns": 3, "device": "cpu"})
+    refuse_others(tmp_path / "settings.json", {"turns": 3, "device": "cpu"})
+    with pytest.raises(UsageError, match=r"other settings \(turns\); type another --out"):
+        refuse_others(tmp_path / "settings.json", {"turns": 5, "device": "cpu"})
 
 
 def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_one():
@@ -59,7 +58,9 @@ def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_o
     def rate(samples_per_second):
         return {"samples_per_second": samples_per_second, "loss": 1.0, "score": 1.0}
 
-    def train(changes, turn):
+    def train(folder, changes, turn):
+        if changes is None:
+            return rate(10.0 + turn)
         seen.append(changes)
         size = changes.get("batch_size", 16)
         if size == 64:
@@ -67,20 +68,13 @@ def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_o
         return rate(100 * (1 + 0.01 * turn) * (0.5 if "precision" in changes else 1.0) * size / 16)
 
     steps = [
-        Step("library", "L", "", {}),
-        Step("bf16", "A", "", {"precision": "bf16"}),
-        Step("parts", "B", "", {"micro_batches": 2}),
-        Step("batch", "C", "", {"batch_size": 32}),
-        Step("larger", "D", "", {"batch_size": 64}),
+        Step("library", "L", {}),
+        Step("bf16", "A", {"precision": "bf16"}),
+        Step("parts", "B", {"micro_batches": 2}),
+        Step("batch", "C", {"batch_size": 32}),
+        Step("larger", "D", {"batch_size": 64}),
     ]
-    kept, rungs = climb(
-        lambda turn: rate(10.0 + turn),
-        train,
-        steps,
-        3,
-        lambda step: "not here" if step.box == "B" else "",
-        lambda name, measure: measure(),
-    )
+    kept, rungs = climb("task", train, steps, 3, lambda step: "not here" if step.box == "B" else "")
     assert changes_of(kept) == {"batch_size": 32}
     assert [rung["reason"] for rung in rungs] == ["", "", "not here", "", NO_MEMORY]
     assert [len(rung["before"]) for rung in rungs] == [3, 3, 0, 3, 0]
@@ -92,10 +86,10 @@ def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_o
 
 def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were():
     kept = [
-        Step("library", "", "", {}),
-        Step("lengths", "", "", {"sampling": "group_by_length"}, False),
-        Step("bf16", "", "", {"precision": "bf16"}),
-        Step("async", "", "", {"workers": "async"}, False),
+        Step("library", "", {}),
+        Step("lengths", "", {"sampling": "group_by_length"}, False),
+        Step("bf16", "", {"precision": "bf16"}),
+        Step("async", "", {"workers": "async"}, False),
     ]
     names = [[step.name for step in steps] for steps in tried(kept)]
     safe = ["library", "bf16"]
@@ -109,15 +103,6 @@ def test_a_rung_is_left_out_with_a_reason(capsys):
     assert "too long for --quick" in reason_not_to(last, "cpu", QUICK, [])
     assert speed_ladder.main(["--margin", "0"]) == 2
     assert "--margin must be a number above 0" in capsys.readouterr().err
-
-
-def test_rates_are_those_after_the_warm_up():
-    meter = Meter(16, 32, "cpu")
-    for samples, seconds in ((8, 5.0), (16, 10.0), (32, 11.0), (48, 14.0), (64, 100.0)):
-        meter.arrived(samples, seconds)
-    found = meter.found(2.0, 0.5, (7, 0))
-    assert found["samples_per_second"] == 32 / 4.0
-    assert (found["warmup_seconds"], found["loss"], found["score"], found["memory_bytes"]) == (10.0, 2.0, 0.5, 7)
 
 
 def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
@@ -162,23 +147,22 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(text, tmp_path, m
     words += ["--classification-data", "labelled", "--masked-lm-data", text, "--leave-out", "Mixed precision"]
     for box in ("Gradient checkpointing", "Loaders, pinned memory", "Gradient accumulation"):
         words += ["--leave-out", box]
-    train = Subject.train
+    train = Trainings.train
 
-    def interrupted(subject, *arguments):
-        if subject.name == "masked_lm":
+    def interrupted(trainings, folder, changes, seed):
+        if folder.startswith("masked_lm") and changes is not None:
             raise KeyboardInterrupt
-        return train(subject, *arguments)
+        return train(trainings, folder, changes, seed)
 
-    monkeypatch.setattr(Subject, "train", interrupted)
+    monkeypatch.setattr(Trainings, "train", interrupted)
     assert speed_ladder.main(words) == 130
-    monkeypatch.setattr(Subject, "train", train)
-    before = json.loads(Path("out/parts.json").read_text())["turns"]
-    assert {turn.partition(":")[0] for turn in before} == {"classification"}
+    monkeypatch.setattr(Trainings, "train", train)
+    before = {file: file.stat().st_mtime_ns for file in Path("out/classification").rglob("summary.json")}
+    assert before
     assert speed_ladder.main(words) == 0
+    assert before == {file: file.stat().st_mtime_ns for file in Path("out/classification").rglob("summary.json")}
     printed = capsys.readouterr().out
     found = read(Path("out"))
-    after = json.loads(Path("out/parts.json").read_text())["turns"]
-    assert {turn: after[turn] for turn in before} == before
     assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
         assert [*ladder.rungs["name"]] == [step.name for step in steps_of(ladder.given["task"], "cpu")]

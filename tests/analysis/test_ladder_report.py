@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from analysis.ladder import NO_MEMORY, PARTS, ladder_of, read, speed_up
+from analysis.ladder import NO_MEMORY, SETTINGS, ladder_of, read, speed_up
 from analysis.speed_ladder import main as report
 from analysis.speed_ladder import text as text_of
 
@@ -162,6 +162,6 @@ def test_the_final_stack_is_the_last_before_the_first_that_loses_score(shifts, n
 def test_a_folder_without_a_ladder_is_refused_with_what_to_type(tmp_path, capsys):
     assert report([str(tmp_path)]) == 2
     assert "python experiments/speed_ladder.py --quick" in capsys.readouterr().err
-    (tmp_path / PARTS).write_text("{}")
+    (tmp_path / SETTINGS).write_text("{}")
     assert report([str(tmp_path)]) == 2
     assert "is not finished; type the command again that began it" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""The loop of a tutorial, plain PyTorch that knows no part of this library. The speed ladder begins with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+BATCH_SIZE, SEQ_LEN = 16, 256
+
+
+def naive_loop(
+    texts: Sequence[str],
+    labels: Sequence[int] | None,
+    tokenizer: Any,
+    model: nn.Module,
+    learning_rate: float,
+    samples: int,
+    seed: int,
+    device: str,
+    arrived: Callable[[int, float], None],
+) -> None:
+    """The guide's loop as it stands in a tutorial, in place on `model`.
+
+    Args:
+        labels: the class of each text; None: masked words are predicted.
+        arrived: called after every step with the samples and seconds so far.
+    """
+    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=SEQ_LEN, return_tensors="pt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    torch.manual_seed(seed)
+    model.train()
+    done, total_loss, began = 0, 0.0, time.perf_counter()
+    while done < samples:
+        for rows in torch.randperm(len(texts)).split(BATCH_SIZE):
+            input_ids, attention_mask = encoded["input_ids"][rows], encoded["attention_mask"][rows]
+            if labels is None:
+                input_ids, targets = masked(input_ids, tokenizer)
+            else:
+                targets = torch.tensor(labels)[rows]
+            outputs = model(
+                input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), labels=targets.to(device)
+            )
+            optimizer.zero_grad()
+            outputs.loss.backward()
+            optimizer.step()
+            total_loss += outputs.loss.item()
+            done += len(rows)
+            arrived(done, time.perf_counter() - began)
+            if done >= samples:
+                break
+
+
+def masked(input_ids: torch.Tensor, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """15 % of the words chosen: 80 % of them masked, 10 % replaced, 10 % kept; -100 where nothing is predicted."""
+    special = torch.isin(input_ids, torch.tensor(tokenizer.all_special_ids))
+    chosen = (torch.rand(input_ids.shape) < 0.15) & ~special
+    labels = torch.where(chosen, input_ids, -100)
+    draw = torch.rand(input_ids.shape)
+    changed = torch.where(chosen & (draw < 0.8), tokenizer.mask_token_id, input_ids)
+    other = torch.randint(len(tokenizer), input_ids.shape)
+    return torch.where(chosen & (draw >= 0.9), other, changed), labels
