@@ -9,19 +9,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-MANIFEST, EXAMPLES = "manifest.json", "examples.json"
 EXAMPLES_SHOWN, TERMS_SHOWN = 10, 20
-
-CANDIDATE_STYLE, MASKED_STYLE = "bold cyan", "bold black on yellow"
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -31,22 +25,14 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         UsageError: if it is no complete folder of candidates.
     """
     try:
-        manifest = read_json(folder / MANIFEST)
+        manifest = read_json(folder / "manifest.json")
         if not manifest["complete"]:
             raise UsageError(f"{folder} is not complete; run mask_candidates.py again, which goes on where it ended")
-        examples = read_json(folder / EXAMPLES)["examples"]
-        _ = marked_text(examples[0]) if examples else None
-        _ = [manifest["statistics"][side]["candidate_share"] for side in ("train", "eval")]
-    except FileNotFoundError as error:
+        return manifest, read_json(folder / "examples.json")["examples"]
+    except (OSError, KeyError) as error:
         raise UsageError(
-            f"{folder} is no folder of candidates: it has no {Path(str(error.filename)).name}; name one that "
-            f"experiments/mask_candidates.py has filled"
+            f"{folder} is no folder of candidates ({error}); name one that experiments/mask_candidates.py has filled"
         ) from error
-    except UsageError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{folder} cannot be read ({error!r}); run mask_candidates.py again") from error
-    return manifest, examples
 
 
 def marked_text(example: Mapping[str, Any]) -> str:
@@ -66,51 +52,28 @@ def marked_text(example: Mapping[str, Any]) -> str:
     return "".join(closing.get(n, "") + opening.get(n, "") + text[n : n + 1] for n in places)
 
 
-def coloured(example: Mapping[str, Any]) -> Text:
-    """The same, in colours."""
-    from rich.text import Text
-
-    text = Text(example["text"])
-    for spans, style in ((example["candidates"], CANDIDATE_STYLE), (example["masked"], MASKED_STYLE)):
-        for start, end in spans:
-            text.stylize(style, start, end)
-    return text
-
-
 def show(folder: Path, number: int) -> None:
     """Print `number` examples and the statistics."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     manifest, examples = read(folder)
-    console = Console()
-    coloured_output = console.color_system is not None and console.is_terminal
-    console.print(
-        f"{manifest['finder']} in {manifest['data']}, pieces of {manifest['model']}", markup=False, highlight=False
-    )
-    if coloured_output:
-        console.print(f"[{CANDIDATE_STYLE}]candidate[/]  [{MASKED_STYLE}]masked in this drawing[/]\n")
-    else:
-        console.print("<candidate>  [masked in this drawing]\n", markup=False)
-    shown = [examples[n * len(examples) // number] for n in range(min(number, len(examples)))]
-    for example in shown:
-        line = coloured(example) if coloured_output else marked_text(example)
-        console.print(line, markup=False, highlight=False, soft_wrap=not coloured_output)
-        console.print()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{manifest['finder']} in {manifest['data']}, pieces of {manifest['model']}")
+    console.print("<candidate>  [masked in this drawing]\n")
+    for example in [examples[n * len(examples) // number] for n in range(min(number, len(examples)))]:
+        console.print(marked_text(example) + "\n")
     statistics = manifest["statistics"]
     for side, name in (("train", "training"), ("eval", "evaluation")):
         numbers = statistics[side]
         console.print(
             f"{name}: {numbers['candidate_share']:.1%} of {numbers['pieces']:,} word pieces are candidates; "
-            f"{numbers['texts_without_candidates']:,} of {numbers['texts']:,} texts have none",
-            highlight=False,
-            soft_wrap=True,
+            f"{numbers['texts_without_candidates']:,} of {numbers['texts']:,} texts have none"
         )
     table = Table("term", "times in training", title=f"commonest of {statistics['distinct_terms']:,} candidates")
     for term, count in statistics["top_terms"][:TERMS_SHOWN]:
-        table.add_row(escape(term), f"{count:,}")
-    console.print(table)
+        table.add_row(term, f"{count:,}")
+    console.print(table, soft_wrap=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-from asyncsgd.data.tables import existing_path
 from asyncsgd.errors import UsageError
 from asyncsgd.masking.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.numbers import out_of_bounds, whole_number
@@ -33,16 +32,11 @@ def run(argv: list[str], stop: StopRequest) -> int:
         raise UsageError("--val-file and --op-val-file go together; type both or none")
     if given.op_train_file == given.op_val_file:
         raise UsageError(f"--op-train-file and --op-val-file are both {given.op_train_file}; name two files")
-    files = [("--train-file", given.train_file, given.op_train_file), ("--val-file", given.val_file, given.op_val_file)]
-    sources = [
-        (existing_path(source, flag, kinds=INPUT_KINDS), Path(target))
-        for flag, source, target in files
-        if source is not None
-    ]
+    files = [(given.train_file, given.op_train_file), (given.val_file, given.op_val_file)]
     with mapping(given.processes, modules=["asyncsgd.masking.normalizing"]) as mapped:
-        for source, target in sources:
-            before = time.perf_counter()
-            changes = normalize_file(source, target, lower=given.lower, text_column=given.text_column, mapped=mapped)
+        for source, target in files[: 1 + (given.val_file is not None)]:
+            before, lower, column = time.perf_counter(), given.lower, given.text_column
+            changes = normalize_file(Path(source), Path(target), lower=lower, text_column=column, mapped=mapped)
             print(f"wrote  {target} ({time.perf_counter() - before:.1f} s)", flush=True)
             for kind, number in changes.items():
                 print(f"{number:14,}  {kind.replace('_', ' ')}")

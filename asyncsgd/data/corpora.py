@@ -5,6 +5,7 @@ The order is fixed, the split is decided by each text alone, and `Corpus.fingerp
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -17,11 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asyncsgd.data.pydocs import package_versions
-from asyncsgd.data.tables import KINDS, TABLES, Documents, Source, joined_parts, text_of, without_surrogates
+from asyncsgd.data.tables import TABLES, Documents, Source, joined_parts, text_of, without_surrogates
 from asyncsgd.errors import UsageError, nearest
-
-HELD_OUT = 0.05
-"""The share of the texts that is set aside where a source has no other split, by `split_documents`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ Names = Sequence[str] | None
 
 
 class Kind(NamedTuple):
-    """What rows hold, what messages call it, and where it may come from."""
+    """What rows hold, and what messages call it."""
 
     read: Callable[[str, Mapping[str, str], tuple[Any, ...], Names], tuple[str, str]]
     """From (where a row stands, columns, its values, names) to a text, empty where there is none, and its label."""
@@ -60,23 +58,20 @@ class Kind(NamedTuple):
     text: str = "text"
     filling: str = "text"  # what a row must not be without
     unit: str = "text"  # what has a label
-    label: str = "label"
-    """Empty where texts have none."""
-    files: Sequence[str] = TABLES
+    label: str = "label"  # empty where texts have none
     takes: Sequence[str] = ("pydocs", "hub:NAME")
-    splits: Sequence[str] = ("test", "validation")
-    """To score on, the first that is there; of a Hub data set the test split, if there is no other."""
 
     def sources(
         self, data: str, columns: Mapping[str, str], eval_data: str | None = None
     ) -> tuple[list[Source], Source | None]:
         """What `load_corpus` reads, which is not read yet: the parts of `data`, and `eval_data`."""
-        if self.label and len(columns) < 2:
+        scored = None if eval_data is None else Source(eval_data, "--eval-data", takes=())
+        if not self.label:
+            return [Source(part, takes=self.takes) for part in joined_parts(data)], scored
+        if len(columns) < 2:
             name, flag = next(iter(columns.items()))
             raise UsageError(f"{self.text}s and {self.label}s are both {name!r}; name another with {flag}")
-        parts, needs = ([data], "train") if self.label else (joined_parts(data), None)
-        scored = None if eval_data is None else Source(eval_data, "--eval-data", takes=())
-        return [Source(part, kinds=self.files, needs=needs, takes=self.takes) for part in parts], scored
+        return [Source(data, kinds=TABLES, needs="train", takes=self.takes)], scored
 
     def counts(self, documents: Documents) -> Counter[str]:
         return Counter(each for label in documents.labels or () for each in self.labels_of(label))
@@ -93,12 +88,7 @@ def _read_labelled(where: str, columns: Mapping[str, str], row: tuple[Any, ...],
 
 
 LABELLED = Kind(_read_labelled)
-PLAIN = Kind(
-    lambda where, columns, row, names: (stripped(where, columns, row[0]), ""),
-    label="",
-    files=KINDS,
-    splits=("validation",),
-)
+PLAIN = Kind(lambda where, columns, row, names: (stripped(where, columns, row[0]), ""), label="")
 
 
 def load_corpus(
@@ -113,21 +103,20 @@ def load_corpus(
 ) -> Corpus:
     """Load the texts that `data` names and set some of them aside for evaluation.
 
-    Texts to evaluate on are those of `eval_data`, or those of another split of a folder or Hub data set, or else what
-    `split_documents` sets aside, called ``test``. Rows without text are left out, and so are training texts that occur
-    in the evaluation texts too; `notes` counts both where texts have labels. Labels that are numbers get their names
-    from ``labels.json`` beside the files. Without that file, a Parquet file may hold the names, written there by the
-    Hugging Face library. Otherwise a number is its own name.
+    Texts to evaluate on are those of `eval_data`, or of another split of a folder or Hub data set (of plain texts in a
+    folder that is ``validation``), or else what `split_documents` sets aside, called ``test``. Rows without text are
+    left out, and so are training texts that occur in the evaluation texts too; `notes` counts both where texts have
+    labels. Labels that are numbers get their names from ``labels.json`` beside the files, or as the Hugging Face
+    library has left them in a Parquet file; else a number is its own name.
 
     Args:
         data: ``"pydocs"`` (whose labels are the packages), a file, a folder (without its subfolders, in the order of
-            the names; where it has ``train.*`` beside another split, that), or ``"hub:NAME[:CONFIG]"``. Where texts
-            have no labels ``A+B`` joins sources, and the evaluation texts that each sets aside for itself.
+            the names; where it has ``train.*`` beside another split, that), or ``"hub:NAME[:CONFIG]"``. ``A+B`` joins
+            plain texts, and the evaluation texts that each source sets aside for itself.
         columns: that of the texts and that of the labels, each with the flag that chooses it.
-        eval_data: a file or folder with the evaluation texts, or None.
-        split: ``"test"`` or ``"validation"``; None takes what `kind` prefers.
+        split: ``"test"`` or ``"validation"``; None takes the first that is there.
         limits: at most so many texts of each side, taken evenly over the source's order; 0 for all.
-        cache_dir: folder in which ``pydocs`` is kept between runs; None where pydocs is not meant.
+        cache_dir: folder in which ``pydocs`` is kept between runs.
 
     Raises:
         UsageError: the source is missing or damaged, has no such column or split, a label is missing or only in the
@@ -155,11 +144,12 @@ def load_corpus(
     else:
         sides = []
         for source in sources:
-            splits = [of for of in (*kind.splits, *["test"] * source.is_hub) if of in source.sides]
+            preferred = ("test", "validation") if kind.label else ("validation", "test")[: 1 + source.is_hub]
+            splits = [of for of in preferred if of in source.sides]
             if split is not None and split not in splits and (splits or split == "validation"):
                 raise UsageError(f"{name} has no {split} split to score on; drop --split")
             train, chosen = side(source, "train"), split or [*splits, "test"][0]
-            sides.append((train, side(source, chosen)) if splits else split_documents(train, HELD_OUT))
+            sides.append((train, side(source, chosen)) if splits else split_documents(train))
         train, evaluation = map(_joined, zip(*sides, strict=True))
     kept = without(train, evaluation)
     if left_out := len(train.texts) - len(kept.texts):
@@ -198,17 +188,13 @@ def _joined(sides: Iterable[Documents]) -> Documents:
     return Documents(tuple(itertools.chain(*texts)), tuple(itertools.chain(*labels)))
 
 
-def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documents, Documents]:
+def split_documents(documents: Documents) -> tuple[Documents, Documents]:
     """Split by a hash of each text into (train, eval), whatever the order and the other texts.
 
-    A text is set aside if the first 64 bits of its SHA-256, read as a number in [0, 1), lie below `eval_fraction`.
-
-    >>> train, held_out = split_documents(Documents(("one", "two", "three", "four"), None), 0.25)
-    >>> train.texts, held_out.texts
-    (('one', 'three'), ('two', 'four'))
+    A twentieth is set aside: where the first 64 bits of the SHA-256, read as a number in [0, 1), lie below 0.05.
     """
     digests = (hashlib.sha256(text.encode()).digest() for text in documents.texts)
-    held_out = np.array([int.from_bytes(digest[:8], "big") / 2**64 < eval_fraction for digest in digests], dtype=bool)
+    held_out = np.array([int.from_bytes(digest[:8], "big") / 2**64 < 0.05 for digest in digests], dtype=bool)
     return select(documents, ~held_out), select(documents, held_out)
 
 
@@ -254,16 +240,15 @@ def _labels(name: str, names: Names, kind: Kind, kept: Documents, evaluation: Do
 
 
 def _names_of(source: Source, column: str) -> Names:
-    """The names of ``pydocs``, of a Hub data set, in ``labels.json`` beside the files, or in a Parquet file."""
+    """The names of ``pydocs``, in ``labels.json`` beside the files, or left by the Hugging Face library."""
     if source.is_built_in:
         return tuple(package_versions())
     if source.is_hub:
-        feature = source.sides["train"].features[column]
-        return getattr(getattr(feature, "feature", feature), "names", None) or None
+        return _names_in(source.sides["train"].features.to_dict()[column])
     files = [path for paths in source.sides.values() for path in paths]
     beside = files[0].with_name("labels.json")
     if not beside.is_file():
-        return next(filter(None, (_feature_names(path, column) for path in files)), None)
+        return next(filter(None, (_names_in(_features(path).get(column, {})) for path in files)), None)
     try:
         names = json.loads(beside.read_text(encoding="utf-8"))
         return tuple(names[str(number)] for number in range(len(names))) if isinstance(names, dict) else tuple(names)
@@ -273,35 +258,32 @@ def _names_of(source: Source, column: str) -> Names:
         ) from error
 
 
-def _feature_names(path: Path, column: str) -> Names:
-    """The names of labels that the Hugging Face library has written into a Parquet file."""
-    if not path.name.endswith(".parquet"):
-        return None
+def _features(path: Path) -> dict[str, Any]:
     from pyarrow.parquet import read_schema
 
-    metadata = read_schema(path).metadata or {}
-    if b"huggingface" not in metadata:
-        return None
-    feature = json.loads(metadata[b"huggingface"])["info"]["features"].get(column, {})
+    with contextlib.suppress(OSError, ValueError, KeyError):  # what is damaged is reported where its rows are read
+        features: dict[str, Any] = json.loads((read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
+        return features
+    return {}
+
+
+def _names_in(feature: Any) -> Names:
+    """The names of a ClassLabel, or of a list of them."""
     while inner := feature[0] if isinstance(feature, list) else feature.get("feature"):
         feature = inner
     return feature.get("names")
 
 
 def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
-    """The name of a label that was read from the second of some columns.
-
-    Raises:
-        UsageError: if it is missing, neither text nor a whole number, or has no name.
-    """
+    """The name of a label, text or a whole number, that was read from the second of some columns."""
     column, flag = list(columns.items())[1]
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with a missing label holds whole numbers as floats
     text = str(value).strip() if isinstance(value, str | int) else ""
     if not text:
         raise UsageError(
-            f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; mend the row or choose "
-            f"another column with {flag} NAME"
+            f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; choose another column "
+            f"with {flag} NAME"
         )
     if names is None or text in names:
         return text

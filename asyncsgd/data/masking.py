@@ -2,17 +2,20 @@
 
 A chosen token becomes the mask token with probability 0.8, a random token with 0.1, and stays with 0.1 (Devlin,
 Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1). Every sample gets at least one masked token, so no loss is a
-division by zero. A new strategy is a class here and a line in `STRATEGIES`.
+division by zero.
+
+A strategy is a class here and a line in `STRATEGIES`: a frozen dataclass whose fields bear the names of settings. Its
+`choose` chooses a share of the tokens, purely of the sample and what is drawn: bool `(L,)`, new, True at least once.
 
 Shapes: L tokens of a sample, M masked tokens.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,19 +43,7 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
-class Strategy(abc.ABC):
-    """How positions are chosen. Subclasses are frozen dataclasses; their fields bear the names of settings."""
-
-    @abc.abstractmethod
-    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
-        """Choose a share `probability` of the tokens, purely of the sample and what is drawn from `generator`.
-
-        Returns bool `(L,)`, new, True at least once.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class ByToken(Strategy):
+class ByToken:
     """Each token on its own: it is chosen if its draw is below the probability."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
@@ -60,7 +51,7 @@ class ByToken(Strategy):
 
 
 @dataclasses.dataclass(frozen=True)
-class ByWord(Strategy):
+class ByWord:
     """Whole words: the draw of a word's first token decides for all its tokens."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
@@ -76,15 +67,15 @@ def _below(draws: np.ndarray, probability: float) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByCandidate(Strategy):
+class ByCandidate:
     """Whole words, those with a candidate first, and exactly as many tokens as `ByToken` chooses with the same draws.
 
     Words are taken in random order as long as they fit what is left of the budget. If none fits, the beginning of one
     is taken, so that the number of tokens is exact. If a sample has fewer candidates than wanted, or none, other words
     fill the budget.
-
     """
 
+    fills: ClassVar[bool] = True
     candidate_share: float = 1.0
     """Of the tokens, those that come from words with a candidate, in [0, 1]; on average, since a number of tokens is
     whole. The rest comes from all words that are left."""
@@ -94,19 +85,17 @@ class ByCandidate(Strategy):
         budget = int(_below(generator.random(len(sample.ids)), probability).sum())
         wanted = budget * self.candidate_share
         words.take(words.candidates, int(wanted + generator.random()) if wanted < budget else budget, generator)
-        words.take(words.whole, budget - int(words.chosen.sum()), generator)
-        words.take(words.all, budget - int(words.chosen.sum()), generator)  # nothing but the rest of a cut word is left
+        if self.fills:
+            words.take(words.whole, budget - int(words.chosen.sum()), generator)
+            # Nothing but the rest of a cut word may be left.
+            words.take(words.all, budget - int(words.chosen.sum()), generator)
         return words.chosen
 
 
-@dataclasses.dataclass(frozen=True)
-class OnlyCandidates(Strategy):
+class OnlyCandidates(ByCandidate):
     """As `ByCandidate`, but no other word is chosen, so there may be fewer tokens. Samples must have a candidate."""
 
-    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
-        words = _Words(sample)
-        words.take(words.candidates, int(_below(generator.random(len(sample.ids)), probability).sum()), generator)
-        return words.chosen
+    fills = False
 
 
 class _Words:
@@ -146,6 +135,7 @@ class _Words:
                 limit = 0
 
 
+Strategy = ByToken | ByWord | ByCandidate
 STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord, "candidates": ByCandidate}
 """By the name that the user types."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -21,7 +20,7 @@ from asyncsgd.data.tables import Documents, without_surrogates
 from asyncsgd.data.tokens import cached
 
 # Change when the documents made from the same packages change: old caches are then left alone and new ones are built.
-CORPUS_FORMAT = 2
+CORPUS_FORMAT = 3
 
 _PACKAGES = ("numpy", "scipy", "pandas")
 
@@ -58,15 +57,13 @@ def clean_docstring(docstring: str) -> str:
 def load_pydocs(cache_dir: Path) -> Documents:
     """The documentation of the installed packages, from the cache where it is there."""
 
-    def collect_and_save(folder: Path) -> None:
+    def make(folder: Path) -> None:
         documents = collect_docstrings(_package_folders())
-        with gzip.open(folder / "documents.jsonl.gz", "wt", compresslevel=6) as file:
-            file.writelines(json.dumps(row) + "\n" for row in zip(documents.labels or (), documents.texts, strict=True))
+        (folder / "documents.json").write_text(json.dumps([documents.texts, documents.labels]))
 
     key = CORPUS_FORMAT, platform.python_version(), package_versions()
-    with gzip.open(cached(cache_dir, "pydocs", key, collect_and_save) / "documents.jsonl.gz", "rt") as file:
-        labels, texts = zip(*map(json.loads, file), strict=True)
-    return Documents(texts, labels)
+    texts, labels = json.loads((cached(cache_dir, "pydocs", key, make) / "documents.json").read_text())
+    return Documents(tuple(texts), tuple(labels))
 
 
 def _package_folders() -> dict[str, Path]:

@@ -68,8 +68,14 @@ class Source:
         self.is_hub = "hub:NAME" in takes and re.fullmatch("hub:[^:]+(:[^:]+)?", data) is not None
         if self.is_hub or self.is_built_in:
             return
-        self.path = path = existing_path(data, flag, takes=takes, kinds=kinds)
-        self.name = path.name
+        # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
+        self.path = path = Path(os.path.abspath(os.path.expanduser(data)))
+        self.name, takes = path.name, [*takes, "a folder"]
+        if not data.strip() or not os.path.exists(path):
+            raise UsageError(
+                f"there is no file or folder {shortened(data)}{nearest(data, takes)}; {flag} takes "
+                f"{', '.join(takes)}, or a file ({', '.join(kinds)})"
+            )
         there = sorted(path.iterdir()) if path.is_dir() else [path]
         files = [file for file in there if file.name.lower().endswith(tuple(kinds)) and file.name[0] != "."]
         of = {
@@ -118,18 +124,6 @@ def joined_parts(data: str) -> list[str]:
     ['pydocs', 'hub:name:config']
     """
     return [data] if os.path.exists(os.path.expanduser(data)) else data.split("+")
-
-
-def existing_path(name: str, flag: str, *, takes: Sequence[str] = (), kinds: Sequence[str] = KINDS) -> Path:
-    """The absolute path of a file or folder that the user named with `flag`; `takes` and `kinds` are for messages."""
-    path = Path(name).expanduser()
-    if not name.strip() or not os.path.exists(path):
-        raise UsageError(
-            f"there is no file or folder {shortened(name)}{nearest(name, takes)}; "
-            f"{flag} takes {', '.join([*takes, 'a folder'])}, or a file ({', '.join(kinds)})"
-        )
-    # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
-    return Path(os.path.abspath(path))
 
 
 def without_surrogates(text: str) -> str:

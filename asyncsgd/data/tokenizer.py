@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import string
 from collections import Counter
@@ -129,10 +128,10 @@ def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> 
     Args:
         built_in: the models that bring none, for messages; the first is proposed.
     """
-    is_folder = is_model_folder(model, built_in)
+    folder = Path(model).expanduser()
+    source, here_only = (str(folder), True) if folder.is_dir() else (model, not hub_is_reachable())
     from transformers import AutoTokenizer
 
-    source, here_only = (str(Path(model).expanduser()), True) if is_folder else (model, not hub_is_reachable())
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=here_only, trust_remote_code=False)
         # For a folder with a model's config.json but no tokenizer file, transformers makes a tokenizer that knows the
@@ -142,29 +141,19 @@ def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> 
         if not tokenizer.is_fast:
             raise ValueError("it has no fast implementation, tokenizer.json")
     except Exception as error:
-        refuse_own_code(model, error, built_in)
+        refuse_own_code(model, error)
         reason = str(error).strip().partition("\n")[0]  # transformers then lists all that it tried
-        where = "in the local cache, and the Hub is unreachable" if here_only and not is_folder else "there"
         raise UsageError(
-            f"{model}{nearest(model, built_in)}: no tokenizer can be read {where} ({reason}); use --model "
-            f"{built_in[0]} or --model FOLDER"
+            f"{model}{nearest(model, built_in)}: no tokenizer can be read there ({reason}); use --model {built_in[0]} "
+            f"or --model FOLDER"
         ) from error
     return tokenizer
 
 
-def refuse_own_code(model: str, error: Exception, built_in: Sequence[str] = TRAINED_HERE) -> None:
+def refuse_own_code(model: str, error: Exception) -> None:
     """Refuse `model` if transformers could not load it because it would have to run code that comes with it."""
     if "trust_remote_code" in str(error):  # transformers has no type for it, but names the argument to set
         raise UsageError(
             f"{model} needs code of its own (auto_map in its config.json), and asyncsgd runs no code that comes with a "
-            f"model; take a model of an architecture that transformers has, or --model {built_in[0]}"
+            f"model; take a model of an architecture that transformers has, or --model tiny"
         ) from error
-
-
-def is_model_folder(model: str, built_in: Sequence[str] = TRAINED_HERE) -> bool:
-    """Whether `model` is a folder; if not, it may be on the Hub, and is refused if it cannot."""
-    if Path(model).expanduser().is_dir():
-        return True
-    if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model):
-        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(built_in)}, a folder or a Hub id")
-    return False

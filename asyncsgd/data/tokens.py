@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,21 +137,19 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def first_pieces(starts: np.ndarray, ends: np.ndarray, encoding: Encoding) -> np.ndarray:
+def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> np.ndarray:
     """The place of each word's first piece, int32 `(W,)`; -1 for a word without any.
 
-    `starts` and `ends`, int64 `(W,)`, ascending, are where words begin and have ended, in characters.
+    A word is where it begins and where it has ended, in characters; a piece that ends behind it is not its own.
     """
-    spans = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    # A piece's offsets may begin with the space before its word, and may be empty.
-    places = np.flatnonzero(spans[:, 1] > spans[:, 0])
-    last = spans[places, 1] - 1
-    of = np.searchsorted(starts, last, side="right") - 1
-    inside = (of >= 0) & (last < ends[of])
-    first = np.full(len(starts), -1, dtype=np.int32)
-    # Backwards: of several pieces of a word the first one is written last.
-    first[of[inside][::-1]] = places[inside][::-1]
-    return first
+
+    offsets = encoding.offsets
+
+    def of(start: int, end: int) -> int:
+        pieces = map(encoding.char_to_token, range(start, end))
+        return next((piece for piece in pieces if piece is not None and offsets[piece][1] <= end), -1)
+
+    return np.array([of(start, end) for start, end in words], dtype=np.int32)
 
 
 def special_around(tokenizer: PreTrainedTokenizerBase, num_texts: int = 1) -> list[list[int]]:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.tables import hub_is_reachable
-from asyncsgd.data.tokenizer import is_model_folder
 from asyncsgd.errors import UsageError
 from asyncsgd.masking.tagger import Span, Tagger, first_line, hashed, load
 from asyncsgd.named_choices import Kind, Named, parameter
@@ -182,18 +181,18 @@ class Ner(Named):
 
 
 def _folder(model: str) -> Path:
+    folder = Path(model).expanduser().absolute()
+    if folder.is_dir():
+        return folder / "model" if (folder / "model" / "config.json").is_file() else folder
     try:
-        if not is_model_folder(model, ()):
-            from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download
 
-            patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "pytorch_model*.bin"]
-            return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
+        patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "pytorch_model*.bin"]
+        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
     except Exception as error:  # the Hub's library has many
         raise UsageError(
             f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({first_line(error)})"
         ) from error
-    folder = Path(model).expanduser().absolute()
-    return folder / "model" if (folder / "model" / "config.json").is_file() else folder
 
 
 Find = Lexicon | Tagger

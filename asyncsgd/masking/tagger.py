@@ -63,8 +63,7 @@ class Tagger:
         all_labels = loaded.labels([encoding.ids for encoding in encodings])
         for text, encoding, labels in zip(texts, encodings, all_labels, strict=True):
             words = [word.span() for word in _TAGGED_WORD.finditer(text)]
-            starts, ends = np.array(words, dtype=np.int64).reshape(-1, 2).T
-            first = first_pieces(starts, ends, encoding)
+            first = first_pieces(words, encoding)
             spans = loaded.tagging.spans(np.append(labels, OUTSIDE)[None, first])  # a word without a piece is outside
             wanted = [span for span in spans if not self.types or loaded.tagging.types[span[2]] in self.types]
             found.append([(words[begin][0], words[last][1]) for begin, last, _ in wanted])

@@ -94,7 +94,7 @@ class TokenClassification(LabelledTask):
             lengths = np.array([len(word) for word in text.split(" ")])
             ends = np.cumsum(lengths + 1) - 1
             ids.append(np.array(encoding.ids, dtype=np.int32))
-            pieces.append(first_pieces(ends - lengths, ends, encoding))
+            pieces.append(first_pieces(zip(ends - lengths, ends, strict=True), encoding))
         samples = Samples.of(ids=ids, tags=tags, pieces=pieces)
         if side == "eval":
             return samples

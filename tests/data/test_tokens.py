@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import CanineTokenizer, PreTrainedTokenizerFast
+from transformers import CanineTokenizer
 
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.tables import Documents
@@ -103,8 +103,8 @@ def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_wa
 def test_saved_rows_are_mapped_back_read_only(tmp_path, tokenizer):
     tokens = rows_of(TEXTS, tokenizer, seq_len=32)
     kept = Samples({**tokens.values, "label": np.arange(len(tokens))}, tokens.starts)
-    kept.save(tmp_path / "new" / "tokens")
-    loaded = Samples.load(tmp_path / "new" / "tokens")
+    kept.save(tmp_path / "tokens")
+    loaded = Samples.load(tmp_path / "tokens")
     assert (loaded.values.keys(), loaded.starts.keys()) == (kept.values.keys(), kept.starts.keys())
     for name, array in loaded.values.items():
         assert isinstance(array.base, np.memmap)
@@ -155,19 +155,12 @@ def test_of_a_word_without_end_the_beginning_is_trained_on_and_other_words_as_ev
         assert train is train_byte_bpe or vocabularies[0] == vocabularies[1]
 
 
-def tokenizer_without_a_mask():
-    from tokenizers import Tokenizer, models
-
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-
-
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
         (lambda folder: None, r"no tokenizer can be read there.*--model tiny"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "it has no vocabulary"),
-        (lambda folder: tokenizer_without_a_mask().save_pretrained(folder), "no mask token.*--model tiny"),
+        (lambda folder: train_byte_bpe(TEXTS, 300).save_pretrained(folder), "no mask token.*--model tiny"),
         (lambda folder: CanineTokenizer().save_pretrained(folder), "no fast implementation"),
     ],
     ids=["none", "empty", "mask", "slow"],
@@ -185,12 +178,10 @@ def test_a_folder_is_made_once_whole_or_not_at_all_and_is_read_by_its_key(tmp_pa
         made.append(folder)
         (folder / "text").write_text("x")
 
-    folder = cached(tmp_path / "new", "rows", ("a", 1), make)
-    assert (
-        folder == cached(tmp_path / "new", "rows", ("a", 1), make) != cached(tmp_path / "new", "rows", ("a", 2), make)
-    )
+    folders = [cached(tmp_path / "new", "rows", key, make) for key in (("a", 1), ("a", 1), ("a", 2))]
+    assert folders[0] == folders[1] != folders[2]
     assert len(made) == 2
-    assert sorted(tmp_path.glob("new/*/text")) == sorted(other / "text" for other in tmp_path.glob("new/rows-*"))
+    assert all((folder / "text").is_file() for folder in folders)
     with pytest.raises(ZeroDivisionError):
         cached(tmp_path / "new", "rows", ("b",), lambda folder: 1 // 0)
     assert len(list((tmp_path / "new").iterdir())) == 2
@@ -200,8 +191,6 @@ def test_a_folder_is_made_once_whole_or_not_at_all_and_is_read_by_its_key(tmp_pa
 
 
 SENTENCES = ["the unbelievable low-temperature fuel-cell (YSZ) ran at 650 °C", "Ärger mit naïve 2nd-order don't"]
-
-
 TOKENIZERS = {"wordpiece": train_wordpiece(SENTENCES, 128), "byte_level": train_byte_bpe(SENTENCES, 300)}
 
 
@@ -209,7 +198,7 @@ def pieces_of(sentence, tokenizer, seq_len=64):
     """The row of a sentence without its special tokens, and where its words begin in it."""
     (encoding,) = encodings_of([" ".join(sentence)], tokenizer, seq_len)
     ends = np.cumsum([len(word) + 1 for word in sentence]) - 1
-    first = first_pieces(ends - [len(word) for word in sentence], ends, encoding)
+    first = first_pieces(zip(ends - [len(word) for word in sentence], ends, strict=True), encoding)
     special = tokenizer.num_special_tokens_to_add() // 2
     return encoding.ids[special : len(encoding.ids) - special], [int(n) - special if n >= 0 else -1 for n in first]
 
