@@ -109,9 +109,8 @@ def run(flags: argparse.Namespace, script: str, report: str, stop: StopRequest) 
         return 0
 
     context = server_of(plan)  # imports while this process reads what there is
-    check(plan)
     sweep.look()  # before anything is written into a folder that may be somebody else's
-    sweep.check_inputs()
+    check(plan, {run.arm for run in plan.runs if sweep.status(run) not in FINISHED})
     with locked(out / f".lock-{shard[0]}-of-{shard[1]}"):
         sweep.open()
         announce(plan, sweep, out)

@@ -16,7 +16,6 @@ from analysis.parallelism import main as parallelism_report
 from asyncsgd.errors import UsageError
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import make_plan
-from language_model import main
 
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 SEEDS = range(8)
@@ -172,25 +171,3 @@ def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_
     assert first.startswith("  workers/gpt2/sync/s1: UNREADABLE")
     assert report([str(tmp_path)]) == 2
     assert "python experiments/language_model.py" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_plan_is_run_goes_on_and_is_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    planned = config()
-    planned["base"] |= {"samples": 16, "evaluations": 1, "eval_samples": 8, "warmup": 0, "vocab_size": 512}
-    planned["seeds"] = planned["grid"]["seeds"] = [0]
-    planned["grid"]["base"] = {}
-    for key in ("learning_rate", "batch_size", "seq_len"):
-        planned["grid"][key] = planned["grid"][key][:1]
-    planned["comparisons"].pop("precision")
-    Path("config.yaml").write_text(json.dumps(planned))
-    monkeypatch.setattr("sys.argv", ["language_model.py", "config.yaml", "--out", "runs"])
-    assert main() == 0
-    ages = {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/*/*/s*/summary.json")}
-    assert len(ages) == len(make_plan(planned).runs) == 8
-    first = min(ages)
-    first.unlink()
-    assert main() == 0
-    assert [path for path in ages if path.stat().st_mtime_ns != ages[path]] == [first]
-    assert report(["runs", "--out", "page.html"]) == 0

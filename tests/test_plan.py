@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
-from asyncsgd.study.arms import words_of
 from asyncsgd.study.config import Endpoint, read_config
 from asyncsgd.study.plan import STAGES, make_plan, sha256_of, share
 from asyncsgd.study.sweep import check
@@ -194,34 +193,6 @@ def test_shards_are_a_partition_of_every_stage_and_a_measured_block_stays_on_one
         measured = [run for run in plan.of_stage("test") if run.seed == seed and not plan.arm(run.arm).virtual]
         assert len(measured) == 4
         assert len({owner[run.folder] for run in measured}) == 1
-
-
-texts = st.text("abc/=:._-09", min_size=1, max_size=12).filter(lambda text: not text.startswith("-"))
-possible = st.fixed_dictionaries(
-    {},
-    optional={
-        "mode": st.sampled_from(["single", "sync", "async", "hogwild"]),
-        "nproc": st.integers(1, 9),
-        "rule": st.sampled_from(["asynchronous", "k_sync:quorum=2"]),
-        "clock": st.sampled_from(["measured", "virtual"]),
-        "seconds": st.sampled_from([60.0, 0.125]),
-        "target_loss": st.floats(1e-9, 1e9),
-        "learning_rate": st.sampled_from([5e-4, 0.1, 1e-30, 0.3]),
-        "eval_data": texts,
-        "model": texts,
-        "overwrite": st.booleans(),
-    },
-)
-
-
-@given(possible)
-def test_the_flags_of_settings_read_back_to_the_same_settings(values):
-    try:
-        settings = FLAGS.make(values)
-    except UsageError:
-        return  # not settings that a run can have
-    read = FLAGS.parse(words_of(values), prog="p", description="", examples="").settings
-    assert FLAGS.flatten(read) == FLAGS.flatten(settings)
 
 
 REFERENCE = {"reference": "sync", "target_loss": 6.2}

@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -129,25 +129,6 @@ class Sweep:
         if pretend and not model.is_dir():
             return {"model": self.plan.base_model.get("model", "tiny")}
         return {"model": str(model)}
-
-    def check_inputs(self) -> None:
-        """Look for the models, texts and folders of candidates that runs which are left would read.
-
-        Raises:
-            UsageError: with all that is missing.
-        """
-        plan, tasks = self.plan, {}
-        for arm in plan.arms:
-            if any(run.arm == arm.name and self.status(run) not in FINISHED for run in plan.runs):
-                values = {**plan.base, **arm.settings, **(arm.trials[0] if arm.trials else {})}
-                task = Job(arm.name, arm.task, resolve(values)).settings.task
-                tasks[repr(task)] = task
-        if reasons := dict.fromkeys(reason for task in tasks.values() for reason in _missing(task)):
-            listed = "".join(f"\n  {reason}" for reason in reasons)
-            raise UsageError(
-                f"{plan.name} cannot be run here, and no run was started:{listed}\n"
-                f"the first lines of the config say where its models and data come from"
-            )
 
     def choose(self) -> None:
         """Read what tuning has found and choose for every arm whose trials are all finished.
@@ -331,23 +312,36 @@ def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[Non
         yield
 
 
-def check(plan: Plan) -> None:
-    """Read every rule and every speed that the plan names as text."""
+def check(plan: Plan, left: Collection[str] = ()) -> None:
+    """Read every rule and every speed that the plan names as text, and look for the models, texts and folders of
+    candidates of the arms in `left`.
+
+    Raises:
+        UsageError: for a rule or speeds of an arm, or with all that is missing.
+    """
     from asyncsgd.runtimes import kind_of
     from asyncsgd.settings.run import run_of
 
+    tasks = {}
     for arm in plan.arms:
         for trial in arm.trials or ({},):
             job = Job(arm.name, arm.task, resolve({**plan.base, **arm.settings, **trial}))
             try:
-                if not job.lacks:
-                    run_of(arm.name, job.settings)
+                task = job.settings.task if job.lacks else run_of(arm.name, job.settings).task
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
+        if arm.name in left:
+            tasks[repr(task)] = task
     if plan.finetune is not None:
-        job = Job("finetune", plan.finetune.task, plan.finetune.settings).settings.job
-        if not kind_of(job.mode, job.clock).in_one_process:
+        job = Job("finetune", plan.finetune.task, plan.finetune.settings)
+        if not kind_of(job.settings.job.mode, job.settings.job.clock).in_one_process:
             raise UsageError(
-                f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
-                f"side; write mode: single, or clock: virtual"
+                f"finetune: mode: {job.settings.job.mode} needs processes of its own, and a sweep fine-tunes several "
+                f"models side by side; write mode: single, or clock: virtual"
             )
+    if reasons := dict.fromkeys(reason for task in tasks.values() for reason in _missing(task)):
+        listed = "".join(f"\n  {reason}" for reason in reasons)
+        raise UsageError(
+            f"{plan.name} cannot be run here, and no run was started:{listed}\n"
+            f"the first lines of the config say where its models and data come from"
+        )
