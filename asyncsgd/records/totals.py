@@ -45,7 +45,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.num_updates = self.num_samples = self.num_samples_applied = 0
-        self.train_seconds = self.eval_seconds = 0.0
+        self.train_seconds = 0.0
         self.delays = Delays()
         self.first_eval_loss: float | None = None
         self.last: Evaluation | None = None
@@ -83,7 +83,6 @@ class Totals:
             for dispatch in record.drops:
                 self.samples_of.pop(dispatch, None)
         elif isinstance(record, Evaluation):
-            self.eval_seconds += record.eval_seconds
             self.seconds["evaluate"] += record.eval_seconds
             self.last = record
             if self.first_eval_loss is None:
@@ -113,7 +112,7 @@ class Totals:
             "num_samples": self.num_samples,
             "num_updates": self.num_updates,
             "train_seconds": self.train_seconds,
-            "eval_seconds": self.eval_seconds,
+            "eval_seconds": self.seconds["evaluate"],
             "first_eval_loss": self.first_eval_loss,
             "final_eval_loss": None if last is None else last.loss,
             "metrics": None if last is None else dict(last.metrics),

@@ -78,12 +78,12 @@ def tensorboard(run: Identity) -> Tracker:
 
     def write(wall_time: float, **event: Any) -> None:
         writer.write(event_pb2.Event(wall_time=wall_time, **event).SerializeToString())
+        writer.flush()
 
     def write_session(tag: str, **info: Any) -> None:
         """For the table of settings (HPARAMS)."""
         about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**info))
         write(time.time(), summary=Summary(value=[Summary.Value(tag=tag, metadata=about)]))
-        writer.flush()
 
     def log(point: Point) -> None:
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
@@ -151,10 +151,7 @@ def mlflow(run: Identity) -> Tracker:
         known = client.get_experiment_by_name(name)
         experiment_id = known.experiment_id if known else client.create_experiment(name)
     run_id = client.create_run(experiment_id, run_name=run.name, tags=dict(run.tags)).info.run_id
-
-    params = [Param(key, str(value)) for key, value in run.settings.items()]
-    for first in range(0, len(params), 100):  # it takes no more at once
-        client.log_batch(run_id, params=params[first : first + 100])
+    client.log_batch(run_id, params=[Param(key, str(value)) for key, value in run.settings.items()])
 
     def log(point: Point) -> None:
         milliseconds = int(1000 * (began + point.train_seconds))
@@ -209,10 +206,10 @@ def names_in(text: str | None) -> tuple[str, ...]:
 class Tracking:
     """Shows one run in trackers of `ALL`. Call it with each record; it never waits. Without names nothing happens.
 
-    Arrivals are put together: a point of n arrivals holds their mean loss, weighted by loss terms, the percentiles of
-    the delays of the gradients that were applied, the mean norm of the directions of the steps, and the samples per
-    second between the first and the last. n is 10 at first, and one in 200 of all arrivals later. An evaluation is a
-    point of its own, and so is the memory of the workers, in GiB."""
+    A point of n arrivals holds their mean loss, weighted by loss terms, the percentiles of the delays of the gradients
+    that were applied, the mean norm of the directions of the steps, and the samples per second. n is 10 at first, and
+    one in 200 of all arrivals later. An evaluation is a point of its own, and so is the memory of the workers, in GiB.
+    """
 
     def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
         self._names, self._run = names, run
