@@ -14,7 +14,7 @@ FLOORS = """
 __main__ errors flights state numbers prefetching schedules signals torchrun flat named_choices records
 batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
 simulation.problems simulation.sampler simulation.speeds
-checkpoints models origin methods runtimes server recorded_run tasks masking
+checkpoints models methods runtimes server recorded_run tasks masking
 checking evaluation stages worker measure runtime.base runtime.awake
 settings.run
 runtime

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
     from asyncsgd.models import Built
-    from asyncsgd.origin import Origin
+    from asyncsgd.recorded_run import Origin
 
 IGNORED = -100
 """The label without a loss, as transformers and torch have it."""
@@ -151,7 +151,7 @@ class TextTask(Task):
         return build_model(model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
     def origin(self) -> Origin:
-        from asyncsgd.origin import read_origin
+        from asyncsgd.recorded_run import read_origin
 
         return read_origin(self.model_name, self.start_from, self.shapes)
 
@@ -174,7 +174,7 @@ class TextTask(Task):
             UsageError: if the user must change something; the message says what.
         """
         from asyncsgd import models
-        from asyncsgd.origin import hash_of
+        from asyncsgd.recorded_run import hash_of
 
         self.check_names()
         cache, origin = cache.absolute(), self.origin()
