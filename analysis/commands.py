@@ -1,14 +1,44 @@
-"""How every command ends: with an exit code, and no traceback for what the user has to change."""
+"""How every command begins and ends: with its flags, with an exit code, and no traceback for what a user can change."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.records.run_folder import write_text
+
+
+def begun(
+    command: Callable[..., None],
+    doc: str | None,
+    arguments: Sequence[str] | None,
+    flags: Mapping[str, Mapping[str, Any]],
+    examples: str = "",
+) -> int:
+    """Parse the flags of a command, and carry it out with them.
+
+    Args:
+        doc: of its module; the first line says how it is typed and what it shows.
+        flags: name -> what `ArgumentParser.add_argument` takes.
+    """
+    typed, _, shows = str(doc).partition("\n")[0].partition(": ")
+    parser = argparse.ArgumentParser(
+        prog=" ".join(typed.strip("`").split()[:4]),
+        description=shows[:1].upper() + shows[1:],
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, options in flags.items():
+        parser.add_argument(name, **options)
+    given = vars(parser.parse_args(arguments))
+    return carried_out(lambda: command(**given))
 
 
 def carried_out(command: Callable[[], None]) -> int:
@@ -23,16 +53,16 @@ def carried_out(command: Callable[[], None]) -> int:
         return error.exit_code
     except BrokenPipeError:  # its reader has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 
-def write(path: Path, text: str, flag: str) -> None:
-    """Write a file that a flag names.
-
-    Raises:
-        UsageError: if it cannot be written; it names the flag.
-    """
-    try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UsageError(f"{flag} {path} cannot be written ({error.strerror}); name another file") from error
+def write(path: Path, text: str) -> None:
+    """Write all of a file or nothing: whoever has a page open never reloads half of one."""
+    shown = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        path.write_text(shown, encoding="utf-8")
+    else:
+        write_text(path, shown)

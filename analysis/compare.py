@@ -7,13 +7,12 @@ numbers of evaluated terms stand in different tables.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands import carried_out
+from analysis.commands import begun
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -242,25 +241,16 @@ def _arms(runs: pd.DataFrame) -> list[str]:
     return names
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags; building them imports nothing heavy."""
-    flags = argparse.ArgumentParser(
-        prog="python -m analysis compare",
-        description="Compare runs: a table by mode, rule and workers, and loss against seconds and against samples.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    flags.add_argument("runs_dirs", type=Path, nargs="+", metavar="RUNS_DIR", help="folder with runs at any depth")
-    flags.add_argument("--out", type=Path, metavar="DIR", help="folder for the pictures (default: RUNS_DIR/figures)")
-    flags.add_argument("--format", choices=("text", "md", "csv"), default="text", help="of the table (default: text)")
-    return flags
+FLAGS: dict[str, dict[str, Any]] = {
+    "folders": {"type": Path, "nargs": "+", "metavar": "RUNS_DIR", "help": "folder with runs at any depth"},
+    "--out": {"type": Path, "metavar": "DIR", "help": "folder for the pictures (default: RUNS_DIR/figures)"},
+    "--format": {"dest": "form", "choices": ("text", "md", "csv"), "default": "text", "help": "of the table"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison and save its pictures; returns the exit code (2 for what the user has to change)."""
-    flags = parser().parse_args(arguments)
-    return carried_out(lambda: _run(flags.runs_dirs, flags.out, flags.format))
+    return begun(_run, __doc__, arguments, FLAGS, EXAMPLE)
 
 
 def _run(folders: Sequence[Path], out: Path | None, form: str) -> None:
@@ -273,11 +263,7 @@ def _run(folders: Sequence[Path], out: Path | None, form: str) -> None:
         print(*told, *left_out(runs), sep="\n", file=aside)
     else:
         print(render(runs, form), flush=True)
-    folder = folders[0] / "figures" if out is None else out
-    try:
-        print(*save_figures(runs, curves, folder), sep="\n", file=aside)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written ({error.strerror or error}); choose another --out") from error
+    print(*save_figures(runs, curves, folders[0] / "figures" if out is None else out), sep="\n", file=aside)
 
 
 if __name__ == "__main__":

@@ -151,22 +151,19 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
     """
     if kind not in KINDS:
         raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
-    group = groups_of(study)[0]
-    own, cast, named = _of_group(study, group), plots.looks(study.arms), labels(study.arms)
     if kind == "forest":
         for picture in forest(study):
             return picture.figure
         raise UsageError("there is no comparison to draw")
-    target = _target(study, group)
-    if kind == "loss":
-        return drawn(kind, "", "", plots.loss, own, study.curves, cast, named, **{"target": target} | options).figure
-    if kind == "reached":
-        if options.get("target", target) is None:
-            raise UsageError("no target was declared; name one: plot('reached', target=5.0)")
-        options = {"target": target} | options
-        return drawn(kind, "", "", plots.reached, own, study.curves, cast, named, **options).figure
-    used = _used(study)
-    return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure
+    group, cast = groups_of(study)[0], plots.looks(study.arms)
+    if kind == "against":
+        used = _used(study)
+        return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure
+    options = {"target": _target(study, group)} | options
+    if kind == "reached" and options["target"] is None:
+        raise UsageError("no target was declared; name one: plot('reached', target=5.0)")
+    draw = plots.loss if kind == "loss" else plots.reached
+    return drawn(kind, "", "", draw, _of_group(study, group), study.curves, cast, labels(study.arms), **options).figure
 
 
 def _used(study: Study) -> Any:

@@ -9,7 +9,7 @@ on the virtual clock and older ones have none).
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.commands import carried_out
-from analysis.compare import counted
-from analysis.reference_notes import REFERENCE, SOURCE, Ratios, ReferenceRow, reference_ratios, row_beside
+from analysis.commands import begun
+from analysis.compare import counted, left_out, notes
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     import pandas as pd
@@ -40,7 +39,7 @@ PERPLEXITY = (
 EXACT_ONLY = "No run here recorded what each process measured on its own share, so there is no range over processes."
 PER_PROCESS = "Per process: the lowest and the highest of e to the mean loss that a process measured on its own share."
 THE_NOTES = (
-    f"{SOURCE[0].upper()}{SOURCE[1:]} have one perplexity per process, each on its own share and with masks of its "
+    "The lab notes have one perplexity per process, each on its own share and with masks of its "
     "own, from a model and GPUs of their own. So the numbers themselves are not comparable; their ratios are."
 )
 AGREES = (
@@ -51,58 +50,96 @@ AGREES = (
 )
 
 
-class NotesRow(NamedTuple):
+class Reference(NamedTuple):
+    """A row of the lab notes: masked language models on hate-speech posts."""
+
+    mode: str
+    """``single``, ``DataParallel``, ``sync`` or ``async``."""
+    devices: int
+    """GPUs."""
+    processes: int
+    batch_size: int
+    """Of a process; "64 in all" of two synchronous processes is 32."""
+    perplexities: tuple[float, ...]
+    """At the end; one figure per process where the notes have them."""
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.mode, self.processes, self.batch_size
+
+
+REFERENCE = (
+    Reference("async", 1, 2, 32, (356.05,), 1442.69),
+    Reference("async", 1, 4, 16, (364.44,), 1530.95),
+    Reference("async", 2, 2, 32, (252.46, 256.68), 670.78),
+    Reference("async", 3, 3, 32, (263.60, 274.92, 265.68), 448.63),
+    Reference("async", 4, 4, 32, (271.13, 276.38, 282.15, 277.05), 340.29),
+    Reference("single", 1, 1, 32, (274.37,), 1294.01),
+    Reference("single", 1, 1, 64, (258.66,), 1259.63),
+    Reference("DataParallel", 2, 1, 64, (248.02,), 1126.58),
+    Reference("sync", 2, 2, 32, (239.79, 256.04), 819.22),
+    Reference("sync", 3, 3, 32, (248.08, 246.70, 251.14), 581.81),
+    Reference("sync", 4, 4, 32, (254.05, 254.65, 263.18, 248.94), 453.15),
+)
+
+
+def row_beside(mode: str, processes: int | None, batch_size: int | None, devices: int | None) -> Reference | None:
+    """The row of the notes with the same mode, processes and batch; of several, the one on as many devices.
+
+    >>> row_beside("async", 2, 32, devices=1).seconds, row_beside("async", 2, 32, devices=2).seconds
+    (1442.69, 670.78)
+    >>> row_beside("async", 5, 32, devices=5) is None
+    True
+    """
+    rows = [row for row in REFERENCE if row.key == (mode, processes, batch_size)]
+    return min(rows, key=lambda row: abs(row.devices - (devices or row.devices)), default=None)
+
+
+def reference_ratios() -> dict[tuple[int, int], tuple[float, float]]:
+    """(processes, batch) -> seconds and perplexity of asynchronous processes over those of as many synchronous ones, of
+    the rows with one process on each GPU.
+
+    >>> {key[0]: (round(seconds, 2), round(perplexity, 3)) for key, (seconds, perplexity) in reference_ratios().items()}
+    {2: (0.82, 1.027), 3: (0.77, 1.078), 4: (0.75, 1.084)}
+    """
+    means = [row._replace(perplexities=(statistics.fmean(row.perplexities),)) for row in REFERENCE]
+    return {
+        (ours.processes, ours.batch_size): (ours.seconds / other.seconds, ours.perplexities[0] / other.perplexities[0])
+        for ours, other in itertools.product(means, means)
+        if (ours.mode, other.mode) == ("async", "sync") and ours[1:4] == other[1:4]
+    }
+
+
+class Row(NamedTuple):
     """One row of the table."""
 
     mode: str
-    num_workers: int | None
+    workers: int | None
     batch_size: int | None
     clock: str
     settings: Mapping[str, str]
     """The arm's other settings; those in which no rows of one clock differ are not shown."""
-    num_done: int
-    num_all: int
-    num_diverged: int
     device: str
     """What the processes computed on: ``2 cores``, ``4 GPUs``; ``virtual`` where one process computes for all."""
-    num_devices: int | None
-    losses: Sequence[float]
-    worker_losses: Sequence[float]
-    """Of each process the mean over runs, each on its own share; empty where no run recorded any."""
-    seconds: Sequence[float]
-    timing_notes: Sequence[str]
-    by_seed: Mapping[float, tuple[float, float]]
-    """Loss and seconds of the runs with both."""
-
-    @property
-    def reference(self) -> ReferenceRow | None:
-        return row_beside(self.mode, self.num_workers, self.batch_size, self.num_devices)
+    beside: Reference | None
+    """The row of the notes with the same processes and batch."""
+    runs: pd.DataFrame
+    done: pd.DataFrame
+    """Those that are in the means."""
+    shares: list[float]
+    """Of each process the mean loss over runs, each on its own share; empty where no run recorded any."""
 
 
-class Notes(NamedTuple):
-    """The table and the lines under it."""
-
-    rows: tuple[NotesRow, ...]
-    lines: tuple[str, ...]
-
-    @property
-    def missing(self) -> tuple[ReferenceRow, ...]:
-        """The rows of the notes that no run here stands beside."""
-        beside = [row.reference for row in self.rows]
-        return tuple(row for row in REFERENCE if row not in beside)
-
-
-def lab_notes(runs: pd.DataFrame, plan: Plan) -> Notes:
-    """Make the table of a study: the test runs of a sweep, or all pretraining runs of a plain folder.
+def rows_of(runs: pd.DataFrame, plan: Plan) -> list[Row]:
+    """A row for every arm of a study: its test runs, or all pretraining runs of a plain folder.
 
     Only runs with status DONE are in a mean; first replicates only, so that every seed counts once.
     """
     tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0) & (runs["status"] != "UNREADABLE")]
     order = list(plan.arms) or sorted(tests["arm"].unique(), key=_order)
     arms = dict(iter(tests.groupby("arm", sort=False)))
-    rows = tuple(_row(arms[arm]) for arm in order if arm in arms)
-    lines = [PERPLEXITY, PER_PROCESS if any(row.worker_losses for row in rows) else EXACT_ONLY, THE_NOTES]
-    return Notes(rows, (*lines, *_warnings(runs, plan, rows)))
+    return [_row(arms[arm]) for arm in order if arm in arms]
 
 
 def _order(arm: str) -> tuple[int, str]:
@@ -110,43 +147,30 @@ def _order(arm: str) -> tuple[int, str]:
     return next((place for place, mode in enumerate(modes) if arm.startswith(mode)), len(modes)), arm
 
 
-def _row(runs: pd.DataFrame) -> NotesRow:
-    from analysis.pairs import timing_caveats
+def _row(runs: pd.DataFrame) -> Row:
     from analysis.places import NOT_OF_AN_ARM
 
     first, done = runs.iloc[0], runs[(runs["status"] == "DONE") & ~runs["diverged"]]
-    recorded = [told for one in done["details"] if _known(told := one.get("worker_losses"))]
+    recorded = [one["worker_losses"] for one in done["details"] if one.get("worker_losses")]
     settings = {key: value for key, value in first["settings"].items() if key not in NOT_OF_AN_ARM}
     if done["learning_rate"].nunique() != 1:
         settings.pop("learning_rate", None)
     device, number = _devices(runs)
     several = settings.pop("data_parallel", False) and device.endswith("GPUs")
-    known = done.dropna(subset=["loss", "seconds"])
-    return NotesRow(
-        mode="DataParallel" if several else first["algorithm"],
-        num_workers=_whole(first["workers"]),
-        batch_size=_whole(first["batch_size"]),
-        clock=first["clock"],
-        settings={key: f"{one:g}" if isinstance(one, float) else str(one) for key, one in sorted(settings.items())},
-        num_done=len(done),
-        num_all=len(runs),
-        num_diverged=int(runs["diverged"].sum()),
-        device=device,
-        num_devices=number,
-        losses=done["loss"].dropna().tolist(),
-        worker_losses=tuple(map(statistics.fmean, zip(*recorded, strict=False))),
-        seconds=done["seconds"].dropna().tolist(),
-        timing_notes=timing_caveats(done) if first["clock"] == "measured" else (),
-        by_seed={row.seed: (row.loss, row.seconds) for row in known.itertuples()},
+    mode = "DataParallel" if several else first["algorithm"]
+    workers, batch = (None if value != value else int(value) for value in (first["workers"], first["batch_size"]))
+    return Row(
+        mode,
+        workers,
+        batch,
+        first["clock"],
+        {key: f"{one:g}" if isinstance(one, float) else str(one) for key, one in sorted(settings.items())},
+        device,
+        row_beside(mode, workers, batch, number),
+        runs,
+        done,
+        list(map(statistics.fmean, zip(*recorded, strict=False))),
     )
-
-
-def _whole(value: float) -> int | None:
-    return None if value != value else int(value)
-
-
-def _known(losses: Any) -> bool:
-    return isinstance(losses, list) and all(isinstance(loss, int | float) for loss in losses)
 
 
 def _devices(runs: pd.DataFrame) -> tuple[str, int | None]:
@@ -160,18 +184,14 @@ def _devices(runs: pd.DataFrame) -> tuple[str, int | None]:
     return MISSING, None
 
 
-def _warnings(runs: pd.DataFrame, plan: Plan, rows: Sequence[NotesRow]) -> list[str]:
-    lines = []
-    if len({row.clock for row in rows}) > 1:
-        lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
-    for note in dict.fromkeys(note for row in rows for note in row.timing_notes):
-        names = [f"{row.mode} {row.num_workers} x {row.batch_size}" for row in rows if note in row.timing_notes]
-        lines.append(f"NOTE: {note} ({'; '.join(names)})")
+def _warnings(runs: pd.DataFrame, plan: Plan) -> list[str]:
     tests = runs[runs["stage"] == "test"]
-    done = tests[(tests["status"] == "DONE") & ~tests["diverged"]]
-    machines = done.loc[done["clock"] == "measured", "machine"]
-    if machines.nunique() > 1:
-        lines.append(f"WARNING: seconds of {machines.nunique()} machines are here; they must not be compared")
+    first = tests[tests["replicate"] == 0]
+    done = first[(first["status"] == "DONE") & ~first["diverged"]]
+    lines = []
+    if first["clock"].nunique() > 1:
+        lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
+    lines += notes(first)
     if (tests["from_scratch"] == True).any():  # noqa: E712
         lines.append("NOTE: from scratch: not STILT")
     told = set(zip(tests.loc[tests["data"] != "", "data"], tests.loc[tests["data"] != "", "evaluation"], strict=True))
@@ -180,21 +200,18 @@ def _warnings(runs: pd.DataFrame, plan: Plan, rows: Sequence[NotesRow]) -> list[
             f"WARNING: the runs were evaluated on {len(told)} different data sets, or with different masks; their "
             f"losses must not be compared"
         )
-    budgets = sorted(done["samples"].dropna())
-    if budgets and budgets[0] != budgets[-1]:
-        lines.append(f"NOTE: budgets differ, from {budgets[0]:g} to {budgets[-1]:g} samples")
-    lost = tests[(tests["status"] != "DONE") | tests["diverged"]]
-    if len(lost):
-        lines += ["not in the means:", *(f"  {row.run}: {row.left_out or row.status}" for row in lost.itertuples())]
-    return lines + ["problems:"] * bool(plan.problems) + [f"  {problem}" for problem in plan.problems]
+    if done["samples"].nunique() > 1:
+        lines.append(f"NOTE: budgets differ, from {done['samples'].min():g} to {done['samples'].max():g} samples")
+    return [*lines, *left_out(tests), *["problems:"] * bool(plan.problems), *(f"  {one}" for one in plan.problems)]
 
 
-def render(notes: Notes, form: str) -> str:
+def render(rows: Sequence[Row], lines: Sequence[str], form: str) -> str:
     """The tables and their lines; `form` is ``text`` or ``md``."""
-    if not notes.rows:
-        return "\n".join(["no pretraining run has been found", "", *notes.lines]) + "\n"
+    told = [PERPLEXITY, PER_PROCESS if any(row.shares for row in rows) else EXACT_ONLY, THE_NOTES, *lines]
+    if not rows:
+        return "\n".join(["no pretraining run has been found", "", *told]) + "\n"
     line_end = "\n\n" if form == "md" else "\n"  # Markdown joins lines with no empty one between them
-    parts = [_drawn(_cells(notes), form), line_end.join(notes.lines), _drawn(_agreement(notes.rows), form), AGREES]
+    parts = [_drawn(_cells(rows), form), line_end.join(told), _drawn(_agreement(rows), form), AGREES]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -203,96 +220,92 @@ def _drawn(lines: list[list[str]], form: str) -> str:
 
     from analysis import tables
 
-    header, *rows = lines
-    table = pd.DataFrame(rows, columns=pd.Index(header))
+    table = pd.DataFrame(lines[1:], columns=pd.Index(lines[0]))
     return tables.markdown(table) if form == "md" else table.to_string(index=False)
 
 
-def _agreement(rows: Sequence[NotesRow]) -> list[list[str]]:
+def _agreement(rows: Sequence[Row]) -> list[list[str]]:
     """The ratios of asynchronous to synchronous rows, beside those of the notes."""
+    import pandas as pd
+
     lines = [["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]]
-    for there in reference_ratios():
+    for (workers, batch), there in reference_ratios().items():
         pairs = [
             (ours, other)
-            for ours in rows
-            for other in rows
-            if (ours.mode, other.mode, ours.clock) == ("async", "sync", other.clock)
-            and (ours.num_workers, ours.batch_size) == (other.num_workers, other.batch_size)
-            and (ours.num_workers, ours.batch_size) == (there.processes, there.batch_size)
+            for ours, other in itertools.product(rows, rows)
+            if (ours.mode, other.mode) == ("async", "sync") and ours[1:4] == other[1:4] == (workers, batch, ours.clock)
         ]
-        name = f"{there.processes} x {there.batch_size}"
-        notes = f"{there.seconds:.2f}", f"{there.perplexity:.3f}"
+        name, theirs = f"{workers} x {batch}", (f"{there[0]:.2f}", f"{there[1]:.3f}")
         if not pairs:
-            lines.append([name, MISSING, MISSING, notes[0], MISSING, notes[1], MISSING])
+            lines.append([name, MISSING, MISSING, theirs[0], MISSING, theirs[1], MISSING])
         for ours, other in pairs:
-            both = [(ours.by_seed[seed], other.by_seed[seed]) for seed in sorted(ours.by_seed.keys() & other.by_seed)]
-            # Logarithms of ratios; a loss is the logarithm of a perplexity already.
-            perplexity = [async_[0] - sync[0] for async_, sync in both]
-            seconds = [math.log(async_[1] / sync[1]) for async_, sync in both]
-            ratios = _ratio(seconds, ".2f"), notes[0], _ratio(perplexity, ".3f"), notes[1]
-            lines.append([name, ours.clock, *ratios, _agrees(there, seconds, perplexity)])
+            known = [one.done.set_index("seed")[["loss", "seconds"]].dropna() for one in (ours, other)]
+            both = pd.concat(known, axis=1, join="inner", keys=(0, 1))
+            # logarithms of ratios; a loss is the logarithm of a perplexity already
+            logs = (both[0]["seconds"] / both[1]["seconds"]).map(math.log), both[0]["loss"] - both[1]["loss"]
+            seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
+            lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
     return lines
 
 
-def _ratio(logs: Sequence[float], form: str) -> str:
-    if not logs:
+def _ratio(logs: pd.Series, form: str) -> str:
+    if not len(logs):
         return MISSING
-    mean = f"{math.exp(statistics.fmean(logs)):{form}}"
+    mean = f"{math.exp(logs.mean()):{form}}"
     return mean if len(logs) == 1 else f"{mean} ({math.exp(min(logs)):{form}} to {math.exp(max(logs)):{form}})"
 
 
-def _agrees(there: Ratios, seconds: Sequence[float], perplexity: Sequence[float]) -> str:
+def _agrees(there: tuple[float, float], logs: tuple[pd.Series, pd.Series]) -> str:
     """In which of the two our mean lies on the same side of 1."""
-    if not seconds:
+    if not len(logs[0]):
         return MISSING
-    both = ("seconds", there.seconds, seconds), ("perplexity", there.perplexity, perplexity)
-    same = [name for name, ratio, logs in both if math.log(ratio) * statistics.fmean(logs) > 0]
+    both = zip(("seconds", "perplexity"), there, logs, strict=True)
+    same = [name for name, ratio, own in both if math.log(ratio) * own.mean() > 0]
     return "yes" if len(same) == 2 else f"{same[0]} only" if same else "no"
 
 
-def _cells(notes: Notes) -> list[list[str]]:
-    rows = notes.rows
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
     shown = _differing(rows)
-    with_settings = any(key in shown for row in rows for key in row.settings)
-    header = ["mode", *["settings"] * with_settings, "devices", "processes x batch", "perplexity", "per process"]
+    header = ["mode", *["settings"] * bool(shown), "devices", "processes x batch", "perplexity", "per process"]
     header += ["eval loss (exact)", "seconds", "runs", "notes: GPUs", "notes: perplexity", "notes: seconds"]
     lines = [header]
     for row in rows:
         settings = ", ".join(f"{key} {value}" for key, value in row.settings.items() if key in shown)
-        several = len(row.worker_losses) > 1
+        losses, seconds = (row.done[name].dropna().tolist() for name in ("loss", "seconds"))
         lines.append(
             [
                 row.mode,
-                *[settings or MISSING] * with_settings,
+                *[settings or MISSING] * bool(shown),
                 row.device,
-                f"{row.num_workers or MISSING} x {row.batch_size or MISSING}",
-                f"{math.exp(statistics.fmean(row.losses)):.2f}" if row.losses else MISSING,
-                " to ".join(f"{math.exp(end(row.worker_losses)):.2f}" for end in (min, max)) if several else MISSING,
-                _mean(row.losses, ".4f"),
-                _mean(row.seconds, ".1f") + " virtual" * (row.clock == "virtual" and len(row.seconds) > 0),
-                counted(row.num_done, row.num_all, row.num_diverged),
-                *_of_the_notes(row.reference),
+                f"{row.workers or MISSING} x {row.batch_size or MISSING}",
+                f"{math.exp(statistics.fmean(losses)):.2f}" if losses else MISSING,
+                " to ".join(f"{math.exp(end(row.shares)):.2f}" for end in (min, max)) if row.shares[1:] else MISSING,
+                _mean(losses, ".4f"),
+                _mean(seconds, ".1f") + " virtual" * (row.clock == "virtual" and len(seconds) > 0),
+                counted(len(row.done), len(row.runs), int(row.runs["diverged"].sum())),
+                *_of_the_notes(row.beside),
             ]
         )
-    for there in notes.missing:
-        ours = [there.mode, *[MISSING] * with_settings, MISSING, f"{there.processes} x {there.batch_size}"]
-        lines.append([*ours, *[MISSING] * 5, *_of_the_notes(there)])
+    for there in REFERENCE:
+        if there not in [row.beside for row in rows]:
+            ours = [there.mode, *[MISSING] * bool(shown), MISSING, f"{there.processes} x {there.batch_size}"]
+            lines.append([*ours, *[MISSING] * 5, *_of_the_notes(there)])
     return lines
 
 
-def _of_the_notes(row: ReferenceRow | None) -> list[str]:
+def _of_the_notes(row: Reference | None) -> list[str]:
     if row is None:
         return [MISSING] * 3
     return [str(row.devices), ", ".join(f"{value:.2f}" for value in row.perplexities), f"{row.seconds:.2f}"]
 
 
-def _differing(rows: Sequence[NotesRow]) -> frozenset[str]:
+def _differing(rows: Sequence[Row]) -> set[str]:
     """The settings in which rows of one clock differ."""
-    differing = set()
-    for clock in {row.clock for row in rows}:
-        same = [row.settings for row in rows if row.clock == clock]
-        differing |= {key for row in same for key in row if len({other.get(key) for other in same}) > 1}
-    return frozenset(differing)
+    from analysis.places import varying
+
+    return {
+        key for clock in {row.clock for row in rows} for key in varying([r.settings for r in rows if r.clock == clock])
+    }
 
 
 def _mean(values: Sequence[float], form: str) -> str:
@@ -302,31 +315,20 @@ def _mean(values: Sequence[float], form: str) -> str:
     return told if len(values) == 1 else f"{told} ± {statistics.stdev(values):{form}}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags; building them imports nothing heavy."""
-    flags = argparse.ArgumentParser(
-        prog="python -m analysis lab_notes",
-        description="Our runs beside the rows of the lab notes: devices, processes x batch, perplexity, seconds.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    flags.add_argument("runs_dir", type=Path, metavar="RUNS_DIR", help="a sweep's folder, or one with run folders")
-    flags.add_argument("--format", choices=("text", "md"), default="text", help="of the table (default: text)")
-    return flags
+def _run(runs_dir: Path, form: str) -> None:
+    from analysis.read import read
+
+    runs, _, plan = read(runs_dir)
+    print(render(rows_of(runs, plan), _warnings(runs, plan), form), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code (2 for what the user has to change)."""
-    flags = parser().parse_args(arguments)
-
-    def command() -> None:
-        from analysis.read import read
-
-        runs, _, plan = read(flags.runs_dir)
-        print(render(lab_notes(runs, plan), flags.format), end="")
-
-    return carried_out(command)
+    flags: dict[str, dict[str, Any]] = {
+        "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or one with run folders"},
+        "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
+    }
+    return begun(_run, __doc__, arguments, flags, EXAMPLE)
 
 
 if __name__ == "__main__":

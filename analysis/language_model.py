@@ -205,13 +205,13 @@ def reported(command: str, about: str, arguments: Sequence[str] | None, more: Mo
         made = tables_of(found) | further
         print("\n".join(sentences(found)))
         if flags.json is not None:
-            write(flags.json, as_json(found, ways), "--json")
+            write(flags.json, as_json(found, ways))
             print(f"json   {flags.json}")
         if flags.out is None:
             print(printed(made, found.left_out))
             return
         again = f"python -m analysis {command} {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        write(flags.out, page(found, again, command, made, pictures_of(found) | drawn), "--out")
+        write(flags.out, page(found, again, command, made, pictures_of(found) | drawn))
         print(f"page   {flags.out}")
 
     return carried_out(run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -56,19 +56,18 @@ class Page(NamedTuple):
     """What the template shows."""
 
     title: str
-    study: str
-    marks: tuple[str, ...]
     counts: str
-    headlines: tuple[tuple[str, tuple[str, ...]], ...]
+    headlines: Sequence[tuple[str, tuple[str, ...]]]
     """Sentence and small type."""
-    warnings: tuple[str, ...]
+    warnings: Sequence[str]
     first: tuple[Drawing, ...]
     tests: dict[str, Any] | None
-    more: str
-    """What stands below the tests."""
-    checks: tuple[dict[str, str], ...]
-    sections: tuple[Section, ...]
+    sections: Sequence[Section]
     footer: str
+    marks: Sequence[str] = ("measured clock",)
+    more: str = ""
+    """What stands below the tests."""
+    checks: Sequence[dict[str, str]] = ()
 
 
 def render(page: Page) -> str:
@@ -100,22 +99,7 @@ def measured(
         headlines: sentences with their small type.
     """
     again = Section("reproduce", "How to make this again", commands=(command,))
-    return render(
-        Page(
-            title=f"{title}: report",
-            study=title,
-            marks=("measured clock",),
-            counts=counts,
-            headlines=tuple(headlines),
-            warnings=tuple(warnings),
-            first=first,
-            tests=tests,
-            more="",
-            checks=(),
-            sections=(*sections, again),
-            footer=footer,
-        )
-    )
+    return render(Page(title, counts, headlines, warnings, first, tests, (*sections, again), footer))
 
 
 def slug(text: str) -> str:
@@ -173,12 +157,11 @@ def page(study: Study, out: Path) -> Page:
     there, prefix = runs.index[runs["status"] != "MISSING"], _relative(study.folder, out)
     links = {name: quote(f"{prefix}/{name}/") for name in there}
     made = {name: (title, of(study)) for name, (title, of) in TABLES.items()}
-    words = tables.text(made["tests"][1]) if len(tests) else None
 
     def table_of(*names: str, **options: Any) -> tuple[dict[str, Any], ...]:
         return tuple(table(made[name][1], made[name][0], **options) for name in names if len(made[name][1]))
 
-    def pictures(found: Any) -> tuple[Drawing, ...]:
+    def pictures(found: Iterable[gallery.Picture]) -> tuple[Drawing, ...]:
         return tuple(map(drawing, found))
 
     others = [one for number, group in enumerate(groups[1:], 1) for one in gallery.curves(study, group, number)]
@@ -208,18 +191,17 @@ def page(study: Study, out: Path) -> Page:
     marks = [f"{'simulated' if clock == 'virtual' else 'measured'} clock" for clock in sorted(used["clock"].unique())]
     marks += [FROM_SCRATCH] * bool((used["from_scratch"] == True).any())  # noqa: E712
     return Page(
-        title=f"{study.plan.name}: report",
-        study=study.plan.name,
-        marks=tuple(marks),
-        counts=f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
-        headlines=tuple(_headlines(study)),
-        warnings=tuple(warnings),
-        first=first,
-        tests=None if shown is None or words is None else table(shown),
-        more=more,
-        checks=tuple(one | {"detail": one["detail"] * (one["level"] != "good")} for one in checks),
-        sections=tuple(one for one in sections if one.pictures or one.tables or one.lead or one.commands),
-        footer="Made by python -m analysis report. One file, no scripts, nothing is loaded.",
+        study.plan.name,
+        f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
+        _headlines(study),
+        warnings,
+        first,
+        None if shown is None else table(shown),
+        [one for one in sections if one.pictures or one.tables or one.lead or one.commands],
+        "Made by python -m analysis report. One file, no scripts, nothing is loaded.",
+        marks,
+        more,
+        [one | {"detail": one["detail"] * (one["level"] != "good")} for one in checks],
     )
 
 

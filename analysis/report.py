@@ -5,14 +5,12 @@ The page is one file without scripts, fonts or addresses. Equal studies give equ
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analysis.commands import carried_out
+from analysis.commands import begun, write
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:  # scipy, pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -30,28 +28,24 @@ examples:
 The page goes to RUNS_DIR/report.html unless --out says otherwise; the rest goes to standard output."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags; building them imports nothing heavy."""
-    flags = argparse.ArgumentParser(
-        prog="python -m analysis report",
-        description="Report of a study: one self-contained page, or its tables, or its pictures.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    flags.add_argument("runs_dir", type=Path, metavar="RUNS_DIR", help="a sweep's folder, or any folder with runs")
-    flags.add_argument("--out", type=Path, metavar="FILE", help="the file (html: default RUNS_DIR/report.html)")
-    flags.add_argument("--format", choices=FORMATS, default="html", help="html is the page; sentence the verdict")
-    flags.add_argument("--table", metavar="NAME", help="only this table (md, latex, csv); csv holds one: default tests")
-    flags.add_argument("--figures", type=Path, metavar="DIR", help="also write every picture there as PDF and SVG")
-    flags.add_argument("--arms", metavar="KEY,KEY", help="settings in which arms of loose runs are meant to differ")
-    return flags
+FLAGS: dict[str, dict[str, Any]] = {
+    "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or any folder with runs"},
+    "--out": {"type": Path, "metavar": "FILE", "help": "the file (html: default RUNS_DIR/report.html)"},
+    "--format": {
+        "dest": "form",
+        "choices": FORMATS,
+        "default": "html",
+        "help": "html is the page; sentence the verdict",
+    },
+    "--table": {"metavar": "NAME", "help": "only this table (md, latex, csv); csv holds one: default tests"},
+    "--figures": {"type": Path, "metavar": "DIR", "help": "also write every picture there as PDF and SVG"},
+    "--arms": {"metavar": "KEY,KEY", "help": "settings in which arms of loose runs are meant to differ"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit code (2 for what the user has to change)."""
-    flags = parser().parse_args(arguments)
-    return carried_out(lambda: _run(flags.runs_dir, flags.out, flags.format, flags.table, flags.figures, flags.arms))
+    return begun(_run, __doc__, arguments, FLAGS, EXAMPLE)
 
 
 def _run(
@@ -59,10 +53,6 @@ def _run(
 ) -> None:
     if table is not None and form in ("html", "sentence"):
         raise UsageError("--table goes with tables, not with the page; add --format md, latex or csv")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UsageError(f"--out {out}: name a file in a folder that is there, such as {runs_dir / 'report.html'}")
-    if figures is not None and figures.exists() and not figures.is_dir():
-        raise UsageError(f"--figures {figures} is a file; name a folder, such as {figures.with_suffix('')}_pictures")
     from analysis.load import load
 
     study = load(runs_dir, arms.split(",") if arms else ())
@@ -74,7 +64,7 @@ def _run(
     else:
         text = f"{study.verdict}\n" if form == "sentence" else tables_of(study, form, table)
     if form == "html" or out is not None:
-        _write(file, text)
+        write(file, text)
         print(*([study.verdict] if form == "html" else []), file, sep="\n")
     else:
         print(text, end="", flush=True)
@@ -106,20 +96,6 @@ def tables_of(study: Study, form: str, name: str | None) -> str:
     if form == "md":
         return "\n".join(tables.markdown(frame, title) for title, frame in chosen.values())
     return "\n".join(tables.latex(frame, key, title) for key, (title, frame) in chosen.items())
-
-
-def _write(path: Path, text: str) -> None:
-    """Write all of it or nothing: whoever has the page open never reloads half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-            return
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written ({error.strerror or error}); choose another --out") from error
 
 
 if __name__ == "__main__":

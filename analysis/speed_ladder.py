@@ -343,8 +343,8 @@ def report(folder: Path) -> None:
     """
     found = read(folder)
     told, again = text(found), f"python -m analysis speed_ladder {shlex.quote(str(folder))}"
-    write(folder / "ladder.md", told, "OUT")
-    write(folder / "report.html", page(found, again), "OUT")
+    write(folder / "ladder.md", told)
+    write(folder / "report.html", page(found, again))
     print(told)
     print(f"page   {folder / 'report.html'}")
 

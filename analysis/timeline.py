@@ -8,14 +8,13 @@ sync there is no server: its row shows the ranks' common step, and their compute
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.commands import carried_out
+from analysis.commands import begun
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
 from asyncsgd.records.run_folder import find_run
@@ -92,13 +91,14 @@ def draw(spans: list[Span], begin: float, seconds: float, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def write(run: Path, seconds: float, begin: float | None) -> None:
+def write(run: str | Path, seconds: float, begin: float | None) -> None:
     """Write the trace and the picture of a run into its folder.
 
     Args:
         seconds: length of the picture's window.
         begin: its beginning, in training seconds; None: it lies in the middle of the run.
     """
+    run = find_run(run)
     if seconds <= 0:
         raise UsageError(f"--seconds must be more than 0, got {seconds:g}")
     try:
@@ -117,13 +117,13 @@ def write(run: Path, seconds: float, begin: float | None) -> None:
     print(f"{run / 'timeline.json'}\n{run / 'timeline.png'}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis timeline", allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", help="a run folder, the beginning of its name in runs/, or last")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of the picture's window (default 2)")
-    parser.add_argument("--begin", type=float, help="its beginning, in training seconds (default: the middle)")
-    given = parser.parse_args(argv)
-    return carried_out(lambda: write(find_run(given.run), given.seconds, given.begin))
+def main(argv: Sequence[str] | None = None) -> int:
+    flags: dict[str, dict[str, Any]] = {
+        "run": {"metavar": "RUN", "help": "a run folder, the beginning of its name in runs/, or last"},
+        "--seconds": {"type": float, "default": 2.0, "help": "length of the picture's window (default 2)"},
+        "--begin": {"type": float, "help": "its beginning, in training seconds (default: the middle)"},
+    }
+    return begun(write, __doc__, argv, flags)
 
 
 if __name__ == "__main__":
