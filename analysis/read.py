@@ -1,4 +1,4 @@
-"""Run folders as two tables. `RUNS` and `CURVES` say what a column is; all that is shown is made from them.
+"""Run folders as two tables, of which docs/tables.md says what a column is; all that is shown is made from them.
 
 A run that cannot be read (a text where a number belongs, a torn or an empty file) is UNREADABLE with one reason, and it
 is in no number.
@@ -21,118 +21,24 @@ from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_events,
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.config import SCORES
 
-RUNS = {
-    "run": "folder below the study's; also the index",
-    "stage": "base, tuning, pilot, test or finetune",
-    "arm": "an algorithm under one condition",
-    "algorithm": "what colours and comparisons go by: the rule where it is one of its own, else the mode",
-    "seed": "the block; of a fine-tuning run that of its pretraining",
-    "replicate": "0 takes part in tests",
-    "trial": "of tuning",
-    "parent": "run that a fine-tuning started from; empty: the base model",
-    "finetune_seed": "seed of a fine-tuning run's own",
-    "status": "DONE, DIVERGED, FAILED, INTERRUPTED, UNFINISHED, UNREADABLE, MISPLACED (another run) or MISSING",
-    "diverged": "whether its loss went to infinity, which is a result",
-    "usable": "whether it has a result",
-    "left_out": "why it is in no number; empty where it is",
-    "notes": "what went wrong and does not leave it out",
-    "task": "name of the task; finetuning for a fine-tuning run",
-    "model": "name or folder of the model, as in its settings",
-    "data": "fingerprint of the data",
-    "evaluation": "masks of the evaluation",
-    "terms": "weight of the evaluation: its masked tokens, tokens or examples",
-    "start": "hash of the parameters it began with",
-    "from_scratch": "whether these were random",
-    "mode": "single, sync, pipeline, async or hogwild",
-    "rule": "of the server",
-    "workers": "number of workers",
-    "batch_size": "samples of a batch of one worker",
-    "accumulate": "batches of a gradient",
-    "clock": "measured or virtual",
-    "speeds": "declared; empty: as long as they took",
-    "learning_rate": "of its settings",
-    "loss": "at the end",
-    "metric": "the task's primary metric at the end",
-    "seconds": "of the training clock",
-    "samples": "that arrived",
-    "updates": "of the parameters",
-    "samples_per_update": "applied",
-    "samples_per_second": "samples over seconds",
-    "delay_mean": "updates between reading and use",
-    "delay_p95": "95 % of the gradients had at most this delay",
-    "delay_max": "the largest delay",
-    "computing": "share of the workers' seconds",
-    "waiting": "share of the workers' seconds",
-    "communicating": "share of the workers' seconds",
-    "memory_gib": "sum of the peaks of its processes (GiB)",
-    "gpu_gib": "the same on GPUs (GiB)",
-    "tokens_per_second": "of training",
-    "mfu": "model FLOPs utilisation",
-    "altered": "gradients that the rule held, dropped, changed, scaled or averaged",
-    "oversubscribed": "whether it had more threads than cores",
-    "other_load": "share of the machine that others had while it trained",
-    "resumes": "how often it went on from a checkpoint",
-    "machine": "processor, cores, GPUs and torch's build; empty: not known",
-    "device": "cpu or cuda, and how many",
-    "num_devices": "cores or GPUs that its workers computed on",
-    "threads": "of a worker",
-    "commit": "of the code",
-    "parameters_sha256": "at the end",
-    "settings": "of settings.yaml, a dict",
-    "details": "what else the last evaluation says, a dict",
-    "path": "of the folder",
-}
-CURVES = {
-    "run": "as in `runs`",
-    "updates": "of the parameters until then",
-    "samples": "that had arrived",
-    "seconds": "of the training clock",
-    "loss": "of the evaluation; nan: it was not finite",
-    "metric.*": "every metric of the task",
-}
-NUMBERS = (
-    *(
-        "terms",
-        "workers",
-        "batch_size",
-        "accumulate",
-        "learning_rate",
-        "loss",
-        "metric",
-        "seconds",
-        "samples",
-        "updates",
-    ),
-    *("samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max", "computing", "waiting"),
-    *("communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered", "other_load", "resumes"),
-    *("num_devices", "threads", "seed", "replicate", "trial", "finetune_seed"),
-)
-"""Columns of `runs` that hold numbers."""
-TEXTS = (
-    "arm",
-    "algorithm",
-    "status",
-    "task",
-    "model",
-    "data",
-    "evaluation",
-    "start",
-    "mode",
-    "rule",
-    "clock",
-    "speeds",
-)
-SUMMARY_TEXTS = ("task", "mode", "rule", "clock", "speeds", "data_fingerprint", "eval_masking", "init_sha256")
-SUMMARY_NUMBERS = (
-    "seed",
-    "num_workers",
-    "batch_size",
-    "num_samples",
-    "num_updates",
-    "num_samples_applied",
-    "train_seconds",
-)
-SUMMARY_PARTS = ("metrics", "details", "delay", "memory", "seconds", "machine_load", "throughput", "rule_acted")
+RUNS = [
+    "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status", "diverged",
+    "usable", "left_out", "notes", "task", "model", "data", "evaluation", "terms", "start", "from_scratch", "mode",
+    "rule", "workers", "batch_size", "accumulate", "clock", "speeds", "learning_rate", "loss", "metric", "seconds",
+    "samples", "updates", "samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max",
+    "computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered",
+    "oversubscribed", "other_load", "resumes", "machine", "device", "num_devices", "threads", "commit",
+    "parameters_sha256", "settings", "details", "path",
+]  # fmt: skip
+CURVES = ["run", "updates", "samples", "seconds", "loss"]
+"""And a column ``metric.NAME`` for every metric of the task."""
+TEXTS = [
+    "run", "stage", "arm", "algorithm", "status", "left_out", "notes", "parent", "task", "model", "data", "evaluation",
+    "start", "mode", "rule", "clock", "speeds", "machine", "device", "commit", "parameters_sha256",
+]  # fmt: skip
+SURE, PERHAPS = ("usable", "diverged"), ("oversubscribed", "from_scratch")
+"""Columns of yes and no; the latter may be not known."""
+NUMBERS = [name for name in RUNS if name not in (*TEXTS, *SURE, *PERHAPS, "settings", "details", "path")]
 UNFINISHED = "UNFINISHED"
 PLAIN_RULES = ("", "asynchronous")
 PREDICTED, REPLACED = re.compile(r"(^|/)predicted-\d+$"), re.compile(r"\.before-\d+(/|$)")
@@ -161,7 +67,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
         rows.append(row)
     runs = _table(rows)
     shown = [curve.assign(run=name) for name, (_, curve) in read_ones.items() if len(curve)]
-    curves = pd.concat(shown, ignore_index=True) if shown else pd.DataFrame(columns=list(CURVES)[:-1])
+    curves = pd.concat(shown, ignore_index=True) if shown else pd.DataFrame(columns=CURVES)
     return with_parents(with_arms(runs)), curves, plan
 
 
@@ -190,31 +96,30 @@ def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
 def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """The row of one run folder, without its place in a study, and its curve."""
     row: dict[str, Any] = {"path": path, "settings": {}, "details": {}, "left_out": "", "notes": "", "usable": False}
-    curve = pd.DataFrame(columns=list(CURVES)[1:-1], dtype=float)
+    curve = pd.DataFrame(columns=CURVES[1:], dtype=float)
     try:
-        row |= _of_settings(path / "settings.yaml") | _of_environment(path / "environment.json")
+        row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
         summary = _summary(path / "summary.json")
         better: dict[str, str] = {}
         if (path / EVENTS).is_file():
             header = read_header(path / EVENTS)
             better = header.get("better") or {}
             curve, told = _events(path / EVENTS)
-            row |= told | {"task": header.get("task") or ""}
+            row |= told | _checked({"task": header.get("task")})
         if not summary:
             why = "no summary.json: it was killed or is still running"
             return row | {"status": UNFINISHED, "left_out": f"{UNFINISHED}: {why}"}, curve
-        row |= {key: value for key, value in _of_summary(summary, better).items() if value is not None}
+        row |= _checked(_of_summary(summary, better))
         told = {key: summary[key] for key in ("metrics", "labels", "hatecheck") if summary.get(key)}
         row["details"] = {**(summary.get("details") or {}), **row["details"], **told}
-        _check(row)
-        if row["status"] == DONE and row["task"] != "finetuning" and (path / EVENTS).is_file():
+        if row["status"] == DONE and row.get("task") != "finetuning" and (path / EVENTS).is_file():
             _check_end(curve, row.get("samples"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         why = f"{UNREADABLE}: {' '.join(str(error).split())[:200]}"
         return {**row, "status": UNREADABLE, "left_out": why, "usable": False}, curve.iloc[:0]
     lost = len(curve) > 0 and not math.isfinite(curve["loss"].iloc[-1])
     row["diverged"] = row["status"] == DIVERGED or (row["status"] == DONE and lost)
-    row["usable"] = row["diverged"] or (row["status"] == DONE and (len(curve) > 0 or row["task"] == "finetuning"))
+    row["usable"] = row["diverged"] or (row["status"] == DONE and (len(curve) > 0 or row.get("task") == "finetuning"))
     if not row["usable"]:
         row["left_out"] = f"{row['status']}: {summary.get('message') or 'it has no evaluation'}"
     return row, curve
@@ -227,12 +132,6 @@ def _summary(path: Path) -> dict[str, Any]:
     summary = read_json(path)
     if not isinstance(summary, dict) or not isinstance(summary.get("status"), str) or summary.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} has no status of schema {SCHEMA}")
-    for key in SUMMARY_NUMBERS:
-        _number(summary.get(key), key)
-    for kind, keys in ((str, SUMMARY_TEXTS), (dict, SUMMARY_PARTS)):
-        for key in keys:
-            if not isinstance(summary.get(key), kind | None):
-                raise ValueError(f"{path.name} is damaged: its {key} is {str(summary[key])[:60]!r}")
     return summary
 
 
@@ -260,7 +159,7 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             faults.append(f"worker {record.get('worker')} left: {record['reason']}")
     notes = faults if len(faults) < 2 else [f"{len(faults)} faults, the last: {faults[-1]}"]
     details = {"worker_losses": last["worker_losses"]} if last.get("worker_losses") else {}
-    curve = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(CURVES)[1:-1])
+    curve = pd.DataFrame(rows) if rows else pd.DataFrame(columns=CURVES[1:])
     return curve.astype(float), {"notes": "".join(notes), "resumes": resumes, "details": details}
 
 
@@ -277,13 +176,19 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def _check(row: dict[str, Any]) -> None:
-    for name in NUMBERS:
-        if name in row:
-            row[name] = _number(row[name], name)
-    for name in TEXTS:
-        if not isinstance(row.get(name, ""), str):
-            raise ValueError(f"its {name} is {str(row[name])[:60]!r}, which is no text")
+def _checked(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a row; columns of numbers hold numbers.
+
+    Raises:
+        ValueError: if a value is not of its column's kind.
+    """
+    known = {name: value for name, value in row.items() if value is not None}
+    for name, value in known.items():
+        if name in NUMBERS:
+            known[name] = _number(value, name)
+        elif name in TEXTS and not isinstance(value, str):
+            raise ValueError(f"its {name} is {str(value)[:60]!r}, which is no text")
+    return known
 
 
 def _check_end(curve: pd.DataFrame, samples: float | None) -> None:
@@ -323,7 +228,7 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
     return {
         "status": summary["status"],
         "task": "finetuning" if finetuned else get("task"),
-        "mode": get("mode") or "",
+        "mode": get("mode"),
         "rule": get("rule") or "",
         "algorithm": algorithm(get("mode") or "", get("rule") or ""),
         "workers": get("num_workers"),
@@ -357,9 +262,8 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
         "oversubscribed": (get("oversubscription") or 0) > 1,
         "other_load": sum(share for share in shares if share is not None) if load else math.nan,
         "parameters_sha256": get("parameters_sha256"),
-        "notes": None,
-        "details": None,
-    } | ({"settings": None} if not finetuned else {"model": get("model")})
+        **({"model": get("model")} if finetuned else {}),
+    }
 
 
 def _parent(parent: Any) -> str:
@@ -412,11 +316,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     runs.index.name = None
     for name in NUMBERS:
         runs[name] = pd.to_numeric(runs[name]).astype(float)
-    for name in ("usable", "diverged"):
+    for name in SURE:
         runs[name] = [value is True for value in runs[name]]
-    for name in ("oversubscribed", "from_scratch"):
+    for name in PERHAPS:
         runs[name] = runs[name].astype("boolean")
-    for name in (*TEXTS, "left_out", "notes", "parent", "machine", "device", "commit", "parameters_sha256"):
-        if name != "arm":
-            runs[name] = runs[name].astype(object).where(runs[name].notna(), "")
+    for name in set(TEXTS) - {"run", "arm", "stage"}:
+        runs[name] = runs[name].astype(object).where(runs[name].notna(), "")
     return runs
