@@ -10,59 +10,19 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.pairs import Measure, Pairs, Values, pairs_of
+from analysis.pairs import Measure, Pairs, pairs_of, values_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
 from asyncsgd.study.config import SCORES
 
-TESTS = {
-    "treatment": "arm",
-    "reference": "arm that it is compared with; baseline: no intermediate training",
-    "group": "the conditions that both share",
-    "endpoint": "time_to_target, target_reached, loss_at_equal_samples, loss_at_equal_seconds, macro_f1 or span_f1",
-    "family": "primary (registered), secondary (corrected, not registered) or exploratory",
-    "family_size": "comparisons that Holm's method is over",
-    "unit": "of the estimate",
-    "lower": "whether lower is better",
-    "alpha": "level of the word, before Holm's correction",
-    "n": "pairs",
-    "seeds": "of the pairs",
-    "treatment_values": "one a pair, as compared; inf: diverged",
-    "reference_values": "one a pair",
-    "estimate": "mean of treatment - reference",
-    "low": "lower end of the differences that the test does not reject at alpha / family_size",
-    "high": "upper end of these",
-    "ratio": "mean reference / mean treatment, of times",
-    "ratio_low": "lower end of the ratios that are not rejected",
-    "ratio_high": "upper end of these",
-    "test": "sign flip, signed rank or McNemar",
-    "p": "two-sided",
-    "p_holm": "by Holm's method over the family",
-    "least_p": "the smallest p_holm that so many pairs can give",
-    "margin": "of equivalence, as registered",
-    "margin_reason": "as the plan says",
-    "refused": "why the margin is not used; empty where it is",
-    "gained": "by how much the reference improved",
-    "equal_low": "lower end of the interval of the equivalence test, of level 1 - 2 alpha / family_size",
-    "equal_high": "upper end of this",
-    "p_equal": "of the equivalence test, by Holm's method over the family",
-    "wins": "pairs in which the treatment is better",
-    "ties": "pairs in which neither is",
-    "outside": "pairs outside the margin",
-    "diverged": "pairs that differ because only the treatment's run diverged, or only the reference's",
-    "target": "loss to reach",
-    "budget": "second up to which times are compared",
-    "common": "whether every run was given the budget",
-    "cut_short": "whether the budget is where a run ended that had not reached the target",
-    "longest": "second at which the last run ended",
-    "reached": "runs of treatment and reference that were at the target by then",
-    "later": "runs that were there after it",
-    "word": "better, worse, equivalent, different but negligible, undecided, too few seeds or not comparable",
-    "reason": "of the word",
-    "left_out": "pairs that are in no number",
-    "notes": "what limits the row",
-    "caveats": "sentences without which the word would mislead; they make the row exploratory",
-}
+TESTS = [
+    "treatment", "reference", "group", "endpoint", "family", "family_size", "unit", "lower", "alpha", "n", "seeds",
+    "treatment_values", "reference_values", "estimate", "low", "high", "ratio", "ratio_low", "ratio_high", "test", "p",
+    "p_holm", "least_p", "margin", "margin_reason", "refused", "gained", "equal_low", "equal_high", "p_equal", "wins",
+    "ties", "outside", "diverged", "target", "budget", "common", "cut_short", "longest", "reached", "later", "word",
+    "reason", "left_out", "notes", "caveats",
+]  # fmt: skip
+"""The columns of `tests`; docs/tables.md says what each is."""
 TO_THE_TARGET = ("time_to_target", "target_reached")
 LOSSES = ("loss_at_equal_samples", "loss_at_equal_seconds")
 IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
@@ -85,21 +45,19 @@ def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     plan = plan._replace(exploratory=exploratory(runs, arms, plan))
     found = [row for pairs in pairs_of(runs, arms, plan) for row in _of_pairs(pairs, measure, arms, plan)]
     for score in scores_of(runs, arms, plan):
-        caveats = score.pairs.caveats
-        row = _question(plan, arms, score.pairs, score.metric, score.values, caveats, bool(caveats))
-        if score.pairs.reference == BASELINE and row["family"] != "exploratory":
-            row["family"] = "secondary"
-        if score.pairs.reference == BASELINE:  # asked once, not in every group
-            row["family_key"] = f"{row['family']} {score.metric} baseline"
+        row = _question(plan, arms, score, limited=bool(score["caveats"]))
+        if row["reference"] == BASELINE:  # asked once, not in every group
+            row["family"] = "exploratory" if row["family"] == "exploratory" else "secondary"
+            row["family_key"] = f"{row['family']} {row['endpoint']} baseline"
         found.append(row)
     if not found:
-        return pd.DataFrame(columns=list(TESTS))
+        return pd.DataFrame(columns=TESTS)
     asked = pd.DataFrame(found)
     families = [family.to_dict("records") for _, family in asked.groupby("family_key", sort=False)]
     judged = [row for family in families for row in answer(family, len(plan.family or ()))]
     endpoints = [*TO_THE_TARGET, *LOSSES, *SCORES]
     judged.sort(key=lambda row: (FAMILIES.index(row["family"]), endpoints.index(row["endpoint"]), row["order"]))
-    return pd.DataFrame(judged)[list(TESTS)]
+    return pd.DataFrame(judged)[TESTS]
 
 
 def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None, bool]:
@@ -131,8 +89,9 @@ def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     found = []
     for share in SHARES:
         values = measure.times(pairs, first - share * (first - best))
-        if len(values.ours) and np.isfinite(values.crossed).all() and values.ours.min() > 0:
-            found.append((stats.sign_flip(values.ours, values.theirs, ratio=True)[1], share))
+        ours, theirs = values["treatment_values"], values["reference_values"]
+        if len(ours) and np.isfinite(values["crossed"]).all() and ours.min() > 0:
+            found.append((stats.sign_flip(ours, theirs, ratio=True)[1], share))
     if not found:
         return []
     most, least = max(found), min(found)
@@ -152,111 +111,77 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
     target, declared = target_of(pairs, measure, plan)
     timed = measure.times(pairs, target) if target is not None and not pairs.control else None
     for endpoint in ("loss_at_equal_samples",) if pairs.control else (*TO_THE_TARGET, *LOSSES):
-        after = ""
+        after: tuple[str, ...] = ()
         if endpoint in TO_THE_TARGET:
-            if timed is None or (endpoint == "target_reached" and not timed.common):
+            if timed is None or (endpoint == "target_reached" and not timed.get("common")):
                 continue
-            after = (
-                ""
-                if declared
-                else f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}"
-            )
-            values = timed
+            chosen = f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}"
+            after, values = () if declared else (chosen,), timed | {"target": target}
             if endpoint == "target_reached":
-                hit = (timed.crossed <= timed.budget).astype(float)
-                values = timed._replace(ours=hit[:, 0], theirs=hit[:, 1], notes=(), nothing="")
+                hits = (timed["crossed"] <= timed["budget"]).astype(float).T
+                values |= dict(zip(("treatment_values", "reference_values"), hits, strict=True))
+                values |= {"notes": (), "nothing": "", "reached": (0, 0), "later": (0, 0)}
         else:
             values = measure.losses(pairs, "samples" if endpoint == "loss_at_equal_samples" else "seconds")
-        if len(pairs.ours) and endpoint in IN_SECONDS and len(pairs.apart) == len(pairs.ours):
-            values = values._replace(nothing=f"{next(iter(pairs.apart.values()))}")
-        caveats = pairs.caveats + (pairs.no_speed if endpoint in IN_SECONDS else ())
-        row = _question(plan, arms, pairs, endpoint, values, caveats, bool(caveats) or bool(after))
-        row["notes"] = (*row["notes"], *[after] * bool(after))
-        row |= {"target": target if endpoint in TO_THE_TARGET else math.nan, "order": len(rows)}
-        rows.append(row)
+        seconds = endpoint in IN_SECONDS
+        unlike = pairs.unlike
+        if seconds and len(pairs.apart) == len(pairs.ours) > 0:
+            unlike = unlike or next(iter(pairs.apart.values()))
+        known = values | {"endpoint": endpoint, "order": len(rows)}
+        known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out")}
+        known |= {"notes": (*pairs.notes, *values.get("notes", ()), *after)}
+        known |= {"caveats": pairs.caveats + pairs.no_speed * seconds}
+        known |= {"nothing": unlike, "unlike": True} if unlike else {}
+        limited = bool(known["caveats"] or after)
+        rows.append(_question(plan, arms, known, limited=limited, clock=pairs.clock, control=pairs.control))
     return rows
 
 
+BLANK = dict.fromkeys(TESTS, "") | {
+    **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": 0.05},
+    **dict.fromkeys(("margin", "gained", "target", "budget", "longest"), math.nan),
+    **{"lower": True, "common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
+    **{"nothing": "", "unlike": False, "notes": (), "caveats": (), "order": 0},
+}
+"""A row of `tests` of which nothing is known; `answer` needs its values."""
+
+
 def _question(
-    plan: Plan, arms: pd.DataFrame, pairs: Pairs, endpoint: str, values: Values, caveats: tuple[str, ...], limited: bool
+    plan: Plan, arms: pd.DataFrame, known: dict[str, Any], *, limited: bool, clock: str = "", control: bool = False
 ) -> dict[str, Any]:
-    """A row of `tests` without its answer."""
-    registered = plan.registered
-    primary = is_primary(plan, arms.loc[pairs.treatment, "workers"], arms.loc[pairs.treatment, "clock"])
-    named = (
-        plan.family is None
-        or pairs.treatment in plan.family
-        or arms.loc[pairs.treatment, "algorithm"] == plan.reference
-    )
+    """A row of `tests` without its answer, from what is `known` of it."""
+    registered, own, endpoint = plan.registered, arms.loc[known["treatment"]], known["endpoint"]
+    primary = is_primary(plan, own["workers"], own["clock"])
+    named = plan.family is None or known["treatment"] in plan.family or own["algorithm"] == plan.reference
     family = "secondary"
     if limited or plan.exploratory or (primary and not named):
         family = "exploratory"
-    elif primary and endpoint == plan.primary.get("endpoint") and not pairs.control:
+    elif primary and endpoint == plan.primary.get("endpoint") and not control:
         family = "primary"
     score = endpoint if endpoint in SCORES else "loss"
-    seconds = "s" if pairs.clock == "measured" else "virtual s"
+    margin = math.nan if endpoint in TO_THE_TARGET else registered.get("margins", {}).get(score, math.nan)
+    seconds = "s" if clock == "measured" else "virtual s"
     units = {"time_to_target": seconds, "target_reached": "of the runs", **SCORES}
-    margin = math.nan if endpoint in TO_THE_TARGET else (registered.get("margins") or {}).get(score, math.nan)
-    crossed, sides, own = values.crossed, range(2), " control" * pairs.control
-    timed = endpoint == "time_to_target" and len(crossed) > 0
-    apart = endpoint in IN_SECONDS and len(pairs.ours) > 0 and len(pairs.apart) == len(pairs.ours)
-    return {
-        "treatment": pairs.treatment,
-        "reference": pairs.reference,
-        "group": pairs.group,
-        "endpoint": endpoint,
+    of_the_family = f"{family} {endpoint} {known['group']}{' control' * control}"
+    asked = {
         "family": family,
-        "family_key": family if family == "primary" else f"{family} {endpoint} {pairs.group}{own}",
+        "family_key": family if family == "primary" else of_the_family,
         "unit": units.get(endpoint, "nats"),
         "lower": endpoint not in ("target_reached", *SCORES),
         "alpha": registered.get("alpha", 0.05),
-        "n": len(values.ours),
-        "seeds": values.seeds,
-        "treatment_values": values.ours,
-        "reference_values": values.theirs,
         "margin": margin,
-        "margin_reason": (registered.get("margin_reasons") or {}).get(score, ""),
-        "gained": values.gained,
-        "target": math.nan,
-        "budget": values.budget,
-        "common": values.common,
-        "cut_short": values.cut_short,
-        "longest": values.longest,
-        "reached": tuple(int((crossed[:, side] <= values.budget).sum()) for side in sides) if timed else (0, 0),
-        "later": tuple(
-            int(((values.budget < crossed[:, side]) & np.isfinite(crossed[:, side])).sum()) for side in sides
-        )
-        if timed
-        else (0, 0),
-        "nothing": pairs.unlike or values.nothing,
-        "unlike": bool(pairs.unlike) or apart,
-        "left_out": pairs.left_out,
-        "notes": (*pairs.notes, *values.notes),
-        "caveats": caveats,
-        "order": 0,
+        "margin_reason": registered.get("margin_reasons", {}).get(score, ""),
     }
+    return BLANK | asked | known
 
 
-def of_numbers(
-    ours: stats.Numbers,
-    theirs: stats.Numbers,
-    *,
-    margin: float = math.nan,
-    margin_reason: str = "",
-    gained: float = math.nan,
-    lower: bool = True,
-    alpha: float = 0.05,
-) -> dict[str, Any]:
-    """A row of `tests` without its answer, of paired numbers that belong to no study; `answer` takes it."""
-    return dict.fromkeys(TESTS, "") | {
-        **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": alpha},
-        **{"n": len(ours), "seeds": list(range(len(ours))), "lower": lower, "gained": gained},
-        **{"treatment_values": np.asarray(ours, float), "reference_values": np.asarray(theirs, float)},
-        **{"margin": margin, "margin_reason": margin_reason},
-        **dict.fromkeys(("target", "budget", "longest"), math.nan),
-        **{"common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
-        **{"nothing": "", "unlike": False, "notes": (), "caveats": ()},
-    }
+def of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **known: Any) -> dict[str, Any]:
+    """A row of `tests` without its answer, of paired numbers that belong to no study; `answer` takes it.
+
+    Args:
+        known: other columns: margin, margin_reason, gained, lower, alpha.
+    """
+    return BLANK | values_of(np.asarray(ours, float), np.asarray(theirs, float), list(range(len(ours)))) | known
 
 
 def answer(family: Sequence[dict[str, Any]], registered: int = 0) -> list[dict[str, Any]]:

@@ -171,4 +171,4 @@ def compare(
         raise ValueError(f"margin must be above 0, got {margin}")
     margin = math.nan if margin is None else margin
     row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=alpha)
-    return pd.Series(judge.answer([row])[0])[list(judge.TESTS)]
+    return pd.Series(judge.answer([row])[0])[judge.TESTS]

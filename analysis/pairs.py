@@ -249,27 +249,11 @@ def timing_caveats(runs: pd.DataFrame) -> list[str]:
     return told
 
 
-class Values(NamedTuple):
-    """One value a pair of an endpoint; inf of a run that diverged."""
-
-    ours: NDArray[np.float64]
-    theirs: NDArray[np.float64]
-    seeds: list[Any]
-    notes: tuple[str, ...] = ()
-    nothing: str = ""
-    """Why the values say nothing although there are some; empty where they do."""
-    gained: float = math.nan
-    """By how much the reference improved."""
-    budget: float = math.nan
-    """Seconds up to which times are compared."""
-    common: bool = False
-    """Whether every run was given the budget."""
-    cut_short: bool = False
-    """Whether the budget is where a run ended that had not reached the target."""
-    longest: float = math.nan
-    """Second at which the last run ended."""
-    crossed: NDArray[np.float64] = np.array([])
-    """Seconds to the target of both runs of every pair (P x 2); inf: never."""
+def values_of(
+    ours: NDArray[np.float64], theirs: NDArray[np.float64], seeds: list[Any], **limits: Any
+) -> dict[str, Any]:
+    """Columns of `tests`: one value a pair of an endpoint, inf of a run that diverged, and what limits them."""
+    return {"treatment_values": ours, "reference_values": theirs, "seeds": seeds, "n": len(seeds), **limits}
 
 
 NONE = np.array([])
@@ -318,7 +302,7 @@ class Measure:
         losses = self.curve(run, "samples")[1]
         return not len(losses) or bool(losses[-1] > losses[0])
 
-    def losses(self, pairs: Pairs, x: str) -> Values:
+    def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
         rows = [
             both
@@ -329,9 +313,9 @@ class Measure:
         seeds = [ours.Index for ours, _ in rows]
         if not alive:
             same = np.full(len(rows), math.inf)
-            return Values(same, same, seeds, nothing="every run of both arms diverged" if rows else "")
+            return values_of(same, same, seeds, nothing="every run of both arms diverged" if rows else "")
         if why := self._cut_short(alive):
-            return Values(NONE, NONE, [], nothing=why)
+            return values_of(NONE, NONE, [], nothing=why)
         watched: dict[str, Curve] = {}
         for both in rows:
             watched |= self.looks([run for run in both if not run.diverged], x)
@@ -350,7 +334,7 @@ class Measure:
         first = np.mean([self.curve(run.run, "samples")[1][0] for _, run in rows if run.run in ends] or [math.nan])
         gained = float(first - theirs[np.isfinite(theirs)].mean()) if np.isfinite(theirs).any() else math.nan
         seeds = [seed for seed, there in zip(seeds, known, strict=True) if there]
-        return Values(ours, theirs, seeds, (*notes, *[BY_RANKS] * ranked), gained=gained)
+        return values_of(ours, theirs, seeds, notes=(*notes, *[BY_RANKS] * ranked), gained=gained)
 
     def _cut_short(self, alive: Sequence[Any]) -> str:
         """A run that ended before the samples that alone were to end it; it would move the comparison of all others."""
@@ -362,7 +346,7 @@ class Measure:
                 return f"refused: {run.run} ended at {end:g} of the {planned[run.arm]:g} samples of its arm"
         return ""
 
-    def times(self, pairs: Pairs, target: float) -> Values:
+    def times(self, pairs: Pairs, target: float) -> dict[str, Any]:
         """Seconds to the target, up to the second at which all are known."""
         both = [
             pair
@@ -370,7 +354,7 @@ class Measure:
             if pair[0].Index not in pairs.apart
         ]
         if not both:
-            return Values(NONE, NONE, [])
+            return values_of(NONE, NONE, [], crossed=NONE.reshape(0, 2))
         times = np.array([self.crossings(pair, target) for pair in both])
         runs = [run for pair in both for run in pair]
         ends = {run.run: self.end(run.run, "seconds") for run in runs}
@@ -384,20 +368,22 @@ class Measure:
             nothing = f"no run reached the target of {target:.3g}"
             nothing += f" within the {budget:.4g} {unit} of every run" * common
             if not common and np.isfinite(times).any():
-                counts = ", ".join(
+                told = ", ".join(
                     f"{arm} {np.isfinite(side).sum()} of {len(side)}"
                     for arm, side in zip((pairs.treatment, pairs.reference), times.T, strict=True)
                 )
                 ended = "the last look that all share" if alone else "when the first run that missed it ended"
-                nothing += f" before {budget:.4g} {unit}, {ended} (later: {counts})"
+                nothing += f" before {budget:.4g} {unit}, {ended} (later: {told})"
         notes = [f"{why} {budget:.4g} {unit}", *self._risen(both, times <= budget, target)]
         for arm, number in Counter(run.arm for run in alone).items():
             notes.append(f"{number} of {len(both)} runs of {arm} stopped {ALONE}")
-        ours, theirs = np.minimum(times, budget).T
+        later = (budget < times) & np.isfinite(times)
+        counts = {name: tuple(of.sum(axis=0).tolist()) for name, of in (("reached", times <= budget), ("later", later))}
         seeds = [pair[0].Index for pair in both]
-        longest = max(ends.values())
-        found = Values(ours, theirs, seeds, tuple(notes), nothing, budget=budget, common=common, crossed=times)
-        return found._replace(cut_short=cut_short, longest=longest)
+        limits = {"notes": tuple(notes), "nothing": nothing, "budget": budget, "common": common, "cut_short": cut_short}
+        ours, theirs = np.minimum(times, budget).T
+        found = values_of(ours, theirs, seeds, longest=max(ends.values()), crossed=times)
+        return found | counts | limits
 
     def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[str]:
         """How many runs of each arm were at the target and do not hold it at their end."""

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.pairs import BY_RANKS, FROM_SCRATCH, Pairs, Values, lost_runs
+from analysis.pairs import BY_RANKS, FROM_SCRATCH, lost_runs, values_of
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import SCORES
-
-
-class Score(NamedTuple):
-    """A question on the score of two arms."""
-
-    metric: str
-    pairs: Pairs
-    values: Values
 
 
 def metric_of(runs: pd.DataFrame) -> str:
@@ -43,8 +35,10 @@ def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     return found.unstack(0)
 
 
-def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Score]:
-    """The score of every arm against its reference, and of the reference against no intermediate training."""
+def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Columns of `tests`: the score of every arm against its reference, and of the reference against no intermediate
+    training.
+    """
     tuned = runs[runs["stage"] == "finetune"]
     if not (tuned["usable"] & ~tuned["diverged"]).any():
         return
@@ -59,20 +53,16 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Sc
             asked += [(name, BASELINE) for name in ([reference] if reference else own)]
         for treatment, other in asked:
             assert other is not None
-            clock = arms.loc[treatment, "clock"]
-            yield _score(tuned, means, treatment, other, str(group), clock, metric, _lost(runs, (treatment, other)))
+            caveats = _lost(runs, (treatment, other))
+            yield {
+                "group": str(group),
+                "endpoint": metric,
+                "caveats": caveats,
+                **_score(tuned, means, treatment, other),
+            }
 
 
-def _score(
-    tuned: pd.DataFrame,
-    means: pd.DataFrame,
-    treatment: str,
-    reference: str,
-    group: str,
-    clock: str,
-    metric: str,
-    caveats: tuple[str, ...],
-) -> Score:
+def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:
     both = means[[treatment, reference]].dropna()
     own = {arm: tuned[(tuned["arm"] == arm) & tuned["seed"].isin(both.index)] for arm in (treatment, reference)}
     gained = math.nan
@@ -91,17 +81,10 @@ def _score(
         if number := int(np.isinf(both[arm]).sum()):
             notes += [f"{arm}: diverged {number}/{len(both)}", BY_RANKS]
     notes += [FROM_SCRATCH] * bool((pd.concat(own.values())["from_scratch"] == True).any())  # noqa: E712
-    values = Values(
-        both[treatment].to_numpy(),
-        both[reference].to_numpy(),
-        list(both.index),
-        nothing=told * bool(ignorant),
-        gained=gained,
-    )
-    empty = tuned.iloc[:0]
+    ours, theirs = (both[arm].to_numpy() for arm in (treatment, reference))
+    values = values_of(ours, theirs, list(both.index), nothing=told * bool(ignorant), gained=gained)
     marks = tuple(dict.fromkeys(notes))
-    pairs = Pairs(treatment, reference, group, clock, empty, empty, left, marks, caveats, (), "", {})
-    return Score(metric, pairs, values)
+    return {"treatment": treatment, "reference": reference, "left_out": left, "notes": marks, **values}
 
 
 def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:

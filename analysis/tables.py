@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
         timed = tests[
             (tests["endpoint"] == "time_to_target") & ((tests["treatment"] == arm) | (tests["reference"] == arm))
         ]
-        row |= {"reached": _reached(timed, str(arm)), "time": _time(timed, str(arm))}
+        row |= _to_the_target(timed, str(arm))
         row |= {name: t_interval(alive[name].to_numpy()) for name in MEANS}
         row |= _over_one_worker(used, own)
         row |= {name: float(alive[name].mean()) for name in COSTS}
@@ -39,21 +40,14 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     return without_empty(pd.DataFrame(rows))
 
 
-def _reached(timed: pd.DataFrame, arm: str) -> str:
-    """Runs at the target by the end of the budget."""
+def _to_the_target(timed: pd.DataFrame, arm: str) -> dict[str, Any]:
+    """Runs at the target by the end of the budget, and the mean time there, counted up to the budget."""
     if timed.empty:
-        return ""
+        return {"reached": "", "time": UNKNOWN}
     row = timed.iloc[0]
-    return f"{row['reached'][0 if row['treatment'] == arm else 1]} of {row['n']} by {row['budget']:.4g} s"
-
-
-def _time(timed: pd.DataFrame, arm: str) -> Interval:
-    """Mean time to the target, counted up to the budget."""
-    if timed.empty:
-        return UNKNOWN
-    row = timed.iloc[0]
-    values = row["treatment_values"] if row["treatment"] == arm else row["reference_values"]
-    return t_interval(values)
+    side, name = (0, "treatment_values") if row["treatment"] == arm else (1, "reference_values")
+    told = f"{row['reached'][side]} of {row['n']} by {row['budget']:.4g} s"
+    return {"reached": told, "time": t_interval(row[name])}
 
 
 def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame) -> dict[str, Any]:
@@ -77,9 +71,8 @@ def settings(runs: pd.DataFrame) -> pd.DataFrame:
 def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
     """Table 2: every question with its answer."""
     level = 1 - tests["alpha"] / tests["family_size"]
-    parts = {
-        name: tests[name] for name in ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
-    }
+    asked = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
+    parts = {name: tests[name] for name in asked}
     parts["better"] = [f"{won} of {n}" for won, n in zip(tests["wins"], tests["n"], strict=True)]
     for name, columns in (("difference", ("estimate", "low", "high")), ("ratio", ("ratio", "ratio_low", "ratio_high"))):
         ends = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
@@ -103,13 +96,8 @@ def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
             MISSING if math.isnan(value) else f"{value:#.3g}".rstrip(".")
             for value in (row.get(name, UNKNOWN)[0] for name in ("time", "loss"))
         )
-        name = (
-            named.get(row["arm"], row["arm"])
-            .replace(" workers", "")
-            .replace(" worker", "")
-            .replace(", simulated", " sim.")
-            .replace(", measured", " meas.")
-        )
+        name = re.sub(" workers?", "", named.get(row["arm"], row["arm"]))
+        name = name.replace(", simulated", " sim.").replace(", measured", " meas.")
         rows.append((name, time, ratio, loss, word))
     return pd.DataFrame(rows, columns=PAPER)
 
@@ -160,30 +148,15 @@ def confusion(runs: pd.DataFrame, arm: str) -> pd.DataFrame | None:
 
 def every_run(runs: pd.DataFrame) -> pd.DataFrame:
     """All runs, with their results and why some are in no number."""
-    kept = [
-        "run",
-        "stage",
-        "arm",
-        "seed",
-        "replicate",
-        "status",
-        "loss",
-        "metric",
-        "seconds",
-        "samples",
-        "learning_rate",
-    ]
-    return runs[[*kept, "left_out", "notes"]].reset_index(drop=True)
+    kept = ["run", "stage", "arm", "seed", "replicate", "status", "loss", "metric", "seconds", "samples"]
+    return runs[[*kept, "learning_rate", "left_out", "notes"]].reset_index(drop=True)
 
 
 def environments(runs: pd.DataFrame) -> pd.DataFrame:
     """The machines and code that runs were made on."""
     known = runs[(runs["machine"] != "") | (runs["commit"] != "")]
-    return (
-        known.groupby(["machine", "device", "threads", "commit"], dropna=False)
-        .agg(runs=("run", "size"), arms=("arm", lambda one: ", ".join(sorted(set(one)))))
-        .reset_index()
-    )
+    places = known.groupby(["machine", "device", "threads", "commit"], dropna=False)["arm"]
+    return places.agg(runs="size", arms=lambda one: ", ".join(sorted(set(one)))).reset_index()
 
 
 def left_out(runs: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
