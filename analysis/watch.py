@@ -5,10 +5,10 @@ the run ends, however it ends, and with Ctrl-C."""
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -16,17 +16,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands import carried_out
+from analysis.commands import begun
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, read_json, record_in
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.machine import USAGE
 from asyncsgd.records.run_folder import find_run
-from asyncsgd.records.totals import Delays, Totals
+from asyncsgd.records.totals import Totals
 from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
@@ -36,15 +36,10 @@ REFRESH_SECONDS = 0.5
 QUIET_SECONDS = 5.0
 """A run that has written this long ago may be dead. A live one writes twice a second, but not while it prepares data or
 evaluates."""
-
-RECENT_ARRIVALS = 200
-EVALUATIONS_SHOWN = 5
-WORKERS_SHOWN = 16
+RECENT_ARRIVALS, EVALUATIONS_SHOWN, WORKERS_SHOWN, SPARKLINE_WIDTH = 200, 5, 16, 48
 LONGEST_LOOK = 1 << 16
 """Bytes of a line of the file about the machine."""
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARKLINE_WIDTH = 48
-
 RUNNING, DEAD = "running", "ended without a summary"
 
 
@@ -57,12 +52,6 @@ class Worker:
     wait_seconds: float = 0.0
     busy_seconds: float = 0.0
     state: str = ""
-
-    @property
-    def wait_share(self) -> float | None:
-        """Of its seconds, those that it was idle; None where its records have no seconds."""
-        total = self.wait_seconds + self.busy_seconds
-        return self.wait_seconds / total if total > 0 else None
 
 
 class Watched:
@@ -80,21 +69,20 @@ class Watched:
         self._events = path / EVENTS
         if not self._events.is_file():
             raise UsageError(f"{path} holds no {EVENTS}; name a run's folder, e.g. runs/NAME")
-        self._restart()
+        self._begin()
 
-    def _restart(self) -> None:
-        self.settings = _settings(self.path)
+    def _begin(self) -> None:
+        self.settings = _settings(self.path / "settings.yaml")
         self._num_lines, self._offset, self._rest = 0, 0, b""
         self._inode = self._events.stat().st_ino
         self.progress = Totals()
         self.evaluations: list[Mapping[str, Any]] = []
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, Worker] = collections.defaultdict(Worker)
         self.faults: list[str] = []
         self.usage: Mapping[str, Any] = {}
         """The last look at the machine; empty where nobody looks."""
         self._recent: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)], RECENT_ARRIVALS)
-        self.summary: Mapping[str, Any] | None = None
-        self.status = RUNNING
+        self.status, self.message = RUNNING, ""
 
     def read(self) -> None:
         """Read what is new.
@@ -105,21 +93,24 @@ class Watched:
         try:
             found = self._events.stat()
             if found.st_ino != self._inode or found.st_size < self._offset:  # another run, or the same one again
-                self._restart()
-            summary = self._summary()  # before the records, so that a run that has ended is read to its end
+                self._begin()
+            ended = self._has_summary()  # before the records, so that a run that has ended is read to its end
             self._read_records()
             self._read_usage()
+            quiet = time.time() - found.st_mtime > QUIET_SECONDS
+            if not ended and quiet and not is_locked(self._events) and not self._has_summary():
+                self.status = DEAD
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} is gone or was renamed while it was watched") from error
-        except (ValueError, OSError) as error:
-            raise UsageError(f"{self.path}: {error}") from error
-        if summary is None and time.time() - found.st_mtime > QUIET_SECONDS and not is_locked(self._events):
-            summary = self._summary()
-            self.status = RUNNING if summary is not None else DEAD
-        else:
-            self.status = RUNNING
-        if summary is not None:
-            self.summary, self.status = summary, str(summary.get("status"))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise UsageError(f"{self.path} is damaged at line {self._num_lines} of {EVENTS}: {error}") from error
+
+    def _has_summary(self) -> bool:
+        if not (self.path / "summary.json").exists():
+            return False
+        summary = read_json(self.path / "summary.json")
+        self.status, self.message = str(summary.get("status")), summary.get("message") or ""
+        return True
 
     def _read_records(self) -> None:
         with open(self._events, "rb") as file:
@@ -128,60 +119,35 @@ class Watched:
             self._offset = file.tell()
         for line in lines:
             self._num_lines += 1
-            where = f"{EVENTS}: line {self._num_lines}"
-            if (record := record_in(line, where)) is not None:
-                try:
-                    self._take(record)
-                except (KeyError, TypeError, AttributeError, ValueError) as error:
-                    raise ValueError(f"{where} is damaged: {error!r}") from error
+            if (record := record_in(line, EVENTS)) is not None:
+                self._take(record)
 
     def _read_usage(self) -> None:
         """The last whole line of the file; what is torn or of another kind is left out."""
-        with contextlib.suppress(OSError, ValueError, RecursionError), open(self.path / USAGE, "rb") as file:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(self.path / USAGE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
-            look = json.loads(file.read().split(b"\n")[-2])
-            if isinstance(look, dict) and isinstance(look.get("processes"), dict):
-                self.usage = look
-
-    def _summary(self) -> dict[str, Any] | None:
-        try:
-            summary = read_json(self.path / "summary.json")
-        except FileNotFoundError:
-            return None
-        if not isinstance(summary, dict):
-            raise ValueError("summary.json is damaged: not an object")
-        return summary
+            self.usage = json.loads(file.read().split(b"\n")[-2])
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
         if kind in ("arrival", "evaluate", "join", "leave"):
-            self.progress.advance(
-                int(record["version"]),
-                int(record["total_samples"]),
-                float(record["train_seconds"]),
-                [(dispatch, int(delay)) for dispatch, delay in record.get("uses", ())],
-            )
+            done = record["version"], record["total_samples"], record["train_seconds"]
+            self.progress.advance(*done, record.get("uses", ()))
         if kind == "arrival":
-            self._recent.append((float(record["train_seconds"]), int(record["total_samples"])))
-            worker = self._worker(record)
+            self._recent.append((record["train_seconds"], record["total_samples"]))
+            worker = self.workers[record["worker"]]
             worker.num_arrivals += 1
             worker.num_samples += record["num_samples"]
             worker.wait_seconds += record.get("wait_seconds", 0.0)
             worker.busy_seconds += sum(record.get(f"{part}_seconds", 0.0) for part in ("pull", "compute", "push"))
         elif kind == "evaluate":
-            for value in (record["loss"], *(record.get("metrics") or {}).values()):
-                _ = value is None or math.isfinite(value)  # refuses what is no number
             self.evaluations.append(record)
-        elif kind == "join":
-            self._worker(record).state = ""
-        elif kind == "leave":
+        elif kind in ("join", "leave"):
             reason = record.get("reason")
-            self._worker(record).state = f"lost: {reason}" if reason else "left"
+            state = "" if kind == "join" else f"lost: {reason}" if reason else "left"
+            self.workers[record["worker"]].state = state
         elif kind == "fault":
-            self.faults.append(str(record["message"]))
-
-    def _worker(self, record: Mapping[str, Any]) -> Worker:
-        return self.workers.setdefault(int(record["worker"]), Worker())
+            self.faults.append(record["message"])
 
     @property
     def samples_per_second(self) -> float | None:
@@ -193,32 +159,19 @@ class Watched:
     @property
     def budget_share(self) -> float | None:
         """How much of the budget is spent; None where the settings do not name it, as with epochs."""
-        spent = [
-            done / self.settings[name]
-            for name, done in (
-                ("samples", self.progress.num_samples),
-                ("seconds", self.progress.train_seconds),
-                ("budget_seconds", self.progress.train_seconds),
-            )
-            if isinstance(self.settings.get(name), int | float) and self.settings[name] > 0
-        ]
+        seconds = self.progress.train_seconds
+        done = {"samples": self.progress.num_samples, "seconds": seconds, "budget_seconds": seconds}
+        spent = [value / self.settings[name] for name, value in done.items() if self.settings.get(name)]
         return min(1.0, max(spent)) if spent else None
 
-    @property
-    def is_over(self) -> bool:
-        return self.status != RUNNING
 
-
-def _settings(path: Path) -> Mapping[str, Any]:
+def _settings(file: Path) -> Mapping[str, Any]:
     """The settings, without groups; empty where they are not written yet, or cannot be read."""
     try:
-        settings = read_yaml((path / "settings.yaml").read_text(encoding="utf-8"), "settings.yaml")
-    except (OSError, ValueError):
+        settings = read_yaml(file.read_text(encoding="utf-8"), file.name)
+        return settings.get("simulate") or settings
+    except (OSError, ValueError, AttributeError):
         return {}
-    if not isinstance(settings, dict):
-        return {}
-    simulated = settings.get("simulate")
-    return simulated if isinstance(simulated, dict) else settings
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
@@ -243,123 +196,103 @@ def frame(run: Watched) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    settings, seconds = run.settings, "virtual s" if run.settings.get("clock") == "virtual" else "s"
-    what = [settings.get("mode"), settings.get("rule"), settings.get("problem")]
+    settings, done, speed = run.settings, run.progress, run.samples_per_second
     workers = settings.get("nproc", settings.get("workers"))
-    described = ", ".join(str(part) for part in (*what, workers and f"{workers} workers") if part)
+    what = [*map(settings.get, ("mode", "rule", "problem")), workers and f"{workers} workers"]
+    seconds = "virtual s" if settings.get("clock") == "virtual" else "s"
     share = "" if run.budget_share is None else f"   {100 * run.budget_share:.0f} % of the budget"
-    done = run.progress
-    facts = [
-        ("run", f"{run.path}   {described}"),
-        ("status", _status(run)),
-        (
-            "samples",
-            f"{done.num_samples}{share}   {done.num_updates} updates   {done.train_seconds:.1f} {seconds}",
-        ),
-        ("speed", "-" if run.samples_per_second is None else f"{run.samples_per_second:.0f} samples/s"),
-        ("delay", _delay(done.delays)),
-        ("loss", sparkline([evaluation["loss"] for evaluation in run.evaluations]) or "-"),
-    ]
+    at = done.delays.summary()
+    prepares = ": it prepares" if run.status == RUNNING and not run.evaluations else ""
+    facts = {
+        "run": f"{run.path}   {', '.join(str(part) for part in what if part)}",
+        "status": run.status + prepares + f": {run.message}" * bool(run.message),
+        "samples": f"{done.num_samples}{share}   {done.num_updates} updates   {done.train_seconds:.1f} {seconds}",
+        "speed": "-" if speed is None else f"{speed:.0f} samples/s",
+        "delay": f"p50 {at['p50']}   p95 {at['p95']}   max {at['max']} updates" if done.delays else "-",
+        "loss": sparkline([evaluation["loss"] for evaluation in run.evaluations]) or "-",
+    }
     grid = Table.grid(padding=(0, 2))
-    for name, value in facts:
+    for name, value in facts.items():
         grid.add_row(Text(name, style="bold"), Text(value))
     parts: list[Any] = [grid]
     if run.evaluations:
-        parts.append(_evaluations(run, seconds))
+        metrics = list(run.evaluations[-1].get("metrics") or {})
+        rows = [_evaluation(record, metrics) for record in run.evaluations[-EVALUATIONS_SHOWN:]]
+        headings = "samples", seconds, "loss", *metrics
+        parts.append(_table(f"the last {EVALUATIONS_SHOWN} evaluations", headings, rows))
     if run.workers:
-        parts.append(_workers(run))
+        # those that were lost come first where not all can be shown
+        shown = sorted(sorted(run.workers), key=lambda number: not run.workers[number].state)[:WORKERS_SHOWN]
+        rows = [_worker(number, run.workers[number]) for number in sorted(shown)]
+        parts.append(_table("workers", ("worker", "gradients", "samples", "waits", ""), rows))
+        if len(run.workers) > len(shown):
+            parts.append(Text(f"and {len(run.workers) - len(shown)} more"))
     if run.usage:
-        parts.append(_machine(run.usage))
-    parts += [Text(f"fault: {fault}", style="red") for fault in run.faults[-EVALUATIONS_SHOWN:]]
-    return Group(*parts)
+        parts.append(
+            _table(f"machine, {run.usage['machine']:.1f} cores busy", ("", "busy", "memory"), _used(run.usage))
+        )
+    return Group(*parts, *(Text(f"fault: {fault}", style="red") for fault in run.faults[-EVALUATIONS_SHOWN:]))
 
 
-def _status(run: Watched) -> str:
-    message = (run.summary or {}).get("message")
-    if run.status == RUNNING and not run.evaluations:
-        return f"{RUNNING}: it prepares"
-    return f"{run.status}: {message}" if message else run.status
-
-
-def _delay(delays: Delays) -> str:
-    said = delays.summary()
-    return f"p50 {said['p50']}   p95 {said['p95']}   max {said['max']} updates" if delays else "-"
-
-
-def _evaluations(run: Watched, seconds: str) -> Any:
-    from rich.table import Table
-
-    metrics = list(run.evaluations[-1].get("metrics") or {})
-    table = Table(box=None, title=f"the last {EVALUATIONS_SHOWN} evaluations", title_justify="left")
-    for heading in ("samples", seconds, "loss", *metrics):
-        table.add_column(heading, justify="right")
-    for record in run.evaluations[-EVALUATIONS_SHOWN:]:
-        values = [record["loss"], *(record.get("metrics", {}).get(name) for name in metrics)]
-        shown = ["-" if value is None else f"{value:.4g}" for value in values]
-        table.add_row(str(record["total_samples"]), f"{record['train_seconds']:.1f}", *shown)
-    return table
-
-
-def _workers(run: Watched) -> Any:
+def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, title="workers", title_justify="left")
-    for heading in ("worker", "gradients", "samples", "waits"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    numbers = sorted(run.workers)
-    # Those that were lost come first where not all can be shown.
-    shown = sorted(numbers, key=lambda number: not run.workers[number].state)[:WORKERS_SHOWN]
-    for number in sorted(shown):
-        worker = run.workers[number]
-        share = "-" if worker.wait_share is None else f"{100 * worker.wait_share:.0f} %"
-        table.add_row(str(number), str(worker.num_arrivals), str(worker.num_samples), share, Text(worker.state))
-    if len(numbers) > len(shown):
-        table.caption = f"and {len(numbers) - len(shown)} more"
+    table = Table(box=None, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
-def _machine(look: Mapping[str, Any]) -> Any:
+def _evaluation(record: Mapping[str, Any], metrics: Iterable[str]) -> list[str]:
+    values = [record["loss"], *(record.get("metrics", {}).get(name) for name in metrics)]
+    shown = ["-" if value is None else f"{value:.4g}" for value in values]
+    return [str(record["total_samples"]), f"{record['train_seconds']:.1f}", *shown]
+
+
+def _worker(number: int, worker: Worker) -> list[str]:
+    total = worker.wait_seconds + worker.busy_seconds
+    waits = f"{100 * worker.wait_seconds / total:.0f} %" if total > 0 else "-"
+    return [str(number), str(worker.num_arrivals), str(worker.num_samples), waits, worker.state]
+
+
+def _used(look: Mapping[str, Any]) -> list[list[str]]:
     """Busy cores and memory of every process, and of every GPU."""
-    from rich.table import Table
-
-    table = Table(box=None, title=f"machine, {look.get('machine', 0.0):.1f} cores busy", title_justify="left")
-    for heading in ("", "busy", "memory"):
-        table.add_column(heading, justify="left" if heading == "" else "right")
-    for name, (cores, resident) in list(look["processes"].items())[:WORKERS_SHOWN]:
-        table.add_row(name, f"{cores:.2f} cores", f"{resident / 2**30:.2f} GiB")
+    used = [(name, f"{cores:.2f} cores", resident) for name, (cores, resident) in look["processes"].items()]
+    used = used[:WORKERS_SHOWN]
     for number, gpu in enumerate(look.get("gpus", ())):
-        table.add_row(f"GPU {number}", f"{100 * gpu['utilisation']:.0f} %", f"{gpu['bytes'] / 2**30:.2f} GiB")
-    return table
+        used.append((f"GPU {number}", f"{100 * gpu['utilisation']:.0f} %", gpu["bytes"]))
+    return [[name, busy, f"{size / 2**30:.2f} GiB"] for name, busy, size in used]
 
 
-def watch(path: Path, once: bool, stop: threading.Event) -> None:
+def watch(run: str | Path, once: bool, stop: threading.Event) -> None:
     """Draw the run until it ends, or `stop` is set; with `once` as it is now."""
     from rich.console import Console
     from rich.live import Live
 
-    console, run = Console(), Watched(path)
-    run.read()
-    if once or run.is_over:
-        console.print(frame(run))
+    console, watched = Console(), Watched(find_run(run))
+    watched.read()
+    if once or watched.status != RUNNING:
+        console.print(frame(watched))
         return
-    with Live(frame(run), console=console, auto_refresh=False) as live:
-        while not run.is_over and not stop.wait(REFRESH_SECONDS):
-            run.read()
-            live.update(frame(run), refresh=True)
+    with Live(frame(watched), console=console, auto_refresh=False) as live:
+        while watched.status == RUNNING and not stop.wait(REFRESH_SECONDS):
+            watched.read()
+            live.update(frame(watched), refresh=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis watch", description=__doc__.splitlines()[2])
-    parser.add_argument("run", metavar="RUN", help="a run folder, the beginning of its name in runs/, or last")
-    parser.add_argument("--once", action="store_true", help="print one picture and stop, e.g. for a pipe")
-    given = parser.parse_args(argv)
+    flags: dict[str, dict[str, Any]] = {
+        "run": {"metavar": "RUN", "help": "a run folder, the beginning of its name in runs/, or last"},
+        "--once": {"action": "store_true", "help": "print one picture and stop, e.g. for a pipe"},
+    }
     # An exception would be lost where the signal comes amid an import from C.
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda number, interrupted: stop.set())
     try:
-        return carried_out(lambda: watch(find_run(given.run), given.once, stop))
+        return begun(functools.partial(watch, stop=stop), __doc__, argv, flags)
     finally:
         signal.signal(signal.SIGINT, before)
 
