@@ -264,23 +264,22 @@ def heat(axes: Axes, counts: pd.DataFrame) -> str:
     return "; ".join(f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index)
 
 
-def profiles(axes: Axes, algorithms: Sequence[Any], cast: Mapping[str, Look]) -> str:
+def profiles(axes: Axes, found: Mapping[str, pd.DataFrame], cast: Mapping[str, Look]) -> str:
     """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
-    scores = np.concatenate([one.scores.ravel() for one in algorithms])
+    scores = np.concatenate([one["score"] for one in found.values()])
     # below 0 is worse than before training, and how far below would only squeeze the rest
     left, right = max(0.0, scores.min()), max(scores.max(), 1.0)
     left, right = left - 0.05 * (right - left), right + 0.05 * (right - left)
-    for one in algorithms:
-        steps, look = one.profile, cast[one.name]
-        x = [min(left, steps["score"].iloc[0]), *steps["score"], right]
-        axes.step(x, [1.0, *steps["share"], 0.0], where="post", color=look.colour, linestyle=look.dash, label=one.name)
+    for name, steps in found.items():
+        look, x = cast[name], [min(left, steps["score"].iloc[0]), *steps["score"], right]
+        axes.step(x, [1.0, *steps["share"], 0.0], where="post", color=look.colour, linestyle=look.dash, label=name)
         low, high = ([1.0, *steps[end], 0.0] for end in ("low", "high"))
         if steps["low"].notna().any():
             axes.fill_between(x, low, high, step="post", color=look.colour, alpha=0.16, linewidth=0)
     axes.set(xlim=(left, right), ylim=(-0.03, 1.03), xlabel="score τ", ylabel="runs with a score above τ")
     axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
     axes.legend(frameon=False, fontsize=8)
-    return "; ".join(one.name for one in algorithms)
+    return "; ".join(found)
 
 
 def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, cast: Mapping[str, Look]) -> str:

