@@ -12,8 +12,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.curves import lowest_held
-from analysis.judge import hopeless_because
-from analysis.pairs import FROM_SCRATCH, OTHERS, UNEQUAL_BATCHES, Measure
+from analysis.pairs import OTHERS, UNEQUAL_BATCHES, Measure
 from analysis.questions import Plan, conditions
 from analysis.scores import BASELINE, not_learned
 
@@ -170,26 +169,6 @@ def batches(seen: Seen) -> Row:
     return ("no", "warning", "; ".join(sorted(told))) if told else ("yes", "good", "")
 
 
-@check("smallest detectable difference")
-def detectable(seen: Seen) -> Row:
-    known = seen.tests[(seen.tests["n"] > 1) & (seen.tests["word"] != "not comparable")]
-    if known.empty:
-        return "not known", "unknown", "no comparison has two pairs"
-    row = next(known.itertuples())
-    if hopeless := hopeless_because(row.n, row.family_size, row.least_p, row.alpha):
-        return "none of any size", "bad", hopeless
-    effect = stats.detectable_effect(row.n, row.alpha / row.family_size)
-    return f"{effect:.2f} SD of the differences", "good", f"{row.n} pairs, in 80 % of studies ({row.endpoint})"
-
-
-@check("clock")
-def clock(seen: Seen) -> Row:
-    clocks = sorted(seen.used["clock"].unique())
-    words = " and ".join("VIRTUAL" if one == "virtual" else one for one in clocks)
-    virtual = "simulated seconds under declared speeds: nothing was timed"
-    return words or "not known", "warning" if "virtual" in clocks else "good", virtual * ("virtual" in clocks)
-
-
 @check("oversubscribed")
 def oversubscribed(seen: Seen) -> Row:
     over = seen.measured[seen.measured["oversubscribed"] == True]  # noqa: E712
@@ -254,16 +233,12 @@ def tuned(seen: Seen) -> Row:
     if len(set(budgets.values())) > 1:
         told = ", ".join(f"{arm} {number}" for arm, number in budgets.items())
         return "UNEQUAL budgets", "bad", f"tuning runs per arm: {told}{by}"
-    fewer = [name for name, arm in seen.plan.arms.items() if _repeated(arm)]
+    tried = {name: [str(one["settings"]) for one in arm.get("trials") or ()] for name, arm in seen.plan.arms.items()}
+    fewer = [name for name, trials in tried.items() if len(set(trials)) < len(trials)]
     number = next(iter(budgets.values()))
     said = f"{number} tuning runs per arm, on other seeds than the tests{by}"
     said += f"; some trials are the same in {', '.join(fewer)}" * bool(fewer)
     return "equal budgets", "warning" if fewer else "good", said
-
-
-def _repeated(arm: dict[str, Any]) -> bool:
-    trials = [sorted(map(str, trial["settings"].items())) for trial in arm.get("trials") or ()]
-    return any(trial in trials[:number] for number, trial in enumerate(trials))
 
 
 def at_edge(arm: dict[str, Any]) -> bool:
@@ -314,25 +289,6 @@ def copies(seen: Seen) -> Row:
     several = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()
     same = sorted({arm for (arm, _), number in several.items() if number > 1})
     return graded(same, known["arm"].nunique(), "arms", "yes", "two seeds ended with the same parameters: a copy")
-
-
-@check("initial weights")
-def weights(seen: Seen) -> Row:
-    known = seen.used["from_scratch"].dropna()
-    if known.any():
-        return f"{known.sum()} of {len(seen.used)} runs {FROM_SCRATCH}", "warning", ""
-    return ("continued from a pretrained model", "good", "") if len(known) else ("not known", "unknown", "")
-
-
-@check("data")
-def data(seen: Seen) -> Row:
-    told = sorted(
-        {" ".join(filter(None, one)) for one in zip(seen.used["data"], seen.used["evaluation"], strict=True)} - {""}
-    )
-    if not told:
-        return "not known", "unknown", "no run has a fingerprint of its data"
-    value = ", ".join(" ".join([one.split()[0][:12], *one.split()[1:]]) for one in told)
-    return value, "good" if len(told) == 1 else "warning", "compare inside a group only" * (len(told) > 1)
 
 
 @check("code")
