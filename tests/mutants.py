@@ -267,7 +267,7 @@ MUTANTS = [
         "analysis/judge.py",
         'better = ours < theirs if row["lower"]',
         'better = ours <= theirs if row["lower"]',
-        "tests/analysis/test_scenarios_of_divergence.py",
+        "tests/analysis/test_scenarios.py",
     ),
     Mutant(
         "better and worse change places",
@@ -288,21 +288,21 @@ MUTANTS = [
         "analysis/curves.py",
         "np.flatnonzero(below & np.append(below[1:], True))",
         "np.flatnonzero(below)",
-        "tests/analysis/test_scenarios_of_times.py",
+        "tests/analysis/test_scenarios.py",
     ),
     Mutant(
         "who looks more often is sooner",
         "analysis/curves.py",
         "_nearest(x, sparsest) if n > min(counts) else slice(None)",
         "slice(None)",
-        "tests/analysis/test_scenarios_of_times.py",
+        "tests/analysis/test_scenarios.py",
     ),
     Mutant(
         "a run that never arrives counts less than the budget",
         "analysis/pairs.py",
         "ours, theirs = np.minimum(times, budget).T",
         "ours, theirs = np.where(np.isinf(times), 0.0, np.minimum(times, budget)).T",
-        "tests/analysis/test_scenarios_of_times.py",
+        "tests/analysis/test_scenarios.py",
     ),
     # Chosen by somebody who had seen no test.
     Mutant(
@@ -359,7 +359,7 @@ MUTANTS = [
         "analysis/pairs.py",
         "np.array([self.crossings(pair, target) for pair in both])",
         "np.array([[self.crossings([run], target)[0] for run in pair] for pair in both])",
-        "tests/analysis/test_scenarios_of_times.py",
+        "tests/analysis/test_scenarios.py",
     ),
     Mutant(
         "fine-tuning: a seed that lost one of its fine-tuning runs stays in the pairs, with the mean of the others",

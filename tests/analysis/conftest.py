@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,9 @@ def empty(tmp_path_factory):
 
 @pytest.fixture
 def approved(request):
-    """Compare a text, or the words of a study, with the approved file of the test; --approve writes that file."""
-    file = Path(__file__).parent / "approved" / f"{request.node.name.removeprefix('test_')}.txt"
+    """Compare a text, or the words of a study, with the approved file of its test or case; --approve writes it."""
+    name = re.sub(r"^test_|.*\[|\]$", "", request.node.name)
+    file = Path(__file__).parent / "approved" / f"{name}.txt"
 
     def check(found):
         text = found if isinstance(found, str) else words(found)

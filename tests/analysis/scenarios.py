@@ -1,7 +1,7 @@
 """Studies of two or more arms in which a verdict could mislead, and the words that are read first in their report.
 
-A scenario test makes a study, asserts its verdict and its reason, and hands its results to the fixture `approved`,
-which compares their words with ``tests/analysis/approved/NAME.txt``. A better sentence changes that file alone.
+A scenario makes a study, and the fixture `approved` compares the words of its results, which hold the family, the word
+and the reason of every row, with ``tests/analysis/approved/NAME.txt``. A better sentence changes that file alone.
 """
 
 from reading import results_of
@@ -11,6 +11,7 @@ TARGET = 5.0
 """The registered target of every scenario, and `BUDGET_SECONDS` is what every run was given."""
 BUDGET_SECONDS = 100.0
 FIRST_LOSS = 6.0
+LOSSES_DECIDE = {"primary": {"endpoint": "loss_at_equal_samples", "num_workers": 4, "clock": "virtual"}, "targets": {}}
 SYNC, ASYNC = (SyntheticArm(name, settings={"seconds": BUDGET_SECONDS}) for name in ("sync", "async"))
 
 

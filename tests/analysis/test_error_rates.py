@@ -29,11 +29,10 @@ def test_the_tables_have_a_row_per_noise_and_number_of_pairs():
         part.splitlines() for part in done.stdout.strip().split("\n\n")
     )
     assert nulls[1].split("  ")[-1].strip() == "S3 sign-flip"
+    rows_of_each = [[noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")]
     for title, _, *rows in (nulls, families, looks, stops, power, intervals):
         assert "10 studies per row" in title
-        assert [row.split()[:2] for row in rows] == [
-            [noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")
-        ]
+        assert [row.split()[:2] for row in rows] == rows_of_each
     assert all(len(shares_of(row)) == 4 and max(shares_of(row)) <= 50 for row in nulls[2:])  # a chance of 1e-4
     for table in (looks, stops):
         *common, own = zip(*map(shares_of, table[2:]), strict=True)
@@ -42,15 +41,9 @@ def test_the_tables_have_a_row_per_noise_and_number_of_pairs():
     assert sum(found) / len(found) > 60
     assert sum(at_tolerance) / len(at_tolerance) < 20 < sum(at_zero) / len(at_zero)
     assert all(min(shares_of(row)) >= 50 for row in intervals[2:])
-    assert [row.split()[:2] for row in one_arm[2:]] == [
-        [noise, n] for noise in ("heavy", "skewed", "rare", "lognormal", "outliers") for n in ("6", "8", "10")
-    ]
-    rare_of_8 = shares_of(one_arm[9])
-    assert rare_of_8[0] >= 10  # "better" in 43 % of studies, though the mean is 0
-    assert rare_of_8[1] == 0
+    assert [row.split()[0] for row in one_arm[2::3]] == ["heavy", "skewed", "rare", "lognormal", "outliers"]
     different, equivalent, alone = zip(*map(shares_of, families[2:]), strict=True)
-    assert statistics.fmean(different) < 12 > statistics.fmean(equivalent)
-    assert statistics.fmean(equivalent) <= statistics.fmean(alone)
+    assert statistics.fmean(different) < 12 > statistics.fmean(equivalent) <= statistics.fmean(alone)
     assert [row.split()[0] for row in improvement[2:]] == ["6", "10"]
     assert error_rates(*FEW).stdout == done.stdout
     assert error_rates(*FEW, "--seed", "1").stdout != done.stdout

@@ -10,7 +10,6 @@ from scipy import stats as scipy_stats
 
 from analysis import stats
 from analysis.curves import loss_at, lowest_held, on_common_looks, reached
-from analysis.over_tasks import iqm, mean_improvement, performance_score
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
@@ -126,16 +125,3 @@ def test_no_curve_keeps_more_looks_than_the_sparsest(numbers, ends):
         assert (kept == values).all()
         assert kept[-1] == x[-1]
         assert (kept <= end).sum() <= fewest + 1
-
-
-def test_iqm_and_probability_of_improvement_of_rliables_fixture():
-    x, y = [[1, 2], [2, 2], [1, 1], [2, 1]], [[1, 1], [2, 2], [3, 3]]
-    assert (iqm(x), iqm(y)) == (1.5, 2.0)
-    assert mean_improvement(x, y) == pytest.approx(1 / 3, rel=1e-15)
-    assert mean_improvement(y, x) == pytest.approx(2 / 3, rel=1e-15)
-    assert mean_improvement([[1], [2], [3], [4]], [[2], [3], [5], [6]]) == 0.25
-
-
-def test_algoperf_score():
-    modes = np.array([[100, 50, 30], [200, 40, math.inf]])
-    assert performance_score(modes.T) == pytest.approx([0.972222, 0.555556], abs=5e-7)

@@ -2,15 +2,12 @@
 
 import json
 import math
-import statistics
 from pathlib import Path
 
 import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.lab_notes import PER_PROCESS, lab_notes, main
-from analysis.read import read
-from analysis.reference_notes import REFERENCE
+from analysis.lab_notes import PER_PROCESS, REFERENCE, main
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import make_plan
 
@@ -29,13 +26,17 @@ def study_of(folder):
     return write_study(folder, curves, [ONE, SYNC, ASYNC])
 
 
-def notes_of(folder):
-    runs, _, plan = read(folder)
-    return lab_notes(runs, plan)
-
-
 def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def notes_of(folder, capsys):
+    """The rows of ours, and all lines that are printed."""
+    assert main([str(folder), "--format", "md"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header, _, *rows = (cells(line) for line in lines[: lines.index("")])
+    rows = [dict(zip(header, row, strict=True)) for row in rows]
+    return [row for row in rows if row["devices"] != "-"], lines
 
 
 def test_a_row_of_ours_stands_beside_the_row_of_the_notes_with_the_same_processes_and_batch(tmp_path, capsys):
@@ -84,13 +85,13 @@ def test_the_config_has_every_row_of_the_notes_but_the_one_that_needs_two_gpus(n
     assert {row.key for row in REFERENCE} - ours == {("DataParallel", 1, 64)}
 
 
-def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path):
+def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path, capsys):
     for number, loss in enumerate((5.0, 5.2)):
         write_run(tmp_path / f"one{number}", ONE, straight(6.0, loss, seconds=20.0), seed=number)
     write_finetuning(tmp_path / "ft", seed=0, macro_f1=0.5, parent=None)
-    (row,) = notes_of(tmp_path).rows
-    assert (row.mode, row.num_workers, row.batch_size, row.num_done) == ("single", 1, 64, 2)
-    assert statistics.fmean(row.losses) == pytest.approx(5.1)
+    (row,), _ = notes_of(tmp_path, capsys)
+    assert (row["mode"], row["processes x batch"], row["runs"]) == ("single", "1 x 64", "2/2")
+    assert row["eval loss (exact)"].startswith("5.1000 ±")
 
 
 def test_the_range_over_processes_is_of_what_each_measured_on_its_share(tmp_path, capsys):
@@ -107,12 +108,12 @@ def test_the_range_over_processes_is_of_what_each_measured_on_its_share(tmp_path
     assert PER_PROCESS in out
 
 
-def test_only_tests_are_in_the_table_of_a_sweep_and_clocks_are_never_in_one_mean(tmp_path):
-    notes = notes_of(example_study(tmp_path, seeds=3))
-    assert {row.num_all for row in notes.rows} == {3}  # tuning runs and replicates are not among them
-    assert {row.clock for row in notes.rows} == {"measured", "virtual"}
-    assert len(notes.rows) == 15
-    assert any(line.startswith("WARNING: measured and virtual seconds") for line in notes.lines)
+def test_only_tests_are_in_the_table_of_a_sweep_and_clocks_are_never_in_one_mean(tmp_path, capsys):
+    rows, lines = notes_of(example_study(tmp_path, seeds=3), capsys)
+    assert {row["runs"].split("/")[1][0] for row in rows} == {"3"}  # tuning runs and replicates are not among them
+    assert {row["seconds"].rpartition(" ")[2] == "virtual" for row in rows} == {True, False}
+    assert len(rows) == 15
+    assert any(line.startswith("WARNING: measured and virtual seconds") for line in lines)
 
 
 def test_settings_in_which_rows_differ_get_a_column(tmp_path, capsys):
@@ -124,12 +125,12 @@ def test_settings_in_which_rows_differ_get_a_column(tmp_path, capsys):
     assert "learning_rate 0.002" in out
 
 
-def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path):
+def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path, capsys):
     for name, other in (("a", {}), ("b", {"data_fingerprint": "beef"})):
         write_run(
             tmp_path / name, ASYNC, straight(6.0, 5.0, seconds=4.0), oversubscription=2.0, from_scratch=True, **other
         )
-    lines = notes_of(tmp_path).lines
+    _, lines = notes_of(tmp_path, capsys)
     assert "NOTE: from scratch: not STILT" in lines
     assert any("more threads than cores" in line for line in lines)
     assert any("2 different data sets" in line for line in lines)
