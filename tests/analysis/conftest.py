@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from reading import results_of
-from scenarios import words
+from scenarios import results_of, words
 from synthetic import SyntheticArm, example_study, planned, write_plan, write_run
 
 

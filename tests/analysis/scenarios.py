@@ -4,7 +4,7 @@ A scenario makes a study, and the fixture `approved` compares the words of its r
 and the reason of every row, with ``tests/analysis/approved/NAME.txt``. A better sentence changes that file alone.
 """
 
-from reading import results_of
+from doors import asyncsgd
 from synthetic import SyntheticArm, write_study
 
 TARGET = 5.0
@@ -61,6 +61,25 @@ def study_of(folder, arms, *, registration=None, afterwards=None):
     if afterwards is not None:
         afterwards(folder)
     return results_of(folder)
+
+
+results_of = asyncsgd.load
+
+
+def row_of(study, endpoint, treatment=ASYNC.name, reference=SYNC.name):
+    """The row of `tests` on an endpoint of two arms."""
+    (row,) = [
+        row
+        for row in study.tests.itertuples()
+        if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
+    ]
+    return row
+
+
+def trust_of(study, title):
+    """The check with this title."""
+    (item,) = [item for item in study.trust.itertuples() if item.title == title]
+    return item
 
 
 def words(found):

@@ -41,8 +41,6 @@ class SyntheticArm:
     tuning_seeds: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of this arm."""
-    gradient_norm: float | None = None
-    """Of its first step; that of step k is k times as large."""
 
     @property
     def name(self):
@@ -66,13 +64,11 @@ class SyntheticArm:
 
     def as_json(self):
         """Its entry in plan.json."""
-        trials = []
-        for number, rate in enumerate(self.learning_rates):
-            losses = list(self.trial_losses[number]) if self.trial_losses else []
-            finite = [loss for loss in losses if loss is not None]
-            score = sum(finite) / len(finite) if finite and len(finite) == len(losses) else None
-            seeds = list(self.tuning_seeds)
-            trials.append({"settings": {"learning_rate": rate}, "seeds": seeds, "losses": losses, "score": score})
+        losses = self.trial_losses or [()] * len(self.learning_rates)
+        trials = [
+            {"settings": {"learning_rate": rate}, "seeds": list(self.tuning_seeds), "losses": list(of_rate)}
+            for rate, of_rate in zip(self.learning_rates, losses, strict=True)
+        ]
         own = {"mode": self.mode, "rule": self.rule, "nproc": self.num_workers, "clock": self.clock}
         return {
             "name": self.name,
@@ -194,7 +190,6 @@ def _arrival(number, delay, arm, of, seconds, samples):
         learning_rate=arm.learning_rate,
         train_seconds=seconds * (number + 1) / of,
         total_samples=samples * (number + 1) // of,
-        gradient_norm=None if arm.gradient_norm is None else arm.gradient_norm * (number + 1),
         **{f"{part}_seconds": share * cycle for part, share in parts.items()},
     )
 
@@ -264,30 +259,24 @@ def write_registration(folder, **other):
     return hashlib.sha256(text).hexdigest()
 
 
-def write_study(folder, curves, arms, *, registration=None, delays=None):
+def write_study(folder, curves, arms, *, registration=None):
     """Write a planned study with one test run per arm and seed.
 
     Args:
         curves: arm name -> one curve per seed.
         registration: other values of analysis.yaml; None leaves the file out.
-        delays: arm name -> the delays in each of its runs.
 
     Returns:
         `folder`.
     """
-    by_name = {arm.name: arm for arm in arms}
-    runs = []
+    by_name, runs = {arm.name: arm for arm in arms}, []
     for name, of_arm in curves.items():
-        arm = by_name[str(name)]
         most = max((curve[-1][0] for curve in of_arm if curve), default=None)
-        for number, curve in enumerate(of_arm):
-            seed = 100 + number
-            path = f"test/{arm.name}/s{seed}"
-            runs.append(planned(path, "test", arm.name, seed))
-            own = (delays or {}).get(arm.name, ())
+        for seed, curve in enumerate(of_arm, 100):
+            path = f"test/{name}/s{seed}"
+            runs.append(planned(path, "test", name, seed))
             status = DIVERGED if curve and curve[-1][2] is None else DONE
-            how = {"seed": seed, "delays": own, "status": status, "budget": most}
-            write_run(folder / path, arm, curve, **how)
+            write_run(folder / path, by_name[name], curve, seed=seed, status=status, budget=most)
     if registration is not None:
         write_registration(folder, **registration)
     write_plan(folder, arms, runs)

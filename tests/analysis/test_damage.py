@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from reading import results_of
+from scenarios import results_of
 from synthetic import SyntheticArm, planned, straight, write_plan, write_registration, write_run
 
 from analysis.__main__ import COMMANDS

@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 from doors import UsageError, asyncsgd
-from reading import ASYNC, SYNC, row_of
+from scenarios import row_of
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
+SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 CURVE = straight(6.0, 5.0, seconds=10.0)
 pytestmark = pytest.mark.filterwarnings("error")
 

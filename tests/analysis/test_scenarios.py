@@ -5,7 +5,6 @@ import shutil
 
 import numpy
 import pytest
-from reading import results_of, row_of, trust_of
 from scenarios import (
     ASYNC,
     EIGHT,
@@ -17,7 +16,10 @@ from scenarios import (
     diverges,
     ends_at,
     reaches,
+    results_of,
+    row_of,
     study_of,
+    trust_of,
     two_arms,
 )
 from synthetic import SyntheticArm, edit_json, write_study

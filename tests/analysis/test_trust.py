@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from reading import results_of, trust_of
-from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, study_of, two_arms
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, results_of, study_of, trust_of, two_arms
 from synthetic import edit_json, planned, straight, write_finetuning, write_plan, write_run
 
 MEASURED = tuple(dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC))

@@ -7,8 +7,19 @@ import shutil
 import pytest
 import yaml
 from doors import asyncsgd, cli
-from reading import results_of, row_of
-from scenarios import ASYNC, EIGHT, LOSSES_DECIDE, SOONER, SYNC, ends_at, reaches, study_of, two_arms
+from scenarios import (
+    ASYNC,
+    EIGHT,
+    LOSSES_DECIDE,
+    SOONER,
+    SYNC,
+    ends_at,
+    reaches,
+    results_of,
+    row_of,
+    study_of,
+    two_arms,
+)
 from synthetic import (
     SyntheticArm,
     edit_json,
