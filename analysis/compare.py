@@ -79,22 +79,16 @@ def grouped(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for runs that are alike: counts, and means and standard deviations over those that are DONE."""
-    import pandas as pd
-
-    apart = _apart(runs)
-    keys = runs[CONDITION].assign(**{key: [str(one.get(key, "-")) for one in runs["settings"]] for key in apart})
-    done = (runs["status"] == "DONE") & ~runs["diverged"]
-    found = []
-    for place, own in keys.groupby([*CONDITION, *apart], dropna=False, sort=True):
-        of_row, ended = runs.loc[own.index], runs.loc[own.index][done[own.index]]
-        row = dict(zip([*CONDITION, *apart], place, strict=True))
-        row |= {"runs": len(of_row), "done": len(ended), "diverged": int(of_row["diverged"].sum())}
-        for name in DIGITS:
-            values = ended[name].dropna()
-            row |= {f"{name}_mean": values.max() if name == "delay_max" else values.mean()}
-            row |= {f"{name}_sd": values.std(), f"{name}_n": len(values)}
-        found.append(row | {"names": list(own.index)})
-    return pd.DataFrame(found)
+    apart = {key: [str(one.get(key, "-")) for one in runs["settings"]] for key in _apart(runs)}
+    table = runs.assign(done=(runs["status"] == "DONE") & ~runs["diverged"])
+    by = [column for _, column in runs[CONDITION].assign(**apart).items()]
+    rows = table.groupby(by, dropna=False)
+    values = table[[*DIGITS]].where(table["done"]).groupby(by, dropna=False)
+    means = values.agg(["mean", "std", "count"]).rename(columns={"std": "sd", "count": "n"})
+    means.columns = ["_".join(name) for name in means]
+    means["delay_max_mean"] = values["delay_max"].max()
+    counts = rows.agg(runs=("run", "size"), done=("done", "sum"), diverged=("diverged", "sum"), names=("run", list))
+    return counts.join(means).reset_index()
 
 
 def _apart(runs: pd.DataFrame) -> list[str]:

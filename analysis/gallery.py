@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis import events, plots, tables
+from analysis import plots, tables
 from analysis.questions import BASELINE, conditions, labels
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import EVENTS, read_events
 
 if TYPE_CHECKING:
     from analysis.load import Study
@@ -109,7 +112,7 @@ def against(study: Study) -> Iterator[Picture]:
         title = "loss against learning rate"
         yield drawn("rates", title, "", plots.against, tried, cast, "learning_rate", "loss", log=True)
     for number, group in enumerate(groups_of(study)):
-        counts = events.delays_of(_of_group(study, group))
+        counts = _delays_of(_of_group(study, group))
         if counts:
             yield drawn(f"delays-{number}", f"Delays: {conditions(group)}", "", plots.delays, counts, cast)
 
@@ -179,6 +182,17 @@ def _of_group(study: Study, group: str) -> Any:
 def _target(study: Study, group: str) -> float | None:
     arms = study.arms.index[study.arms["group"] == group]
     return next((loss for arm, loss in study.plan.targets.items() if arm in arms), None)
+
+
+def _delays_of(runs: Any) -> dict[str, Counter[int]]:
+    """Arm -> delay in updates -> how many gradients were applied with it; without arms that have none above 0."""
+    found: dict[str, Counter[int]] = {}
+    for run in runs.itertuples():
+        counts = found.setdefault(run.arm, Counter())
+        with contextlib.suppress(OSError, ValueError):  # torn after what was read of it
+            for record in read_events(run.path / EVENTS):
+                counts.update(use[1] for use in record.get("uses") or ())
+    return {arm: counts for arm, counts in found.items() if any(counts)}
 
 
 def _one_machine(runs: Any, axes: tuple[str, str]) -> bool:

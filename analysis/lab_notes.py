@@ -215,20 +215,17 @@ def render(rows: Sequence[Row], lines: Sequence[str], form: str) -> str:
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _drawn(lines: list[list[str]], form: str) -> str:
-    import pandas as pd
-
+def _drawn(table: pd.DataFrame, form: str) -> str:
     from analysis import tables
 
-    table = pd.DataFrame(lines[1:], columns=pd.Index(lines[0]))
     return tables.markdown(table) if form == "md" else table.to_string(index=False)
 
 
-def _agreement(rows: Sequence[Row]) -> list[list[str]]:
+def _agreement(rows: Sequence[Row]) -> pd.DataFrame:
     """The ratios of asynchronous to synchronous rows, beside those of the notes."""
     import pandas as pd
 
-    lines = [["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]]
+    lines = []
     for (workers, batch), there in reference_ratios().items():
         pairs = [
             (ours, other)
@@ -245,7 +242,8 @@ def _agreement(rows: Sequence[Row]) -> list[list[str]]:
             logs = (both[0]["seconds"] / both[1]["seconds"]).map(math.log), both[0]["loss"] - both[1]["loss"]
             seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
             lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
-    return lines
+    header = ["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]
+    return pd.DataFrame(lines, columns=pd.Index(header))
 
 
 def _ratio(logs: pd.Series, form: str) -> str:
@@ -264,39 +262,41 @@ def _agrees(there: tuple[float, float], logs: tuple[pd.Series, pd.Series]) -> st
     return "yes" if len(same) == 2 else f"{same[0]} only" if same else "no"
 
 
-def _cells(rows: Sequence[Row]) -> list[list[str]]:
-    shown = _differing(rows)
-    header = ["mode", *["settings"] * bool(shown), "devices", "processes x batch", "perplexity", "per process"]
-    header += ["eval loss (exact)", "seconds", "runs", "notes: GPUs", "notes: perplexity", "notes: seconds"]
-    lines = [header]
+def _cells(rows: Sequence[Row]) -> pd.DataFrame:
+    import pandas as pd
+
+    shown, lines = _differing(rows), []
     for row in rows:
-        settings = ", ".join(f"{key} {value}" for key, value in row.settings.items() if key in shown)
         losses, seconds = (row.done[name].dropna().tolist() for name in ("loss", "seconds"))
-        lines.append(
-            [
-                row.mode,
-                *[settings or MISSING] * bool(shown),
-                row.device,
-                f"{row.workers or MISSING} x {row.batch_size or MISSING}",
-                f"{math.exp(statistics.fmean(losses)):.2f}" if losses else MISSING,
-                " to ".join(f"{math.exp(end(row.shares)):.2f}" for end in (min, max)) if row.shares[1:] else MISSING,
-                _mean(losses, ".4f"),
-                _mean(seconds, ".1f") + " virtual" * (row.clock == "virtual" and len(seconds) > 0),
-                counted(len(row.done), len(row.runs), int(row.runs["diverged"].sum())),
-                *_of_the_notes(row.beside),
-            ]
-        )
+        several = row.shares[1:]
+        line = {
+            "mode": row.mode,
+            "settings": ", ".join(f"{key} {value}" for key, value in row.settings.items() if key in shown) or MISSING,
+            "devices": row.device,
+            "processes x batch": f"{row.workers or MISSING} x {row.batch_size or MISSING}",
+            "perplexity": f"{math.exp(statistics.fmean(losses)):.2f}" if losses else MISSING,
+            "per process": " to ".join(f"{math.exp(end(row.shares)):.2f}" for end in (min, max))
+            if several
+            else MISSING,
+            "eval loss (exact)": _mean(losses, ".4f"),
+            "seconds": _mean(seconds, ".1f") + " virtual" * (row.clock == "virtual" and len(seconds) > 0),
+            "runs": counted(len(row.done), len(row.runs), int(row.runs["diverged"].sum())),
+        }
+        lines.append(line | _of_the_notes(row.beside))
+    beside = [row.beside for row in rows]
     for there in REFERENCE:
-        if there not in [row.beside for row in rows]:
-            ours = [there.mode, *[MISSING] * bool(shown), MISSING, f"{there.processes} x {there.batch_size}"]
-            lines.append([*ours, *[MISSING] * 5, *_of_the_notes(there)])
-    return lines
+        if there not in beside:
+            place = {"mode": there.mode, "processes x batch": f"{there.processes} x {there.batch_size}"}
+            lines.append(place | _of_the_notes(there))
+    table = pd.DataFrame(lines).fillna(MISSING)
+    return table if shown else table.drop(columns="settings")
 
 
-def _of_the_notes(row: Reference | None) -> list[str]:
+def _of_the_notes(row: Reference | None) -> dict[str, str]:
     if row is None:
-        return [MISSING] * 3
-    return [str(row.devices), ", ".join(f"{value:.2f}" for value in row.perplexities), f"{row.seconds:.2f}"]
+        return {}
+    told = ", ".join(f"{value:.2f}" for value in row.perplexities)
+    return {"notes: GPUs": str(row.devices), "notes: perplexity": told, "notes: seconds": f"{row.seconds:.2f}"}
 
 
 def _differing(rows: Sequence[Row]) -> set[str]:

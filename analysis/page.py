@@ -6,6 +6,7 @@ The page is one file without scripts, fonts or addresses. Sections are data, so 
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -154,8 +155,8 @@ def page(study: Study, out: Path) -> Page:
     groups = gallery.groups_of(study)
     checks = study.trust.to_dict("records")
     failed = study.trust[study.trust["level"] == "bad"]
-    there, prefix = runs.index[runs["status"] != "MISSING"], _relative(study.folder, out)
-    links = {name: quote(f"{prefix}/{name}/") for name in there}
+    prefix = Path(os.path.relpath(study.folder.resolve(), out.parent.resolve())).as_posix()
+    links = {name: quote(f"{prefix}/{name}/") for name in runs.index[runs["status"] != "MISSING"]}
     made = {name: (title, of(study)) for name, (title, of) in TABLES.items()}
 
     def table_of(*names: str, **options: Any) -> tuple[dict[str, Any], ...]:
@@ -167,7 +168,7 @@ def page(study: Study, out: Path) -> Page:
     others = [one for number, group in enumerate(groups[1:], 1) for one in gallery.curves(study, group, number)]
     left_out = tables.left_out(runs, tests)
     note = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
-    scored = (table(made["downstream"][1], made["downstream"][0], (note,)),) if len(made["downstream"][1]) else ()
+    scored = table_of("downstream", notes=(note,))
     sections = [
         Section("curves", "Loss curves of the other groups", pictures(others)),
         Section("times", "Time to the target", pictures(gallery.times(study))),
@@ -235,9 +236,3 @@ def _command(study: Study, out: Path) -> str:
     """As it was typed, but for an absolute path, which may hold the name of a user."""
     folder = study.folder.resolve().name if study.folder.is_absolute() else study.folder.as_posix()
     return f"python -m analysis report {shlex.quote(folder)} --out {shlex.quote(out.name)}"
-
-
-def _relative(folder: Path, out: Path) -> str:
-    here, there = out.parent.resolve().parts, folder.resolve().parts
-    common = next((k for k, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there)))
-    return Path(*[".."] * (len(here) - common), *there[common:]).as_posix()

@@ -123,12 +123,12 @@ def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pai
     for group, members in arms.groupby("group", sort=False):
         for treatment, reference, variant in _compared(members, plan):
             clock = str(members["clock"].iloc[0])
-            yield _pairs(tests, treatment, reference, f"{group}{variant}", clock, plan)
+            yield _pairs(tests, (treatment, reference, f"{group}{variant}", clock), plan)
             for other in arms.index[arms["algorithm"] == control] if control else ():
                 ours, theirs = (_samples_per_update(tests[tests["arm"] == arm]) for arm in (treatment, other))
                 same = all(arms.loc[other, key] == members[key].iloc[0] for key in ("workers", "clock", "speeds"))
                 if other != treatment and same and abs(ours - theirs) <= SAME_BATCH * max(ours, theirs):
-                    yield _pairs(tests, treatment, other, str(group), clock, plan, control=True)
+                    yield _pairs(tests, (treatment, other, str(group), clock), plan, control=True)
 
 
 def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -144,16 +144,8 @@ def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str
             yield treatment, own[0], "".join(f", {key} {plan.setting(own[0], key)}" for key in keys)
 
 
-def _pairs(
-    tests: pd.DataFrame,
-    treatment: str,
-    reference: str,
-    group: str,
-    clock: str,
-    plan: Plan,
-    *,
-    control: bool = False,
-) -> Pairs:
+def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *, control: bool = False) -> Pairs:
+    treatment, reference, _, clock = place
     ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
     seeds = ours.index.intersection(theirs.index)
     whole = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
@@ -171,7 +163,7 @@ def _pairs(
     notes += _batches(ours, theirs, treatment, reference)
     notes += [FROM_SCRATCH] * bool((both["from_scratch"] == True).any())  # noqa: E712
     matched = list(zip(ours.itertuples(), theirs.itertuples(), strict=True))
-    differences = {one.Index: why for one, other in matched if (why := unlike(one, other, plan, control=control))}
+    different = next(filter(None, (unlike(*both, plan, control=control) for both in matched)), "")
     apart: dict[Any, str] = {}
     no_speed: list[str] = []
     if clock == "measured":
@@ -180,25 +172,11 @@ def _pairs(
         if mixed := [why for side in (ours, theirs) if (why := _mixed(side))]:
             apart = dict.fromkeys(whole, "; ".join(mixed))
         if apart and len(apart) < len(whole):
-            told = ", ".join(f"{seed:g}" for seed in apart)
-            no_speed.append(
-                f"The runs of seed {told} were made on different hardware, so their seconds are not compared."
-            )
-    return Pairs(
-        treatment,
-        reference,
-        group,
-        clock,
-        ours,
-        theirs,
-        "; ".join(left),
-        tuple(notes),
-        tuple(caveats),
-        tuple(no_speed),
-        next(iter(differences.values()), ""),
-        apart,
-        control,
-    )
+            named = ", ".join(f"{seed:g}" for seed in apart)
+            why = "were made on different hardware, so their seconds are not compared."
+            no_speed.append(f"The runs of seed {named} {why}")
+    told = tuple(notes), tuple(caveats), tuple(no_speed)
+    return Pairs(*place, ours, theirs, "; ".join(left), *told, different, apart, control)
 
 
 def _mixed(side: pd.DataFrame) -> str:
@@ -361,17 +339,13 @@ class Measure:
         shared = {name: x[-1] for pair in both for name, (x, _) in self.looks(pair, "seconds").items() if len(x)}
         alone = [run for run in runs if self.stopped(run) and shared[run.run] < ends[run.run]]
         budget, common, why = self._budget(runs, times.ravel(), ends | {run.run: shared[run.run] for run in alone})
-        unit = "s" if pairs.clock == "measured" else "virtual s"
-        nothing = ""
-        cut_short = why == CUT_SHORT
+        unit, nothing, cut_short = "s" if pairs.clock == "measured" else "virtual s", "", why == CUT_SHORT
         if times.min() > budget or (times.min() == budget and cut_short):
             nothing = f"no run reached the target of {target:.3g}"
             nothing += f" within the {budget:.4g} {unit} of every run" * common
             if not common and np.isfinite(times).any():
-                told = ", ".join(
-                    f"{arm} {np.isfinite(side).sum()} of {len(side)}"
-                    for arm, side in zip((pairs.treatment, pairs.reference), times.T, strict=True)
-                )
+                arms = zip((pairs.treatment, pairs.reference), np.isfinite(times).sum(axis=0), strict=True)
+                told = ", ".join(f"{arm} {there} of {len(times)}" for arm, there in arms)
                 ended = "the last look that all share" if alone else "when the first run that missed it ended"
                 nothing += f" before {budget:.4g} {unit}, {ended} (later: {told})"
         notes = [f"{why} {budget:.4g} {unit}", *self._risen(both, times <= budget, target)]
@@ -389,12 +363,10 @@ class Measure:
         """How many runs of each arm were at the target and do not hold it at their end."""
         for side, runs in enumerate(zip(*both, strict=True)):
             ends = [self.curve(run.run, "seconds")[1] for run in runs]
-            above = sum(
-                bool(at and len(end) and end[-1] > target) for at, end in zip(there[:, side], ends, strict=True)
-            )
-            if above:
-                are = ("was", "is", "its") if above == 1 else ("were", "are", "their")
-                yield f"{above} of {len(runs)} runs of {runs[0].arm} {are[0]} {RISEN} {are[1]} above it at {are[2]} end"
+            above = [at and len(end) and end[-1] > target for at, end in zip(there[:, side], ends, strict=True)]
+            if count := sum(map(bool, above)):
+                are = ("was", "is", "its") if count == 1 else ("were", "are", "their")
+                yield f"{count} of {len(runs)} runs of {runs[0].arm} {are[0]} {RISEN} {are[1]} above it at {are[2]} end"
 
     def _budget(
         self, runs: Sequence[Any], times: NDArray[np.float64], ends: Mapping[str, float]

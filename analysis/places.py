@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,11 +111,8 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
         apart = varying(alike["settings"], NOT_OF_AN_ARM)
         names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
     runs.loc[list(names), "arm"] = pd.Series(names, dtype=object)
-    counts: Counter[tuple[str, float]] = Counter()
-    for name in names:  # of several runs of a seed the first by name is in the tests
-        place = (names[name], runs.loc[name, "seed"])
-        runs.loc[name, "replicate"] = counts[place]
-        counts[place] += 1
+    # of several runs of a seed the first by name is in the tests
+    runs.loc[list(names), "replicate"] = runs.loc[list(names)].groupby(["arm", "seed"], dropna=False).cumcount()
     return runs
 
 

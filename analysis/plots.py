@@ -74,12 +74,9 @@ def forest(tests: pd.DataFrame, labels: Mapping[str, str], axes: Iterable[Axes])
     left, right = axes
     pairs = tests[["treatment", "reference"]].drop_duplicates().head(MOST_ROWS)
     losses = tests[tests["endpoint"].str.startswith("loss")]
-    told = []
-    for axis, rows, ratio in (
-        (left, tests[tests["endpoint"] == "time_to_target"], True),
-        (right, losses[losses["endpoint"] == (losses["endpoint"].iloc[0] if len(losses) else "")], False),
-    ):
-        told += _forest(rows, [tuple(pair) for pair in pairs.to_numpy()], labels, axis, ratio=ratio)
+    named = [tuple(pair) for pair in pairs.to_numpy()]
+    told = _forest(tests[tests["endpoint"] == "time_to_target"], named, labels, left, ratio=True)
+    told += _forest(losses[losses["endpoint"].isin(losses["endpoint"].head(1))], named, labels, right, ratio=False)
     left.set_yticks(range(len(pairs)), [_versus(labels.get(a, a), labels.get(b, b)) for a, b in pairs.to_numpy()])
     right.set_yticks(range(len(pairs)), [""] * len(pairs))
     return "; ".join(told)
@@ -105,15 +102,8 @@ def _forest(
         place, registered = pairs.index((row.treatment, row.reference)), row.family == "primary"
         tone = TONES.get(row.word, MUTED) if registered else MUTED
         told.append(f"{labels.get(row.treatment, row.treatment)}, {row.endpoint.replace('_', ' ')}: {row.word}")
-        axes.annotate(
-            f" {row.word}",
-            (1.0, place),
-            xycoords=("axes fraction", "data"),
-            fontsize=8,
-            color=tone,
-            va="center",
-            annotation_clip=False,
-        )
+        beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        axes.annotate(f" {row.word}", (1.0, place), fontsize=8, color=tone, **beside)
         at, low, high = (1 / value if ratio and value else value for value in (getattr(row, name) for name in columns))
         if at != at:
             continue
