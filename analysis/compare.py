@@ -93,10 +93,12 @@ def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _apart(runs: pd.DataFrame) -> list[str]:
     """Settings in which runs of one condition differ; the learning rate and the budget also where rows do."""
-    from analysis.places import varying
+    from asyncsgd.study.arms import differing
 
-    own = [varying(of["settings"], ALIKE_IN_SPITE_OF) for _, of in runs.groupby(CONDITION, dropna=False)]
-    shown = {"model", "learning_rate", "samples", "epochs", "seconds", "speeds"} & {*varying(runs["settings"])}
+    own = [differing(of["settings"], ALIKE_IN_SPITE_OF) for _, of in runs.groupby(CONDITION, dropna=False)]
+    shown = {"model", "learning_rate", "samples", "epochs", "seconds", "speeds"} & {
+        *differing(runs["settings"], frozenset())
+    }
     return sorted({key for keys in own for key in keys} | shown)
 
 

@@ -301,11 +301,11 @@ def _of_the_notes(row: Reference | None) -> dict[str, str]:
 
 def _differing(rows: Sequence[Row]) -> set[str]:
     """The settings in which rows of one clock differ."""
-    from analysis.places import varying
+    from asyncsgd.study.arms import differing
 
-    return {
-        key for clock in {row.clock for row in rows} for key in varying([r.settings for r in rows if r.clock == clock])
-    }
+    clocks = {row.clock for row in rows}
+    alike = [[row.settings for row in rows if row.clock == clock] for clock in clocks]
+    return {key for settings in alike for key in differing(settings, frozenset())}
 
 
 def _mean(values: Sequence[float], form: str) -> str:

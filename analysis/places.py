@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.questions import Plan
-from asyncsgd.study.arms import resolve
+from asyncsgd.study.arms import differing, resolve
 
 UNREADABLE, MISSING, MISPLACED = "UNREADABLE", "MISSING", "MISPLACED"
 PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
@@ -108,18 +108,12 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
         parts += [row["task"]] * (tasks and bool(row["task"]))
         parts += [f"w{row['workers']:g}"] if row["workers"] == row["workers"] else []
         parts += [f"b{row['batch_size']:g}"] * batches + ["virtual"] * (row["clock"] == "virtual")
-        apart = varying(alike["settings"], NOT_OF_AN_ARM)
+        apart = differing(alike["settings"], NOT_OF_AN_ARM)
         names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
     runs.loc[list(names), "arm"] = pd.Series(names, dtype=object)
     # of several runs of a seed the first by name is in the tests
     runs.loc[list(names), "replicate"] = runs.loc[list(names)].groupby(["arm", "seed"], dropna=False).cumcount()
     return runs
-
-
-def varying(settings: Sequence[Mapping[str, Any]] | pd.Series, ignored: frozenset[str] = frozenset()) -> list[str]:
-    """The keys of which not all `settings` have one value."""
-    keys = sorted({key for one in settings for key in one} - ignored)
-    return [key for key in keys if len({str(one.get(key)) for one in settings}) > 1]
 
 
 def with_parents(runs: pd.DataFrame) -> pd.DataFrame:

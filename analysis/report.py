@@ -31,12 +31,7 @@ The page goes to RUNS_DIR/report.html unless --out says otherwise; the rest goes
 FLAGS: dict[str, dict[str, Any]] = {
     "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or any folder with runs"},
     "--out": {"type": Path, "metavar": "FILE", "help": "the file (html: default RUNS_DIR/report.html)"},
-    "--format": {
-        "dest": "form",
-        "choices": FORMATS,
-        "default": "html",
-        "help": "html is the page; sentence the verdict",
-    },
+    "--format": {"dest": "form", "choices": FORMATS, "default": "html", "help": "html: page; sentence: verdict"},
     "--table": {"metavar": "NAME", "help": "only this table (md, latex, csv); csv holds one: default tests"},
     "--figures": {"type": Path, "metavar": "DIR", "help": "also write every picture there as PDF and SVG"},
     "--arms": {"metavar": "KEY,KEY", "help": "settings in which arms of loose runs are meant to differ"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from asyncsgd.errors import UsageError
@@ -200,15 +200,16 @@ def _typed(name: str, algorithm: str, given: Settings, trials: Sequence[Settings
     return Arm(name, algorithm, settings, tuple(typed_trials) if trials else ())
 
 
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that distinguish the reference arms of a group: no algorithm's settings, and not the same in all
-    arms.
+def differing(settings: Iterable[Mapping[str, Any]], ignored: Set[str] = NOT_A_VARIANT) -> list[str]:
+    """The settings that are not the same in all arms; by default those that distinguish the reference arms of a group,
+    which are no algorithm's settings.
 
     >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
     ['warmup']
     """
-    keys = sorted({key for one in settings for key in one} - NOT_A_VARIANT)
-    return [key for key in keys if len({str(one.get(key)) for one in settings}) > 1]
+    known = list(settings)
+    keys = sorted({key for one in known for key in one} - ignored)
+    return [key for key in keys if len({str(one.get(key)) for one in known}) > 1]
 
 
 def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:

@@ -93,21 +93,7 @@ def straight(first, last, *, seconds, samples=160, evaluations=5):
 
 
 def write_run(
-    path,
-    arm,
-    curve,
-    *,
-    seed=0,
-    status=DONE,
-    message="",
-    delays=(),
-    from_scratch=False,
-    data_fingerprint="f00d",
-    oversubscription=None,
-    learning_rate=None,
-    budget=None,
-    summary=None,
-    environment=None,
+    path, arm, curve, *, seed=0, status=DONE, delays=(), learning_rate=None, budget=None, environment=None, **summary
 ):
     """Write one pretraining run folder.
 
@@ -134,7 +120,7 @@ def write_run(
         "nproc": arm.num_workers,
         "samples": None if arm.settings.get("seconds") else budget or last_samples,
         "learning_rate": arm.learning_rate if learning_rate is None else learning_rate,
-        "model": "tiny" if from_scratch else "base",
+        "model": "tiny" if summary.get("from_scratch") else "base",
         **arm.settings,
     }
     (path / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -152,25 +138,23 @@ def write_run(
         }
     )
     if status is not None:
-        if oversubscription is None and arm.clock != "virtual":
-            oversubscription = 1.0
         content = {
             **shared,
             **totals.as_summary(),
             "status": status,
-            "message": message,
+            "message": "",
             "task": "masked_lm",
-            "from_scratch": from_scratch,
+            "from_scratch": False,
             "init_sha256": hashlib.sha256(f"{settings['model']} {seed}".encode()).hexdigest(),
             "num_workers": arm.num_workers,
-            "oversubscription": oversubscription,
+            "oversubscription": None if arm.clock == "virtual" else 1.0,
             "num_updates": last_samples // 16,
             "num_samples_applied": last_samples,
-            "data_fingerprint": data_fingerprint,
+            "data_fingerprint": "f00d",
             "num_parameters": 10,
             "parameters_sha256": hashlib.sha256(str(path).encode()).hexdigest(),
         }
-        folder.write_summary(content | dict(summary or {}))
+        folder.write_summary(content | summary)
     folder.close()
     return path
 
@@ -332,17 +316,9 @@ def example_study(folder, *, seeds=8):
                     status = DIVERGED
                 if replicate and arm.algorithm == "sync" and number == seeds - 1:
                     continue  # planned, and never run
-                write_run(
-                    folder / path,
-                    arm,
-                    curve,
-                    seed=seed,
-                    status=status,
-                    delays=delays,
-                    budget=samples[-1],
-                    oversubscription=1.0 if arm.clock == "measured" else None,
-                    environment={"cores": 4} if arm.clock == "measured" else None,
-                )
+                machine = {"cores": 4} if arm.clock == "measured" else None
+                how = {"seed": seed, "status": status, "delays": delays, "budget": samples[-1]}
+                write_run(folder / path, arm, curve, environment=machine, **how)
     tuned = [arm for arm in arms if arm.num_workers == 4]
     for number in range(seeds):
         seed = 100 + number
