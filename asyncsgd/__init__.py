@@ -49,7 +49,7 @@ _HOME = {
     "Reply": "rules.base",
     "Start": "rules.base",
     "View": "rules.base",
-    "WeightedMean": "rules.base",
+    "Held": "rules.base",
     "parse_rule": "rules",
     "describe_rules": "rules",
     **dict.fromkeys(
@@ -65,21 +65,20 @@ _HOME = {
     **dict.fromkeys(
         [
             *("Constant", "Power", "TwoGroups", "Exponential", "ShiftedExponential", "HalfNormal", "LogNormal"),
-            *("Pareto", "Outages", "Infinite", "Slow", "Trace", "Network", "parse_speeds"),
+            *("Pareto", "Outages", "Infinite", "Slow", "Trace", "Network", "Sampler", "parse_speeds"),
         ],
         "simulation.speeds",
     ),
-    "Sampler": "simulation.sampler",
     **dict.fromkeys(["Leave", "Join"], "simulation.churn"),
     # what is simulated, and for how long
     **dict.fromkeys(
         [
-            *("Mode", "Quadratic", "Tridiagonal", "Heterogeneous", "parse_problem"),
+            *("Mode", "Quadratic", "Tridiagonal", "Heterogeneous", "Logistic", "LogisticData", "parse_problem"),
+            *("dirichlet_shares", "hashed_bag_of_words"),
         ],
         "simulation.problems",
     ),
     "Instance": "simulation.instance",
-    **dict.fromkeys(["Logistic", "LogisticData", "dirichlet_shares", "hashed_bag_of_words"], "simulation.logistic"),
     # without a server
     **dict.fromkeys(["ADPSGD", "SGP", "StreamingDiLoCo"], "rules"),
     "Budget": "runtime.base",

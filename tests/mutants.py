@@ -48,15 +48,15 @@ MUTANTS = [
     Mutant(
         "a mean without weights",
         "asyncsgd/rules/base.py",
-        "self._sum.add_(gradient, alpha=weight)",
-        "self._sum.add_(gradient)",
+        "mean.add_(gradient, alpha=its_weight)",
+        "mean.add_(gradient)",
         CONTRACT,
     ),
     Mutant(
         "a mean that is not cleared after its step",
-        "asyncsgd/rules/synchronous.py",
-        "        state.mean.clear()\n",
-        "",
+        "asyncsgd/rules/base.py",
+        "map(self._gradients.pop, keys)",
+        "map(self._gradients.get, keys)",
         ORACLES,
     ),
     Mutant(
@@ -194,14 +194,14 @@ MUTANTS = [
     ),
     Mutant(
         "Ringmaster applies a delay of its threshold",
-        "asyncsgd/rules/ringmaster.py",
+        "asyncsgd/rules/asynchronous.py",
         "if view.version - arrival.read_version >= self.threshold:",
         "if view.version - arrival.read_version > self.threshold:",
         ORACLES,
     ),
     Mutant(
         "DANA's workers look back instead of ahead",
-        "asyncsgd/rules/dana.py",
+        "asyncsgd/rules/corrected.py",
         "offset=state.total * (-view.learning_rate * self.momentum)",
         "offset=state.total * (view.learning_rate * self.momentum)",
         ORACLES,
@@ -307,9 +307,9 @@ MUTANTS = [
     # Chosen by somebody who had seen no test.
     Mutant(
         "rule ringleader: every gradient counts alike, so a fast worker's data weigh more",
-        "asyncsgd/rules/ringleader.py",
-        "state.direction.add_(mean.total, alpha=1.0 / (len(mean.dispatches) * len(state.now)))",
-        "state.direction.add_(mean.total, alpha=1.0 / sum(len(other.dispatches) for other in state.now.values()))",
+        "asyncsgd/rules/tables.py",
+        "direction.add_(mean.total, alpha=1.0 / (len(mean.dispatches) * len(state.now)))",
+        "direction.add_(mean.total, alpha=1.0 / sum(len(other.dispatches) for other in state.now.values()))",
         ORACLES,
     ),
     Mutant(

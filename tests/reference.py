@@ -285,10 +285,13 @@ def ringmaster(gradient, x, learning_rate, num_workers, arrivals, threshold, sto
     return points
 
 
-def synchronous(gradient, weight, x, learning_rate, num_workers, num_rounds):
-    """x_{t+1} = x_t - eta sum_i w_i grad_i(x_t) / sum_i w_i, in round t over dispatches t N to t N + N - 1."""
+def synchronous(gradient, x, learning_rate, num_workers, arrivals, weight):
+    """x_{t+1} = x_t - eta sum_i w_i grad_i(x_t) / sum_i w_i, in round t over dispatches t N to t N + N - 1.
+
+    A round is over once N have arrived, so their order changes nothing.
+    """
     points = [x]
-    for first in range(0, num_rounds * num_workers, num_workers):
+    for first in range(0, len(arrivals) - num_workers + 1, num_workers):
         dispatches = range(first, first + num_workers)
         total = sum(weight(dispatch) * gradient(x, dispatch) for dispatch in dispatches)
         x = x - learning_rate * total / sum(weight(dispatch) for dispatch in dispatches)

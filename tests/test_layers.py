@@ -12,8 +12,7 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 # From bottom to top: a part imports parts of its own floor and of lower ones.
 FLOORS = """
 __main__ errors flights state numbers prefetching schedules signals torchrun flat named_choices records
-batches data optimizers rules settings simulation.churn simulation.instance simulation.logistic \
-simulation.problems simulation.sampler simulation.speeds
+batches data optimizers rules settings simulation.churn simulation.instance simulation.problems simulation.speeds
 checkpoints models methods runtimes server recorded_run tasks masking
 checking evaluation stages worker measure runtime.base runtime.awake
 settings.run

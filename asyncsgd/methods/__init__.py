@@ -9,8 +9,7 @@ from asyncsgd.methods.gossip import Averaging, Pushing
 from asyncsgd.methods.peers import Peers
 from asyncsgd.methods.streaming import Streaming
 from asyncsgd.rules.base import PeerRule, Rule
-from asyncsgd.rules.gossip import ADPSGD, SGP
-from asyncsgd.rules.streaming_diloco import StreamingDiLoCo
+from asyncsgd.rules.peers import ADPSGD, SGP, StreamingDiLoCo
 
 _OF_RULE: dict[type[Rule], type[Peers[Any]]] = {ADPSGD: Averaging, SGP: Pushing, StreamingDiLoCo: Streaming}
 

@@ -1,4 +1,4 @@
-"""Gossip: workers average their models with neighbours; see `asyncsgd.rules.gossip` for the equations.
+"""Gossip: workers average their models with neighbours; see `asyncsgd.rules.peers` for the equations.
 
 What is evaluated is the mean model. Gossip leaves it where it is, so it moves by the workers' steps divided by N, and
 by nothing else.
@@ -18,8 +18,8 @@ from torch import Tensor
 from asyncsgd.errors import UsageError
 from asyncsgd.flights import Arrived
 from asyncsgd.methods.peers import Peers, sum_of
-from asyncsgd.rules.gossip import ADPSGD, SGP
-from asyncsgd.simulation.sampler import BLOCK, Streams
+from asyncsgd.rules.peers import ADPSGD, SGP
+from asyncsgd.simulation.speeds import BLOCK, Streams
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
 _PARTNERS = 13 << 32

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo; see `asyncsgd.rules.streaming_diloco` for the equations.
+"""Streaming DiLoCo; see `asyncsgd.rules.peers` for the equations.
 
 Workers step their own models. An outer step is taken when the last worker has sent its part of a fragment.
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from asyncsgd.errors import UsageError
 from asyncsgd.flights import Arrived, Work
 from asyncsgd.methods.peers import Peers, sum_of
-from asyncsgd.rules.streaming_diloco import StreamingDiLoCo
+from asyncsgd.rules.peers import StreamingDiLoCo
 
 
 class Streaming(Peers[StreamingDiLoCo]):

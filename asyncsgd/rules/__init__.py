@@ -1,4 +1,4 @@
-"""The algorithms, one paper per file. `ALL` holds an example of each, for the contract tests and ``--rule help``.
+"""The algorithms, by what they do with a gradient. `ALL` holds an example of each, for tests and ``--rule help``.
 
 Importing this package imports torch; `asyncsgd.settings.training` therefore keeps the text of ``--rule``, and
 `parse_rule` reads it where training starts."""
@@ -6,31 +6,23 @@ Importing this package imports torch; `asyncsgd.settings.training` therefore kee
 from __future__ import annotations
 
 from asyncsgd.named_choices import Kind
-from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
-from asyncsgd.rules.asynchronous import Asynchronous
+from asyncsgd.rules.asynchronous import (
+    Asynchronous,
+    DelayAdaptive,
+    Hinge,
+    Koloskova,
+    Polynomial,
+    Rescaled,
+    Ringmaster,
+    StalenessAware,
+)
 from asyncsgd.rules.base import PeerRule, Rule
-from asyncsgd.rules.dana import DANA
-from asyncsgd.rules.dc_asgd import DCASGD
-from asyncsgd.rules.delay_scaled import DelayAdaptive, Hinge, Koloskova, Polynomial, StalenessAware
-from asyncsgd.rules.diloco import DiLoCo
-from asyncsgd.rules.downpour import Downpour
-from asyncsgd.rules.easgd import EASGD
-from asyncsgd.rules.fedbuff import FedBuff
-from asyncsgd.rules.fixed_delay import FixedDelay
-from asyncsgd.rules.gap_aware import GapAware
-from asyncsgd.rules.gossip import ADPSGD, SGP
-from asyncsgd.rules.ia2sgd import IA2SGD
-from asyncsgd.rules.k_async import KAsync, KBatchAsync
-from asyncsgd.rules.k_sync import KSync
-from asyncsgd.rules.local_sgd import LocalSGD
-from asyncsgd.rules.ormo import OrMo
-from asyncsgd.rules.rennala import Rennala
-from asyncsgd.rules.rescaled import Rescaled
-from asyncsgd.rules.ringleader import Ringleader
-from asyncsgd.rules.ringmaster import Ringmaster
-from asyncsgd.rules.ssp import SSP
-from asyncsgd.rules.streaming_diloco import StreamingDiLoCo
-from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.rules.bounded import SSP, FixedDelay
+from asyncsgd.rules.collecting import KAsync, KBatchAsync, KSync, Rennala, Synchronous
+from asyncsgd.rules.corrected import DANA, DCASGD, GapAware, OrMo
+from asyncsgd.rules.local_steps import EASGD, AsyncLocalSGD, DiLoCo, Downpour, FedBuff, LocalSGD
+from asyncsgd.rules.peers import ADPSGD, SGP, StreamingDiLoCo
+from asyncsgd.rules.tables import IA2SGD, Ringleader
 
 ALL: tuple[Rule, ...] = (
     Asynchronous(),

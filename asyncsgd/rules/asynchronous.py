@@ -1,20 +1,20 @@
-"""Asynchronous SGD: every gradient is applied when it arrives.
+"""Rules that look at a gradient once, when it arrives: it is applied at once, or dropped.
 
-    x_{t+1} = x_t - eta * grad f(x_{t - tau}; batch),     tau = `delay`, the updates applied since the gradient's read
+    x_{t+1} = x_t - eta * s * grad f(x_{t - tau}; batch),     tau = `delay`, the updates applied since the read
 
-This is the asynchronous parameter server of Downpour SGD with n_push = n_fetch = 1 (Dean, Corrado, Monga, Chen, Devin,
-Le, Mao, Ranzato, Senior, Tucker, Yang, Ng: Large Scale Distributed Deep Networks, NeurIPS 2012, section 4.1). Agarwal
-and Duchi (NeurIPS 2011) analysed it as delayed SGD. Deviation: the server's optimizer takes the step, whichever it is,
-in place of Adagrad.
-
-With one worker every delay is 0 and the rule *is* the server's optimizer. With N always-busy workers the mean delay
-is N - 1, whatever their speeds."""
+With one worker every delay is 0. With N always-busy workers the mean delay is N - 1, whatever their speeds. s acts on
+the learning rate, not on the gradient: under AdamW a factor on the gradient would cancel.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
+from torch import Tensor
+
+from asyncsgd.named_choices import parameter
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
@@ -22,9 +22,166 @@ from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 class Asynchronous(Rule):
     """Apply every gradient as it comes and start its worker again.
 
+    s = 1, the asynchronous parameter server of Downpour SGD with n_push = n_fetch = 1 (Dean, Corrado, Monga, Chen,
+    Devin, Le, Mao, Ranzato, Senior, Tucker, Yang, Ng: Large Scale Distributed Deep Networks, NeurIPS 2012, section
+    4.1). Agarwal and Duchi (NeurIPS 2011) analysed it as delayed SGD. Deviation: the server's optimizer takes the step,
+    whichever it is, in place of Adagrad. With one worker the rule *is* the server's optimizer.
+
     >>> str(Asynchronous())
     'asynchronous'
     """
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ringmaster(Rule):
+    """Apply a gradient if its delay is below `threshold`, drop it otherwise; start its worker again either way.
+
+    R interpolates between the fastest worker alone (R = 1) and plain asynchronous SGD (R infinite). R = max(1,
+    ceil(sigma^2 / eps)) is time-optimal without knowing the workers' speeds.
+
+    Args:
+        threshold: R of the paper, 1 or more; the largest applied delay is R - 1.
+        stops: after each update, stop every worker whose delay has reached R and start it again.
+
+    Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML 2025,
+    algorithms 4 (without stops) and 5 (with stops). Deviation: with stops, a worker in flight is judged by the version
+    when it was dispatched. On real processes it may have read a newer one when it got to it, and is then stopped
+    although its delay is still below R. On the virtual clock the two versions are the same.
+    """
+
+    threshold: int = parameter(8, at_least=1)
+    stops: bool = False
+
+    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+        if view.version - arrival.read_version >= self.threshold:
+            return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
+        if not self.stops:
+            return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        last_late = view.version + 1 - self.threshold  # read at this version or before: too late after this update
+        late = list(itertools.takewhile(lambda item: item[1].version <= last_late, view.in_flight.items()))
+        start = (arrival.worker, *[worker for worker, _ in late])
+        abandon = tuple([flight.dispatch for _, flight in late])
+        return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=abandon, start=tuple(map(Start, start)))
+
+
+class DelayScaled(Rule):
+    """Base: apply every gradient at once, with learning rate eta * `factor`, which is 1 for a fresh gradient."""
+
+    def factor(self, delay: int, view: View) -> float:
+        """s(delay), at most 1."""
+        raise TypeError(f"{type(self).__name__} does not define factor()")
+
+    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+        factor = self.factor(view.version - arrival.read_version, view)
+        return Reply(arrival.gradient, factor, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+
+
+@dataclasses.dataclass(frozen=True)
+class StalenessAware(DelayScaled):
+    """Apply every gradient at once with learning rate eta / max(1, delay).
+
+    Zhang, Gupta, Lian, Liu: Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016.
+    """
+
+    def factor(self, delay: int, view: View) -> float:
+        return 1.0 / max(1, delay)
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayAdaptive(DelayScaled):
+    """Apply every gradient at once with learning rate eta M / max(M, delay).
+
+    Args:
+        concurrency: M; 0 means the workers present at each arrival.
+
+    Mishchenko, Bach, Even, Woodworth: Asynchronous SGD Beats Minibatch SGD Under Arbitrary Delays, NeurIPS 2022, as in
+    its published code.
+    """
+
+    concurrency: int = parameter(0, at_least=0)
+
+    def factor(self, delay: int, view: View) -> float:
+        concurrency = self.concurrency or len(view.workers)
+        return concurrency / max(concurrency, delay)
+
+
+@dataclasses.dataclass(frozen=True)
+class Koloskova(DelayScaled):
+    """Apply every gradient at once; beyond N workers of delay its learning rate is at most 1 / (4 L delay).
+
+    Args:
+        smoothness: L, the largest curvature of the objective.
+
+    Koloskova, Stich, Jaggi: Sharper Convergence Guarantees for Asynchronous SGD, NeurIPS 2022. The factor 4 was not
+    compared with the paper; `smoothness` scales it.
+    """
+
+    smoothness: float = parameter(1.0, above=0)
+
+    def factor(self, delay: int, view: View) -> float:
+        if delay <= len(view.workers) or view.learning_rate <= 0:
+            return 1.0
+        return min(1.0, 1.0 / (4.0 * self.smoothness * delay * view.learning_rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(DelayScaled):
+    """Apply every gradient at once with learning rate eta (1 + delay)^-exponent.
+
+    Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019. Deviation: FedAsync mixes models, x <- (1 - alpha s)
+    x + alpha s x_new, where x_new after one local step is x_{t - tau} - eta g; here its weights scale the step.
+    """
+
+    exponent: float = parameter(0.5, at_least=0)
+
+    def factor(self, delay: int, view: View) -> float:
+        return float((1 + delay) ** -self.exponent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hinge(DelayScaled):
+    """Apply every gradient at once with its full learning rate up to delay `allowed`, then falling with `slope`.
+
+    s = 1 / (slope (delay - allowed) + 1); source and deviation are those of `Polynomial`.
+    """
+
+    slope: float = parameter(10.0, at_least=0)
+    allowed: int = parameter(4, at_least=0)
+
+    def factor(self, delay: int, view: View) -> float:
+        return 1.0 if delay <= self.allowed else 1.0 / (self.slope * (delay - self.allowed) + 1.0)
+
+
+Seconds = dict[int, tuple[int, float]]
+"""Worker -> number of arrivals, mean seconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescaled(Rule):
+    """Apply every gradient at once with a learning rate in proportion to its worker's mean seconds.
+
+    s = tau_i mean_j(1 / tau_j), tau_i = mean seconds of worker i's gradients. A worker that is twice as slow arrives
+    half as often and steps twice as far, so every worker's objective has the same weight per second. The mean of the
+    factors over arrivals is 1. Mahran et al., 2026 (arXiv 2605.13434); the normalisation is ours. Seconds are those
+    recorded in the arrivals, so a replay computes the same factors.
+    """
+
+    def init(self, like: Tensor) -> Seconds:
+        return {}
+
+    def leave(self, state: Seconds, worker: int, view: View) -> Reply:
+        state.pop(worker, None)
+        return Reply()
+
+    def arrive(self, state: Seconds, arrival: Arrival, view: View) -> Reply:
+        factor = 1.0
+        if arrival.seconds > 0:
+            number, mean = state.get(arrival.worker, (0, 0.0))
+            state[arrival.worker] = (number + 1, mean + (arrival.seconds - mean) / (number + 1))
+        if arrival.worker in state:
+            rates = [1.0 / mean for _, mean in state.values()]
+            factor = state[arrival.worker][1] * sum(rates) / len(rates)
+        return Reply(arrival.gradient, factor, uses=(arrival.dispatch,), start=(Start(arrival.worker),))

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from msgspec import Struct
+from torch import Tensor
 
 from asyncsgd.named_choices import Named
-
-if TYPE_CHECKING:  # rules are read and listed without importing torch
-    from torch import Tensor
 
 
 class Start(Struct, frozen=True, gc=False):
@@ -222,49 +221,11 @@ class PeerRule(Rule):
     """Whether gradients that start together arrive together, when the slowest is done."""
 
 
-class WeightedMean:
-    """The mean of gradients weighted by their loss terms, summed in the order of `add`: sum_i w_i g_i / sum_i w_i.
-
-    The first gradient is kept as it is until a second one comes. So the mean of one gradient is that gradient, bit for
-    bit. Gradients are copied. `value` is a view, valid until the next `clear`."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._sum = like.new_zeros(like.shape)
-        self._first_weight = 0.0
-        self.total_weight = 0.0
-        self.count = 0
-
-    def add(self, gradient: Tensor, weight: float) -> None:
-        if self.count == 0:
-            self._sum.copy_(gradient)
-            self._first_weight = weight
-        else:
-            if self.count == 1:
-                self._sum.mul_(self._first_weight)
-            self._sum.add_(gradient, alpha=weight)
-        self.total_weight += weight
-        self.count += 1
-
-    def value(self) -> Tensor:
-        """The mean; to be called once, after the last `add`.
-
-        Raises:
-            ValueError: if nothing was added.
-        """
-        if self.count == 0:
-            raise ValueError("the mean of no gradients is not defined")
-        return self._sum if self.count == 1 else self._sum.div_(self.total_weight)
-
-    def clear(self) -> None:
-        self.total_weight = self._first_weight = 0.0
-        self.count = 0
-
-
 class Held:
     """Copies of gradients that have arrived and wait, with their weights.
 
     >>> import torch
-    >>> held = Held(torch.zeros(1))
+    >>> held = Held()
     >>> held.add(Arrival(1, 7, 0, torch.tensor([4.0]), weight=1.0, num_samples=1, seconds=0.0))
     >>> held.add(Arrival(0, 9, 0, torch.tensor([1.0]), weight=3.0, num_samples=1, seconds=0.0))
     >>> mean, dispatches = held.take()
@@ -272,35 +233,41 @@ class Held:
     (1.75, (9, 7))
     """
 
-    def __init__(self, like: Tensor) -> None:
-        self._mean = WeightedMean(like)
+    def __init__(self) -> None:
         self._gradients: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
-    def add(self, arrival: Arrival, factor: float = 1.0) -> None:
-        """Copy the arriving gradient, times `factor`."""
-        gradient = arrival.gradient.clone() if factor == 1.0 else arrival.gradient * factor
-        self._gradients[arrival.worker, arrival.dispatch] = (gradient, arrival.weight)
+    def add(self, arrival: Arrival) -> None:
+        """Copy the arriving gradient."""
+        self._gradients[arrival.worker, arrival.dispatch] = (arrival.gradient.clone(), arrival.weight)
 
     def __len__(self) -> int:
         return len(self._gradients)
 
     def take(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Take all out: sum_i w_i g_i / sum_i w_i, `(P,)`, valid until the next call, and the dispatches.
+        """Take all out: sum_i w_i g_i / sum_i w_i, `(P,)`, and the dispatches; one gradient at least is held.
 
-        They are added in the order of (worker, dispatch).
+        They are added in the order of (worker, dispatch), so the order of arrival changes no bit; the mean of one
+        gradient is that gradient, bit for bit.
         """
-        self._mean.clear()
         keys = sorted(self._gradients)
-        for key in keys:
-            self._mean.add(*self._gradients.pop(key))
-        return self._mean.value(), tuple(dispatch for _, dispatch in keys)
+        (mean, weight), *others = map(self._gradients.pop, keys)
+        if others:
+            mean.mul_(weight)
+            for gradient, its_weight in others:
+                mean.add_(gradient, alpha=its_weight)
+                weight += its_weight
+            mean.div_(weight)
+        return mean, tuple([dispatch for _, dispatch in keys])
 
 
 class Collecting(Rule):
-    """Base of the rules that hold gradients until there are enough. A subclass says in `fire` what follows then."""
+    """Base of the rules that hold gradients until there are enough, and then step along their mean.
+
+    By default that is when nobody is in flight any more, and everybody idle starts again.
+    """
 
     def init(self, like: Tensor) -> Any:
-        return Held(like)
+        return Held()
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         state.add(arrival)
@@ -311,4 +278,24 @@ class Collecting(Rule):
 
     def fire(self, state: Any, view: View) -> Reply:
         """The step along what is held, if it is enough; nothing if not."""
-        raise TypeError(f"{type(self).__name__} does not define fire()")
+        # Nobody is in flight short of the quorum only where no batches are left.
+        if not len(state) or (view.in_flight and len(state) < self.enough(view)):
+            return Reply()
+        mean, uses = state.take()
+        return Reply(self.direction(state, mean), uses=uses, start=self.following(view))
+
+    def enough(self, view: View) -> float:
+        """How many gradients make a step while somebody is in flight."""
+        return math.inf
+
+    def direction(self, state: Any, mean: Tensor) -> Tensor:
+        """What is stepped along, `(P,)`."""
+        return mean
+
+    def following(self, view: View) -> tuple[Start, ...]:
+        """Who starts after the step."""
+        return (
+            view.everyone
+            if not view.in_flight
+            else tuple([each for each in view.everyone if each.worker not in view.in_flight])
+        )

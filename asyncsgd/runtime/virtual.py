@@ -30,8 +30,7 @@ from asyncsgd.records.events import Taken
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Nobody
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
-from asyncsgd.simulation.sampler import Sampler
-from asyncsgd.simulation.speeds import Network
+from asyncsgd.simulation.speeds import Network, Sampler
 
 Measure = Callable[[Tensor], Measured]
 """From parameters to what an exact evaluation says of them."""

@@ -14,7 +14,7 @@ import torch
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, REASONS
 from asyncsgd.settings.run import Run
 from asyncsgd.signals import NUMBERS
-from asyncsgd.simulation.sampler import Sampler
+from asyncsgd.simulation.speeds import Sampler
 from asyncsgd.worker import is_out_of_memory
 
 

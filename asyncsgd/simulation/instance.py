@@ -32,7 +32,7 @@ class Instance(abc.ABC):
 
     @abc.abstractmethod
     def initial(self) -> Array:
-        """Return the published starting point, `(P,)`, a new array."""
+        """The published starting point, `(P,)`, a new array."""
 
     @abc.abstractmethod
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
@@ -40,17 +40,12 @@ class Instance(abc.ABC):
 
         A pure function of (x, worker, index) and the seed, so rules compared on one seed see the same noise. The mean
         of the returned values over indices and workers is `loss(x) + minimum`; a closed-form problem returns f_i.
-
-        Args:
-            x: `(P,)`, only read.
-            worker: 0..N-1.
-            index: 0, 1, ...: the sample's position among those of this worker.
-            out: `(P,)`, overwritten; must not overlap `x`.
+        Samples are counted by worker. `x`, `(P,)`, is only read; `out`, `(P,)`, must not overlap it.
         """
 
     @abc.abstractmethod
     def loss(self, x: Array) -> float:
-        """Return the exact global excess f(x) - f*, 0 or more up to rounding."""
+        """The exact global excess f(x) - f*, 0 or more up to rounding."""
 
 
 @dataclasses.dataclass(frozen=True)

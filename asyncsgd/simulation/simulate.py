@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from asyncsgd.batches import OwnStreams
@@ -29,9 +31,8 @@ from asyncsgd.server import Server
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.simulation.problems import parse_problem
-from asyncsgd.simulation.sampler import Sampler
 from asyncsgd.simulation.settings import SimulationSettings
-from asyncsgd.simulation.speeds import Network, parse_network, parse_speeds
+from asyncsgd.simulation.speeds import Network, Sampler, parse_network, parse_speeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +110,9 @@ def _method(
     return peers_of(rule, parameters, optimizer_on, schedule, batches, seed=seed, **named)
 
 
-def vector_sha256(parameters: Tensor) -> str:
+def vector_sha256(vector: npt.ArrayLike) -> str:
     """The sha256 of a vector's bytes: equal exactly when all bits are equal."""
-    return hashlib.sha256(parameters.contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(vector).tobytes()).hexdigest()
 
 
 def simulate(

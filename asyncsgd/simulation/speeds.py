@@ -1,9 +1,9 @@
-"""How long a gradient takes on each worker, in seconds.
+"""How long a gradient takes on each worker, in seconds, and random numbers at any place of a stream.
 
 A model of service times is a frozen dataclass of parameters. `Speeds.on` binds it to a number of workers and a seed.
-The `Sampler` that it returns gives the seconds of draw k of worker w. The seconds are a pure function of (seed, worker,
-draw). They depend neither on the order of the calls nor on other workers. So two rules on one seed meet identical
-speeds (common random numbers), on a virtual clock as well as in a real run that is slowed down.
+The `Sampler` that it returns gives the seconds of draw k of worker w: a pure function of (seed, worker, draw). So two
+rules on one seed meet identical speeds (common random numbers), on a virtual clock as well as in a real run that is
+slowed down.
 
 `ALL` holds an example of each model that needs no file, for tests and for ``--speeds help``.
 """
@@ -11,20 +11,91 @@ speeds (common random numbers), on a virtual clock as well as in a real run that
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from asyncsgd.errors import UsageError
 from asyncsgd.named_choices import Kind, Named, parameter
 from asyncsgd.records.events import read_events
-from asyncsgd.simulation.sampler import BLOCK, Floats, Sampler, Streams
+
+Floats = npt.NDArray[np.float64]
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there: batches, masks and
 # service times of one seed have separate streams.
 _SERVICE_TIMES = 11 << 32
+BLOCK = 32
+"""Draws of one worker that are made together. It is part of the streams: another number gives other seconds."""
+
+
+class Streams:
+    """A generator that can be placed at any (worker, position, part); up to 2^64 draws do not reach the next place.
+
+    Setting the state is several times cheaper than making a generator, which also asks the system for entropy.
+    """
+
+    def __init__(self, seed: int, purpose: int) -> None:
+        self._bits = np.random.Philox(key=np.array([seed % 2**64, purpose], dtype=np.uint64))
+        self._generator = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+
+    def at(self, worker: int = 0, position: int = 0, part: int = 0) -> np.random.Generator:
+        """Return the generator, valid until the next call."""
+        self._state["state"]["counter"][:] = (0, position, worker, part)
+        self._bits.state = self._state
+        return self._generator
+
+
+class Sampler:
+    """The service times of workers 0 to N - 1, in blocks; what `Speeds.on` returns.
+
+    >>> Sampler(2, lambda worker, block: 1.5 + worker).draw_one(worker=1, draw=70)
+    2.5
+
+    Args:
+        num_workers: N.
+        block: of (worker, k), the seconds of draws `BLOCK` k to `BLOCK` k + `BLOCK` - 1 or one number for all of them;
+            inf where the worker never answers.
+        factors: of each worker, where real gradients are slowed relative to what they have taken.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        block: Callable[[int, int], float | Sequence[float] | Floats],
+        factors: Sequence[float] | None = None,
+    ) -> None:
+        self.num_workers, self._factors = num_workers, factors
+
+        @functools.lru_cache(2 * num_workers)
+        def seconds(worker: int, number: int) -> list[float]:
+            drawn = block(worker, number)
+            values: list[float] = (drawn if isinstance(drawn, np.ndarray) else np.full(BLOCK, drawn, float)).tolist()
+            return values
+
+        self._seconds = seconds
+
+    def draw_one(self, worker: int, draw: int) -> float:
+        """Return the seconds of the gradient before which `worker` had *started* `draw` others.
+
+        A pure function of (worker, draw), in any order. `draw` is neither a version nor a dispatch number.
+        """
+        return self._seconds(worker, draw // BLOCK)[draw % BLOCK]
+
+    def stretched(self, worker: int, draw: int, computed_seconds: float) -> float:
+        """Return how long a *real* gradient is to take in all, when its computation took `computed_seconds`.
+
+        A worker can be held back, not sped up: max(computed_seconds, drawn seconds); the relative model `Slow` gives
+        computed_seconds * factor instead. The caller waits for the difference; inf: the worker never answers.
+        """
+        if self._factors is not None:
+            return computed_seconds * self._factors[worker]
+        return max(computed_seconds, self.draw_one(worker, draw))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +109,8 @@ class Speeds(Named):
     """
 
     def on(self, num_workers: int, seed: int) -> Sampler:
-        """Return the service times of workers 0..num_workers - 1 under `seed`.
-
-        Unless a model says otherwise, a worker's seconds do not depend on `num_workers`.
+        """Return the service times of workers 0..num_workers - 1 under `seed`; by default they do not depend on how
+        many there are.
 
         Raises:
             UsageError: if the model cannot be had with so many workers.
@@ -113,9 +183,8 @@ class Exponential(Speeds):
 class ShiftedExponential(Speeds):
     """Independent times shift + E, E exponential: the expected time is shift + mean seconds.
 
-    References:
-        Dutta, Joshi, Ghosh, Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race: Error-Runtime Trade-offs in
-        Distributed SGD, AISTATS 2018 (their Delta + exp(mu) has mean 1/mu after the shift).
+    Dutta, Joshi, Ghosh, Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race: Error-Runtime Trade-offs in
+    Distributed SGD, AISTATS 2018 (their Delta + exp(mu) has mean 1/mu after the shift).
     """
 
     shift: float = parameter(1.0, at_least=0)
@@ -131,9 +200,8 @@ class HalfNormal(Speeds):
 
     The expected time is offset + sqrt(i) + sqrt(2 (i + 1) / pi).
 
-    References:
-        The experiments of Maranjyan, Tyurin, Richtárik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time
-        Complexity, ICML 2025, as published in their scripts (offset 1, 6174 workers).
+    The experiments of Maranjyan, Tyurin, Richtárik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time
+    Complexity, ICML 2025, as published in their scripts (offset 1, 6174 workers).
     """
 
     offset: float = parameter(1.0, at_least=0)
@@ -286,9 +354,6 @@ class Network:
         bytes_per_vector: of the parameters, and of a gradient.
         worker_bandwidth: bytes/second of worker i's link, i modulo the length; inf for a link that is no bottleneck.
         server_bandwidth: bytes/second of the server's link, or inf.
-
-    Raises:
-        ValueError: unless all are positive, the bytes finite and one link at least finite.
     """
 
     bytes_per_vector: float

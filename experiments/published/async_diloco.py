@@ -37,7 +37,7 @@ from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array, Instance
-from asyncsgd.simulation.sampler import Streams
+from asyncsgd.simulation.speeds import Streams
 from reproduction import Arm, Fixed, curve, each, interval, main, picture, tidy, write
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)

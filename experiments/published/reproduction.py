@@ -30,9 +30,8 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.launch import end_with_parent
 from asyncsgd.scripts import base
 from asyncsgd.simulation.instance import Instance
-from asyncsgd.simulation.sampler import Sampler
 from asyncsgd.simulation.simulate import Simulation, simulate
-from asyncsgd.simulation.speeds import Speeds
+from asyncsgd.simulation.speeds import Sampler, Speeds
 
 Done = TypeVar("Done")
 

@@ -39,9 +39,8 @@ from asyncsgd.rules.base import Arrival, Reply, Start, View
 from asyncsgd.runtime.base import Budget
 from asyncsgd.settings.run import cache_folder
 from asyncsgd.simulation.instance import Array, Indices, Instance
-from asyncsgd.simulation.logistic import LogisticData, dirichlet_shares, hashed_bag_of_words
-from asyncsgd.simulation.problems import Heterogeneous
-from asyncsgd.simulation.sampler import BLOCK, Sampler, Streams
+from asyncsgd.simulation.problems import Heterogeneous, LogisticData, dirichlet_shares, hashed_bag_of_words
+from asyncsgd.simulation.speeds import BLOCK, Sampler, Streams
 from reproduction import Arm, Fixed, interval, main, of, picture, run, write
 
 Collected = dict[int, tuple[Tensor, list[int]]]

@@ -1,0 +1,138 @@
+"""Rules that step along the mean of several gradients, weighted by their loss terms w_i.
+
+    x_{t+1} = x_t - eta * sum_i w_i g_i / sum_i w_i
+
+That is the gradient of the mean loss per loss term over all their batches.
+
+References: Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016. Dutta, Joshi, Ghosh,
+Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race, AISTATS 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import msgspec
+from torch import Tensor
+
+from asyncsgd.named_choices import parameter
+from asyncsgd.rules.base import Arrival, Collecting, Held, Reply, Rule, Start, View
+
+
+@dataclasses.dataclass(frozen=True)
+class Synchronous(Collecting):
+    """Hold gradients until nobody is in flight, then step along their weighted mean and start everybody.
+
+    So the rule equals data-parallel training with DistributedDataParallel, and one process with accumulated batches.
+    Every delay is 0. Chen et al., section 2.
+
+    >>> str(Synchronous())
+    'synchronous'
+    """
+
+    in_rounds: ClassVar[bool] = True
+
+
+def _stopping_everybody(reply: Reply, view: View) -> Reply:
+    """Who is still in flight is stopped at the step, and starts again with the others."""
+    abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
+    return msgspec.structs.replace(reply, abandon=abandon, start=view.everyone)
+
+
+@dataclasses.dataclass(frozen=True)
+class KSync(Collecting):
+    """Step along the mean of the first `quorum` gradients of a round and start everybody again.
+
+    Every delay is 0. Dropping is unbiased only if the time a gradient takes does not depend on its batch. An
+    interrupted batch is handed out again: no data are lost, but slow batches come later.
+
+    Args:
+        quorum: K; at most as many as are present are waited for.
+        interrupt: stop the others (their batches are handed out again) instead of letting them finish and dropping
+            what they bring; a late worker then joins the round in which it arrives.
+
+    Dutta et al. (K-sync, times in section 3); Chen et al., algorithms 3 and 4 (N + b workers, b of them backups: K =
+    N); Begunov, Tyurin: Do We Need Asynchronous SGD?, 2026 (m-synchronous SGD: K = m).
+    """
+
+    quorum: int = parameter(2, at_least=1)
+    interrupt: bool = True
+
+    def enough(self, view: View) -> int:
+        return min(self.quorum, len(view.workers))
+
+    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
+        if arrival.read_version < view.version:
+            return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
+        return super().arrive(state, arrival, view)
+
+    def fire(self, state: Held, view: View) -> Reply:
+        reply = super().fire(state, view)
+        return _stopping_everybody(reply, view) if self.interrupt and reply.uses else reply
+
+
+@dataclasses.dataclass(frozen=True)
+class KAsync(Collecting):
+    """Step along the mean of K distinct workers' gradients and start those K again; the others compute on.
+
+    A worker that has delivered waits until the update. K-async of Dutta et al.
+
+    Args:
+        quorum: K; at most as many as are present are waited for.
+    """
+
+    quorum: int = parameter(2, at_least=1)
+
+    def enough(self, view: View) -> int:
+        return min(self.quorum, len(view.workers))
+
+
+@dataclasses.dataclass(frozen=True)
+class KBatchAsync(Rule):
+    """Step along the mean of any K gradients; everybody starts again at once.
+
+    So K = N is not synchronous SGD even at equal speeds. K-batch-async of Dutta et al.; n-softsync of Gupta, Zhang,
+    Wang: Model Accuracy and Runtime Tradeoff in Distributed Deep Learning, ICDM 2016.
+
+    Args:
+        batch: K, gradients per update.
+    """
+
+    batch: int = parameter(4, at_least=1)
+
+    def init(self, like: Tensor) -> Held:
+        return Held()
+
+    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
+        state.add(arrival)
+        start = (Start(arrival.worker),)
+        if len(state) < self.batch:
+            return Reply(start=start)
+        mean, uses = state.take()
+        return Reply(mean, uses=uses, start=start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rennala(KBatchAsync):
+    """Step along the mean of the first `batch` gradients computed at the current version, whoever brings them.
+
+    A fast worker may contribute several of the B. Time-optimal for smooth nonconvex objectives on homogeneous data with
+    B = max(1, ceil(sigma^2 / eps)). Every delay is 0.
+
+    Args:
+        batch: B, gradients per update.
+        interrupt: stop and restart everybody at each update, instead of dropping what was computed at an older version.
+
+    Tyurin, Richtarik: Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
+    Model, NeurIPS 2023, algorithm 1 (workers finish, stale results are ignored). K-batch-sync of Dutta et al. and the
+    published experiments stop all workers at each update (`interrupt`).
+    """
+
+    interrupt: bool = True
+
+    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
+        if arrival.read_version < view.version:
+            return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
+        reply = super().arrive(state, arrival, view)
+        return _stopping_everybody(reply, view) if self.interrupt and reply.uses else reply
