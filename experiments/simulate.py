@@ -13,7 +13,6 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.scripts.base import run_script
@@ -21,25 +20,6 @@ from asyncsgd.scripts.task import told_names, values_of
 from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.signals import StopRequest
 from asyncsgd.simulation.settings import SimulationSettings
-
-EXPERIMENT = "simulate"
-"""In the summary, where a training run has the name of its own script."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_script(run, argv)
-
-
-def run(argv: list[str], stop: StopRequest) -> int:
-    if show_help(argv):
-        return 0
-    flags = Flags(Settings, lambda settings: ())
-    given = flags.parse(argv, prog="simulate.py", description=str(__doc__), examples="").settings
-
-    from asyncsgd.simulation.simulate import asked_arguments
-
-    command, arguments = "python experiments/simulate.py " + " ".join(argv), asked_arguments(given.simulate)
-    return simulate(given.simulate, arguments, Path(given.output.runs_dir), command, stop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,106 +37,78 @@ class Settings:
     output: Output = group(Output, "output")  # noqa: RUF009
 
 
-def show_help(argv: list[str]) -> bool:
-    """Print the list that ``--rule help``, ``--times help`` or ``--problem help`` asks for."""
-    if "help" in values_of(argv, "--rule"):
-        from asyncsgd.rules import describe_rules
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_script(run, argv)
 
-        print(describe_rules())
-    elif "help" in values_of(argv, "--problem"):
+
+def run(argv: list[str], stop: StopRequest) -> int:
+    """Simulate, write the folder, say what came out; the exit code."""
+    if "help" in values_of(argv, "--problem"):
         from asyncsgd.simulation.problems import describe_problems
 
         print(describe_problems())
-    else:
-        return told_names(argv)
-    return True
+        return 0
+    if told_names(argv):
+        return 0
+    flags = Flags(Settings, lambda settings: ())
+    given = flags.parse(argv, prog="simulate.py", description=str(__doc__), examples="").settings
+    settings, runs_dir = given.simulate, Path(given.output.runs_dir)
 
+    import yaml
 
-def simulate(
-    settings: SimulationSettings, arguments: dict[str, Any], runs_dir: Path, command: str, stop: StopRequest
-) -> int:
-    """Run, write the folder, say what came out; the exit code."""
-    import torch
-
-    import asyncsgd
     from asyncsgd.measure import hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
     from asyncsgd.records.machine import describe_environment
     from asyncsgd.records.run_folder import RunFolder
     from asyncsgd.scripts.run_folder import free_folder
-    from asyncsgd.simulation.simulate import vector_sha256
+    from asyncsgd.simulation.simulate import asked_arguments, simulate, vector_sha256
 
+    arguments = asked_arguments(settings)
+    rule, digest = arguments["rule"], hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
+    name = f"simulate-{rule.name}-w{settings.workers}-s{settings.seed}-{digest}"
     try:
-        folder = RunFolder(free_folder(runs_dir, name_of(settings)), task=EXPERIMENT)
-        write_settings(folder.path / "settings.yaml", settings, command)
+        folder = RunFolder(free_folder(runs_dir, name), task="simulate")
+        text = yaml.safe_dump({"simulate": dataclasses.asdict(settings)}, sort_keys=False)
+        command = "python experiments/simulate.py " + " ".join(argv)
+        (folder.path / "settings.yaml").write_text(f"# {command}\n{text}", encoding="utf-8")
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
         folder.write_environment(environment | hardware("cpu"))
+        tell = teller(folder)
+        tell(f"run    {folder.path}\nrule   {rule}\nproblem {settings.problem}   speeds {settings.speeds}")
+        recorder = Recorder(folder, settings.samples)
+        try:
+            with stop.during_a_run():
+                done = simulate(**arguments, report=recorder, stop_requested=stop)
+        except (UsageError, KeyboardInterrupt) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            message = "interrupted by the user, twice: only the records are saved" if interrupted else str(error)
+            status = INTERRUPTED if interrupted else FAILED
+            folder.write_summary({"experiment": "simulate", "status": status, "message": message})
+            raise
+        finally:
+            recorder.close()
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
-    tell = teller(folder)
-    tell(f"run    {folder.path}\nrule   {arguments['rule']}\nproblem {settings.problem}   speeds {settings.speeds}")
-    recorder = Recorder(folder, settings.samples)
-    try:
-        with stop.during_a_run():
-            done = asyncsgd.simulate(**arguments, report=recorder, stop_requested=stop)
-    except UsageError as error:
-        folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})
-        raise
-    except KeyboardInterrupt:
-        message = "interrupted by the user, twice: only the records are saved"
-        folder.write_summary({"experiment": EXPERIMENT, "status": INTERRUPTED, "message": message})
-        raise
-    except OSError as error:
-        raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error
-    finally:
-        recorder.close()
-    result, rule = done.result, arguments["rule"]
-    problem = hashlib.sha256(settings.problem.encode()).hexdigest()
-    folder.write_summary(
-        {
-            "status": result.status,
-            "message": result.message,
-            "experiment": EXPERIMENT,
-            "mode": "async",
-            "rule": str(rule),
-            "from_scratch": None,
-            "num_workers": settings.workers,
-            "seed": settings.seed,
-            "batch_size": 1,
-            "clock": "virtual",
-            "speeds": settings.speeds,
-            "oversubscription": None,
-        }
-        | recorder.totals.as_summary()
-        | {
-            "rule_acted": None if done.rule_acted is None else dataclasses.asdict(done.rule_acted),
-            "data": settings.problem,
-            "data_fingerprint": problem,
-            "init_sha256": vector_sha256(torch.from_numpy(arguments["instance"].initial())),
-            "parameters_sha256": vector_sha256(done.parameters),
-        }
-    )
+    result, acted = done.result, done.rule_acted
+    ended = {"status": result.status, "message": result.message, "experiment": "simulate", "mode": "async"}
+    what = {"rule": str(rule), "from_scratch": None, "num_workers": settings.workers, "seed": settings.seed}
+    where = {"batch_size": 1, "clock": "virtual", "speeds": settings.speeds, "oversubscription": None}
+    came_out = {
+        "rule_acted": None if acted is None else dataclasses.asdict(acted),
+        "data": settings.problem,
+        "data_fingerprint": hashlib.sha256(settings.problem.encode()).hexdigest(),
+        "init_sha256": vector_sha256(arguments["instance"].initial()),
+        "parameters_sha256": vector_sha256(done.parameters.numpy()),
+    }
+    folder.write_summary(ended | what | where | recorder.totals.as_summary() | came_out)
     folder.close()
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr)
-    if done.rule_acted is not None and (sentence := done.rule_acted.describe(rule.name, settings.workers)):
+    if acted is not None and (sentence := acted.describe(rule.name, settings.workers)):
         tell(sentence)
     tell(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
     return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
-
-
-def name_of(settings: SimulationSettings) -> str:
-    """What the run folder of these settings is called."""
-    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
-    return f"simulate-{settings.rule.partition(':')[0]}-w{settings.workers}-s{settings.seed}-{digest}"
-
-
-def write_settings(path: Path, settings: SimulationSettings, command: str) -> None:
-    import yaml
-
-    text = yaml.safe_dump({"simulate": dataclasses.asdict(settings)}, sort_keys=False)
-    path.write_text(f"# {command}\n{text}", encoding="utf-8")
 
 
 if __name__ == "__main__":
