@@ -148,6 +148,9 @@ class QuestionAnswering(HeadTask):
         targets: Tensor = batch["targets"]
         return targets.flatten()
 
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch["input_ids"]))
+
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss, and of each question, in arrays `(Q,)` that have 0 for the questions of other batches:
 
@@ -224,17 +227,15 @@ class QuestionAnswering(HeadTask):
             number: answers of each question in ``nbest.json``, at most.
         """
         device = next(model.parameters()).device
-        predictions: dict[str, str] = {}
-        null_odds: dict[str, float] = {}
-        nbest: dict[str, list[dict[str, Any]]] = {}
+        contents: dict[str, dict[str, Any]] = {name: {} for name in ("predictions", "null_odds", "nbest")}
         batches = self.data(0).evaluation["main"]
         for index in range(len(batches)):
             batch = to_device(batches[index], device)
             for _, (identity, _), no_answer, best in self.decoded(self.outputs(model, batch), batch, number):
-                null_odds[identity] = no_answer - (best[0][0] if best else -np.inf)
-                predictions[identity] = best[0][1] if null_odds[identity] <= 0 else ""
-                nbest[identity] = [{"text": text, "score": score} for score, text in best]
-        contents = {"predictions": predictions, "null_odds": null_odds, "nbest": nbest}
+                odds = no_answer - (best[0][0] if best else -np.inf)
+                contents["predictions"][identity] = best[0][1] if odds <= 0 else ""
+                contents["null_odds"][identity] = odds
+                contents["nbest"][identity] = [{"text": text, "score": score} for score, text in best]
         folder.mkdir(parents=True, exist_ok=True)
         before = next(n for n in itertools.count(1) if not list(folder.glob(f"*.before-{n}.json")))
         for name, content in contents.items():

@@ -270,7 +270,7 @@ class TextTask(Task):
         return losses.sum(dtype=torch.float64)
 
     def weight(self, batch: Batch) -> float:
-        return float(len(batch["input_ids"]))
+        return float((self.targets(batch) != IGNORED).sum())
 
     def count_tokens(self, batch: Batch) -> int:
         return int(batch["attention_mask"].sum())
@@ -421,9 +421,6 @@ class LanguageModel(TextTask):
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
-
-    def weight(self, batch: Batch) -> float:
-        return float((batch["labels"] != IGNORED).sum())
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         right = outputs.float().flatten(0, -2).argmax(-1) == self.targets(batch)

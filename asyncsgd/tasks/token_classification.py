@@ -137,9 +137,6 @@ class TokenClassification(LabelledTask):
         # A part of a batch may have no labelled word.
         return loss / (learned != IGNORED).sum().clamp(min=1)
 
-    def weight(self, batch: Batch) -> float:
-        return float((batch["pieces"] >= 0).sum())
-
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss, summed in float64 over float32 losses of words; words, and spans by type.
 

@@ -165,13 +165,6 @@ def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_t
     torch.testing.assert_close(gradients, gradients_of(model, expected), rtol=1e-4, atol=1e-5)
 
 
-def test_a_new_model_has_tied_embeddings_and_its_module_is_imported_early(task):
-    model = task.model(0)
-    assert type(model).__module__ in CausalLM.preload
-    assert model.lm_head.weight is model.transformer.wte.weight
-    assert not torch.equal(model.lm_head.weight, task.model(1).lm_head.weight)
-
-
 def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_document(task, root, tmp_path):
     from tokenizers import processors
 
