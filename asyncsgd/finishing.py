@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
 
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.execute import Live, found_by
-from asyncsgd.flat import parameters_sha256
+from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.measure import flops_per_sample, peak_bytes, peak_flops
 from asyncsgd.models import save_whole
 from asyncsgd.recorded_run import read_of_run
@@ -23,7 +22,7 @@ from asyncsgd.records.console import shown_metrics
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 from asyncsgd.records.model_card import model_card
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
-from asyncsgd.runtime.base import Result
+from asyncsgd.runtime.base import Best, Result
 from asyncsgd.settings.run import Run, device_of_worker
 from asyncsgd.signals import held
 from asyncsgd.tasks.base import Task, fingerprint
@@ -44,41 +43,42 @@ def facts_of(run: Run) -> dict[str, Any]:
     return facts
 
 
-def model_at(version: int, num_samples: int, eval_loss: float, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """What the card of the version with the lowest evaluation loss says in place of its run's summary."""
-    return {
-        "num_samples": num_samples,
-        "num_updates": version,
-        "final_eval_loss": eval_loss,
-        "metrics": metrics,
-        "chosen_for": "the lowest evaluation loss of its run",
-    }
+def model_at(best: Best) -> dict[str, Any]:
+    """What is known of the version with the lowest evaluation loss, for `save_model`."""
+    counts = {"num_samples": best.num_samples, "num_updates": best.version, "final_eval_loss": best.eval_loss}
+    return {**counts, "metrics": best.metrics, "chosen_for": "the lowest evaluation loss of its run"}
 
 
-def save_model(run: Run, model: nn.Module, folder: Path, summary: Mapping[str, Any], run_folder: Path | None) -> None:
+def save_model(run: Run, flat: FlatModel, folder: Path, known: Mapping[str, Any], run_folder: Path | None) -> None:
     """Write a model of a run and its card, README.md; `folder` is there when both are complete.
 
     Args:
         run: prepared.
-        summary: what is known of the run, as summary.json has it; see `model_card`.
+        known: what is known of this version, as summary.json has it; see `model_card`.
         run_folder: its files are what the card is made from too. None, or a file missing: it says less.
     """
-    task, recipe, base_model = run.task, run.recipe, summary.get("base_model")
+    task, recipe = run.task, run.recipe
     optimizer = repr(recipe.build) if dataclasses.is_dataclass(recipe.build) else str(recipe)
     optimizer += f", weight decay {recipe.weight_decay:g}, clip norm {recipe.clip_norm:g}"
-    steps = {"optimizer": optimizer, "schedule": str(run.schedule), "precision": run.machine.precision}
-    known = {**summary, "steps": steps}
+    known = {
+        **run.summary(),
+        **facts_of(run),
+        "num_parameters": flat.layout.num_parameters,
+        "parameters_sha256": known.get("parameters_sha256") or parameters_sha256(flat.layout, flat.parameters),
+        "steps": {"optimizer": optimizer, "schedule": str(run.schedule), "precision": run.machine.precision},
+        **known,
+    }
     with contextlib.suppress(OSError, UsageError):
         if run_folder is not None:
             known["versions"] = read_of_run(run_folder, "environment.json").get("versions")
             first = (run_folder / "settings.yaml").read_text(encoding="utf-8").partition("\n")[0]
             known["command"] = first.removeprefix("# ") if first.startswith("# python ") else None
-    is_there = not isinstance(base_model, str) or Path(base_model).expanduser().exists()
-    hub_model = None if is_there else base_model
+    base_model = known.get("base_model")
+    hub_model = base_model if isinstance(base_model, str) and not Path(base_model).expanduser().exists() else None
     card = model_card(known, loading=_loading(task, run.seed), auto_class=task.auto_class, hub_model=hub_model)
 
     def save(new: Path) -> None:
-        task.save(model, new)
+        task.save(flat.model, new)
         if not (new / "README.md").exists():
             (new / "README.md").write_text(card, encoding="utf-8", errors="replace")
 
@@ -125,12 +125,10 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
                     facts |= run.task.final(live.flat.model)
             if run.saves_model and folder is not None:
                 summary = _summary(live, result, sha256, facts)
-                save_model(run, live.flat.model, folder.path / LAST_MODEL, summary, folder.path)
-                if (best := result.best) is not None and result.best_parameters is not None:
-                    known = {key: value for key, value in summary.items() if key not in ("status", "message", "delay")}
-                    known |= model_at(**vars(best)) | {"parameters_sha256": summary["best"]["parameters_sha256"]}
-                    best_model = run.flat(result.best_parameters).model
-                    save_model(run, best_model, folder.path / BEST_MODEL, known, folder.path)
+                save_model(run, live.flat, folder.path / LAST_MODEL, summary, folder.path)
+                if result.best is not None and result.best_parameters is not None:
+                    best, known = run.flat(result.best_parameters), model_at(result.best)
+                    save_model(run, best, folder.path / BEST_MODEL, known, folder.path)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:

@@ -64,8 +64,7 @@ class PreparedReplay:
             )
         torch.set_num_threads(run.runtime.threads)
         self._run = run = run.prepared()
-        self._facts = facts_of(run)
-        here, recorded = str(self._facts["data_fingerprint"]), str(summary.get("data_fingerprint"))
+        here, recorded = str(facts_of(run)["data_fingerprint"]), str(summary.get("data_fingerprint"))
         if here != recorded:
             raise UsageError(f"the data are not the run's: their fingerprint is {here}, the run had {recorded}")
         self._flat = run.flat()
@@ -85,5 +84,4 @@ class PreparedReplay:
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""
         counts = {"num_samples": self.server.num_samples, "num_updates": self.server.version}
-        known = self._run.summary() | self._facts | counts | {"parameters_sha256": self.parameters_sha256}
-        save_model(self._run, self._flat.model, folder, known, None)
+        save_model(self._run, self._flat, folder, counts | {"parameters_sha256": self.parameters_sha256}, None)

@@ -59,8 +59,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
         UsageError: if there is no such checkpoint, or none after `num_updates`, at the end of a run that is DONE.
     """
     from asyncsgd.checkpoints import find, load_state
-    from asyncsgd.finishing import facts_of, model_at, save_model
-    from asyncsgd.flat import parameters_sha256
+    from asyncsgd.finishing import model_at, save_model
     from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import run_again
 
@@ -78,12 +77,6 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
         best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
-        known = known | {"delay": {}} | model_at(**vars(best))
-    flat = run.flat(parameters)
-    summary = run.summary() | known | facts_of(run)
-    summary |= {
-        "num_parameters": flat.layout.num_parameters,
-        "parameters_sha256": parameters_sha256(flat.layout, flat.parameters),
-    }
-    save_model(run, flat.model, given.out, summary, folder)
+        known = model_at(best)
+    save_model(run, run.flat(parameters), given.out, known, folder)
     return f"the model after {known['num_samples']} samples and {known['num_updates']} updates"
