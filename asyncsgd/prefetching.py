@@ -13,11 +13,8 @@ class Prefetching(Generic[T]):
     """Makes things by their index in one thread, `ahead` of them before they are asked for.
 
     Which are next is a guess: indices go on in the steps in which they came last. A wrong guess is thrown away. It has
-    cost its making, and changes nothing.
-
-    A thread is used, and not the processes of torch's DataLoader, which need to know the order of the batches
-    beforehand; here the server decides it. Making a batch and computing a gradient both release Python's lock for most
-    of their time. There is one thread only, so what it calls needs no lock.
+    cost its making, and changes nothing. There is one thread only, so what it calls needs no lock. The processes of
+    torch's DataLoader need to know the order of the batches beforehand; here the server decides it.
 
     Args:
         make: a pure function of the index.

@@ -233,7 +233,8 @@ def _open(
     root = os.getpid() if launch.rank is None else os.getppid()  # a launcher has made all ranks
     machine = Machine(None if folder is None else folder.path, root)
     receivers = (*receivers, tracking, machine)
-    record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers, micro_batches=before)
+    record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers)
+    record.totals.micro_batches = before
     if folder is not None and resume is not None:
         _go_on(folder, environment, record, tell)
     if parts != before:

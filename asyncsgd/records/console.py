@@ -105,7 +105,6 @@ class Recorder:
         folder: keeps records and lines; None: nothing is written.
         samples: the budget; None: there is no bar.
         quiet: whether the user is told nothing.
-        micro_batches: the parts of a batch that the run begins with.
     """
 
     def __init__(
@@ -115,10 +114,8 @@ class Recorder:
         *,
         quiet: bool = False,
         receivers: Sequence[Callable[[Record], None]] = (),
-        micro_batches: int = 1,
     ) -> None:
         self.folder, self.totals, self.quiet = folder, Totals(), quiet
-        self.totals.micro_batches = micro_batches
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
         sinks = [None if folder is None else folder.append, self.totals, None if quiet else self._show, *receivers]
