@@ -149,13 +149,8 @@ def compare(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     return logs, loss_at(ours, end) - loss_at(theirs, end)
 
 
-def text(dose: Dose, pairs: pd.DataFrame, measured: pd.DataFrame | None = None) -> str:
-    """The tables and the answers.
-
-    Args:
-        pairs: of all declared speeds.
-        measured: of real processes.
-    """
+def text(dose: Dose, pairs: pd.DataFrame) -> str:
+    """The tables and the answers; `pairs` of declared speeds, and of real processes."""
     seeds = f"{dose.runs['seed'].nunique()} seeds"
     delayed = dose.runs[dose.runs["algorithm"] == DELAYED].pivot(index="delay", columns="seed", values="loss")
     slope = t_interval(np.polyfit(np.log2(delayed.index + 1), delayed, 1)[0])
@@ -166,13 +161,14 @@ def text(dose: Dose, pairs: pd.DataFrame, measured: pd.DataFrame | None = None) 
         f"each doubling of tau + 1 adds {slope:.4f} nats at equal samples",
     ]
     for speeds, own in pairs.groupby("speeds", sort=False):
-        parts += ["", f"speeds {speeds} (virtual clock), {seeds}; below 1, and below 0, asynchronous is ahead"]
+        clock = f"speeds {speeds} (virtual clock)"
+        if not speeds:
+            clock = "MEASURED: real processes on this machine, at the learning rates of the virtual clock"
+        parts += ["", f"{clock}, {seeds}; below 1, and below 0, asynchronous is ahead"]
         parts += ["delayed / sync, seconds to a share of the improvement that both reach", _aligned(_responses(own))]
-        for column, name in (RATIOS | {"gap": ""}).items():
+        for column, name in (RATIOS | {"gap": ""}).items() if speeds else ():
             told = answer(crossing_point(*_by_delay(own, column)))
             parts.append(f"      {f'seconds {name}' if name else 'loss at equal seconds'}: {told}")
-    if measured is not None:
-        parts += ["", *_measured(measured)]
     arms = dose.runs.drop_duplicates("arm")
     if edges := int(arms["edge"].sum()):
         told = "learning rates at the edge of their grid (a better one may lie outside)"
@@ -235,38 +231,17 @@ def answer(point: Crossing) -> str:
     return ", ".join(filter(None, (told, ends))) + f" ({point.reason})" * bool(point.reason and len(point.all) == 1)
 
 
-def _measured(pairs: pd.DataFrame) -> list[str]:
-    """Table and sentences of the pairs of real processes."""
-    seeds = pairs["seed"].nunique()
-    lines = [
-        f"MEASURED: real processes on this machine, no declared speeds, {seeds} seeds, learning rates tuned on the "
-        "virtual clock",
-        _aligned(_responses(pairs)),
-    ]
-    for delay, own in pairs.groupby("delay"):
-        ratio = _ratio(own[[*RATIOS][-1]])
-        word = "no difference between the two can be told"
-        if ratio.low > 1 or ratio.high < 1:
-            word = f"asynchronous training is {'slower' if ratio.low > 1 else 'sooner'}"
-        lines.append(
-            f"      tau = {delay}, {delay + 1} processes: {ratio:.2f} times the seconds of synchronous training to the "
-            f"lowest loss that both reach: {word}"
-        )
-    return lines
-
-
-def save(dose: Dose, pairs: pd.DataFrame, measured: pd.DataFrame | None, folder: Path) -> list[Path]:
+def save(dose: Dose, pairs: pd.DataFrame, folder: Path) -> list[Path]:
     """Write dose_response.csv, .png and .svg, and measured.csv where pairs were measured; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {"dose_response.csv": pairs[[*PAIRS]]}
-    if measured is not None:  # its seconds are no virtual ones: a file of its own
+    virtual, measured = pairs[pairs["speeds"] != ""], pairs[pairs["speeds"] == ""]
+    tables = {"dose_response.csv": virtual[[*PAIRS]]}
+    if len(measured):  # its seconds are no virtual ones: a file of its own
         tables["measured.csv"] = measured[["delay", *RATIOS, "gap"]]
     for name, table in tables.items():
         table.to_csv(folder / name, index=False, lineterminator="\r\n")
-    return [
-        *(folder / name for name in tables),
-        *plots.save(draw(dose, pairs), folder / "dose_response", ("png", "svg")),
-    ]
+    pictures = plots.save(draw(dose, virtual), folder / "dose_response", ("png", "svg"))
+    return [*(folder / name for name in tables), *pictures]
 
 
 def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:

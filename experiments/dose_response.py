@@ -70,8 +70,8 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     from analysis.dose_response import pairs_of, read_dose, save, text
     from asyncsgd.simulation.simulate import arrival_seconds
 
-    dose, measured = read_dose(out), None
-    pairs = pd.concat([pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS])
+    dose = read_dose(out)
+    pairs = [pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS]
     if flags.measured:
         rates = dict(zip(dose.runs["arm"], dose.runs["learning_rate"], strict=True))
         config, folder = results / "measured.yaml", Path(f"{out}-measured")
@@ -79,9 +79,9 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
         write_text(config, yaml.safe_dump(measured_config(plan, delays, rates, out), sort_keys=False))
         if failed := make(config, folder, flags, stop):
             return failed
-        measured = pairs_of(read_dose(folder)._replace(targets=dose.targets))
-    print(text(dose, pairs, measured))
-    for path in save(dose, pairs, measured, results):
+        pairs.append(pairs_of(read_dose(folder)._replace(targets=dose.targets)))
+    print(text(dose, pd.concat(pairs)))
+    for path in save(dose, pd.concat(pairs), results):
         print(path)
     return 0
 
