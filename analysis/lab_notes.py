@@ -151,7 +151,7 @@ def _row(runs: pd.DataFrame) -> Row:
     from analysis.places import NOT_OF_AN_ARM
 
     first, done = runs.iloc[0], runs[(runs["status"] == "DONE") & ~runs["diverged"]]
-    recorded = [one["worker_losses"] for one in done["details"] if one.get("worker_losses")]
+    recorded = [losses for one in done["details"] if None not in (losses := one.get("worker_losses") or [None])]
     settings = {key: value for key, value in first["settings"].items() if key not in NOT_OF_AN_ARM}
     if done["learning_rate"].nunique() != 1:
         settings.pop("learning_rate", None)

@@ -58,7 +58,7 @@ def headlines(
 
     Args:
         arms: of `questions.groups`.
-        remarks: further sentences, by the treatment that they are about; "" for all.
+        remarks: further sentences, by the treatment and reference that they are about, with a space between.
         alone: what is said where there is nothing to compare.
         small: further lines of small type.
     """
@@ -97,7 +97,7 @@ def _headline(
             text = f"{text} ({one.family})"
         sentences.append(text)
     sentences += _diverged(row, named) + [note for one in told for note in one.notes if RISEN in note]
-    sentences += [*remarks.get("", ()), *remarks.get(f"{row.treatment} {row.reference}", ())]
+    sentences += remarks.get(f"{row.treatment} {row.reference}", ())
     sentences += [caveat for one in told for caveat in one.caveats]
     start = "Exploratory: " if row.family == "exploratory" else ""
     text = start + " ".join(dict.fromkeys(f"{capital(one).rstrip('.')}." for one in sentences))
@@ -109,7 +109,7 @@ def _headline(
     mcnemar = "exact McNemar test"
     lines += [f"runs that reached the target, {one.word}: {mcnemar}, {p_text(one)}" for one in reached.itertuples()]
     lines += [note for one in told for note in one.notes if note.startswith(IN_SMALL_TYPE)]
-    lines += [line for one in told for line in filter(None, [one.left_out])] + list(small)
+    lines += [one.left_out for one in told if one.left_out] + list(small)
     return Headline(text, tuple(dict.fromkeys(f"{capital(line).rstrip('.')}." for line in lines)), row)
 
 
@@ -173,10 +173,8 @@ def _time(row: Any, ours: str, theirs: str) -> str:
         why = f"a run stopped {ALONE}" if alone else "the faster arm's budget ended first"
         advice = f"give every run seconds={_round_up(row.longest)} in place of"
         return f"{whether}, as {why}: {advice} {'target_loss' if alone else 'samples'}="
-    counts = (
-        f"within {float(f'{row.budget:.3g}'):g} {unit}, {_reached(ours, 'the target', row, 0)} and "
-        f"{_reached(theirs, 'it', row, 1)}"
-    )
+    both = f"{_reached(ours, 'the target', row, 0)} and {_reached(theirs, 'it', row, 1)}"
+    counts = f"within {float(f'{row.budget:.3g}'):g} {unit}, {both}"
     if row.p != row.p:
         nothing = f"nothing is shown about the time to the target of {ours} and {theirs}: {row.reason}"
         return nothing if row.reached[0] == row.reached[1] else f"{counts}. {capital(nothing)}"
@@ -184,7 +182,9 @@ def _time(row: Any, ours: str, theirs: str) -> str:
         return f"{whether}{_so_far(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
     sooner = row.word == "better"
     if everybody and row.ratio == row.ratio:
-        return f"{ours} reached the target {_ratio(row)} than {theirs} ({_alike(row)} of {row.n} seeds)"
+        middle, low, high, side = _sooner(row)
+        much = f"{supported(middle, low, high, 1.0)}{TIMES} {side}"
+        return f"{ours} reached the target {much} than {theirs} ({_alike(row)} of {row.n} seeds)"
     if {*row.reached} == {0, row.n}:  # which says who was sooner
         return counts
     return f"{ours} was {'sooner' if sooner else 'later'} at the target than {theirs}. {capital(counts)}"
@@ -205,12 +205,11 @@ def _reached(name: str, what: str, row: Any, side: int) -> str:
     return f"{name} reached {what} in {told}"
 
 
-def _ratio(row: Any) -> str:
-    """`row.ratio` as sooner or later, above 1 either way."""
+def _sooner(row: Any) -> tuple[float, float, float, str]:
+    """`row.ratio` with its interval, above 1 either way, and whether that is sooner or later."""
     if row.ratio >= 1:
-        return f"{supported(row.ratio, row.ratio_low, row.ratio_high, 1.0)}{TIMES} sooner"
-    high = 1 / row.ratio_low if row.ratio_low > 0 else math.inf
-    return f"{supported(1 / row.ratio, 1 / row.ratio_high, high, 1.0)}{TIMES} later"
+        return row.ratio, row.ratio_low, row.ratio_high, "sooner"
+    return 1 / row.ratio, 1 / row.ratio_high, 1 / row.ratio_low if row.ratio_low > 0 else math.inf, "later"
 
 
 def _so_far(row: Any, unit: str) -> str:
@@ -281,20 +280,16 @@ def numbers(row: Any, reference: str) -> str:
         return f"{what}: {row.reason}"
     won = f"better in {row.wins} of {row.n} seeds, {p_text(row)}"
     if row.endpoint == "time_to_target" and row.reached == (row.n, row.n) and row.ratio == row.ratio:
-        ends = (row.ratio_low, row.ratio_high)
-        if row.ratio < 1:
-            ends = (1 / row.ratio_high, 1 / row.ratio_low if row.ratio_low > 0 else math.inf)
-        middle = max(row.ratio, 1 / row.ratio)
-        side = "sooner" if row.ratio >= 1 else "later"
-        there = f"{_level(row)} {ends[0]:.2f} to {ends[1]:.2f}" if ends[0] == ends[0] else f"no {_level(row)}"
+        middle, low, high, side = _sooner(row)
+        there = f"{_level(row)} {low:.2f} to {high:.2f}" if low == low else f"no {_level(row)}"
         return f"{what}: {middle:.2f}{TIMES} {side} than {reference} ({there}, {won})"
     form = digits(row.estimate, row.low, row.high)
     ends_of = (row.equal_low, row.equal_high) if row.word in ON_MARGIN else (row.low, row.high)
     level = f"{100 * (1 - 2 * row.alpha / row.family_size):.3g} % CI" if row.word in ON_MARGIN else _level(row)
     side = "higher" if row.estimate > 0 else "lower"
     unit = f" {row.unit}" if row.unit in ("nats", "s", "virtual s") else ""
-    low, high = (form(end, sign=True) for end in ends_of)
-    there = f"{level} {low} to {high}" if row.low == row.low else f"no {level}"
+    ends = " to ".join(form(end, sign=True) for end in ends_of)
+    there = f"{level} {ends}" if row.low == row.low else f"no {level}"
     counted = f", counted up to {row.budget:.4g} {row.unit}" * (row.endpoint == "time_to_target")
     return f"{what}{counted}: {form(abs(row.estimate))}{unit} {side} than {reference} ({there}, {won})"
 

@@ -95,8 +95,8 @@ def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path,
 
 
 def test_the_range_over_processes_is_of_what_each_measured_on_its_share(tmp_path, capsys):
-    """Process 0 had 5.1 and 5.3 on its share, process 1 had 4.9 both times: e to 4.9 and to 5.2."""
-    for seed, losses in enumerate(([5.1, 4.9], [5.3, 4.9])):
+    """Process 0 had 5.1 and 5.3 on its share, process 1 had 4.9 both times: e to 4.9 and to 5.2. One had no share."""
+    for seed, losses in enumerate(([5.1, 4.9], [5.3, 4.9], [9.9, None])):
         path = write_run(tmp_path / f"s{seed}", ASYNC, straight(6.0, 5.0, seconds=4.0), seed=seed)
         lines = (path / "events.jsonl").read_text().splitlines()
         last = json.loads(lines[-1]) | {"worker_losses": losses}
