@@ -3,16 +3,14 @@
 Source: Liu, Chhaparia, Douillard, Kale, Rusu, Shen, Szlam, Ranzato: Asynchronous Local-SGD Training for Language
 Modeling, 2024, and the notebook of google-deepmind/asyncdiloco, whose sentences stand in the second table.
 
-Set-up: a mixture of Gaussians in R^512, 4 classes of 1 cluster with centres of length 1, points at centre + .5 N(0, I).
-MLP 512-64-4 with ReLU, cross-entropy, batch 32. 4 workers of .58, .75, 1.51 and 3.33 seconds per step. H = 20 inner
-AdamW steps, weight decay .001, learning rate 2e-4 along a cosine to 1e-6. Every method gets 4,800 gradients in all,
-which is 60 synchronous rounds. The loss is on 2,048 held-out points.
+A mixture of Gaussians in R^512, 4 classes of 1 cluster with centres of length 1, points at centre + .5 N(0, I). MLP
+512-64-4 with ReLU, batch 32. 4 workers of .58, .75, 1.51 and 3.33 seconds per step. H = 20 inner AdamW steps, weight
+decay .001, learning rate 2e-4 along a cosine to 1e-6. Every method gets 4,800 gradients, 60 synchronous rounds.
 
 Deviations: 64 hidden units for 65,000 and 1 cluster per class for 8 (the notebook's own small data set has 1). Fresh
-points for every batch instead of 128,000 fixed ones in shards. The inner state stays with its worker instead of being
-reset every round. The cosine runs over the gradients of all workers. No grace window. The notebook multiplies a
-displacement by 1 / sqrt(4): its .7 and .07 are .35 and .035 here, which the sweep of outer learning rates has too.
-FedBuff, the buffered arm, has no outer momentum.
+points for every batch instead of 128,000 fixed ones in shards. The inner state stays with its worker. The cosine runs
+over the gradients of all workers. No grace window. The notebook multiplies a displacement by 1 / sqrt(4): its .7 and
+.07 are .35 and .035 here, which the sweep of outer learning rates has too. FedBuff has no outer momentum.
 
 ``--quick``: R^128, 32 hidden units, inner learning rate 4e-4, 1,600 gradients, 2 seeds instead of 3, 2 learning rates
 in the sweep.
@@ -20,12 +18,10 @@ in the sweep.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
-import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import pandas
@@ -38,7 +34,7 @@ from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array, Instance
 from asyncsgd.simulation.speeds import Streams
-from reproduction import Arm, Fixed, curve, each, interval, main, picture, tidy, write
+from reproduction import Arm, Fixed, Flags, curve, each, interval, main, picture, tidy, write
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
@@ -54,17 +50,12 @@ class Mixture(Instance):
 
         p = softmax(relu(a W_1 + b_1) W_2 + b_2),    f = mean of -log p[class of a]
 
-    The centres are those of seed 0 for every seed; start, batches and held-out points are functions of `seed`. A batch
-    is one of (seed, worker, index). Evaluations are on the held-out points.
-
-    Args:
-        dimension: of a point.
-        clusters: per class.
-        hidden: units.
-        num_held_out: points.
+    The centres, so many clusters per class, are those of seed 0 for every seed; start, held-out points, on which it is
+    evaluated, and the batch of (worker, index) are functions of `seed`.
     """
 
-    def __init__(self, dimension: int, clusters: int, hidden: int, num_held_out: int, seed: int) -> None:
+    def __init__(self, sizes: tuple[int, int, int, int], workers: int, seed: int) -> None:
+        dimension, clusters, hidden, num_held_out = sizes
         self._shapes = ((dimension, hidden), (hidden,), (hidden, NUM_CLASSES), (NUM_CLASSES,))
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self.num_parameters = sum(self._sizes)
@@ -159,53 +150,39 @@ def cosine_schedule(total: int, peak: float, num_gradients: int) -> float:
     return LAST_RATE + (peak - LAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, num_gradients / total)))
 
 
-def mixture(sizes: tuple[int, int, int, int], workers: int, seed: int) -> Instance:
-    return Mixture(*sizes, seed=seed)
-
-
-class Run(NamedTuple):
-    """One run: a row for each evaluation, and the cosine of each arrival."""
-
-    looks: pandas.DataFrame
-    cosines: list[float]
-
-    @property
-    def final(self) -> float:
-        """The last loss; infinite for a run that diverged."""
-        return float(self.looks.loss.iloc[-1])
-
-    def at(self, column: str, value: float) -> float:
-        """The loss at a point of "seconds" or "updates", between evaluations along a straight line."""
-        return float(numpy.interp(value, self.looks[column], self.looks.loss))
+Run = tuple[pandas.DataFrame, list[float]]
+"""A row for each evaluation, and the cosine of each arrival."""
 
 
 def run_one(arm: Arm, seed: int) -> Run:
     torch.set_num_threads(1)
     cosines = list[float]()
-    return Run(curve(dataclasses.replace(arm, rule=watched(arm.rule, cosines)), seed), cosines)
-
-
-def mean(values: list[float], form: str = ".4g") -> str:
-    return format(float(numpy.mean(values)), form)
+    return curve(dataclasses.replace(arm, rule=watched(arm.rule, cosines)), seed), cosines
 
 
 def arm_rows(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """A row for each method; the target of the times is the mean final loss of synchronous DiLoCo."""
-    early = min(own[0].looks.seconds.iloc[-1] for own in runs.values())
-    target = float(numpy.mean([one.final for one in runs[SYNC]]))
-    few = runs[SYNC][0].looks.updates.iloc[-1]
+    early = min(own[0][0].seconds.iloc[-1] for own in runs.values())
+    target = numpy.mean([looks.loss.iloc[-1] for looks, _ in runs[SYNC]])
+    few = runs[SYNC][0][0].updates.iloc[-1]
     rows = []
     for name, own in runs.items():
-        seconds = [min(one.looks.seconds[one.looks.loss <= target], default=math.inf) for one in own]
+        curves = [looks for looks, _ in own]
+        last = curves[0].iloc[-1]
+        seconds = [min(looks.seconds[looks.loss <= target], default=math.inf) for looks in curves]
+        at_few, at_early = (
+            numpy.mean([numpy.interp(value, looks[column], looks.loss) for looks in curves])
+            for column, value in (("updates", few), ("seconds", early))
+        )
         row = {
             "method, outer learning rate": name,
-            "updates": own[0].looks.updates.iloc[-1],
-            "virtual s": f"{own[0].looks.seconds.iloc[-1]:.0f}",
-            "final loss, equal gradients [95 %]": interval([one.final for one in own]),
-            f"loss after {few} updates": mean([one.at("updates", few) for one in own]),
-            f"loss at {early:.0f} s": mean([one.at("seconds", early) for one in own]),
+            "updates": last.updates,
+            "virtual s": f"{last.seconds:.0f}",
+            "final loss, equal gradients [95 %]": interval([looks.loss.iloc[-1] for looks in curves]),
+            f"loss after {few} updates": f"{at_few:.4g}",
+            f"loss at {early:.0f} s": f"{at_early:.4g}",
             "median s to sync's final loss": f"{numpy.median(seconds):.0f}".replace("inf", "-"),
-            "cosine": mean([float(numpy.mean(one.cosines[len(one.cosines) // 2 :])) for one in own], ".3f"),
+            "cosine": f"{numpy.mean([numpy.mean(cosines[len(cosines) // 2 :]) for _, cosines in own]):.3f}",
         }
         rows.append(row)
     return rows
@@ -213,58 +190,43 @@ def arm_rows(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
 
 def headline_rows(rows: list[dict[str, Any]], swept: dict[str, dict[float, float]]) -> list[dict[str, object]]:
     """The notebook's sentences, (iv) the paper's, beside what was measured."""
-    final, early, cosine = (
-        {row["method, outer learning rate"]: list(row.values())[at] for row in rows} for at in (3, 4, 7)
-    )
-    final = {name: f"{cell.estimate:.4g}" for name, cell in final.items()}
-    after = "after " + list(rows[0])[4].removeprefix("loss after ")
+    table = pandas.DataFrame(rows, index=[*RULES])
+    after = table.columns[4].removeprefix("loss ")
+    early, cosine = table.iloc[:, 4], table.cosine
+    final = table.iloc[:, 3].map(lambda cell: f"{cell.estimate:.4g}")
     best = {name: min((loss, rate) for rate, loss in losses.items()) for name, losses in swept.items()}
     tried = ", ".join(f"{rate:g}" for rate in next(iter(swept.values())))
     said = {
-        "(i) momentum .9: async needs .07 for sync's .7": (
-            f"best of {tried}: " + "; ".join(f"{name} {rate:g} ({loss:.4g})" for name, (loss, rate) in best.items())
-        ),
-        "(i) and is worse per update": (
-            f"{after} {early[NAIVE_SMALL]} at .07, {early[NAIVE]} at .7, sync {early[SYNC]}; at equal "
-            f"gradients {final[NAIVE_SMALL]}, {final[NAIVE]}, {final[SYNC]}"
-        ),
-        "(ii) async with momentum 0 and .7 is better": (
-            f"{after} {early[NO_MOMENTUM]} for {early[NAIVE_SMALL]}; at equal gradients "
-            f"{final[NO_MOMENTUM]} for {final[NAIVE_SMALL]}"
-        ),
-        "(iii) pseudo-gradients become orthogonal": (
-            f"cosine {cosine[SYNC]} sync, {cosine[NO_MOMENTUM]} async without momentum"
-        ),
-        "(iv) Delayed Nesterov repairs": (
-            f"{after} {early[DELAYED]} for {early[NAIVE]}; at equal gradients {final[DELAYED]} for "
-            f"{final[NAIVE]}, sync {final[SYNC]}"
-        ),
-        "(iv) DyLU repairs": (
-            f"at equal gradients {final[DYLU]} with .9 and .07, for {final[NAIVE_SMALL]} without DyLU"
-        ),
+        "(i) momentum .9: async needs .07 for sync's .7": f"best of {tried}: "
+        + "; ".join(f"{name} {rate:g} ({loss:.4g})" for name, (loss, rate) in best.items()),
+        "(i) and is worse per update": f"{after} {early[NAIVE_SMALL]} at .07, {early[NAIVE]} at .7, sync {early[SYNC]};"
+        f" at equal gradients {final[NAIVE_SMALL]}, {final[NAIVE]}, {final[SYNC]}",
+        "(ii) async with momentum 0 and .7 is better": f"{after} {early[NO_MOMENTUM]} for {early[NAIVE_SMALL]};"
+        f" at equal gradients {final[NO_MOMENTUM]} for {final[NAIVE_SMALL]}",
+        "(iii) pseudo-gradients become orthogonal": f"cosine {cosine[SYNC]} sync,"
+        f" {cosine[NO_MOMENTUM]} async without momentum",
+        "(iv) Delayed Nesterov repairs": f"{after} {early[DELAYED]} for {early[NAIVE]};"
+        f" at equal gradients {final[DELAYED]} for {final[NAIVE]}, sync {final[SYNC]}",
+        "(iv) DyLU repairs": f"at equal gradients {final[DYLU]} with .9 and .07, for {final[NAIVE_SMALL]} without DyLU",
         "(iv) both": f"at equal gradients {final[BOTH]}",
     }
     return [{"published": sentence, "here": measured} for sentence, measured in said.items()]
 
 
-def make(flags: argparse.Namespace) -> None:
+def make(flags: Flags) -> None:
     sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if flags.quick else ((512, 1, 64, 2048), 4800, 2e-4)
     num_seeds, rates = flags.seeds or (2 if flags.quick else 3), (0.07, 0.7) if flags.quick else SWEEP
-    schedule, problem = functools.partial(cosine_schedule, total, peak), functools.partial(mixture, sizes)
+    schedule, problem = functools.partial(cosine_schedule, total, peak), functools.partial(Mixture, sizes)
     end, inner = Budget(samples=total), OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
 
     def arm(name: str, rule: Rule) -> Arm:
         return Arm(name, rule, schedule, problem, Fixed(SECONDS_PER_STEP).on, 4, end, 40, inner=inner)
 
     tasks = [(arm(*item), seed) for item in RULES.items() for seed in range(num_seeds)]
-    tasks += [(arm(*item), SWEEP_SEED) for rate in rates for item in families(rate).items()]
+    tasks += [(arm(name, families(rate)[name]), SWEEP_SEED) for name in families(0.7) for rate in rates]
     done = each(run_one, tasks, flags.jobs)
     runs = {name: [next(done) for _ in range(num_seeds)] for name in RULES}
-    swept: dict[str, dict[float, float]] = {name: {} for name in families(0.7)}
-    for rate in rates:
-        for losses in swept.values():
-            losses[rate] = next(done).final
-
+    swept = {name: {rate: next(done)[0].loss.iloc[-1] for rate in rates} for name in families(0.7)}
     dimension, clusters, hidden, held_out = sizes
     setting = (
         f"{NUM_CLASSES} classes of {clusters} cluster{'s' if clusters > 1 else ''} in R^{dimension}, MLP "
@@ -281,7 +243,7 @@ def make(flags: argparse.Namespace) -> None:
     note = f"{setting}. Mean losses over seeds; the sweep is of one other seed."
     write(flags.out, "headlines", headline_rows(rows, swept), note)
 
-    looks = pandas.concat([one.looks for own in runs.values() for one in own]).drop(columns="panel")
+    looks = pandas.concat([looks for own in runs.values() for looks, _ in own]).drop(columns="panel")
     looks = looks.rename(
         columns={"updates": "updates at the server", "samples": "gradients", "seconds": "virtual seconds"}
     )
@@ -292,14 +254,14 @@ def make(flags: argparse.Namespace) -> None:
 
     drawn = [tidy("outer learning rate", name, "", [losses]) for name, losses in swept.items()]
     for name in (SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED):
-        smooth = pandas.DataFrame([one.cosines for one in runs[name]]).T.rolling(40).mean()
+        smooth = pandas.DataFrame([cosines for _, cosines in runs[name]]).T.rolling(40).mean()
         drawn.append(tidy("cosine", name, "", smooth.set_index((smooth.index + 1) * LOCAL_STEPS).T))
     axes = {
-        "outer learning rate": {"ylabel": "final held-out loss (nats)"},
+        "outer learning rate": {"xlabel": "", "ylabel": "final held-out loss (nats)"},
         "cosine": {"xlabel": "gradients", "ylabel": "cosine of two pseudo-gradients, running mean of 40"},
     }
     picture(flags.out / "outer.png", pandas.concat(drawn), note, axes, x="x", y="y", style="arm")
 
 
 if __name__ == "__main__":
-    sys.exit(main(make, "async_diloco", __doc__))
+    main(make, "async_diloco", __doc__)

@@ -7,21 +7,17 @@ Distributed SGD, AISTATS 2018 (times per update) and 2021 (error floors). P = 8 
 Deviation: in place of the network a quadratic with 100 modes of curvature 0.1 to 1 and independent normal noise in each
 coordinate, because there the floors are exact. `sync` and `async` equal K-sync with K = 8 and K-async with K = 1.
 
-Measured: virtual seconds per update, beside the paper's closed forms; the mean excess error over the last half of
-the run, beside the exact floor ("-" where none is known),
-
-    K-sync                 sum over modes of  eta sigma^2 / (2 K (2 - a)),       a = eta * curvature
-    K-async, exponential   the stationary second moments of server and workers, a system of two linear equations
-    async, exponential     its case K = 1:    eta sigma^2 (1 + P a) / (2 (2 + a - P a^2))
-    K-batch-async, exp.    the same moments carried from arrival to arrival until they stand still
+Virtual seconds per update stand beside the paper's closed forms, and the mean excess error over the last half of the
+run beside the exact floor: of K-sync the sum over modes of eta sigma^2 / (2 K (2 - a)), a = eta * curvature; of the
+others, under exponential times, from the stationary second moments of server and workers. "-": none is known.
 
 ``--quick``: 300 virtual seconds instead of 3000, 3 seeds; the floors are then not reached by every method.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pandas
@@ -30,7 +26,7 @@ from asyncsgd.rules import Asynchronous, KAsync, KBatchAsync, KSync, Rule, Synch
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
-from reproduction import Arm, interval, main, of, picture, run, write
+from reproduction import Arm, Flags, interval, main, of, picture, run, write
 
 NUM_WORKERS = 8
 QUORUMS = (1, 2, 4, 8)
@@ -86,71 +82,59 @@ def synchronous_floor(spectrum: np.ndarray, eta: float, noise: float, quorum: in
     return float(np.sum(eta * noise**2 / (2.0 * quorum * (2.0 - eta * spectrum))))
 
 
-def k_async_floor(spectrum: np.ndarray, eta: float, noise: float, num_workers: int, quorum: int) -> float:
-    """Stationary excess of K-async with exponential times: at each update K of P workers, drawn without replacement.
+def stationary(phases: Sequence[np.ndarray]) -> np.ndarray:
+    """E x^2, `(modes,)`, of the first coordinate of a vector that goes through `phases`, in turn and for ever.
 
-    With x the server's coordinate, X_i the workers' and s = eta^2 sigma^2, the stationary second moments
-    A = E x^2 = E X_i^2, B = E x X_i and D = E X_i X_j obey
-
-        A = A - 2 a B + (a^2 / K) (A + (K - 1) D) + s / K
-        B = q A + (1 - q) (B - a D)                                                     q = K / P
-        D = p_2 A + p_1 (B - a D) + p_0 D       p_2, p_1, p_0: both, one, none of two workers among the K
-
-    >>> round(k_async_floor(np.array([0.5]), 0.2, 1.0, 2, 2) / synchronous_floor(np.array([0.5]), 0.2, 1.0, 2), 12)
-    1.0
+    Each phase, `(choices, modes, n, n + 1)`, multiplies the vector by one of its matrices, all equally likely; their
+    last column takes unit noise.
     """
-    pairs, share = num_workers * (num_workers - 1), quorum / num_workers
-    both, one = quorum * (quorum - 1) / pairs, 2 * quorum * (num_workers - quorum) / pairs
-    total = 0.0
-    for curvature in spectrum:
-        a = eta * curvature
-        moments = [
-            [-(a**2) / quorum, 2.0 * a, -(a**2) * (quorum - 1) / quorum],
-            [-share, share, (1.0 - share) * a],
-            [-both, -one, one * a + both + one],
-        ]
-        total += curvature / 2.0 * np.linalg.solve(moments, [(eta * noise) ** 2 / quorum, 0.0, 0.0])[0]
-    return float(total)
+    choices, modes, n, _ = phases[0].shape
+    total, added = np.eye(n**2), np.zeros((modes, n**2, 1))
+    for phase in phases:
+        one, noise = phase[..., :-1], phase[..., -1]
+        moved = np.einsum("cmij,cmkl->mikjl", one, one, optimize=True).reshape(modes, n**2, n**2) / choices
+        added = moved @ added + np.einsum("cmi,cmk->mik", noise, noise).reshape(added.shape) / choices
+        total = moved @ total
+    return np.linalg.solve(np.eye(n**2) - total, added)[:, 0, 0]
 
 
-def k_batch_async_floor(spectrum: np.ndarray, eta: float, noise: float, num_workers: int, batch: int) -> float:
-    """Excess of K-batch-async with exponential times after 3000 updates: each gradient is of a worker drawn anew.
+def k_async(a: np.ndarray, num_workers: int, quorum: int) -> list[np.ndarray]:
+    """Of (x, X_1, ..., X_P), x the server's coordinate, X_i the workers': each update is by K of them, drawn anew.
 
-    S is the sum of the X_i that arrived since the last update. The second moments of x, of the workers' X_i and of S
-    are carried from arrival to arrival, for all modes at once. With `batch` 1 this is asynchronous SGD.
-
-    >>> one = k_async_floor(np.array([0.5]), 0.2, 1.0, 8, 1)
-    >>> abs(k_batch_async_floor(np.array([0.5]), 0.2, 1.0, 8, 1) / one - 1) < 1e-12
-    True
+    x <- x - (a / K) sum of their X_i + noise, and their X_i <- x.
     """
-    step, source = eta * spectrum / batch, (eta * noise) ** 2 / batch
-    own, others = 1.0 / num_workers, 1.0 - 1.0 / num_workers
-    xx, x_worker, worker_worker, pair = np.zeros((4, len(spectrum)))
-    for _ in range(3000):
-        sum_x, sum_worker, sum_sum = np.zeros((3, len(spectrum)))
-        for arrived in range(1, batch + 1):
-            sum_sum += 2.0 * sum_worker + worker_worker
-            sum_x += x_worker
-            sum_other = sum_worker + pair  # S with this gradient, times a worker that did not bring it
-            if arrived < batch:
-                start, start_worker, sum_start = xx, x_worker, sum_x  # it starts again at x
-            else:
-                start = xx - 2.0 * step * sum_x + step**2 * sum_sum + source  # or at the new x
-                start_worker, sum_start = x_worker - step * sum_other, np.zeros(len(spectrum))
-            pair = 2.0 * own * start_worker + (1.0 - 2.0 * own) * pair
-            worker_worker = own * start + others * worker_worker
-            x_worker = own * start + others * start_worker
-            sum_worker = own * sum_start + others * sum_other
-            xx = start
-    return float(spectrum @ xx) / 2.0
+    choices = list(itertools.combinations(range(1, num_workers + 1), quorum))
+    phase = np.tile(np.eye(num_workers + 1, num_workers + 2), (len(choices), len(a), 1, 1))
+    for one, chosen in zip(phase, choices, strict=True):
+        one[:, 0, chosen], one[:, 0, -1] = -a[:, None] / quorum, quorum**-0.5
+        one[:, chosen] = one[:, :1]
+    return [phase]
+
+
+def k_batch_async(a: np.ndarray, num_workers: int, batch: int) -> list[np.ndarray]:
+    """Of (x, X_1, ..., X_P, S): each of K gradients is of a worker drawn anew, S <- S + X_i, and then X_i <- x.
+
+    The last one comes with x <- x - (a / K) S + noise and S <- 0 in between.
+    """
+    phases = np.tile(np.eye(num_workers + 2, num_workers + 3), (batch, num_workers, len(a), 1, 1))
+    for worker in range(1, num_workers + 1):
+        phases[:, worker - 1, :, -1, worker] = 1.0
+        last = phases[-1, worker - 1]
+        last[:, 0] -= a[:, None] / batch * last[:, -1]
+        last[:, -1], last[:, 0, -1] = 0.0, batch**-0.5
+        phases[:, worker - 1, :, worker] = phases[:, worker - 1, :, 0]
+    return list(phases)
 
 
 def floor(family: str, quorum: int, times: str) -> float | None:
     """The exact stationary excess error, or None where it is not known."""
     if family in ("K-sync", "sync") or (family == "K-async" and quorum == NUM_WORKERS):
         return synchronous_floor(SPECTRUM, LEARNING_RATE, NOISE, quorum)
-    exact = k_batch_async_floor if family == "K-batch-async" else k_async_floor
-    return exact(SPECTRUM, LEARNING_RATE, NOISE, NUM_WORKERS, quorum) if times == "exponential" else None
+    if times != "exponential":
+        return None
+    phases = k_batch_async if family == "K-batch-async" else k_async
+    squares = stationary(phases(LEARNING_RATE * SPECTRUM, NUM_WORKERS, quorum))
+    return float(SPECTRUM @ squares) * (LEARNING_RATE * NOISE) ** 2 / 2
 
 
 def arms(seconds: float) -> dict[tuple[str, str, int], Arm]:
@@ -184,7 +168,7 @@ def row_of(key: tuple[str, str, int], curves: pandas.DataFrame, seconds: float) 
     }
 
 
-def make(flags: argparse.Namespace) -> None:
+def make(flags: Flags) -> None:
     seconds, seeds = (QUICK_SECONDS, flags.seeds or 3) if flags.quick else (SECONDS, flags.seeds or 10)
     curves = run([*arms(seconds).values()], range(seeds), flags.jobs)
     note = (
@@ -204,4 +188,4 @@ def make(flags: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(make, "error_runtime", __doc__))
+    main(make, "error_runtime", __doc__)

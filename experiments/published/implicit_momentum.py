@@ -16,14 +16,11 @@ that all randomness is that of the times; a = eta * curvature = 0.2; M = 1, 2, 4
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas
 from scipy import stats
-from torch import Tensor
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Event, Record
@@ -31,7 +28,7 @@ from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Mode
 from asyncsgd.simulation.speeds import Exponential
-from reproduction import Arm, each, interval, main, picture, tidy, write
+from reproduction import Arm, Flags, Position, each, interval, main, picture, tidy, write
 
 WORKERS = (1, 2, 4, 8, 16)
 RATE = 0.2
@@ -41,23 +38,18 @@ LONGEST = 400
 """Delays that are told apart: with 16 workers one in 10^11 gradients is later."""
 
 
-def asynchronous(num_workers: int, samples: int) -> Arm:
-    budget = Budget(samples=samples)
-    return Arm("", Asynchronous(), RATE, Mode().on, Exponential().on, num_workers, budget)
+class Point(Position, Mode):
+    """x^2 / 2."""
+
+
+def asynchronous(num_workers: int, budget: Budget) -> Arm:
+    return Arm("", Asynchronous(), RATE, Point().on, Exponential().on, num_workers, budget)
 
 
 def mean_iterate(num_workers: int, seeds: range) -> list[float]:
     """The mean over seeds of x_t, t = 0 to 3 M + 10: some more than the 2 M in which it falls by a factor of e."""
-    last = 3 * num_workers + 10
-    total = np.zeros(last + 1)
-
-    def add(version: int, x: Tensor) -> None:
-        total[version] += x.item()
-
-    for seed in seeds:
-        total[0] += 1.0
-        asynchronous(num_workers, last).simulated(seed, each_version=add)
-    return (total / len(seeds)).tolist()
+    arm = asynchronous(num_workers, Budget(3 * num_workers + 10, evaluate_every=1))
+    return np.mean([[look.loss for look in arm.simulated(seed).evaluations] for seed in seeds], axis=0).tolist()
 
 
 def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
@@ -71,7 +63,7 @@ def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
         if isinstance(record, Event) and first < record.version <= first + updates:
             delays.extend(delay for _, delay in record.uses)
 
-    asynchronous(num_workers, first + updates + num_workers).simulated(seed, report=watch)
+    asynchronous(num_workers, Budget(first + updates + num_workers)).simulated(seed, report=watch)
     return np.bincount(delays, minlength=LONGEST) / len(delays)
 
 
@@ -151,7 +143,7 @@ def delay_row(num_workers: int, shares: np.ndarray) -> dict[str, object]:
     return row | {"total variation distance": f"{distance:.5f}"}
 
 
-def make(flags: argparse.Namespace) -> None:
+def make(flags: Flags) -> None:
     seeds = flags.seeds or (1_000 if flags.quick else 20_000)
     if seeds % GROUPS:
         raise UsageError(f"--seeds must be a multiple of {GROUPS}, the number of groups, got {seeds}")
@@ -189,4 +181,4 @@ def make(flags: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(make, "implicit_momentum", __doc__))
+    main(make, "implicit_momentum", __doc__)

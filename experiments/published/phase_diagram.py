@@ -9,24 +9,20 @@ Source: the time complexities of Tyurin, Richtarik (NeurIPS 2023), Mishchenko et
 
 Worker i of n = 32 takes i^p seconds per gradient, p from 0 to 1.5; with ``--jitter`` an exponential time of that mean.
 A diagonal quadratic in R^200, condition 10, normal noise of total variance s eps; eps is a hundredth of f - f* at the
-start. The dimension keeps luck out: in R^10 a rate whose stationary f - f* is 4 eps touches eps now and then.
-
-Tuning uses a seed that serves nothing else, with 78 trials for either arm and cell: m in {1, 2, 4, 8, 16, 32} times 13
-learning rates a factor 1.41 apart, or 78 learning rates over as wide a range. A trial stops when it is slower than the
-best so far. Then fresh seeds, both arms on the same noise and times. A run that misses the target within the cap (a
-multiple of the theory's time) counts as having taken the cap, and its cell is marked.
+start. The dimension keeps luck out: in R^10 a rate whose stationary f - f* is 4 eps touches eps now and then. Both arms
+are tuned with 78 trials, on a seed that serves nothing else: m in {1, 2, 4, 8, 16, 32} times 13 learning rates, or 78
+learning rates over as wide a range. A trial stops when it is slower than the best so far.
 
 ``--quick``: n = 16, 3 x 3 cells, 2 seeds instead of 5, 35 trials with learning rates a factor 2 apart.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import itertools
 import math
-import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy
@@ -40,7 +36,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Power
-from reproduction import Arm, each, interval, main, write
+from reproduction import Arm, Flags, each, interval, main, write
 
 DIMENSION = 200
 TARGET = 0.01 * Quadratic(dimension=DIMENSION).on(1, 0).loss(numpy.ones(DIMENSION))
@@ -106,44 +102,28 @@ def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, c
     problem = Quadratic(dimension=DIMENSION, noise=math.sqrt(cell.noise * TARGET / DIMENSION))
     times = (Jitter if cell.jitter else Power)(exponent=cell.exponent)
     end = Budget(seconds=evaluations * step, target_loss=TARGET), evaluations
-    done = Arm("", rule, learning_rate, problem.on, times.on, cell.num_workers, *end).simulated(seed)
-    last = done.evaluations[-1]
+    last = Arm("", rule, learning_rate, problem.on, times.on, cell.num_workers, *end).simulated(seed).evaluations[-1]
     return last.train_seconds if last.loss <= TARGET else math.inf
 
 
-def around(centre: float, number: int) -> list[float]:
-    """`number` values from centre / RANGE to centre * RANGE in equal ratios, those near the centre first."""
-    values = centre * numpy.geomspace(1.0 / RANGE, RANGE, number)
-    return sorted(values.tolist(), key=lambda value: abs(math.log(value / centre)))
-
-
-Candidate = tuple[Rule, float, bool]
+Trial = tuple[Rule, float, bool]
 """A rule, a learning rate, and whether it is at an edge of its grid."""
 
 
-def candidates(cell: Cell) -> tuple[list[Candidate], list[Candidate]]:
-    """Of the asynchronous and of the synchronous arm; good first trials make the others short."""
-    _, best = theory_synchronous(mean_seconds(cell.exponent, cell.num_workers), cell.noise)
-    quorums = [2**k for k in range(cell.num_workers.bit_length())]
-    quorums.sort(key=lambda quorum: abs(math.log(quorum / best)))
-    # Stability at the mean delay n - 1 limits the rate to about pi / (4 n), a stationary f - f* of eps / 2 to 2 / s.
-    centre = min(math.pi / (4 * cell.num_workers), 2.0 / cell.noise)
-    rates = around(centre, cell.num_rates * len(quorums))
-    one: list[Candidate] = [(Asynchronous(), rate, rate in (min(rates), max(rates))) for rate in rates]
-    other: list[Candidate] = []
-    for quorum in quorums:
-        rates = around(min(1.0, 2.0 * quorum / cell.noise), cell.num_rates)
-        other += [(KSync(quorum), rate, rate in (min(rates), max(rates))) for rate in rates]
-    return one, other
+def grid(rule: Rule, centre: float, number: int) -> list[Trial]:
+    """Learning rates from centre / RANGE to centre * RANGE in equal ratios, those near the centre first."""
+    rates = (centre * numpy.geomspace(1.0 / RANGE, RANGE, number)).tolist()
+    outwards = sorted(rates, key=lambda rate: abs(math.log(rate / centre)))
+    return [(rule, rate, rate in (rates[0], rates[-1])) for rate in outwards]
 
 
-def tune(cell: Cell, tried: Iterable[Candidate], cap: float, step: float) -> Candidate:
+def tune(cell: Cell, trials: list[Trial], cap: float, step: float) -> Trial:
     """The one that is first at the target on the tuning seed; the first one, if nobody reaches it."""
-    best, *_ = tried = list(tried)
-    for one in tried:
-        seconds = seconds_to_target(cell, *one[:2], TUNING_SEED, cap, step)
+    best = trials[0]
+    for trial in trials:
+        seconds = seconds_to_target(cell, *trial[:2], TUNING_SEED, cap, step)
         if math.isfinite(seconds):
-            best, cap = one, seconds - step
+            best, cap = trial, seconds - step
     return best
 
 
@@ -161,36 +141,41 @@ def ratio(asynchronous: Sequence[float], synchronous: Sequence[float], cap: floa
 
 def measure(cell: Cell) -> tuple[dict[str, object], dict[str, object]]:
     """Tune both arms of `cell` and run them on the test seeds: a row of the table, and one of the picture."""
-    taus = mean_seconds(cell.exponent, cell.num_workers)
-    theory, theory_quorum = theory_synchronous(taus, cell.noise)
-    cap = CAP_FACTOR * min(theory, theory_asynchronous(taus, cell.noise))
-    step = cap / RESOLUTION
-    one, other = (tune(cell, tried, cap, step) for tried in candidates(cell))
-    both = [
-        [seconds_to_target(cell, *arm[:2], seed, cap, step) for seed in range(cell.num_seeds)] for arm in (one, other)
-    ]
-    logs, mark = ratio(both[0], both[1], cap)
-    means = [f"{numpy.minimum(seconds, cap).mean():.4g}" for seconds in both]
-    expected = theory_asynchronous(taus, cell.noise) / theory
+    noise, n = cell.noise, cell.num_workers
+    taus = mean_seconds(cell.exponent, n)
+    theory, theory_quorum = theory_synchronous(taus, noise)
+    cap = CAP_FACTOR * min(theory, theory_asynchronous(taus, noise))
+    # Good first trials make the others short. Stability at the mean delay n - 1 limits the rate of asynchronous SGD to
+    # about pi / (4 n), a stationary f - f* of eps / 2 to 2 / s.
+    quorums = sorted([2**k for k in range(n.bit_length())], key=lambda m: abs(math.log(m / theory_quorum)))
+    trials = grid(Asynchronous(), min(math.pi / (4 * n), 2.0 / noise), cell.num_rates * len(quorums))
+    grids = [grid(KSync(m), min(1.0, 2.0 * m / noise), cell.num_rates) for m in quorums]
+    one, other = (tune(cell, tried, cap, cap / RESOLUTION) for tried in (trials, [*itertools.chain(*grids)]))
+    first, second = (
+        [seconds_to_target(cell, *arm[:2], seed, cap, cap / RESOLUTION) for seed in range(cell.num_seeds)]
+        for arm in (one, other)
+    )
+    logs, mark = ratio(first, second, cap)
+    expected = theory_asynchronous(taus, noise) / theory
     assert isinstance(other[0], KSync)
     row = {
-        "s = sigma^2/eps": f"{cell.noise:g}",
+        "s = sigma^2/eps": f"{noise:g}",
         "p": f"{cell.exponent:g}",
-        "async s": means[0],
+        "async s": f"{numpy.minimum(first, cap).mean():.4g}",
         "async learning rate": f"{one[1]:.3g}" + "*" * one[2],
-        "m-sync s": means[1],
+        "m-sync s": f"{numpy.minimum(second, cap).mean():.4g}",
         "m": other[0].quorum,
         "m-sync learning rate": f"{other[1]:.3g}" + "*" * other[2],
         "ratio async / m-sync [95 %]": f"{mark}{logs.mapped(lambda log: 2.0**log):.3g}",
         "theory's ratio": f"{expected:.3g}",
         "theory's m": theory_quorum,
-        "reached": ", ".join(f"{numpy.isfinite(seconds).sum()}/{cell.num_seeds}" for seconds in both),
+        "reached": ", ".join(f"{numpy.isfinite(seconds).sum()}/{cell.num_seeds}" for seconds in (first, second)),
     }
-    shown = {NOISE: cell.noise, EXPONENT: cell.exponent, "measured": logs.estimate, "theory": math.log2(expected)}
+    shown = {NOISE: noise, EXPONENT: cell.exponent, "measured": logs.estimate, "theory": math.log2(expected)}
     return row, shown | {"mark": mark or "~" * (not (logs.low > 0 or logs.high < 0)), "censored": bool(mark)}
 
 
-def make(flags: argparse.Namespace) -> None:
+def make(flags: Flags) -> None:
     quick = flags.quick
     noises = [1.0, 10.0, 100.0] if quick else [0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
     exponents = [0.0, 0.5, 1.0] if quick else [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
@@ -230,4 +215,4 @@ def make(flags: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     jitter = {"action": "store_true", "help": "exponential times of mean i^p instead of constant ones"}
-    sys.exit(main(make, "phase_diagram", __doc__, flags={"--jitter": jitter}))
+    main(make, "phase_diagram", __doc__, flags={"--jitter": jitter})

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import pandas
@@ -29,11 +29,12 @@ from asyncsgd.rules import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.launch import end_with_parent
 from asyncsgd.scripts import base
-from asyncsgd.simulation.instance import Instance
+from asyncsgd.simulation.instance import Array, Instance
 from asyncsgd.simulation.simulate import Simulation, simulate
 from asyncsgd.simulation.speeds import Sampler, Speeds
 
 Done = TypeVar("Done")
+Flags: TypeAlias = argparse.Namespace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,13 @@ class Fixed(Speeds):
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
         return self.seconds[worker]
+
+
+class Position:
+    """Of a problem in one dimension: an evaluation gives x itself instead of f(x) - f*."""
+
+    def loss(self, x: Array) -> float:
+        return float(x[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,20 +179,19 @@ def positive(text: str) -> int:
 
 
 def main(
-    make: Callable[[argparse.Namespace], None],
+    make: Callable[[Flags], None],
     name: str,
     description: str | None,
     argv: list[str] | None = None,
     flags: Mapping[str, Mapping[str, Any]] = {},
-) -> int:
-    """Read the flags that all scripts have and the script's own `flags`, call `make`, and return the exit code."""
+) -> NoReturn:
+    """Read the flags that all scripts have and the script's own `flags`, call `make`, and exit."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="the smaller set-up, in under a minute")
     parser.add_argument("--out", type=Path, default=Path("runs/published") / name, help="folder (default %(default)s)")
     parser.add_argument("--seeds", type=positive, help="number of seeds (default: the script's own)")
-    jobs = min(2, os.cpu_count() or 1)
-    parser.add_argument("--jobs", type=positive, default=jobs, help="processes (default %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=2, help="processes (default %(default)s)")
     for flag, how in flags.items():
         parser.add_argument(flag, **how)
 
@@ -194,4 +201,4 @@ def main(
         make(arguments)
         return 0
 
-    return base.run_script(carry_out, argv)
+    sys.exit(base.run_script(carry_out, argv))

@@ -8,11 +8,10 @@ Part 1, exact: three scalar quadratics A = (1, 2, 1/2), b = (1, -2, 3), workers 
 learning rate near 0. The optimum of the mean is 2 / 3.5 = .5714; asynchronous SGD weighs each worker by its rate and
 ends at sum b_i / tau_i over sum A_i / tau_i = .3653. Beside: a sketch, at another learning rate.
 
-Part 2, deviation: softmax regression on hashed words (256 columns), batch 8, penalty 0.001, of the labelled docstrings
-of ``--data pydocs`` or of a table, in place of MNIST. n = 32, 8,000 seconds, a permutation of 1..32 for all seeds.
-Learning rates: for every method the one, of 8 a factor 2.5 apart, with the smallest final squared norm on a seed that
-is used for nothing else. Malenia (Tyurin, Richtarik 2023) is here as in the published scripts: it waits until every
-worker has brought one gradient at the current point, and the others are told to stop.
+Part 2, deviation: softmax regression on hashed words of labelled docstrings (or of a table with columns text and label)
+in place of MNIST. n = 32, 8,000 seconds, one permutation of 1..32 for all seeds. Learning rates: for every method the
+one of 8 with the smallest final squared norm on a seed that is used for nothing else. Malenia (Tyurin, Richtarik 2023)
+as in the published scripts: once every worker has brought a gradient at the current point, the others are told to stop.
 
 ``--quick``: part 1 at learning rate .01 for 6,000 seconds; part 2 with 12 workers, 1,500 seconds, 2,000 texts, 2 seeds
 instead of 5, 4 learning rates a factor 6.25 apart.
@@ -20,12 +19,9 @@ instead of 5, 4 learning rates a factor 6.25 apart.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
-import sys
-from typing import NamedTuple
 
 import numpy
 import pandas
@@ -41,7 +37,7 @@ from asyncsgd.settings.run import cache_folder
 from asyncsgd.simulation.instance import Array, Indices, Instance
 from asyncsgd.simulation.problems import Heterogeneous, LogisticData, dirichlet_shares, hashed_bag_of_words
 from asyncsgd.simulation.speeds import BLOCK, Sampler, Streams
-from reproduction import Arm, Fixed, interval, main, of, picture, run, write
+from reproduction import Arm, Fixed, Flags, Position, interval, main, of, picture, run, tidy, write
 
 Collected = dict[int, tuple[Tensor, list[int]]]
 """Of the current point: each worker's sum of gradients and their dispatches."""
@@ -87,12 +83,8 @@ WEIGHTED = numpy.divide(SLOPES, TIMES).sum() / numpy.divide(CURVATURES, TIMES).s
 """Where asynchronous SGD ends as the learning rate goes to 0."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Position(Heterogeneous):
-    """The three quadratics; an evaluation gives x itself instead of f(x) - f*."""
-
-    def loss(self, x: Array) -> float:
-        return float(x[0])
+class Point(Position, Heterogeneous):
+    """The three quadratics."""
 
 
 ENDINGS: dict[rules.Rule, str] = {  # of part 1, and where the project's sketch of it ended
@@ -116,23 +108,17 @@ ENDINGS: dict[rules.Rule, str] = {  # of part 1, and where the project's sketch 
 
 def ending(rule: rules.Rule, learning_rate: float, seconds: float) -> float:
     """The mean of x over the last tenth of `seconds`; a whole cycle of the three workers is 117.3 seconds."""
-    arm = Arm("", rule, learning_rate, Position().on, Fixed(TIMES).on, 3, Budget(seconds=seconds), 4000)
+    arm = Arm("", rule, learning_rate, Point().on, Fixed(TIMES).on, 3, Budget(seconds=seconds), 4000)
     looks = arm.simulated(0).evaluations
     return float(numpy.mean([look.loss for look in looks if look.train_seconds > 0.9 * seconds]))
-
-
-class Texts(NamedTuple):
-    features: Array
-    labels: Indices
-    source: str
 
 
 NUM_FEATURES, BATCH, PENALTY, ALPHA = 256, 8, 1e-3, 0.1
 
 
 @functools.cache
-def load_texts(data: str, limit: int) -> Texts:
-    """At most `limit` of the texts, drawn once and for all, as hashed words; labels become 0..C-1."""
+def load_texts(data: str, limit: int) -> tuple[Array, Indices, str]:
+    """At most `limit` of the texts, drawn once and for all, as hashed words; their labels, 0..C-1; the data's name."""
     if data == "pydocs":
         documents = load_pydocs(cache_folder(None))
         rows, source = list(zip(documents.texts, documents.labels or (), strict=True)), "pydocs"
@@ -144,7 +130,7 @@ def load_texts(data: str, limit: int) -> Texts:
     classes, labels = numpy.unique(names, return_inverse=True)
     if len(classes) < 2:
         raise UsageError(f"{source} has one label only, {classes[0]!r}; give texts of two classes or more")
-    return Texts(hashed_bag_of_words(texts, NUM_FEATURES), labels.astype(numpy.int64), source)
+    return hashed_bag_of_words(texts, NUM_FEATURES), labels.astype(numpy.int64), source
 
 
 class GradientNorm(LogisticData):
@@ -156,10 +142,10 @@ class GradientNorm(LogisticData):
 
 
 def regression(data: str, limit: int, num_workers: int, seed: int) -> Instance:
-    texts = load_texts(data, limit)
+    features, labels, _ = load_texts(data, limit)
     # The shares are part of the problem: the same for all seeds, as the optimum must be.
-    shares = dirichlet_shares(texts.labels, num_workers, ALPHA, seed=0)
-    return GradientNorm(texts.features, texts.labels, shares, BATCH, PENALTY, seed)
+    shares = dirichlet_shares(labels, num_workers, ALPHA, seed=0)
+    return GradientNorm(features, labels, shares, BATCH, PENALTY, seed)
 
 
 METHODS: dict[str, tuple[rules.Rule, str]] = {  # and the learning rate of the published scripts, on MNIST
@@ -207,10 +193,10 @@ def row_of(name: str, curves: pandas.DataFrame, rate: float, rates: list[float])
     return row
 
 
-def make(flags: argparse.Namespace) -> None:
+def make(flags: Flags) -> None:
     limit, workers, seconds, looks = (2000, 12, 1500.0, 30) if flags.quick else (8000, 32, 8000.0, 80)
     num_seeds, rates = flags.seeds or (2 if flags.quick else 5), RATES[::2] if flags.quick else RATES
-    texts = load_texts(flags.data, limit)  # before anything runs: it may be refused
+    _, labels, source = load_texts(flags.data, limit)  # before anything runs: it may be refused
     rate, last = (1e-2, 6_000.0) if flags.quick else (2e-3, 30_000.0)
     rows: list[dict[str, object]] = []
     for rule, sketch in ENDINGS.items():
@@ -233,9 +219,9 @@ def make(flags: argparse.Namespace) -> None:
     finals = {key: final(of(trials, arm)) for key, arm in arms.items()}
     tuned = {name: min(rates, key=lambda rate: finals[name, rate]) for name in METHODS}
     curves = run([arms[item] for item in tuned.items()], range(num_seeds), flags.jobs)
-    classes = numpy.bincount(texts.labels)
+    classes = numpy.bincount(labels)
     note = (
-        f"{texts.source}: {len(texts.labels):,} texts, {len(classes)} classes ({'/'.join(map(str, classes))}), "
+        f"{source}: {len(labels):,} texts, {len(classes)} classes ({'/'.join(map(str, classes))}), "
         f"{NUM_FEATURES} hashed columns; {workers} workers, Dirichlet({ALPHA:g}), batch {BATCH}, penalty {PENALTY:g}; "
         f"{num_seeds} seed{'s' if num_seeds > 1 else ''}. "
         f"Squared norm of the gradient of the global loss, mean of the last fifth of {seconds:g} virtual "
@@ -245,15 +231,14 @@ def make(flags: argparse.Namespace) -> None:
     )
     write(flags.out, "ringleader", [row_of(name, curves, rate, rates) for name, rate in tuned.items()], note)
 
-    trial_rows = [(name, math.log10(rate), math.log10(norm)) for (name, rate), norm in finals.items()]
-    tuning = pandas.DataFrame(trial_rows, columns=["arm", "x", "y"]).assign(panel="tuning", seed=TUNING_SEED)
+    logs = {name: {math.log10(rate): math.log10(finals[name, rate]) for rate in rates} for name in METHODS}
+    tuning = [tidy("tuning", name, "", [of_rates]) for name, of_rates in logs.items()]
     real = curves.assign(x=curves.seconds, y=numpy.log10(curves.loss), panel="at the best learning rate")
-    table = pandas.concat([real, tuning])
     axes = {"": {"xlabel": "virtual seconds", "ylabel": "log10 of the squared norm, global gradient"}}
     axes["tuning"] = {"xlabel": "log10 of the learning rate"}
-    picture(flags.out / "ringleader.png", table, note, axes, x="x", y="y", style="arm")
+    picture(flags.out / "ringleader.png", pandas.concat([real, *tuning]), note, axes, x="x", y="y", style="arm")
 
 
 if __name__ == "__main__":
     data = {"default": "pydocs", "help": "pydocs, or a .csv or .parquet with columns text and label"}
-    sys.exit(main(make, "ringleader", __doc__, flags={"--data": data}))
+    main(make, "ringleader", __doc__, flags={"--data": data})

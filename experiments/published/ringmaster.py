@@ -14,11 +14,9 @@ gradient is fresh, "exact" is the expected f - f* after as many updates as were 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +25,7 @@ from asyncsgd.rules import DelayAdaptive, KSync, Rennala, Ringmaster, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Tridiagonal
 from asyncsgd.simulation.speeds import HalfNormal
-from reproduction import Arm, interval, main, of, picture, run, write
+from reproduction import Arm, Flags, interval, main, of, picture, run, write
 
 NUM_WORKERS = 6174
 EVERY = 10
@@ -90,7 +88,11 @@ def exact_excess(problem: Tridiagonal, learning_rate: float, batch: int, updates
 
 
 def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
-    """The prototype's mean and how far ours is from it, in standard errors of the difference."""
+    """The prototype's mean and how far ours is from it, in standard errors of the difference.
+
+    >>> beside("add", "delay-adaptive", 100, [49.0, 51.0]), f"{1.7 / math.sqrt(2 / 2 + 0.6**2 / 10):+.1f}"
+    ('48.3; +1.7', '+1.7')
+    """
     if noise == "full":
         return f"{ONE_SEED[name]:g} (1 seed)" if point == POINTS[-1] else "-"
     mean, deviation = (numbers[POINTS.index(point)] for numbers in PROTOTYPE[name][:2])
@@ -99,7 +101,7 @@ def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
     return f"{mean:g}; {(interval(values).estimate - mean) / error:+.1f}"
 
 
-def make(flags: argparse.Namespace) -> None:
+def make(flags: Flags) -> None:
     seconds, seeds = (100, flags.seeds or 2) if flags.quick else (2000, flags.seeds or 5)
     times, end = HalfNormal().on, (Budget(seconds=seconds), seconds // EVERY)
     arms = {
@@ -130,4 +132,4 @@ def make(flags: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(make, "ringmaster", __doc__))
+    main(make, "ringmaster", __doc__)
