@@ -53,17 +53,17 @@ def test_the_tables_have_a_row_per_noise_and_number_of_pairs():
 def test_the_rates_that_a_page_states_are_those_that_are_measured(example, tmp_path):
     """Of a wrong better or worse with 8 seeds, within 2 points, where the noise of one arm alone is not symmetric."""
     page = example.report(tmp_path / "report.html").read_text("utf-8")
-    benchmark = runpy.run_path(str(SCRIPT))
+    rates = runpy.run_path(str(SCRIPT))["rates"]
     for noise, told in (("lognormal", "log-normal in one arm"), ("outliers", "one run in twenty of one arm")):
         stated = float(re.search(rf"(\d+) % where (?:it is )?{told}", page)[1])
-        found = benchmark["one_arm"](noise, 8, 1_500, 0)
+        found = rates("noise in one arm alone", noise, 8, 1_500, 0)
         assert 100 * (found["better, mean 0"] + found["worse, mean 0"]) == pytest.approx(stated, abs=2)
     for noise in ("normal", "heavy"):
-        assert benchmark["false_positives"](noise, 8, 400, 0)["S1 sign-flip"] <= 0.05 + 0.02
+        assert rates("false positives at alpha = 0.05", noise, 8, 400, 0)["S1 sign-flip"] <= 0.05 + 0.02
 
 
 @pytest.mark.slow
 def test_runs_that_stop_at_the_target_are_no_sooner_by_being_looked_at_more_often():
-    *shared, own = runpy.run_path(str(SCRIPT))["stops"]("normal", 8, 400, 0).values()
+    *shared, own = runpy.run_path(str(SCRIPT))["rates"]("the same of runs that stop there", "normal", 8, 400, 0)
     assert max(shared) <= 0.05 + 0.02
     assert own > 0.5
