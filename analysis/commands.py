@@ -54,7 +54,7 @@ def carried_out(command: Callable[[], None]) -> int:
     except BrokenPipeError:  # its reader has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"error: {error.filename}: {error.strerror or error}", file=sys.stderr)
+        print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
         return 2
     return 0
 

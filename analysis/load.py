@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import judge, tables, trust, verdict
+from analysis.commands import write
 from analysis.pairs import Measure, pairs_of
 from analysis.questions import conditions, exploratory, groups
 from analysis.read import read
@@ -79,7 +80,7 @@ class Study:
         """Write the page, one file without scripts."""
         from analysis import page
 
-        Path(out).write_text(page.render(page.page(self, Path(out))), encoding="utf-8", errors="backslashreplace")
+        write(Path(out), page.render(page.page(self, Path(out))))
         return Path(out)
 
     def __repr__(self) -> str:

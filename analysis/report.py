@@ -53,16 +53,15 @@ def _run(
     study = load(runs_dir, arms.split(",") if arms else ())
     file = runs_dir / "report.html" if out is None else out
     if form == "html":
-        from analysis.page import page, render
-
-        text = render(page(study, file))
+        study.report(file)
+        print(study.verdict, file, sep="\n")
     else:
         text = f"{study.verdict}\n" if form == "sentence" else tables_of(study, form, table)
-    if form == "html" or out is not None:
-        write(file, text)
-        print(*([study.verdict] if form == "html" else []), file, sep="\n")
-    else:
-        print(text, end="", flush=True)
+        if out is None:
+            print(text, end="", flush=True)
+        else:
+            write(file, text)
+            print(file)
     if figures is not None:
         from analysis.gallery import save
 
