@@ -403,7 +403,7 @@ def refuse_others(file: Path, settings: Mapping[str, Any]) -> None:
         UsageError: if it holds others.
     """
     before, now = read_json(file) if file.is_file() else {}, json.loads(json.dumps(settings))
-    if changed := [name for name in before if before[name] != now[name]]:
+    if changed := [name for name in before if before[name] != now.get(name)]:
         told = f"holds a ladder of other settings ({', '.join(changed)}); type another --out"
         raise UsageError(f"{file.parent} {told}")
     write_json(file, now)
