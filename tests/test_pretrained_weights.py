@@ -40,7 +40,7 @@ def checkpoint(saved, tmp_path):
 
 
 def build(folder):
-    nothing = Corpus("none", Documents((), None), Documents((), None), "none")
+    nothing = Corpus("none", Documents(()), Documents(()), "none")
     tokenizer = load_tokenizer(folder, nothing, vocab_size=512, cache_dir=Path(folder).parent / "cache")
     return models.build_model(folder, tokenizer, seq_len=16, dropout=0.0, seed=0)
 

@@ -74,21 +74,15 @@ class Kind(NamedTuple):
         return [Source(data, kinds=TABLES, needs="train", takes=self.takes)], scored
 
     def counts(self, documents: Documents) -> Counter[str]:
-        return Counter(each for label in documents.labels or () for each in self.labels_of(label))
+        return Counter(each for label in documents.labels for each in self.labels_of(label))
 
 
-def stripped(where: str, columns: Mapping[str, str], value: object) -> str:
-    """The text of a row's first column."""
-    return without_surrogates(text_of(where, next(iter(columns)), value)).strip()
+def _read_text(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
+    text = without_surrogates(text_of(where, next(iter(columns)), row[0])).strip()
+    return text, label_name(where, columns, row[1], names) if text and len(columns) > 1 else ""
 
 
-def _read_labelled(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
-    text = stripped(where, columns, row[0])
-    return text, label_name(where, columns, row[1], names) if text else ""
-
-
-LABELLED = Kind(_read_labelled)
-PLAIN = Kind(lambda where, columns, row, names: (stripped(where, columns, row[0]), ""), label="")
+LABELLED, PLAIN = Kind(_read_text), Kind(_read_text, label="")
 
 
 def load_corpus(
@@ -151,7 +145,8 @@ def load_corpus(
             train, chosen = side(source, "train"), split or [*splits, "test"][0]
             sides.append((train, side(source, chosen)) if splits else split_documents(train))
         train, evaluation = map(_joined, zip(*sides, strict=True))
-    kept = without(train, evaluation)
+    scored_texts = set(evaluation.texts)
+    kept = select(train, [text not in scored_texts for text in train.texts])
     if left_out := len(train.texts) - len(kept.texts):
         notes.append(f"{left_out} training {kind.text}s that are {chosen} {kind.text}s too are left out")
     for to, documents in (("evaluate", evaluation), ("train", kept)):
@@ -184,7 +179,7 @@ def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels:
 
 
 def _joined(sides: Iterable[Documents]) -> Documents:
-    texts, labels = zip(*((side.texts, side.labels or ()) for side in sides), strict=True)
+    texts, labels = zip(*((side.texts, side.labels) for side in sides), strict=True)
     return Documents(tuple(itertools.chain(*texts)), tuple(itertools.chain(*labels)))
 
 
@@ -199,14 +194,7 @@ def split_documents(documents: Documents) -> tuple[Documents, Documents]:
 
 
 def select(documents: Documents, keep: Sequence[bool] | np.ndarray) -> Documents:
-    texts = tuple(itertools.compress(documents.texts, keep))
-    return Documents(texts, None if documents.labels is None else tuple(itertools.compress(documents.labels, keep)))
-
-
-def without(documents: Documents, others: Documents) -> Documents:
-    """The documents whose text is none of `others`."""
-    excluded = set(others.texts)
-    return select(documents, [text not in excluded for text in documents.texts])
+    return Documents(*(tuple(itertools.compress(column, keep)) for column in (documents.texts, documents.labels)))
 
 
 def evenly(total: int, limit: int) -> np.ndarray:

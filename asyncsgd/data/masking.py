@@ -15,13 +15,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """A sample and what is known of its tokens. The arrays are views, not to be changed."""
 
     ids: np.ndarray

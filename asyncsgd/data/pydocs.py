@@ -34,12 +34,17 @@ def clean_docstring(docstring: str) -> str:
 
     >>> clean_docstring('''Return twice `x`.
     ...
+    ...     .. versionadded:: 1.2
+    ...
     ...     Examples
     ...     --------
     ...     >>> twice(2)
     ...     4
+    ...
+    ...     ====  1.0
+    ...     More prose.
     ...     ''')
-    'Return twice `x`. Examples'
+    'Return twice `x`. Examples More prose.'
     """
     kept: list[str] = []
     in_example = False

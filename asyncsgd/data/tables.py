@@ -35,7 +35,7 @@ class Documents:
     """Texts in a fixed order, none of them empty, each with its label where the source has some."""
 
     texts: tuple[str, ...]
-    labels: tuple[str, ...] | None
+    labels: tuple[str, ...] = ()
 
 
 class Source:
@@ -109,7 +109,7 @@ class Source:
 
             assert cache is not None
             documents = load_pydocs(cache)
-            return [("pydocs:", row) for row in zip(documents.texts, documents.labels or (), strict=True)]
+            return [("pydocs:", row) for row in zip(documents.texts, documents.labels, strict=True)]
         if not self.is_hub:
             return [row for path in self.sides[side] for row in (read or read_table)(path, columns)]
         split = self.sides[side]
@@ -142,15 +142,29 @@ def read_table(path: Path, columns: Mapping[str, str]) -> Rows:
     Raises:
         UsageError: if the file is damaged, is not UTF-8 or lacks a column.
     """
-    name = path.name.lower()
+    name, where = path.name.lower(), str(path)
     try:
-        if name.endswith((".txt", ".txt.gz", ".jsonl")):
+        if name.endswith(".parquet"):
+            from pyarrow.parquet import ParquetFile
+
+            file = ParquetFile(path)
+            check_columns(where, columns, file.schema_arrow.names)
+            values = [column.to_pylist() for column in file.read(list(columns)).select(list(columns)).columns]
+        elif name.endswith(".csv"):
+            import pandas as pd
+
+            # A row with too many fields is only a warning to pandas, and its last fields would be lost.
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig")
+            check_columns(where, columns, table.columns)
+            values = [table[column].fillna("").tolist() for column in columns]
+        else:
             raw = path.read_bytes()
             text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode("utf-8-sig")
             if name.endswith(".jsonl"):
                 return _json_rows(path, text, columns)
-            return [(str(path), (text,)) for text in _lines_or_paragraphs(text)]
-        values = (_parquet_columns if name.endswith(".parquet") else _csv_columns)(path, columns)
+            return [(where, (part,)) for part in _lines_or_paragraphs(text)]
     except UsageError:
         raise
     except (OSError, EOFError, zlib.error, ValueError, NotImplementedError, Warning) as error:
@@ -179,25 +193,6 @@ def _json_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
             check_columns(where, columns, row)
             rows.append((where, tuple(row[column] for column in columns)))
     return rows
-
-
-def _csv_columns(path: Path, columns: Mapping[str, str]) -> list[list[Any]]:
-    import pandas as pd
-
-    # A row with too many fields is only a warning to pandas, and its last fields would be lost.
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig")
-    check_columns(str(path), columns, table.columns)
-    return [table[column].fillna("").tolist() for column in columns]
-
-
-def _parquet_columns(path: Path, columns: Mapping[str, str]) -> list[list[Any]]:
-    from pyarrow.parquet import ParquetFile
-
-    file = ParquetFile(path)
-    check_columns(str(path), columns, file.schema_arrow.names)
-    return [column.to_pylist() for column in file.read(list(columns)).select(list(columns)).columns]
 
 
 def text_of(where: str, text_column: str, value: object) -> str:

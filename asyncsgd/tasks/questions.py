@@ -86,7 +86,7 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
     texts = dict.fromkeys(text for question in train for text in (question.context, question.question))
-    learned, nothing, sides = Documents(tuple(texts), None), Documents((), None), {"train": train, "eval": evaluation}
+    learned, nothing, sides = Documents(tuple(texts)), Documents(()), {"train": train, "eval": evaluation}
     fingerprint = _fingerprint(train, evaluation)
     return QuestionCorpus(name, learned, nothing, fingerprint, notes=tuple(notes), questions=sides)
 

@@ -43,12 +43,9 @@ from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.text_task import Batch
 
-CANDIDATE_SHARE = 0.2
-SEQ_LEN = 128
+CANDIDATE_SHARE, SEQ_LEN, BATCH_ROUNDS, FIND_TEXTS = 0.2, 128, 100, 64
 TARGETS = {"tiny": 8.0, "small": 3.5}
-LOOKUP_TARGET = 1.03
-PROCESSES_TARGET = 1.8
-BATCH_ROUNDS = 100
+LOOKUP_TARGET, PROCESSES_TARGET = 1.03, 1.8
 
 Step = Callable[[int], Any]
 
@@ -96,12 +93,6 @@ class Training:
         self.task.loss(self.task.outputs(self._model, batch), batch).backward()
         self._optimizer.step()
 
-    @property
-    def batches(self) -> dict[str, Step]:
-        """Batches without a model, by row."""
-        names = {"uniform": "token", "looked up": "candidates"}
-        return {row: functools.partial(self.batch, mask) for row, mask in names.items()}
-
 
 def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, Step]:
     """What is measured, by name. Texts are made before the clock starts."""
@@ -139,10 +130,6 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> str:
     """The median of the ratios, and their range."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     return f"{statistics.median(ratios):.3f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-
-
-def told_target(target: str | None) -> str:
-    return "" if target is None else f"   target {target}"
 
 
 def save_base(tokenizer: Any, folder: Path) -> Path:
@@ -189,14 +176,10 @@ def main(argv: list[str], stop: StopRequest) -> int:
     flags.add_argument("--models", default="tiny,small", metavar="NAMES", help="what is trained (default: tiny,small)")
     flags.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each row (default: 5)")
     flags.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: 8)")
-    flags.add_argument(
-        "--find-texts", type=int, default=64, metavar="N", help="texts of the preprocessing (default: 64)"
-    )
-    flags.add_argument("--threads", type=int, default=available_cores(), metavar="N", help="of a training step")
     given = flags.parse_args(argv)
-    torch.set_num_threads(given.threads)
-    cache = cache_folder(None)
-    print(f"{available_cores()} cores, {given.threads} threads, batches of {given.batch_size} x {SEQ_LEN}", flush=True)
+    cache, cores = cache_folder(None), available_cores()
+    torch.set_num_threads(cores)
+    print(f"{cores} cores and threads, batches of {given.batch_size} x {SEQ_LEN}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         base: Find | None = None
         finder = None if given.finder is None else Ner(given.finder).prepare([], cache)
@@ -206,39 +189,37 @@ def main(argv: list[str], stop: StopRequest) -> int:
                 base = Ner(str(save_base(training.tokenizer, Path(temporary) / "base"))).prepare([], cache)
             seconds = measure(rows_of(training, base, finder), training.texts, given.rounds)
             print(f"\n{name}: milliseconds of a step, median of {given.rounds}; ratio to the lookup")
-            targets = {"looked up": f"{LOOKUP_TARGET} of uniform", "BERT-base per batch": str(TARGETS[name])}
+            targets = {
+                "looked up": f"   target {LOOKUP_TARGET} of uniform",
+                "BERT-base per batch": f"   target {TARGETS[name]}",
+            }
             for row, of in seconds.items():
                 beside = ratio(of, seconds["uniform" if row == "looked up" else "looked up"])
-                line = f"  {row:22} {1000 * statistics.median(of):8.1f}   {beside:24}{told_target(targets.get(row))}"
+                line = f"  {row:22} {1000 * statistics.median(of):8.1f}   {beside:24}{targets.get(row, '')}"
                 print(line.rstrip())
-            batches = measure(training.batches, training.texts, BATCH_ROUNDS)
+            masks = {"uniform": "token", "looked up": "candidates"}
+            steps: dict[str, Step] = {row: functools.partial(training.batch, mask) for row, mask in masks.items()}
+            batches = measure(steps, training.texts, BATCH_ROUNDS)
+            uniform, looked_up = (1000 * statistics.median(of) for of in batches.values())
             beside = ratio(batches["looked up"], batches["uniform"])
-            uniform, looked_up = (1000 * statistics.median(batches[row]) for row in ("uniform", "looked up"))
             print(
                 f"  making a batch alone: uniform {uniform:.2f}, looked up {looked_up:.2f}; ratio {beside}", flush=True
             )
-        found: dict[str, dict[int, list[float]]] = {}
-        texts = [text for index in range(-(-given.find_texts // given.batch_size)) for text in training.texts(index)]
+        texts = [text for index in range(-(-FIND_TEXTS // given.batch_size)) for text in training.texts(index)]
+        print(f"\nfinding once: milliseconds a text, median of {given.rounds}")
+        once = {}
         for what, find, number in (("BERT-base", base, 1), ("--finder", finder, 20)):
             if find is None:
                 continue
-            many = (texts * number)[: given.find_texts * number]
-            chunk = max(1, len(many) // 8)
-            taken = seconds_to_find(find, training.tokenizer, many, chunk, given.rounds, Path(temporary))
-            found[what] = {processes: [one / len(many) for one in of] for processes, of in taken.items()}
-        print(f"\nfinding once: milliseconds a text, median of {given.rounds}")
-        once = {}
-        for what, of_number in found.items():
-            one, two = once[what] = [statistics.median(of) for of in of_number.values()]
-            times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {ratio(of_number[1], of_number[2])}"
-            print(f"  {what:22} {times} times as fast{told_target(str(PROCESSES_TARGET))}")
+            many = (texts * number)[: FIND_TEXTS * number]
+            taken = seconds_to_find(find, training.tokenizer, many, len(many) // 8, given.rounds, Path(temporary))
+            one, two = once[what] = [statistics.median(of) / len(many) for of in taken.values()]
+            times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {ratio(taken[1], taken[2])}"
+            print(f"  {what:22} {times} times as fast   target {PROCESSES_TARGET}")
         row = "BERT-base per batch"
         saved = [(a - b) / given.batch_size for a, b in zip(seconds[row], seconds["looked up"], strict=True)]
-        one, two = once["BERT-base"]
-        print(
-            f"  break-even with BERT-base, {name}: after {one / statistics.median(saved):.2f} epochs with 1 process, "
-            f"{two / statistics.median(saved):.2f} with 2"
-        )
+        one, two = (of / statistics.median(saved) for of in once["BERT-base"])
+        print(f"  break-even with BERT-base, {name}: after {one:.2f} epochs with 1 process, {two:.2f} with 2")
     return 0
 
 

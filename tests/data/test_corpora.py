@@ -6,19 +6,15 @@ import json
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pandas as pd
 import pytest
 from huggingface_hub import constants
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncsgd.data import pydocs, tables
-from asyncsgd.data.corpora import LABELLED, PLAIN, limited, load_corpus, split_documents
-from asyncsgd.data.pydocs import clean_docstring, collect_docstrings, load_pydocs
+from asyncsgd.data.corpora import LABELLED, PLAIN, load_corpus, split_documents
+from asyncsgd.data.pydocs import collect_docstrings, load_pydocs
 from asyncsgd.data.tables import Documents, joined_parts, read_table
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.hatecheck import Case, load_hatecheck, scores
 from asyncsgd.tasks.token_classification import TAGGED
 
 LINES = [f"line number {number} of the first text" for number in range(200)]
@@ -166,15 +162,6 @@ def test_test_is_scored_where_it_is_there_or_validation_or_a_part_of_the_texts(t
             load(folder, LABELS, split=split)
 
 
-@given(st.integers(1, 60), st.integers(1, 60))
-def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total, limit):
-    kept = [int(text) for text in limited(Documents(tuple(map(str, range(total))), None), limit).texts]
-    assert len(kept) == min(limit, total)
-    gaps = np.diff([*kept, total])
-    assert gaps.min(initial=total) > 0
-    assert gaps.max(initial=0) - gaps.min(initial=total) <= 1
-
-
 @pytest.mark.parametrize("content", [["cold", "warm", "hot"], {"0": "cold", "1": "warm", "2": "hot"}])
 @pytest.mark.parametrize("kind", TYPES)
 def test_labels_json_names_the_numbers(tmp_path, content, kind):
@@ -290,25 +277,6 @@ def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_e
     assert load("hub:nobody/texts", ("body",), PLAIN, eval_data=str(held_out)).train.texts == ("a", "b")
 
 
-NUMPYDOC = """Compute twice the number.
-
-    .. versionadded:: 1.2
-
-    Parameters
-    ----------
-    x : float
-        The number, for example ``2``.
-
-    ====  ====
-    1.00  2.00
-
-    >>> twice(
-    ...     2)
-    the number four
-
-    More prose."""
-
-
 def prose(subject):
     return f"A sentence of more than forty characters about {subject}."
 
@@ -336,22 +304,3 @@ def test_documents_are_the_prose_of_docstrings_in_the_order_of_files_without_rep
     assert load_pydocs(tmp_path / "new") == documents
     monkeypatch.setattr(pydocs, "_package_folders", dict)
     assert load_pydocs(tmp_path / "new") == documents
-    expected = "Compute twice the number. Parameters x : float The number, for example ``2``. More prose."
-    assert clean_docstring(NUMPYDOC) == expected
-
-
-def test_hatecheck_is_read_from_a_folder_or_a_file_and_scores_each_functionality_by_itself(tmp_path):
-    names = ("slur_h", "slur_h", "slur_h", "negate_nh")
-    cases = [Case(name, "a", not name.endswith("_nh")) for name in names]
-    rows = [(name, "a", int(hateful)) for name, _, hateful in cases]
-    write(tmp_path / "h", "test.csv", rows, ("functionality", "text", "label"))
-    for place in (tmp_path / "h", tmp_path / "h" / "test.csv"):
-        assert load_hatecheck(str(place)) == cases
-    assert scores(cases, np.array([True, False, True, True])) == {
-        "accuracy": 0.5,
-        "num_cases": 4,
-        "functionalities": {
-            "negate_nh": {"accuracy": 0.0, "num_cases": 1},
-            "slur_h": {"accuracy": pytest.approx(2 / 3), "num_cases": 3},
-        },
-    }

@@ -281,5 +281,3 @@ def test_evaluation_masks_are_the_same_for_every_seed_and_in_any_grouping_and_pa
     part = masked_samples(data(samples, eval_samples=20).evaluation["main"])
     assert part.items() <= whole.items()
     assert set(part) == {tuple(row.tolist()) for row in samples.rows("ids", [int(i * 2.5) for i in range(20)])}
-    with pytest.raises(IndexError):
-        other[2]

@@ -21,7 +21,7 @@ TEXTS = tuple(
     f"of asynchronous optimisation (see section {i % 7}) follows." + " More words." * (i % 5)
     for i in range(60)
 )
-CORPUS = Corpus("texts", Documents(TEXTS[:50], None), Documents(TEXTS[50:], None), "0123456789abcdef")
+CORPUS = Corpus("texts", Documents(TEXTS[:50]), Documents(TEXTS[50:]), "0123456789abcdef")
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [line for line in sentences(120, seed=3).split("\n") if line]
 TERMS = tuple(sorted({word for text in TEXTS for word in text.rstrip(".").split() if word[0] in "bd"}))
 LEXICON = Lexicon(TERMS)
-CORPUS = Corpus("test", Documents(tuple(TEXTS[:100]), None), Documents(tuple(TEXTS[100:]), None), "")
+CORPUS = Corpus("test", Documents(tuple(TEXTS[:100])), Documents(tuple(TEXTS[100:])), "")
 TOKENIZER = train_wordpiece(TEXTS, 256)
 
 
