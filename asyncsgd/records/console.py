@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -122,6 +123,7 @@ class Recorder:
         self._sinks = [sink for sink in sinks if sink is not None]
         from tqdm import tqdm
 
+        tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a run that ends by os._exit would leave
         hidden = quiet or not samples or None  # None: unless it is a terminal
         self._bar = tqdm(total=samples, file=BestEffort(sys.stderr), unit="sample", leave=False, disable=hidden)
         self._tell = teller(folder, self._say)

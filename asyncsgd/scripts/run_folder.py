@@ -132,26 +132,20 @@ def _take(path: Path, settings: Any) -> BinaryIO:
         events = undo.enter_context(own(path))
         # Looked at again now that nobody else can change it.
         if (path / "settings.yaml").is_file():
-            if not settings.output.overwrite:
-                _refuse_to_replace(path, settings)
+            status = read_summary(path).get("status")
+            # e.g. a mistyped command: it has left nothing worth keeping
+            began = status not in (None, FAILED, INTERRUPTED) or has_trained(path)
+            if began and not settings.output.overwrite:
+                different = differences(path, settings)
+                if different or status == DONE:
+                    held = f"a run with other settings ({listed(different)})" if different else "this run already, DONE"
+                    raise UsageError(f"{path} holds {held}; type another --run-dir, or --overwrite")
             _rename(path)
             return own(path)
         if has_trained(path):
             raise foreign
         undo.pop_all()
     return events
-
-
-def _refuse_to_replace(path: Path, settings: Any) -> None:
-    status = read_summary(path).get("status")
-    if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
-        return  # e.g. a mistyped command: it has left nothing worth keeping
-    if different := differences(path, settings):
-        raise UsageError(
-            f"{path} holds a run with other settings ({listed(different)}); type another --run-dir, or --overwrite"
-        )
-    if status == DONE:
-        raise UsageError(f"{path} holds this run already, DONE; type another --run-dir, or --overwrite to run it again")
 
 
 def listed(different: Sequence[tuple[str, Any, Any]]) -> str:

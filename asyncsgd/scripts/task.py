@@ -10,8 +10,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable
-from multiprocessing.context import ForkServerContext
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
@@ -58,11 +56,20 @@ class TaskScript:
         parsed = self.flags.parse(argv, prog=command, description=description, examples=self.examples)
         settings, launch = adapt(parsed, self.flags)
         if not launch.leads:
-            return follow_leader(lambda: self.run_of(settings))
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+            from asyncsgd.execute import follow
+
+            return follow(self.run_of(settings))
         announce(settings)
-        # Its imports and ours go on side by side.
-        model = getattr(settings.task, "model_name", None)
-        context = start_fork_server(settings, launch, model, self.kind.preload)
+        from asyncsgd.runtimes import kind_of
+
+        kind, model = kind_of(settings.job.mode, settings.job.clock), getattr(settings.task, "model_name", None)
+        context = None
+        if not kind.in_one_process and (launch.rank is None or kind.has_server):
+            context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
         if model is not None:
             names = (getattr(settings.task, field, None) for field in ("data_name", "eval_data"))
             go_offline((model, " ".join(filter(None, names))))
@@ -157,17 +164,6 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     return settings, launch
 
 
-def follow_leader(run: Callable[[], Run]) -> int:
-    """Do the part of a rank of torchrun's other than 0; return the exit code."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    from asyncsgd.execute import follow
-
-    return follow(run())
-
-
 def announce(settings: Any) -> None:
     """The first line, before anything heavy is imported."""
     from asyncsgd.runtimes import Virtual, kind_of
@@ -186,18 +182,6 @@ def announce(settings: Any) -> None:
         if busy > cores:
             told += f", oversubscribed {busy / cores:.1f}x: not a measurement of speed"
     print(f"asyncsgd {__version__}  {told}", flush=True)
-
-
-def start_fork_server(
-    settings: Any, launch: Launch, model: str | None, modules: Iterable[str] = ()
-) -> ForkServerContext | None:
-    """Where workers come from, started early; None where there are none to start."""
-    from asyncsgd.runtimes import kind_of
-
-    kind = kind_of(settings.job.mode, settings.job.clock)
-    if kind.in_one_process or (launch.rank is not None and not kind.has_server):
-        return None
-    return fork_server(model, *kind.preload, *modules)
 
 
 def values_of(argv: list[str], flag: str) -> list[str]:
