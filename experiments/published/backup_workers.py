@@ -189,7 +189,8 @@ def make(flags: Flags) -> None:
     write(flags.out, "backup_workers_to_target", rows, note)
     axes = {regime: {"yscale": "log", "ylabel": f"virtual seconds until f - f* = {TARGET}"} for regime in REGIMES}
     axes[""] = {"xlabel": "N, gradients used of 100", "ylabel": "virtual seconds per gradient"}
-    how = {"x": "x", "y": "y", "style": "kind", "err_style": "bars"}
+    look = {"markers": {"closed form": ",", "measured": "o"}, "dashes": {"closed form": "", "measured": (1, 6)}}
+    how = {"x": "x", "y": "y", "style": "kind", "err_style": "bars", **look}
     picture(flags.out / "backup_workers.png", pandas.concat([*drawn, *more]), note, axes, **how)
 
 
