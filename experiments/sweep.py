@@ -162,7 +162,7 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
             counts = collections.Counter(sweep.status(run) for run in runs)
             told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
             print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {told}")
-        for run in runs:
+        for run in (run for run in runs if sweep.status(run) not in FINISHED):
             if (job := sweep.job(run, pretend=True)) is not None and job.lacks:
                 print(f"          {run.folder} is left out: {job.lacks}")
     for reference, seconds in sorted(sweep.budgets.items()):
