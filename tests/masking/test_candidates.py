@@ -23,14 +23,7 @@ from asyncsgd.data.tables import Documents
 from asyncsgd.data.tokenizer import train_byte_bpe, train_wordpiece
 from asyncsgd.data.tokens import plain_backend, rows_of
 from asyncsgd.errors import UsageError
-from asyncsgd.masking.candidates import (
-    EXAMPLES,
-    begin,
-    candidate_flags,
-    candidate_pieces,
-    find_candidates,
-    found_in,
-)
+from asyncsgd.masking.candidates import EXAMPLES, begin, candidate_flags, candidate_pieces, find_candidates, found_in
 from asyncsgd.masking.finders import Lexicon
 from asyncsgd.signals import StopRequest
 
