@@ -12,39 +12,12 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 import torch
-from doors import (
-    EASGD,
-    IA2SGD,
-    SSP,
-    Asynchronous,
-    Constant,
-    DelayAdaptive,
-    DiLoCo,
-    Exponential,
-    FedBuff,
-    FixedDelay,
-    Heterogeneous,
-    Instance,
-    KAsync,
-    KBatchAsync,
-    KSync,
-    LocalSGD,
-    Power,
-    Rennala,
-    Reply,
-    Rescaled,
-    Ringleader,
-    Ringmaster,
-    Rule,
-    ShiftedExponential,
-    Start,
-    Synchronous,
-    drawn,
-    simulated,
-)
+from doors import Constant, Exponential, Heterogeneous, Power, ShiftedExponential, asyncsgd, drawn, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import linalg
+
+rules = asyncsgd.rules
 
 
 def fixed(*seconds):
@@ -67,7 +40,7 @@ def in_order(order, num_workers):
     return drawn(num_workers, lambda worker, draw: seconds[worker][draw])
 
 
-class Modes(Instance):
+class Modes(asyncsgd.Instance):
     """Independent modes: f(x) = sum_j a_j x_j^2 / 2, from x = 1; or from 0, where sample 0 has 1 added (an impulse)."""
 
     def __init__(self, curvatures, num_workers=1, impulse=False):
@@ -107,7 +80,7 @@ def delays_of(done, worker):
 
 def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_share():
     num_workers, seconds = 10, np.sqrt(np.arange(1, 11))
-    done = run(Asynchronous(), Power(0.5).on(num_workers, 0), seconds=400.0)
+    done = run(rules.Asynchronous(), Power(0.5).on(num_workers, 0), seconds=400.0)
     shares = (1 / seconds) / (1 / seconds).sum()
     for worker in range(num_workers):
         delays = delays_of(done, worker)
@@ -118,7 +91,7 @@ def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_sh
 
 @pytest.mark.parametrize("rates", [[1.0] * 5, [3.0, 1.0, 0.5]])
 def test_at_exponential_speeds_a_workers_delays_are_geometric_with_its_share_of_the_rates(rates):
-    done = run(Asynchronous(), of_rates(rates, seed=1), samples=6000)
+    done = run(rules.Asynchronous(), of_rates(rates, seed=1), samples=6000)
     for worker, rate in enumerate(rates):
         share, delays = rate / sum(rates), delays_of(done, worker)[1:]  # the first one starts with everybody's
         number, counts = len(delays), Counter(delays)
@@ -133,7 +106,7 @@ def test_at_exponential_speeds_a_workers_delays_are_geometric_with_its_share_of_
 def test_ringleader_attains_two_n_minus_two(num_workers):
     found = 0
     for seed in range(20):
-        done = run(Ringleader(), Exponential().on(num_workers, seed), samples=300)
+        done = run(rules.Ringleader(), Exponential().on(num_workers, seed), samples=300)
         found = max(found, max(delay for event in done.events for _, delay in event.uses))
     assert found == 2 * num_workers - 2
 
@@ -150,7 +123,9 @@ def size(points, first, number):
 @pytest.mark.parametrize("delay", range(17))
 def test_fixed_delay_is_stable_just_below_two_sin_pi_over_two_times_two_tau_plus_one_and_not_just_above(delay):
     period, steps = 4 * delay + 2, 60 * (4 * delay + 2)
-    done = run(FixedDelay(delay), Constant().on(1, 0), Modes([limit(delay) * 0.97, limit(delay) * 1.03]), samples=steps)
+    done = run(
+        rules.FixedDelay(delay), Constant().on(1, 0), Modes([limit(delay) * 0.97, limit(delay) * 1.03]), samples=steps
+    )
     middle, end = size(done.points, steps // 2, period), size(done.points, steps - period, period)
     assert end[0] < middle[0] / 2
     assert end[1] > middle[1] * 2
@@ -176,7 +151,7 @@ def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equati
     # The variance is eta^2 sigma^2 sum_k h_k^2, h the response to one impulse of noise: exact, nothing is averaged.
     rate, steps = 0.5, [0.02, 0.2, 0.6 * limit(delay)]
     done = run(
-        FixedDelay(delay),
+        rules.FixedDelay(delay),
         Exponential().on(num_workers, 0),
         Modes(np.array(steps) / rate, num_workers, impulse=True),
         learning_rate=rate,
@@ -200,7 +175,7 @@ def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exac
     steps = np.array([0.1, 0.7, 2.0])
     mean, orders = np.zeros((updates + 1, 3)), list(itertools.product(range(num_workers), repeat=updates))
     for order in orders:
-        done = run(Asynchronous(), in_order(order, num_workers), Modes(steps, num_workers), seconds=updates + 0.5)
+        done = run(rules.Asynchronous(), in_order(order, num_workers), Modes(steps, num_workers), seconds=updates + 0.5)
         assert [event.worker for event in done.events] == list(order)
         mean += done.points / len(orders)
     momentum = 1 - 1 / num_workers
@@ -218,7 +193,7 @@ SECONDS = (1.0, 2.3, 5.1)
 
 
 @pytest.mark.parametrize("num_local_steps", [1, 2, 5, 20])
-@pytest.mark.parametrize("of", [LocalSGD, lambda h: DiLoCo(h, 0.7, 0.5)], ids=["local_sgd", "diloco"])
+@pytest.mark.parametrize("of", [rules.LocalSGD, lambda h: rules.DiLoCo(h, 0.7, 0.5)], ids=["local_sgd", "diloco"])
 def test_local_sgd_stops_at_the_drift_weighted_optimum_and_not_at_the_optimum(of, num_local_steps):
     rate = 0.2
     done = run(of(num_local_steps), fixed(*SECONDS), Heterogeneous().on(3, 0), learning_rate=rate,
@@ -256,14 +231,14 @@ def accepted_weights(done, factor):
 @pytest.mark.parametrize(
     ("rule", "expected", "tolerance"),
     [
-        (Synchronous(), 0.5714, 0.0001),
-        (KSync(quorum=3), 0.5714, 0.0001),
-        (KAsync(quorum=3), 0.5714, 0.0001),
-        (Ringleader(), 0.5714, 0.0001),
-        (IA2SGD(), 0.5714, 0.001),
-        (Rescaled(), 0.5735, 0.004),
-        (SSP(slack=1), 0.568, 0.004),
-        (SSP(slack=3), 0.568, 0.004),
+        (rules.Synchronous(), 0.5714, 0.0001),
+        (rules.KSync(quorum=3), 0.5714, 0.0001),
+        (rules.KAsync(quorum=3), 0.5714, 0.0001),
+        (rules.Ringleader(), 0.5714, 0.0001),
+        (rules.IA2SGD(), 0.5714, 0.001),
+        (rules.Rescaled(), 0.5735, 0.004),
+        (rules.SSP(slack=1), 0.568, 0.004),
+        (rules.SSP(slack=3), 0.568, 0.004),
     ],
     ids=str,
 )
@@ -275,17 +250,17 @@ def test_where_rules_settle_on_workers_that_disagree(rule, expected, tolerance):
 @pytest.mark.parametrize(
     ("rule", "factor"),
     [
-        (Asynchronous(), lambda delay: 1.0),
-        (DelayAdaptive(), lambda delay: 3 / max(3, delay)),
-        (FedBuff(buffer=2, num_local_steps=1), lambda delay: (1 + delay) ** -0.5),
-        (FedBuff(buffer=3, num_local_steps=1), lambda delay: (1 + delay) ** -0.5),
-        (Ringmaster(threshold=3), lambda delay: 1.0),
-        (Ringmaster(threshold=4), lambda delay: 1.0),
-        (Ringmaster(threshold=3, stops=True), lambda delay: 1.0),
-        (Rennala(batch=4), lambda delay: 1.0),
-        (KBatchAsync(batch=2), lambda delay: 1.0),
+        (rules.Asynchronous(), lambda delay: 1.0),
+        (rules.DelayAdaptive(), lambda delay: 3 / max(3, delay)),
+        (rules.FedBuff(buffer=2, num_local_steps=1), lambda delay: (1 + delay) ** -0.5),
+        (rules.FedBuff(buffer=3, num_local_steps=1), lambda delay: (1 + delay) ** -0.5),
+        (rules.Ringmaster(threshold=3), lambda delay: 1.0),
+        (rules.Ringmaster(threshold=4), lambda delay: 1.0),
+        (rules.Ringmaster(threshold=3, stops=True), lambda delay: 1.0),
+        (rules.Rennala(batch=4), lambda delay: 1.0),
+        (rules.KBatchAsync(batch=2), lambda delay: 1.0),
     ],
-    ids=lambda value: str(value) if isinstance(value, Rule) else "factor",
+    ids=lambda value: str(value) if isinstance(value, asyncsgd.Rule) else "factor",
 )
 def test_a_rule_settles_at_the_optimum_weighted_with_what_it_takes_of_each_worker(rule, factor):
     found, done = settled(rule, 0.004)
@@ -294,7 +269,7 @@ def test_a_rule_settles_at_the_optimum_weighted_with_what_it_takes_of_each_worke
 
 def test_elastic_averaging_has_the_bias_of_frequency_in_the_limit_of_small_steps():
     # Of first order in the step, .3706 at .004 and .42 at .04, as replicas stay apart; extrapolated linearly to 0.
-    near, far = (settled(EASGD(alpha=0.3, num_local_steps=1), rate, 6000)[0] for rate in (0.006, 0.012))
+    near, far = (settled(rules.EASGD(alpha=0.3, num_local_steps=1), rate, 6000)[0] for rate in (0.006, 0.012))
     assert 2 * near - far == pytest.approx(weighted_optimum(SHARES.tolist()), abs=0.003)
 
 
@@ -305,7 +280,7 @@ def test_outer_nesterov_is_stable_iff_rate_times_p_is_below_its_limit(momentum, 
     inner = 0.9
     share = 1 - (1 - inner) ** num_local_steps  # P of a mode of curvature 1
     for factor, grows in ((0.98, False), (1.02, True)):
-        rule = DiLoCo(num_local_steps, bound * factor / share, momentum)
+        rule = rules.DiLoCo(num_local_steps, bound * factor / share, momentum)
         done = run(rule, Constant().on(2, 0), Modes([1.0], 2), learning_rate=inner, samples=800 * num_local_steps)
         assert (size(done.points, 380, 20) > size(done.points, 200, 20)).item() == grows
 
@@ -316,7 +291,7 @@ def easgd_bound(rate):
 
 
 def grows_under_easgd(alpha, rate, num_workers):
-    done = run(EASGD(alpha, 1), Constant().on(num_workers, 0), Modes([1.0], num_workers), learning_rate=rate,
+    done = run(rules.EASGD(alpha, 1), Constant().on(num_workers, 0), Modes([1.0], num_workers), learning_rate=rate,
                samples=500 * num_workers)  # fmt: skip
     end, middle = size(done.points, 480 * num_workers, 20), size(done.points, 200 * num_workers, 20)
     return bool(end > middle) and bool(end > 1e-6)
@@ -331,7 +306,7 @@ def test_easgd_in_round_robin_is_stable_up_to_the_published_bound_and_above_it(r
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactlyCompensated(Rule):
+class ExactlyCompensated(asyncsgd.Rule):
     """DC-ASGD with the Hessian itself: g + H (x - x_start)."""
 
     name, needs_points = "exactly_compensated", True
@@ -342,7 +317,9 @@ class ExactlyCompensated(Rule):
         assert arrival.start_point is not None
         hessian = torch.tensor(self.hessian, dtype=torch.float64)
         moved = view.parameters - arrival.start_point
-        return Reply(arrival.gradient + hessian * moved, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        return asyncsgd.Reply(
+            arrival.gradient + hessian * moved, uses=(arrival.dispatch,), start=(asyncsgd.Start(arrival.worker),)
+        )
 
 
 @given(num_workers=st.integers(1, 8), seed=st.integers(0, 10**6))
@@ -363,7 +340,7 @@ def test_compensation_with_the_exact_hessian_undoes_every_delay(num_workers, see
 @given(seconds=st.lists(st.integers(1, 9), min_size=1, max_size=6), batch=st.integers(1, 12))
 @settings(deadline=None, max_examples=40)
 def test_a_round_of_rennala_takes_the_first_time_by_which_all_could_have_made_a_batch(seconds, batch):
-    done = run(Rennala(batch), fixed(*map(float, seconds)), samples=6 * batch + len(seconds))
+    done = run(rules.Rennala(batch), fixed(*map(float, seconds)), samples=6 * batch + len(seconds))
     number = next(t for t in range(1, 200) if sum(t // each for each in seconds) >= batch)
     assert done.times[:7].tolist() == [number * k for k in range(7)]
     ordered = sorted(seconds)
@@ -376,7 +353,7 @@ def test_a_round_of_rennala_takes_the_first_time_by_which_all_could_have_made_a_
 @settings(deadline=None, max_examples=40)
 def test_with_fixed_speeds_stale_synchronous_passes_n_over_the_slowest_time_whatever_its_slack(seconds, slack, rounds):
     slowest, num_workers = max(seconds), len(seconds)
-    done = run(SSP(slack), fixed(*map(float, seconds)), seconds=float(rounds * slowest))
+    done = run(rules.SSP(slack), fixed(*map(float, seconds)), seconds=float(rounds * slowest))
     clocks = Counter(event.worker for event in done.events)
     assert min(clocks.values()) == rounds  # the slowest never waits
     assert max(clocks.values()) <= rounds + slack + 1
@@ -399,7 +376,9 @@ def order_statistic(shift, quorum):
 
 def seconds_per_update(rule, speeds, updates=900):
     """The seconds of each update."""
-    gradients = updates * getattr(rule, "batch", getattr(rule, "quorum", P if isinstance(rule, Synchronous) else 1))
+    gradients = updates * getattr(
+        rule, "batch", getattr(rule, "quorum", P if isinstance(rule, rules.Synchronous) else 1)
+    )
     done = run(rule, SPEEDS[speeds].on(P, 5), samples=gradients + P)
     return np.diff(done.times)[:updates]
 
@@ -413,17 +392,17 @@ def assert_mean(times, mean, deviation):
 def test_a_round_of_k_sync_takes_the_kth_order_statistic(quorum, speeds):
     mean, deviation = order_statistic(speeds == "shifted", quorum)
     assert mean == pytest.approx((speeds == "shifted") + harmonic(P) - harmonic(P - quorum))
-    assert_mean(seconds_per_update(KSync(quorum), speeds), mean, deviation)
+    assert_mean(seconds_per_update(rules.KSync(quorum), speeds), mean, deviation)
     if quorum == P:
-        assert_mean(seconds_per_update(Synchronous(), speeds), mean, deviation)
+        assert_mean(seconds_per_update(rules.Synchronous(), speeds), mean, deviation)
 
 
 @pytest.mark.parametrize("quorum", QUORUMS)
 def test_k_async_at_exponential_speeds_takes_as_long_as_k_sync(quorum):
-    assert_mean(seconds_per_update(KAsync(quorum), "exponential"), *order_statistic(0.0, quorum))
+    assert_mean(seconds_per_update(rules.KAsync(quorum), "exponential"), *order_statistic(0.0, quorum))
 
 
 @pytest.mark.parametrize("quorum", QUORUMS)
-@pytest.mark.parametrize("of", [Rennala, KBatchAsync])
+@pytest.mark.parametrize("of", [rules.Rennala, rules.KBatchAsync])
 def test_k_batches_at_exponential_speeds_take_k_over_p(of, quorum):
     assert_mean(seconds_per_update(of(quorum), "exponential"), quorum / P, math.sqrt(quorum) / P)

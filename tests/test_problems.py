@@ -16,7 +16,6 @@ from doors import (
     Tridiagonal,
     dirichlet_shares,
     hashed_bag_of_words,
-    parse_problem,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -270,9 +269,3 @@ def test_hashed_bags_count_lower_cased_words_and_have_length_one():
     assert bags[0][bags[2].argmax()] ** 2 == pytest.approx(1 / 14)
     texts = ["asynchronous SGD with stale gradients", "zażółć gęślą jaźń \udc80"]
     assert zlib.crc32(hashed_bag_of_words(texts, 64).tobytes()) == 1562669606  # in every process
-
-
-@pytest.mark.parametrize("problem", PROBLEMS + SMALL, ids=str)
-def test_the_text_of_a_problem_means_that_problem(problem):
-    assert parse_problem(str(problem)) == problem
-    assert parse_problem(problem.name) == type(problem)()

@@ -9,29 +9,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from doors import (
-    DANA,
-    DCASGD,
-    EASGD,
-    SSP,
-    Asynchronous,
-    DiLoCo,
-    Downpour,
-    Exponential,
-    KAsync,
-    KSync,
-    LocalSGD,
-    OrMo,
-    Quadratic,
-    Rennala,
-    Ringmaster,
-    Synchronous,
-    simulated,
-)
+from doors import Exponential, Quadratic, asyncsgd, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+rules = asyncsgd.rules
 LEARNING_RATE = 0.125
 PROBLEM = Quadratic(dimension=5, condition=8.0, noise=0.5)
 
@@ -65,13 +48,15 @@ def exponential(num_workers, seed):
     return Exponential().on(num_workers, seed)
 
 
-@pytest.mark.parametrize("of", [KSync, lambda n: KSync(n, interrupt=False), KAsync, lambda n: KSync(n + 3)])
+@pytest.mark.parametrize(
+    "of", [rules.KSync, lambda n: rules.KSync(n, interrupt=False), rules.KAsync, lambda n: rules.KSync(n + 3)]
+)
 @several
 @settings_
 def test_r2_a_quorum_of_all_workers_is_synchronous_bit_for_bit(of, num_workers, seed):
     # Whole rounds: of a last one without samples for all, Synchronous takes what there is and a quorum is not reached.
-    samples, rules = 9 * num_workers, (of(num_workers), Synchronous())
-    ours, synchronous = (run(rule, exponential(num_workers, seed), samples=samples) for rule in rules)
+    samples, both = 9 * num_workers, (of(num_workers), rules.Synchronous())
+    ours, synchronous = (run(rule, exponential(num_workers, seed), samples=samples) for rule in both)
     assert torch.equal(ours.points, synchronous.points)
     assert [event.train_seconds for event in ours.events] == [event.train_seconds for event in synchronous.events]
     assert set(ours.delays) == {0}
@@ -82,7 +67,7 @@ def test_r2_a_quorum_of_all_workers_is_synchronous_bit_for_bit(of, num_workers, 
 def test_r3_one_local_step_is_synchronous_sgd_and_diloco_without_outer_momentum_is_local_sgd(num_workers, seed):
     local, post, diloco, synchronous = (
         run(rule, exponential(num_workers, seed), samples=9 * num_workers)
-        for rule in (LocalSGD(1), LocalSGD(9, post=100), DiLoCo(1, 1.0, 0.0), Synchronous())
+        for rule in (rules.LocalSGD(1), rules.LocalSGD(9, post=100), rules.DiLoCo(1, 1.0, 0.0), rules.Synchronous())
     )
     assert torch.equal(local.points, diloco.points)
     assert torch.equal(local.points, post.points)
@@ -93,8 +78,8 @@ def test_r3_one_local_step_is_synchronous_sgd_and_diloco_without_outer_momentum_
 @settings_
 def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the_learning_rate(num_workers, seed):
     samples = 12 * num_workers
-    ours = run(SSP(slack=0), exponential(num_workers, seed), samples=samples, learning_rate=0.02)
-    bulk = run(Synchronous(), exponential(num_workers, seed), samples=samples, learning_rate=0.02 * num_workers)
+    ours = run(rules.SSP(slack=0), exponential(num_workers, seed), samples=samples, learning_rate=0.02)
+    bulk = run(rules.Synchronous(), exponential(num_workers, seed), samples=samples, learning_rate=0.02 * num_workers)
     close(ours.points[::num_workers], bulk.points)
     assert ours.delays == list(range(num_workers)) * 12
 
@@ -102,7 +87,9 @@ def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the
 @several
 @settings_
 def test_r6_downpour_that_pushes_and_fetches_every_minibatch_is_asynchronous(num_workers, seed):
-    ours, asynchronous = (run(rule, exponential(num_workers, seed)) for rule in (Downpour(1, 1), Asynchronous()))
+    ours, asynchronous = (
+        run(rule, exponential(num_workers, seed)) for rule in (rules.Downpour(1, 1), rules.Asynchronous())
+    )
     close(ours.points, asynchronous.points)
     assert ours.delays == asynchronous.delays
 
@@ -133,8 +120,8 @@ def fastest_of_each_round(num_workers, seed, quorum, updates):
 @several
 @settings_
 def test_r7_ringmaster_with_threshold_one_and_stops_is_rennala_of_one_and_the_fastest_of_n(num_workers, seed):
-    rules = (Ringmaster(1, stops=True), Rennala(1), KSync(1))
-    ringmaster, rennala, one_sync = (run(rule, exponential(num_workers, seed), samples=90) for rule in rules)
+    three = (rules.Ringmaster(1, stops=True), rules.Rennala(1), rules.KSync(1))
+    ringmaster, rennala, one_sync = (run(rule, exponential(num_workers, seed), samples=90) for rule in three)
     assert torch.equal(ringmaster.points[:61], rennala.points[:61])  # near the end samples run out in other orders
     assert torch.equal(rennala.points, one_sync.points)
     points, times = fastest_of_each_round(num_workers, seed, 1, 60)
@@ -147,23 +134,25 @@ def test_r7_ringmaster_with_threshold_one_and_stops_is_rennala_of_one_and_the_fa
 def test_r8_k_sync_is_backup_workers_and_m_synchronous_the_first_k_of_every_round(num_workers, quorum, seed):
     quorum = min(quorum, num_workers)
     samples = 15 * quorum + num_workers
-    ours = run(KSync(quorum), exponential(num_workers, seed), samples=samples)
+    ours = run(rules.KSync(quorum), exponential(num_workers, seed), samples=samples)
     points, times = fastest_of_each_round(num_workers, seed, quorum, 15)
     close(ours.points[:16], points)
     assert ours.times[:16].tolist() == times
 
 
-@pytest.mark.parametrize("rule", [DCASGD(0.0), DCASGD(0.0, adaptive=True), DANA(0.0), OrMo(0.0)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [rules.DCASGD(0.0), rules.DCASGD(0.0, adaptive=True), rules.DANA(0.0), rules.OrMo(0.0)], ids=str
+)
 @several
 @settings_
 def test_r9_without_compensation_or_momentum_it_is_asynchronous_bit_for_bit(rule, num_workers, seed):
-    ours, asynchronous = (run(each, exponential(num_workers, seed)) for each in (rule, Asynchronous()))
+    ours, asynchronous = (run(each, exponential(num_workers, seed)) for each in (rule, rules.Asynchronous()))
     assert torch.equal(ours.points, asynchronous.points)
 
 
 @pytest.mark.parametrize("beta", [0.3, 0.9])
 def test_r9_dana_with_one_worker_starts_where_torchs_nesterov_looks_ahead_to(beta):
-    ours = run(DANA(beta), exponential(1, 0))
+    ours = run(rules.DANA(beta), exponential(1, 0))
     parameter = nn.Parameter(torch.from_numpy(PROBLEM.on(1, 0).initial()))
     optimizer = torch.optim.SGD([parameter], lr=LEARNING_RATE, momentum=beta, nesterov=True)
     for _, index, point, _ in ours.computed:  # torch's parameters are the look-ahead points
@@ -177,7 +166,7 @@ def test_r9_dana_with_one_worker_starts_where_torchs_nesterov_looks_ahead_to(bet
 @given(num_workers=st.integers(1, 5), num_local_steps=st.integers(1, 4), seed=st.integers(0, 10**6))
 @settings_
 def test_r12_elastic_averaging_without_force_is_n_independent_runs(num_workers, num_local_steps, seed):
-    ours = run(EASGD(0.0, num_local_steps), exponential(num_workers, seed))
+    ours = run(rules.EASGD(0.0, num_local_steps), exponential(num_workers, seed))
     assert torch.equal(ours.points, ours.points[:1].expand_as(ours.points))  # the centre stays
     for worker in {event.worker for event in ours.events}:
         points = ours.points_of(worker)
@@ -195,7 +184,7 @@ def test_r12_elastic_averaging_without_force_is_n_independent_runs(num_workers, 
 def test_r16_once_all_gradients_are_in_ormo_is_momentum_sgd_on_the_groups_in_order(
     num_workers, seed, samples, beta, group
 ):
-    ours = run(OrMo(beta, group), exponential(num_workers, seed), samples=samples, learning_rate=0.01)
+    ours = run(rules.OrMo(beta, group), exponential(num_workers, seed), samples=samples, learning_rate=0.01)
     size = group or num_workers
     groups = defaultdict(lambda: np.zeros(5))
     for event, (*_, gradient) in zip(ours.events, ours.computed, strict=True):

@@ -13,6 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from doors import (
+    ALL,
     PROBLEMS,
     SPEEDS,
     Constant,
@@ -24,6 +25,7 @@ from doors import (
     Network,
     Outages,
     Pareto,
+    Polynomial,
     Power,
     ShiftedExponential,
     Slow,
@@ -31,6 +33,8 @@ from doors import (
     TwoGroups,
     UsageError,
     asyncsgd,
+    parse_problem,
+    parse_rule,
     parse_speeds,
 )
 from hypothesis import given, settings
@@ -202,15 +206,23 @@ def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speed
     assert [slow.stretched(worker, 4, 0.25) for worker in range(3)] == [0.25, 1.25, 0.25]
 
 
-@pytest.mark.parametrize("speeds", [*SPEEDS, Trace("runs/a=b"), Exponential(0.1 + 0.2), Slow(3, 1.5)], ids=str)
-def test_the_text_of_a_model_is_read_back_to_an_equal_one(speeds):
-    assert parse_speeds(str(speeds)) == speeds
+READ = dict.fromkeys(SPEEDS, parse_speeds) | dict.fromkeys(PROBLEMS, parse_problem) | dict.fromkeys(ALL, parse_rule)
+NAMED = [*READ, *asyncsgd.rules.PEERS]
+OTHERS = {Trace("runs/a=b"): parse_speeds, Exponential(0.1 + 0.2): parse_speeds, Polynomial(1e-7): parse_rule}
 
 
-@pytest.mark.parametrize("named", [*SPEEDS, *PROBLEMS, *asyncsgd.rules.PEERS, Leave(0, 1.0)], ids=str)
+@pytest.mark.parametrize(("named", "read"), (READ | OTHERS).items(), ids=str)
+def test_the_text_of_what_has_a_name_is_read_back_to_an_equal_one(named, read):
+    assert read(str(named)) == named
+    if named in PROBLEMS:
+        assert read(named.name) == type(named)()
+
+
+@pytest.mark.parametrize("named", [*NAMED, Leave(0, 1.0)], ids=str)
 def test_a_number_that_is_none_or_is_below_all_bounds_is_refused_by_its_name(named):
     for field in dataclasses.fields(named):
-        for value in (math.nan, math.inf, -1e9) if isinstance(getattr(named, field.name), int | float) else ():
+        known = type(getattr(named, field.name)) in (int, float)
+        for value in (math.nan, math.inf, -1e9) if known else ():
             with pytest.raises(ValueError, match=f"^{field.name} must be .*, got {value}$"):
                 dataclasses.replace(named, **{field.name: value})
 

@@ -9,8 +9,9 @@ Shapes: N workers, P parameters (gaps of the flat vector included).
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from asyncsgd.schedules import Schedule
 R = TypeVar("R", bound=PeerRule)
 
 
-class Peers(Generic[R]):
+class Peers(abc.ABC, Generic[R]):
     """The method of a run without a server. All workers take part from beginning to end.
 
     Args:
@@ -73,25 +74,25 @@ class Peers(Generic[R]):
         self._waited, self._draws = [0.0] * num_workers, [0] * num_workers
         self._is_cut = False
 
+    @abc.abstractmethod
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         """Step with a gradient, and exchange what is to be exchanged.
 
         Returns:
             The learning rate of the step, who is to start a gradient now, and whether what is evaluated has changed.
         """
-        raise NotImplementedError
 
     def _point(self, worker: int) -> Tensor:
         """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
-        raise NotImplementedError
+        return self._vectors[worker]
 
     def _rate(self, worker: int) -> float | None:
         """The learning rate of `worker`'s next step, where that is known when it starts."""
         return None
 
-    def _work(self, worker: int, dispatch: int, batches: tuple[Any, ...]) -> Work:
-        point, draw = self._point(worker), self._draws[worker]
-        return Work(worker, dispatch, self.versions[worker], 1, batches, point, None, self._clock(), draw)
+    def _place(self, worker: int) -> tuple[int, float]:
+        """Which of the gradients that are timed together `worker` starts, from 0, and when the first of them began."""
+        return 0, self._clock()
 
     def _sum(self) -> Tensor:
         """N times the mean, new."""
@@ -186,7 +187,10 @@ class Peers(Generic[R]):
         if not number:
             return None
         self._waiting.remove(worker)
-        self.in_flight[worker] = work = self._work(worker, self._num_dispatches, batches)
+        (before, began), dispatch, point = self._place(worker), self._num_dispatches, self._point(worker)
+        draw = self._draws[worker] - before
+        work = Work(worker, dispatch, self.versions[worker], before + 1, batches, point, None, began, draw)
+        self.in_flight[worker] = work
         self._num_dispatches += 1
         self._draws[worker] += 1
         return work

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asyncsgd.errors import UsageError
-from asyncsgd.flights import Arrived, Work
+from asyncsgd.flights import Arrived
 from asyncsgd.methods.peers import Peers, sum_of
 from asyncsgd.rules.peers import StreamingDiLoCo
 
@@ -58,19 +57,15 @@ class Streaming(Peers[StreamingDiLoCo]):
         # was mixed last, and the steps that it has begun since.
         self._since: list[tuple[float, int]] = [(0.0, 0)] * number
 
-    def _point(self, worker: int) -> Tensor:
-        return self._vectors[worker]  # it changes with its own steps alone, and between them
-
     def _rate(self, worker: int) -> float:
         return self._schedule((self._num_workers * self._steps[worker] + 1) * self._batch_size)
 
-    def _work(self, worker: int, dispatch: int, batches: tuple[Any, ...]) -> Work:
-        """The seconds that it takes are those of all its steps since it was mixed last."""
+    def _place(self, worker: int) -> tuple[int, float]:
+        """All its steps since it was mixed last are timed together."""
         since, number = self._since[worker]
         self._since[worker] = since, number + 1
         self._waited[worker] = (self._clock() if number else since) - self._idle_since[worker]
-        point, draw = self._point(worker), self._draws[worker]
-        return Work(worker, dispatch, self.versions[worker], number + 1, batches, point, None, since, draw - number)
+        return number, since
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         """An inner step is done: send what is to be sent, then receive what is due or wait for it, then go on."""
