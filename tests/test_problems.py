@@ -24,7 +24,6 @@ WORKERS = 5
 SMALL = (
     Tridiagonal(dimension=7, noise=0.3),
     Tridiagonal(dimension=7, noise=0.3, noise_kind="full"),
-    Tridiagonal(dimension=7, noise=0.25, noise_kind="last"),
     Quadratic(dimension=4, curvature=2.0, condition=5.0, noise=0.3),
     Mode(curvature=0.7, noise=0.3),
     Heterogeneous(noise=0.3),
@@ -35,16 +34,14 @@ every_small = pytest.mark.parametrize("problem", SMALL, ids=str)
 
 
 def point(instance):
-    """The start, disturbed; its last coordinates stay zero where they are, so that `last` noise has something to do."""
+    """The start, disturbed."""
     x = instance.initial()
-    return x + (x != 0) * 0.5 + 0.3 * np.random.default_rng(5).normal(size=len(x)) * (np.arange(len(x)) <= len(x) // 2)
+    return x + (x != 0) * 0.5 + 0.3 * np.random.default_rng(5).normal(size=len(x))
 
 
 def noiseless(problem):
     """Without noise added to the gradient; what is drawn from data stays."""
-    if isinstance(problem, Tridiagonal | Quadratic | Mode | Heterogeneous):
-        return dataclasses.replace(problem, noise=float(getattr(problem, "noise_kind", "") == "last"))
-    return problem
+    return dataclasses.replace(problem, noise=0.0) if hasattr(problem, "noise") else problem
 
 
 def sample(instance, x, worker, index):
@@ -154,12 +151,6 @@ def test_at_the_optimum_the_excess_and_the_gradient_are_zero(problem):
     assert instance.loss(instance.initial()) > 0
 
 
-def test_the_tridiagonal_problem_starts_at_442_8_above_its_minimum():
-    instance = Tridiagonal().on(6174, seed=0)
-    start = 1729 / 4 + math.sqrt(1729) / 4 + (1 - 1 / 1730) / 8
-    assert instance.loss(instance.initial()) == pytest.approx(start, rel=1e-13) == pytest.approx(442.8, abs=0.05)
-
-
 @pytest.mark.parametrize("dimension", [1, 2, 3, 40])
 def test_the_tridiagonal_problem_is_the_dense_quadratic(dimension):
     matrix = (2 * np.eye(dimension) - np.eye(dimension, k=1) - np.eye(dimension, k=-1)) / 4
@@ -175,22 +166,6 @@ def test_the_tridiagonal_problem_is_the_dense_quadratic(dimension):
     np.testing.assert_allclose(gradient, matrix @ x - slope, rtol=1e-12, atol=1e-15)
     assert value == pytest.approx(0.5 * x @ matrix @ x - slope @ x - minimum, rel=1e-12)
     assert instance.loss(x) == pytest.approx(value, rel=1e-12)
-
-
-@pytest.mark.parametrize(("nonzero", "progress"), [((), 0), ((0,), 1), ((0, 2), 3), ((4,), 5)])
-def test_last_noise_multiplies_exactly_the_coordinates_beyond_the_last_nonzero_one(nonzero, progress):
-    instance = Tridiagonal(dimension=5, noise=0.25, noise_kind="last").on(1, seed=0)
-    x = np.zeros(5)
-    x[list(nonzero)] = 1.0
-    exact = instance.exact_gradient(x)
-    revealed = 0
-    for index in range(400):
-        gradient = sample(instance, x, 0, index)[1]
-        assert np.array_equal(gradient[:progress], exact[:progress])
-        assert np.array_equal(gradient[progress:], 4 * exact[progress:]) or not gradient[progress:].any()
-        revealed += bool(gradient[progress:].any())
-    if progress < 5:
-        assert abs(revealed - 100) < 5 * math.sqrt(400 * 0.25 * 0.75)
 
 
 def test_heterogeneous_quadratics_have_their_optimum_at_4_over_7():

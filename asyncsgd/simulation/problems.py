@@ -30,11 +30,8 @@ _BLOCK = 64
 class ClosedForm(Problem, Instance):
     """Base of the problems that have formulas. `on` gives a copy that knows its workers and has its noise.
 
-    Noise of one `noise_kind` is added to a gradient g, with s = `noise`:
-
-        add    g + s z, z standard normal, the same in every coordinate (a rank-one covariance)
-        full   g + s z, z standard normal in R^P: the same total variance
-        last   g_j B/s for the coordinates j beyond the last non-zero one of x, B Bernoulli(s)
+    Noise of one `noise_kind` is added to a gradient g, with s = `noise`: g + s z, where z is standard normal, for `add`
+    the same in every coordinate (a rank-one covariance), for `full` in R^P: the same total variance.
     """
 
     dimension: int = 1
@@ -51,9 +48,7 @@ class ClosedForm(Problem, Instance):
 
         @functools.lru_cache(2 * num_workers)
         def scalars(worker: int, block: int) -> list[float]:
-            generator = streams.at(worker, block, NOISE)
-            draw = generator.random if self.noise_kind == "last" else generator.standard_normal
-            values: list[float] = draw(_BLOCK).tolist()
+            values: list[float] = streams.at(worker, block, NOISE).standard_normal(_BLOCK).tolist()
             return values
 
         own = {"num_parameters": self.dimension, "_num_workers": num_workers, "_streams": streams, "_scalars": scalars}
@@ -62,17 +57,10 @@ class ClosedForm(Problem, Instance):
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
         value, noise = self._differentiate(x, worker, out), self.noise
-        if noise == (1.0 if self.noise_kind == "last" else 0.0):
-            return value
-        if self.noise_kind == "full":
+        if noise and self.noise_kind == "full":
             out += noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
-            return value
-        scalar = self._scalars(worker, index // _BLOCK)[index % _BLOCK]
-        if self.noise_kind == "add":
-            out += noise * scalar
-        else:
-            progress = np.flatnonzero(x).max(initial=-1) + 1
-            out[progress:] *= 1.0 / noise if scalar < noise else 0.0
+        elif noise:
+            out += noise * self._scalars(worker, index // _BLOCK)[index % _BLOCK]
         return value
 
     @functools.cached_property
@@ -107,20 +95,18 @@ class Tridiagonal(ClosedForm):
 
         f(x) = x^T A x / 2 - b^T x,   A = tridiag(-1, 2, -1) / 4,   b = -e_1 / 4,   x_0 = sqrt(P) e_1
 
-    with f* = -(1/8) (1 - 1/(P+1)) and the optimum x_j = -(1 - j/(P+1)), j = 1..P. The same f with ``noise_kind=last``
-    is the oracle of the Rennala paper's lower bound.
+    with f* = -(1/8) (1 - 1/(P+1)) and the optimum x_j = -(1 - j/(P+1)), j = 1..P.
 
     Args:
         dimension: P.
-        noise: standard deviation per coordinate (kinds add and full), or the probability in (0, 1] (kind last).
-        noise_kind: add, full or last, as in `ClosedForm`.
+        noise: standard deviation per coordinate.
+        noise_kind: add or full, as in `ClosedForm`.
 
     >>> instance = Tridiagonal().on(num_workers=1, seed=0)
     >>> round(instance.loss(instance.initial()), 1)
     442.8
 
-    Maranjyan, Tyurin, Richtarik: Ringmaster ASGD, ICML 2025. Tyurin, Richtarik: Optimal Time Complexities of Parallel
-    Stochastic Optimization Methods Under a Fixed Computation Model, NeurIPS 2023.
+    Maranjyan, Tyurin, Richtarik: Ringmaster ASGD, ICML 2025.
     """
 
     dimension: int = parameter(1729, at_least=1)
@@ -129,10 +115,8 @@ class Tridiagonal(ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_kind not in ("add", "full", "last"):
-            raise ValueError(f"noise_kind must be add, full or last, got {self.noise_kind!r}")
-        if self.noise_kind == "last" and not 0 < self.noise <= 1:
-            raise ValueError(f"noise is a probability with noise_kind=last: above 0, at most 1, got {self.noise}")
+        if self.noise_kind not in ("add", "full"):
+            raise ValueError(f"noise_kind must be add or full, got {self.noise_kind!r}")
 
     def initial(self) -> Array:
         x = np.zeros(self.dimension)

@@ -295,14 +295,10 @@ def poison(thing):
     """Destroy all that can be changed in `thing`: whoever still looks at it sees rubbish."""
     if isinstance(thing, Tensor):
         thing.fill_(torch.nan)
-    elif isinstance(thing, dict):
-        for value in thing.values():
+    elif isinstance(thing, dict | list | tuple):
+        for value in thing.values() if isinstance(thing, dict) else thing:
             poison(value)
-        thing.clear()
-    elif isinstance(thing, list):
-        for value in thing:
-            poison(value)
-        thing.clear()
-    elif isinstance(thing, tuple):
-        for value in thing:
-            poison(value)
+        if not isinstance(thing, tuple):
+            thing.clear()
+    else:
+        poison(getattr(thing, "__dict__", ()))
