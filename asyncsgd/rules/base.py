@@ -294,8 +294,4 @@ class Collecting(Rule):
 
     def following(self, view: View) -> tuple[Start, ...]:
         """Who starts after the step."""
-        return (
-            view.everyone
-            if not view.in_flight
-            else tuple([each for each in view.everyone if each.worker not in view.in_flight])
-        )
+        return tuple([each for each in view.everyone if each.worker not in view.in_flight])
