@@ -8,7 +8,6 @@ Shapes: N workers, P parameters (gaps of the flat vector included).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.flights import Arrived
 from asyncsgd.methods.peers import Peers, sum_of
 from asyncsgd.rules.peers import ADPSGD, SGP
-from asyncsgd.simulation.speeds import BLOCK, Streams
+from asyncsgd.simulation.speeds import BLOCK, Streams, in_blocks
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
 _PARTNERS = 13 << 32
@@ -39,14 +38,11 @@ def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int],
         num_workers: N, 2 or more.
     """
     streams, ring = Streams(seed, _PARTNERS), topology == "ring"
-
-    @functools.lru_cache(2 * num_workers)
-    def choices(worker: int, block: int) -> list[int]:
-        drawn: list[int] = streams.at(worker, block).integers(2 if ring else num_workers - 1, size=BLOCK).tolist()
-        return drawn
+    neighbours = 2 if ring else num_workers - 1
+    drawn = in_blocks(num_workers, BLOCK, lambda worker, k: streams.at(worker, k).integers(neighbours, size=BLOCK))
 
     def partner(worker: int, exchange: int) -> int:
-        choice = choices(worker, exchange // BLOCK)[exchange % BLOCK]
+        choice: int = drawn(worker, exchange)
         return (worker + 2 * choice - 1) % num_workers if ring else choice + (choice >= worker)
 
     return partner

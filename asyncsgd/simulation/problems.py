@@ -19,7 +19,7 @@ import numpy.typing as npt
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.named_choices import Kind, parameter
 from asyncsgd.simulation.instance import DATA, NOISE, PURPOSE, SHARES, Array, Indices, Instance, Problem
-from asyncsgd.simulation.speeds import Streams
+from asyncsgd.simulation.speeds import Streams, in_blocks
 
 P = TypeVar("P", bound="ClosedForm")
 
@@ -41,17 +41,12 @@ class ClosedForm(Problem, Instance):
     noise_kind: str = "add"
     _streams: Streams
     _num_workers: int
-    _scalars: Callable[[int, int], list[float]]
+    _scalar: Callable[[int, int], float]
 
     def on(self: P, num_workers: int, seed: int) -> P:
         bound, streams = dataclasses.replace(self), Streams(seed, PURPOSE)
-
-        @functools.lru_cache(2 * num_workers)
-        def scalars(worker: int, block: int) -> list[float]:
-            values: list[float] = streams.at(worker, block, NOISE).standard_normal(_BLOCK).tolist()
-            return values
-
-        own = {"num_parameters": self.dimension, "_num_workers": num_workers, "_streams": streams, "_scalars": scalars}
+        scalar = in_blocks(num_workers, _BLOCK, lambda worker, k: streams.at(worker, k, NOISE).standard_normal(_BLOCK))
+        own = {"num_parameters": self.dimension, "_num_workers": num_workers, "_streams": streams, "_scalar": scalar}
         bound.__dict__.update(own)
         return bound
 
@@ -60,7 +55,7 @@ class ClosedForm(Problem, Instance):
         if noise and self.noise_kind == "full":
             out += noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
         elif noise:
-            out += noise * self._scalars(worker, index // _BLOCK)[index % _BLOCK]
+            out += noise * self._scalar(worker, index)
         return value
 
     @functools.cached_property

@@ -51,10 +51,24 @@ class Streams:
         return self._generator
 
 
+def in_blocks(num_workers: int, size: int, draw: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    """Value k of worker w, in any order: value k modulo `size` of ``draw(w, k // size)``, an array of `size` values.
+
+    Two blocks a worker are kept.
+    """
+
+    @functools.lru_cache(2 * num_workers)
+    def block(worker: int, number: int) -> list[Any]:
+        values: list[Any] = draw(worker, number).tolist()
+        return values
+
+    return lambda worker, index: block(worker, index // size)[index % size]
+
+
 class Sampler:
     """The service times of workers 0 to N - 1, in blocks; what `Speeds.on` returns.
 
-    >>> Sampler(2, lambda worker, block: 1.5 + worker).draw_one(worker=1, draw=70)
+    >>> Sampler(2, lambda worker, block: 1.5 + worker).draw_one(1, 70)
     2.5
 
     Args:
@@ -71,21 +85,11 @@ class Sampler:
         factors: Sequence[float] | None = None,
     ) -> None:
         self.num_workers, self._factors = num_workers, factors
+        self.draw_one = in_blocks(num_workers, BLOCK, lambda worker, k: np.full(BLOCK, block(worker, k), float))
+        """Of (worker, draw), the seconds of the gradient before which `worker` had *started* `draw` others.
 
-        @functools.lru_cache(2 * num_workers)
-        def seconds(worker: int, number: int) -> list[float]:
-            drawn = block(worker, number)
-            values: list[float] = (drawn if isinstance(drawn, np.ndarray) else np.full(BLOCK, drawn, float)).tolist()
-            return values
-
-        self._seconds = seconds
-
-    def draw_one(self, worker: int, draw: int) -> float:
-        """Return the seconds of the gradient before which `worker` had *started* `draw` others.
-
-        A pure function of (worker, draw), in any order. `draw` is neither a version nor a dispatch number.
+        A pure function, in any order. `draw` is neither a version nor a dispatch number.
         """
-        return self._seconds(worker, draw // BLOCK)[draw % BLOCK]
 
     def stretched(self, worker: int, draw: int, computed_seconds: float) -> float:
         """Return how long a *real* gradient is to take in all, when its computation took `computed_seconds`.
@@ -95,14 +99,15 @@ class Sampler:
         """
         if self._factors is not None:
             return computed_seconds * self._factors[worker]
-        return max(computed_seconds, self.draw_one(worker, draw))
+        drawn: float = self.draw_one(worker, draw)
+        return max(computed_seconds, drawn)
 
 
 @dataclasses.dataclass(frozen=True)
 class Speeds(Named):
     """Base of all models of service times: parameters only, in seconds; `on` gives the numbers.
 
-    >>> Power(exponent=2).on(num_workers=4, seed=0).draw_one(worker=3, draw=0)
+    >>> Power(exponent=2).on(num_workers=4, seed=0).draw_one(3, 0)
     16.0
     >>> str(Exponential(mean=2.0))
     'exponential:mean=2.0'
