@@ -76,6 +76,11 @@ class QuestionAnswering(HeadTask):
     )
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stride >= self.seq_len:
+            raise UsageError(f"--stride {self.stride} is not smaller than --seq-len {self.seq_len}; type a smaller one")
+
     def sources(self) -> object:
         return question_sources(str(self.data_name), self.eval_data)
 
