@@ -3,9 +3,11 @@ processes that the tests are shared out to."""
 
 import functools
 import hashlib
+import json
 import random
 from collections.abc import Callable
 
+import torch
 from doors import Finished, cli
 from filelock import FileLock
 
@@ -18,6 +20,22 @@ def sentences(number, seed):
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
     words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(300)]
     return "\n".join(" ".join(draw.choices(words, k=draw.randint(3, 25))) + "." for _ in range(number))
+
+
+def write_tables(folder, **sides):
+    """A file of rows for each side."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, rows in sides.items():
+        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def shaken(task, seed):
+    """Its model in evaluation mode, with weights larger than usual: it does not say the same of every token."""
+    model, draw = task.model(seed).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+    return model
 
 
 def flags_of(values):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gallery import write_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,11 +25,6 @@ QUESTION, SEQ_LEN = "what comes behind ba", 24
 def row(**changes):
     answers = {"text": ["Bern"], "answer_start": [8]}
     return {"id": "1", "context": "Li left Bern .", "question": "What ?", "answers": answers} | changes
-
-
-def write(folder, **sides):
-    for side, of in sides.items():
-        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, of)))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path):
         pairs = [{"text": text, "answer_start": at} for text, at in zip(*of["answers"].values(), strict=True)]
         paragraph = {"context": of["context"], "qas": [{"id": of["id"], "question": of["question"], "answers": pairs}]}
         nested = json.dumps({"version": "v2.0", "data": [{"title": "T", "paragraphs": [paragraph]}]})
-        write(tmp_path, **{side: [of]})
+        write_tables(tmp_path, **{side: [of]})
         (tmp_path / f"{side}.json").write_text(nested)
         (tmp_path / f"{side}.json.gz").write_bytes(gzip.compress(nested.encode()))
         pd.DataFrame([of]).to_parquet(tmp_path / f"{side}.parquet")
@@ -163,7 +159,7 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path):
 def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_path):
     thrice = {"context": "Bern is big . Bern is old . Bern", "answers": {"text": ["Bern"], "answer_start": [12]}}
     nowhere = {"answers": {"text": ["Basel"], "answer_start": [8]}}
-    write(tmp_path, train=[row(), row(id="2", **thrice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
+    write_tables(tmp_path, train=[row(), row(id="2", **thrice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
     data = load_questions(str(tmp_path))
     assert [question.start for question in data.questions["train"]] == [8, 14]
     assert data.notes == (
@@ -185,7 +181,7 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, name, content, words):
-    write(tmp_path, dev=[row(id="2", context="x")])
+    write_tables(tmp_path, dev=[row(id="2", context="x")])
     (tmp_path / name).write_text(content + "\n")
     with pytest.raises(UsageError) as error:
         load_questions(str(tmp_path))

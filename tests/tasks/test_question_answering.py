@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gallery import shaken, write_tables
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -39,16 +40,10 @@ def rows(number, seed, longest=40):
     return made
 
 
-def write(folder, **sides):
-    folder.mkdir(parents=True, exist_ok=True)
-    for side, of in sides.items():
-        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, of)))
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("answering")
-    write(root / "planted", train=rows(60, 0), dev=rows(37, 1))
+    write_tables(root / "planted", train=rows(60, 0), dev=rows(37, 1))
     small = {"vocab_size": 128, "seq_len": SEQ_LEN, "stride": STRIDE, "batch_size": BATCH_SIZE}
 
     def prepare(**values):
@@ -61,16 +56,6 @@ def prepared(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(prepared):
     return prepared()
-
-
-def evaluation_mode(task):
-    """The model with weights larger than usual, so that it does not say the same of every token."""
-    model = task.model(SEED).eval()
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
-    return model
 
 
 def tensors(batch):
@@ -90,7 +75,7 @@ def plain_loss(model, batch):
 
 
 def test_loss_and_gradient_are_those_of_single_windows(task):
-    model, batch = evaluation_mode(task), task.data(SEED).batch(0, 2)
+    model, batch = shaken(task, SEED), task.data(SEED).batch(0, 2)
     losses = task.loss(task.outputs(model, batch), batch), plain_loss(model, batch) / BATCH_SIZE
     torch.testing.assert_close(*losses)
     ours, theirs = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
@@ -156,7 +141,7 @@ def test_metrics_count_answers_that_are_given_and_details_part_the_questions(tas
 
 
 def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
-    write(tmp_path / "data", train=rows(2000, 5, longest=12), dev=rows(100, 6, longest=12))
+    write_tables(tmp_path / "data", train=rows(2000, 5, longest=12), dev=rows(100, 6, longest=12))
     task = prepared(data_name=str(tmp_path / "data"), dropout=0.0, batch_size=32)
     model, data = task.model(SEED), task.data(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

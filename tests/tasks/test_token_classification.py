@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from gallery import shaken, write_tables
 from torch.nn import functional
 from transformers import AutoTokenizer
 
@@ -37,16 +38,10 @@ def sentences(number, seed):
     return rows
 
 
-def write(folder, **sides):
-    folder.mkdir(parents=True, exist_ok=True)
-    for side, rows in sides.items():
-        (folder / f"{side}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("tagging")
-    write(root / "names", train=sentences(60, 0), test=sentences(50, 1))
+    write_tables(root / "names", train=sentences(60, 0), test=sentences(50, 1))
     small = {"vocab_size": 64, "seq_len": SEQ_LEN, "batch_size": BATCH_SIZE}
 
     def prepare(data="names", **values):
@@ -59,16 +54,6 @@ def prepared(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(prepared):
     return prepared()
-
-
-def evaluation_mode(task):
-    """The model with weights larger than usual, so that it does not say the same of every word."""
-    model = task.model(SEED).eval()
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
-    return model
 
 
 def plain_loss(model, batch):
@@ -88,7 +73,7 @@ def gradients(model, loss):
 
 
 def test_loss_and_gradient_are_those_of_single_sentences(task):
-    model, batch = evaluation_mode(task), task.data(SEED).batch(0, 2)
+    model, batch = shaken(task, SEED), task.data(SEED).batch(0, 2)
     loss = task.loss(task.outputs(model, batch), batch)
     total, number = plain_loss(model, batch)
     assert task.weight(batch) == number > BATCH_SIZE
@@ -98,7 +83,7 @@ def test_loss_and_gradient_are_those_of_single_sentences(task):
 
 
 def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(task):
-    model, batch = evaluation_mode(task), task.data(SEED).batch(0, 0)
+    model, batch = shaken(task, SEED), task.data(SEED).batch(0, 0)
     batch["pieces"][0] = -1
     parts = task.split(batch, BATCH_SIZE)
     weights = [task.weight(part) for part in parts]
