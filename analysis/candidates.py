@@ -5,13 +5,12 @@ that one drawing masks, the share of candidates, and the commonest ones."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.commands import carried_out
+from analysis.commands import begun
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 
@@ -57,6 +56,8 @@ def show(folder: Path, number: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    if number < 1:
+        raise UsageError(f"--number must be 1 or more, got {number}")
     manifest, examples = read(folder)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{manifest['finder']} in {manifest['data']}, pieces of {manifest['model']}")
@@ -77,17 +78,11 @@ def show(folder: Path, number: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags = argparse.ArgumentParser(
-        prog="python -m analysis candidates", description="What a finder found, and what masking makes of it."
-    )
-    flags.add_argument("folder", type=Path, metavar="DIR", help="a folder that mask_candidates.py has filled")
-    flags.add_argument(
-        "--number", type=int, default=EXAMPLES_SHOWN, metavar="N", help=f"texts (default: {EXAMPLES_SHOWN})"
-    )
-    given = flags.parse_args(argv)
-    if given.number < 1:
-        flags.error(f"--number must be 1 or more, got {given.number}")
-    return carried_out(lambda: show(given.folder, given.number))
+    flags: dict[str, dict[str, Any]] = {
+        "folder": {"type": Path, "metavar": "DIR", "help": "a folder that mask_candidates.py has filled"},
+        "--number": {"type": int, "default": EXAMPLES_SHOWN, "metavar": "N", "help": "texts (default: %(default)s)"},
+    }
+    return begun(show, __doc__, argv, flags)
 
 
 if __name__ == "__main__":

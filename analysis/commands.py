@@ -21,7 +21,7 @@ def begun(
     flags: Mapping[str, Mapping[str, Any]],
     examples: str = "",
 ) -> int:
-    """Parse the flags of a command, and carry it out with them.
+    """Parse the flags of a command, and carry it out with them; the exit code is 0, or 2 for what a user can change.
 
     Args:
         doc: of its module; the first line says how it is typed and what it shows.
@@ -38,15 +38,10 @@ def begun(
     for name, options in flags.items():
         parser.add_argument(name, **options)
     given = vars(parser.parse_args(arguments))
-    return carried_out(lambda: command(**given))
-
-
-def carried_out(command: Callable[[], None]) -> int:
-    """Carry out a command that prints; the exit code is 0, or 2 for what the user has to change."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "±" on a console that has no such character is no reason to fail
     try:
-        command()
+        command(**given)
         sys.stdout.flush()  # here, where a reader that has gone is no error
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

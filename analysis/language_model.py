@@ -5,7 +5,6 @@ is laid out as the report of a study is."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -18,7 +17,7 @@ import seaborn as sns
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
-from analysis.commands import carried_out, write
+from analysis.commands import begun, write
 from analysis.comparisons import COSTS, Comparisons, read
 from analysis.page import Drawing, Section, slug
 from analysis.stats import MINIMUM_PAIRS
@@ -193,28 +192,29 @@ def reported(command: str, about: str, arguments: Sequence[str] | None, more: Mo
         command, about: its name, and the docstring of its module.
         more: a table that other reports of comparisons do not have, and what is shown of it.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m analysis {command}", description=about.splitlines()[0])
-    parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help=f"folder of experiments/{command}.py")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page there; without it tables are printed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
-    flags = parser.parse_args(arguments)
+    file = {"type": Path, "metavar": "FILE"}
+    flags: dict[str, dict[str, Any]] = {
+        "runs": {"type": Path, "metavar": "RUNS_DIR", "help": f"folder of experiments/{command}.py"},
+        "--out": {**file, "help": "write the page there; without it tables are printed"},
+        "--json": {**file, "dest": "numbers", "help": "write all numbers there"},
+    }
 
-    def run() -> None:
-        found = read(flags.runs)
+    def run(runs: Path, out: Path | None, numbers: Path | None) -> None:
+        found = read(runs)
         ways, further, drawn = (pd.DataFrame(), {}, {}) if more is None else more(found)
         made = tables_of(found) | further
         print("\n".join(sentences(found)))
-        if flags.json is not None:
-            write(flags.json, as_json(found, ways))
-            print(f"json   {flags.json}")
-        if flags.out is None:
+        if numbers is not None:
+            write(numbers, as_json(found, ways))
+            print(f"json   {numbers}")
+        if out is None:
             print(printed(made, found.left_out))
             return
-        again = f"python -m analysis {command} {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
-        write(flags.out, page(found, again, command, made, pictures_of(found) | drawn))
-        print(f"page   {flags.out}")
+        again = f"python -m analysis {command} {shlex.quote(str(runs))} --out {shlex.quote(str(out))}"
+        write(out, page(found, again, command, made, pictures_of(found) | drawn))
+        print(f"page   {out}")
 
-    return carried_out(run)
+    return begun(run, about, arguments, flags)
 
 
 def as_json(found: Comparisons, ways: pd.DataFrame) -> str:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 import sys
@@ -17,7 +16,7 @@ import seaborn as sns
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
-from analysis.commands import carried_out, write
+from analysis.commands import begun, write
 from analysis.ladder import EPOCH, MEMORY, NO_MEMORY, UTILISATION, Ladder, Ladders, Speed, Stack, difference, read
 from analysis.questions import TIMES
 from analysis.stats import MINIMUM_PAIRS
@@ -350,10 +349,8 @@ def report(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis speed_ladder", description=str(__doc__).splitlines()[0])
-    parser.add_argument("folder", type=Path, metavar="OUT", help="folder of experiments/speed_ladder.py")
-    flags = parser.parse_args(arguments)
-    return carried_out(lambda: report(flags.folder))
+    folder = {"type": Path, "metavar": "OUT", "help": "folder of experiments/speed_ladder.py"}
+    return begun(report, __doc__, arguments, {"folder": folder})
 
 
 if __name__ == "__main__":
