@@ -56,7 +56,8 @@ def test_all_characters_are_those_of_nfkc_but_for_the_exceptions():
     with_exponent = {c for c in characters if unicodedata.decomposition(c).endswith((" 00B2", " 00B3"))}
     alone = {c for c in characters if unicodedata.normalize("NFKD", c)[0] == " "} & differ
     assert differ == kept | with_exponent | alone
-    assert (len(kept), len(with_exponent), len(alone)) == (271, 12, 50)
+    assert (len(with_exponent), len(alone)) == (12, 50)
+    assert len(kept) >= 271  # more in the Unicode of a newer Python
 
 
 @pytest.mark.parametrize(
