@@ -338,19 +338,20 @@ def copy_of(state: State) -> State:
     """
     tensors: dict[int, Tensor] = {}
 
-    def number_of(value: object) -> int | None:
-        if isinstance(value, Tensor) and id(value) not in tensors:
-            tensors[id(value)] = value.detach().to("cpu", copy=True)
-        return id(value) if isinstance(value, Tensor) else None
+    class Copying(pickle.Pickler):
+        def persistent_id(self, value: object) -> int | None:
+            if isinstance(value, Tensor) and id(value) not in tensors:
+                tensors[id(value)] = value.detach().to("cpu", copy=True)
+            return id(value) if isinstance(value, Tensor) else None
+
+    class Copied(pickle.Unpickler):
+        def persistent_load(self, number: int) -> Tensor:
+            return tensors[number]
 
     file = io.BytesIO()
-    pickler = pickle.Pickler(file)
-    pickler.persistent_id = number_of  # type: ignore[method-assign]
-    pickler.dump(state)
+    Copying(file).dump(state)
     file.seek(0)
-    unpickler = pickle.Unpickler(file)
-    unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
-    return unpickler.load()
+    return Copied(file).load()
 
 
 def classes_in(*modules: str) -> list[Any]:
