@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
 import os
 import re
@@ -27,7 +26,14 @@ from asyncsgd import runtimes
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.execute import follow
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
+from asyncsgd.recorded_run import (
+    difference_at_end,
+    fields_of,
+    read_of_run,
+    summary_to_replay,
+    task_of_train,
+    with_tuples,
+)
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import Identity, Tracking, names_in
@@ -323,7 +329,7 @@ def train(
 
 def replay(
     folder: str | Path,
-    task: Task | None = None,
+    task: Task | type[Task] | None = None,
     *,
     rule: Rule | None = None,
     optimizer: BuildOptimizer | None = None,
@@ -333,7 +339,9 @@ def replay(
 
     Args:
         folder: of a run that `train` or a script has written.
-        task: the task of the run. Needed if its class cannot be imported, e.g. because the script itself defines it.
+        task: the task of the run, or its class, whose fields are then the folder's. Needed if it is none of the
+            library's own: a folder is data, and what it names is not imported. Where a task that is given has another
+            class or other fields than the folder names, this is said, and the task that is given is taken.
         rule, optimizer: those of the run. Needed if they are not the library's.
         cache: as in `train`.
 
@@ -345,7 +353,7 @@ def replay(
     if "task_class" in settings:
         run = _run_again(settings, task, rule, optimizer, cache)
     else:
-        run = run_again(folder, None if cache is None else str(cache), None if task is None else type(task))
+        run = run_again(folder, None if cache is None else str(cache), task)
     with _threads_as_before():
         prepared = PreparedReplay(run, read_log(folder / "events.jsonl"), summary)
         difference = prepared.replay.run()
@@ -354,12 +362,12 @@ def replay(
     return Replayed(not what, what, server.version, prepared.replay.num_checked, sha256)
 
 
-def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
-    """Read a run that `train` has written.
+def load_run(folder: str | Path, task: Task | type[Task] | None = None) -> TrainedRun:
+    """Read a run that `train` or a script has written.
 
     Args:
         folder: of the run.
-        task: the task of the run. `TrainedRun.model` needs it if its class cannot be imported.
+        task: as in `replay`. `TrainedRun.model` needs it if it is none of the library's own.
 
     Raises:
         UsageError: if the folder holds no finished run.
@@ -420,11 +428,9 @@ def _settings_of(run: Run) -> dict[str, Any]:
     except UsageError:
         rule = None  # the user's own
     task, recipe, steps, every = run.task, run.recipe, run.steps, run.budget.evaluate_every
-    fields: Sequence[Any] = dataclasses.fields(task)  # type: ignore[arg-type]
-    values = {field.name: getattr(task, field.name) for field in fields if not field.metadata.get("found")}
     return {
         "task_class": f"{type(task).__module__}:{type(task).__qualname__}",
-        "task_fields": json.loads(json.dumps(values, default=str)),
+        "task_fields": fields_of(task),
         **runtimes.job_of(run.runtime),
         "rule": rule,
         "seed": run.seed,
@@ -439,7 +445,7 @@ def _settings_of(run: Run) -> dict[str, Any]:
 
 def _run_again(
     settings: Mapping[str, Any],
-    task: Task | None,
+    task: Task | type[Task] | None,
     rule: Rule | None,
     optimizer: BuildOptimizer | None,
     cache: str | Path | None,
@@ -450,7 +456,7 @@ def _run_again(
     if optimizer is None and settings["optimizer"] not in _OPTIMIZERS:
         raise UsageError("the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...)")
     if optimizer is None:
-        optimizer = _OPTIMIZERS[settings["optimizer"]](**_with_tuples(settings["optimizer_options"]))
+        optimizer = _OPTIMIZERS[settings["optimizer"]](**with_tuples(settings["optimizer_options"]))
     threads = settings["threads"]
     runtime: runtimes.Runtime = runtimes.Virtual(settings["nproc"], threads=threads)
     if settings["mode"] == runtimes.InProcess.mode:
@@ -458,7 +464,7 @@ def _run_again(
     machine = {field.name: settings[field.name] for field in dataclasses.fields(Machine)}
     return Run(
         "train",
-        task or _task_of(settings),
+        task_of_train(settings, task),
         runtime,
         rule or parse_rule(settings["rule"]),
         OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
@@ -468,11 +474,6 @@ def _run_again(
         Machine(**machine | {"prefetch": 0}),
         Output(cache_dir=None if cache is None else str(cache)),
     )
-
-
-def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as they were before YAML made lists of tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
@@ -485,35 +486,20 @@ def _rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
     return default
 
 
-def _task_of(settings: Mapping[str, Any]) -> Task:
-    module, _, name = settings["task_class"].partition(":")
-    give = f"give the task, as in replay(folder, {name}())"
-    if module == "__main__":
-        raise UsageError(f"the run's task {name} was defined in the script that was run; {give}")
-    try:
-        kind: Any = importlib.import_module(module)
-        for part in name.split("."):
-            kind = getattr(kind, part)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"the run's task {module}.{name} cannot be imported ({error}); {give}") from error
-    task: Task = kind(**_with_tuples(settings["task_fields"]))
-    return task
-
-
 _NO_BEST = "the run has kept its last model only; train with keep_best=True, or type --keep-best"
 
 
-def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None, best: bool) -> nn.Module:
+def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | type[Task] | None, best: bool) -> nn.Module:
     from safetensors.torch import load_model
 
     weights = folder / (BEST_MODEL if best else LAST_MODEL) / "model.safetensors"
     if not weights.is_file():
         raise UsageError(_NO_BEST if best else f"{folder} holds no model; run it again")
     if "task_class" in settings:
-        task_of_run, seed = task or _task_of(settings), settings["seed"]
-        task_of_run = task_of_run.prepare(seed, cache_folder(None))
+        seed = settings["seed"]
+        task_of_run = task_of_train(settings, task).prepare(seed, cache_folder(None))
     else:
-        run = run_again(folder, None, None if task is None else type(task)).prepared()
+        run = run_again(folder, None, task).prepared()
         task_of_run, seed = run.task, run.seed
     model = task_of_run.model(seed)
     load_model(model, str(weights))

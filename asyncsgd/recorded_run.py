@@ -1,9 +1,12 @@
-"""A finished run, read to be run again or trained further: its files, its model, and whether a replay ends as it did.
+"""A finished run, read to be run again or trained further: its files, its task, its model, and whether a replay ends as
+it did.
 
-Torch is imported when a model is hashed, not before."""
+A run folder is data. It may come from somebody else, so it runs no code that it names: a task that is none of the
+library's own is given by the user. Torch is imported when a model is hashed, not before."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,12 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncsgd import runtimes
 from asyncsgd.data.tokenizer import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.records.console import say
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
 from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.tasks import TASKS, task_class
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from asyncsgd.tasks.base import Task
 
 
 def read_of_run(folder: Path, name: str) -> dict[str, Any]:
@@ -35,6 +42,74 @@ def read_of_run(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UsageError(f"{folder / name} is damaged: it holds no keys and values; name another run")
     return content
+
+
+def fields_of(task: Task) -> dict[str, Any]:
+    """The settings of a task as a run folder holds them: plain values by name, without what the task has found out."""
+    fields: Sequence[Any] = dataclasses.fields(task)  # type: ignore[arg-type]
+    values = {field.name: getattr(task, field.name) for field in fields if not field.metadata.get("found")}
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain
+
+
+def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as they were before YAML made lists of tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def task_of_train(settings: Mapping[str, Any], given: Task | type[Task] | None) -> Task:
+    """The task of a run of `asyncsgd.train`.
+
+    Args:
+        settings: of the run folder.
+        given: the task, or its class, whose fields are then the folder's. None: it is one of the library's own.
+
+    Raises:
+        UsageError: if the task is none of the library's own and not given, or its class does not take the fields.
+    """
+    named, fields = str(settings["task_class"]), settings.get("task_fields")
+    if not isinstance(fields, dict):
+        raise UsageError("settings.yaml is damaged: its task_fields are no keys and values; name another run")
+    task = given
+    if task is None:
+        built_in = {f"asyncsgd.tasks.{name}:{class_name}": name for name, class_name in TASKS.items()}
+        if named not in built_in:
+            raise not_believed(named)
+        task = task_class(built_in[named])
+    kind = task if isinstance(task, type) else type(task)
+    if isinstance(task, type):
+        try:
+            task = task(**with_tuples(fields))
+        except TypeError as error:
+            raise UsageError(f"the run's task was {named}, and {kind.__name__} has other fields: {error}") from error
+    module, _, class_name = named.partition(":")
+    # A class of a script that was run is called __main__ there, and by its module elsewhere.
+    same_module = module == kind.__module__ or "__main__" in (module, kind.__module__)
+    if class_name != kind.__qualname__ or not same_module:
+        say(f"note   the run's task was {named}, and {kind.__module__}:{kind.__qualname__} was given")
+    tell_other_fields(task, fields)
+    return task
+
+
+def tell_other_fields(task: Task, recorded: Mapping[str, Any]) -> None:
+    """Say in which fields a task that the user gave is not the run's."""
+    given = fields_of(task)
+    for name in sorted(given.keys() | recorded.keys()):
+        if given.get(name) != recorded.get(name):
+            say(f"note   the run's task had {name}={recorded.get(name)!r}, and {name}={given.get(name)!r} was given")
+
+
+def not_believed(named: str) -> UsageError:
+    """Refuse to import what a run folder says that its task is."""
+    module, colon, class_name = named.partition(":")
+    if not colon:  # a script's run names the task, not its class
+        module, class_name = "MODULE", "CLASS"
+    if module == "__main__":
+        module = "FILE"
+    return UsageError(
+        f"the run's task is {named}, and a folder is not believed about code; type --task {module}:{class_name}, "
+        f"or give task={class_name}()"
+    )
 
 
 def summary_to_replay(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,35 +15,51 @@ from asyncsgd.errors import UsageError
 from asyncsgd.execute import method_of
 from asyncsgd.finishing import facts_of, save_model
 from asyncsgd.flat import parameters_sha256
+from asyncsgd.recorded_run import fields_of, not_believed, tell_other_fields
+from asyncsgd.records.console import say
 from asyncsgd.records.events import EVENTS, Parts, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Log, Replay
 from asyncsgd.settings.run import Run, device_of_worker, run_of
 from asyncsgd.settings.task import task_flags
-from asyncsgd.tasks import task_class
+from asyncsgd.tasks import TASKS, task_class
 from asyncsgd.tasks.base import Task
 
 
-def run_again(folder: Path, cache_dir: str | None = None, kind: type[Task] | None = None) -> Run:
+def run_again(folder: Path, cache_dir: str | None = None, task: Task | type[Task] | None = None) -> Run:
     """Return the run of a script that a folder holds, without speeds, since the log has the times, and
     without a thread that guesses batches, since it has their order.
 
     Args:
         folder: of the run.
         cache_dir: folder of prepared data; None for the default one.
-        kind: the class of the run's task, where it is none of the library's own.
+        task: that of the run, where it is none of the library's own, or its class, whose fields are then the folder's.
 
     Raises:
-        UsageError: if the settings cannot be read, or the run's task is none of the library's own.
+        UsageError: if the settings cannot be read, or the run's task is none of the library's own and not given.
     """
-    settings = settings_of_run(folder, {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}, kind)
+    settings = settings_of_run(folder, {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}, task)
     return run_of(settings.task.name, settings)
 
 
-def settings_of_run(folder: Path, changes: Mapping[str, Any], kind: type[Task] | None = None) -> Any:
-    """The settings of a script's run with changes; see `run_again`."""
-    flags = task_flags(kind or task_class(str(read_header(folder / EVENTS).get("task"))))
-    return flags.make({**flags.load_yaml(folder / "settings.yaml"), **changes})
+def settings_of_run(folder: Path, changes: Mapping[str, Any], task: Task | type[Task] | None = None) -> Any:
+    """The settings of a script's run with changes, but none that says where something is written; see `run_again`."""
+    named = str(read_header(folder / EVENTS).get("task"))
+    if task is None and named not in TASKS:
+        raise not_believed(named)
+    kind: Any = task or task_class(named)
+    if not isinstance(kind, type):
+        kind = type(kind)
+    if kind.name != named:
+        say(f"note   the run's task was {named}, and {kind.name} was given")
+    flags = task_flags(kind)
+    written = {*flags.places, *kind.output_folders}
+    recorded = {name: value for name, value in flags.load_yaml(folder / "settings.yaml").items() if name not in written}
+    settings = flags.make({**recorded, **changes})
+    if task is not None and not isinstance(task, type):
+        tell_other_fields(task, fields_of(settings.task))
+        settings = dataclasses.replace(settings, task=task)
+    return settings
 
 
 class PreparedReplay:

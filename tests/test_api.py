@@ -71,8 +71,8 @@ def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path):
     optimizer = SGD(momentum=0.5)
     ours = STEPS | {"learning_rate": 1e-3}
     train(Plane(), rule=rule, runtime=runtime, optimizer=optimizer, samples=200, folder=tmp_path / "a", **ours)
-    assert replay(tmp_path / "a").identical  # this file can be imported
-    other = replay(tmp_path / "a", rule=Asynchronous())
+    assert replay(tmp_path / "a", Plane).identical
+    other = replay(tmp_path / "a", Plane, rule=Asynchronous())
     assert not other.identical
     assert other.difference
 
@@ -80,8 +80,8 @@ def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path):
 def test_an_optimizer_of_one_s_own_is_given_to_the_replay(tmp_path):
     train(Plane(), samples=80, optimizer=torch.optim.RMSprop, folder=tmp_path / "a", **STEPS)
     with pytest.raises(UsageError, match=r"the run's optimizer is the user's own; give it"):
-        replay(tmp_path / "a")
-    assert replay(tmp_path / "a", optimizer=torch.optim.RMSprop).identical
+        replay(tmp_path / "a", Plane)
+    assert replay(tmp_path / "a", Plane, optimizer=torch.optim.RMSprop).identical
 
 
 class JustEnough:

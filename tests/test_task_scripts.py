@@ -84,13 +84,19 @@ class Line(asyncsgd.Task):
 def test_a_task_of_one_s_own_needs_no_script(folder):
     (folder / "points.py").write_text(OWN)
     line = "train.py points:Line --clock virtual --nproc 3 --times exponential:1 --samples 200 --slope 2 --device cpu"
+    line += " --checkpoint-every 100"
     ended = cli(line)
     assert ended.code == 0, ended.err
     (run,) = map(Finished, Path("runs").iterdir())
     assert (run.settings["slope"], run.summary["experiment"], run.summary["num_workers"]) == (2.0, "line", 3)
     assert "A line through points." in cli("train.py points:Line --help").out
     assert cli("asyncsgd replay last --task points:Line").out.endswith("identical\n")
-    assert "'line' is no task of this library" in cli("asyncsgd replay last").err
+    believed = "the run's task is line, and a folder is not believed about code; type --task MODULE:CLASS"
+    assert believed in cli("asyncsgd replay last").err
+    export = f"asyncsgd export {run.path} --out out --checkpoint 000000000200"
+    assert believed in cli(export).err
+    assert cli(f"{export} --task points:Line").code == 0
+    assert Path("out/model.safetensors").read_bytes() == (run.path / "model/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("command", "code"), [("", 0), ("--help", 0), ("replay", 2), ("raplay", 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,12 @@ def another_speaks(environment: Mapping[str, str]) -> bool:
     """
     # A RANK that is left over from another program makes no rank.
     return "MASTER_PORT" in environment and environment.get("WORLD_SIZE", "1") != "1" and environment["RANK"] != "0"
+
+
+def add_task_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag of every command that needs the task of a run; see `asyncsgd.recorded_run` for who is believed."""
+    told = "of the run, where it is none of the library's own: a folder names no code that is run"
+    parser.add_argument("--task", metavar="MODULE:CLASS", help=told)
 
 
 def go_offline(*named: tuple[str, str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, find_run
+from asyncsgd.scripts.base import add_task_flag
 from asyncsgd.scripts.run_folder import read_summary
 
 
@@ -34,6 +35,7 @@ def run(argv: list[str]) -> int:
         "--best", action="store_true", help="of the evaluations up to it, the model with the lowest loss (--keep-best)"
     )
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the model")
+    add_task_flag(parser)
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
     folder = find_run(given.run)
@@ -62,6 +64,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
     from asyncsgd.finishing import model_at, save_model
     from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import run_again
+    from asyncsgd.scripts.task import class_given
 
     checkpoint = find(folder, lambda checkpoint: given.checkpoint in (None, checkpoint.name)).checkpoint
     if num_updates not in (None, checkpoint.version):
@@ -69,7 +72,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
             f"{folder} is DONE after {num_updates} updates and has kept no model, and its last checkpoint is of "
             f"{checkpoint.version}; type --checkpoint {checkpoint.name}"
         )
-    run = run_again(folder, given.cache_dir).prepared()
+    run = run_again(folder, given.cache_dir, class_given(given.task)).prepared()
     state, totals = load_state(folder, checkpoint.name), Totals()
     totals.load_state(checkpoint.totals)
     parameters, known = (state["backend"].get("ranks") or state["method"])["parameters"], totals.as_summary()

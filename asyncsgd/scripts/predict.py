@@ -21,6 +21,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import find_run
+from asyncsgd.scripts.base import add_task_flag
 
 Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""
@@ -36,6 +37,7 @@ def run(argv: list[str]) -> int:
         "run", metavar="RUN", help="a finished run folder of mode async or sync, how its name begins, or last"
     )
     parser.add_argument("--times-from", metavar="RUN", help="take the times of this run's gradients instead")
+    add_task_flag(parser)
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
     measured = find_run(given.run)
@@ -47,7 +49,7 @@ def run(argv: list[str]) -> int:
         raise UsageError(f"{measured} has a virtual clock already; give a run of real processes")
     times = measured if given.times_from is None else find_run(given.times_from)
     predicted = next(path for n in itertools.count(1) if not (path := measured / f"predicted-{n}").exists())
-    code = simulate(measured, summary, times, predicted, given.cache_dir)
+    code = simulate(measured, summary, times, predicted, given)
     if code != 0:
         return code
     lines = ["| | measured | predicted | predicted / measured |", "|---|---|---|---|"]
@@ -61,20 +63,21 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, cache_dir: str | None) -> int:
+def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, given: argparse.Namespace) -> int:
     """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
     from asyncsgd.replaying import settings_of_run
     from asyncsgd.runtime.launch import Launch
     from asyncsgd.scripts.run_folder import open_run_folder
+    from asyncsgd.scripts.task import class_given
     from asyncsgd.settings.run import run_of
     from asyncsgd.training import lead
 
     changes = {
         **{"mode": "async", "transport": "auto", "clock": "virtual", "network": None},
-        **{"speeds": f"trace:run={times},turnaround=true", "run_dir": str(folder), "cache_dir": cache_dir},
+        **{"speeds": f"trace:run={times},turnaround=true", "run_dir": str(folder), "cache_dir": given.cache_dir},
         **({"rule": "synchronous"} if summary["mode"] == "sync" else {}),
     }
-    settings = settings_of_run(measured, changes)
+    settings = settings_of_run(measured, changes, class_given(given.task))
     opened = open_run_folder("predict", settings, f"python -m asyncsgd predict {measured}")
     return lead(run_of(summary["experiment"], settings), Launch(settings.job.nproc, None, False), opened, None)
 

@@ -16,6 +16,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
+from asyncsgd.scripts.base import add_task_flag
 
 
 def run(argv: list[str]) -> int:
@@ -23,7 +24,7 @@ def run(argv: list[str]) -> int:
         prog="python -m asyncsgd replay", description="Replay a recorded run, bit for bit.", allow_abbrev=False
     )
     parser.add_argument("run", metavar="RUN", help="a run of mode async or single: its folder, how it begins, or last")
-    parser.add_argument("--task", metavar="MODULE:CLASS", help="of the run, where it is none of the library's own")
+    add_task_flag(parser)
     parser.add_argument("--to", type=int, metavar="VERSION", help="stop at this version and save its model")
     parser.add_argument("--out", type=Path, help="folder for the model of --to (default RUN/model-at-VERSION)")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
@@ -36,35 +37,24 @@ def run(argv: list[str]) -> int:
         return replay_simulation(folder, settings["simulate"], summary)
 
     from asyncsgd.api import replay
+    from asyncsgd.scripts.task import class_given
 
-    done = replay(folder, _task_of(given.task, settings), cache=given.cache_dir)
+    done = replay(folder, class_given(given.task), cache=given.cache_dir)
     return _said(
         done.num_updates, done.num_checked, done.difference, summary["parameters_sha256"], done.parameters_sha256
     )
-
-
-def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
-    """The task that the user names; None: the run's own can be imported."""
-    from asyncsgd.scripts.task import class_named
-
-    if name is None:
-        module, _, class_name = settings.get("task_class", "").partition(":")
-        if module == "__main__":
-            raise UsageError(f"the run's task was defined in the script that was run; type --task FILE:{class_name}")
-        return None
-    fields, kind = settings.get("task_fields", {}).items(), class_named(name)
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields})
 
 
 def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Replay up to a version and save its model; the exit code."""
     from asyncsgd.replaying import PreparedReplay, run_again
     from asyncsgd.runtime.replay import read_log
+    from asyncsgd.scripts.task import class_given
 
     if {"simulate", "task_class"} & settings.keys():
         raise UsageError("--to saves a model of a script's run of a task; drop it")
-    task = _task_of(given.task, settings)
-    run, out = run_again(folder, given.cache_dir, task and type(task)), given.out or folder / f"model-at-{given.to}"
+    run = run_again(folder, given.cache_dir, class_given(given.task))
+    out = given.out or folder / f"model-at-{given.to}"
     prepared = PreparedReplay(run, read_log(folder / EVENTS), summary)
     difference, reached = prepared.replay.run(given.to), prepared.server.version
     code = _said(reached, prepared.replay.num_checked, difference.message if difference else "")

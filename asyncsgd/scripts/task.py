@@ -131,6 +131,11 @@ def class_named(name: str) -> type[Task]:
     return kind
 
 
+def class_given(name: str | None) -> type[Task] | None:
+    """The class that ``--task`` names; None where it was not typed."""
+    return None if name is None else class_named(name)
+
+
 def told_names(argv: list[str]) -> bool:
     """Print what ``--rule help`` or ``--times help`` asks for, if either is there."""
     if "help" in values_of(argv, "--times") + values_of(argv, "--speeds"):

@@ -40,9 +40,6 @@ def task_class(name: str) -> type[Task]:
     'CausalLM'
     """
     if name not in TASKS:
-        raise UsageError(
-            f"{name!r} is no task of this library{nearest(name, TASKS)}; give the task itself, as in "
-            f"asyncsgd.replay(folder, task=MyTask())"
-        )
+        raise UsageError(f"{name!r} is no task of this library{nearest(name, TASKS)}; name one of {', '.join(TASKS)}")
     kind: type[Task] = getattr(importlib.import_module(f"asyncsgd.tasks.{name}"), TASKS[name])
     return kind
