@@ -6,6 +6,7 @@ import functools
 import html
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +164,42 @@ def compare(
     alpha: float = 0.05,
 ) -> pd.Series:
     """What `asyncsgd.compare` gives; there is the rest said."""
-    ours, theirs = np.asarray(a, float), np.asarray(b, float)
+    if isinstance(a, pd.Series) and isinstance(b, pd.Series):
+        b = _aligned(a, b)
+    ours, theirs = _numbers(a, "a"), _numbers(b, "b")
     if ours.ndim != 1 or ours.shape != theirs.shape:
         raise ValueError(f"a and b need as many numbers as each other, got shapes {ours.shape} and {theirs.shape}")
     if np.isnan(ours).any() or np.isnan(theirs).any():
         raise ValueError("a and b must not hold nan; leave such a pair out of both")
-    if margin is not None and not margin > 0:
-        raise ValueError(f"margin must be above 0, got {margin}")
-    margin = math.nan if margin is None else margin
-    row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=alpha)
+    if not (_is_number(alpha) and 0 < alpha < 0.5):
+        raise ValueError(f"alpha must be a number above 0 and below 0.5, such as 0.05, got {alpha!r}")
+    if margin is not None and not (_is_number(margin) and 0 < margin < math.inf):
+        raise ValueError(f"margin must be a finite number above 0, or None, got {margin!r}")
+    margin = math.nan if margin is None else float(margin)
+    row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=float(alpha))
     return pd.Series(judge.answer([row])[0])[judge.TESTS]
+
+
+def _aligned(a: pd.Series, b: pd.Series) -> pd.Series:
+    """`b` in the order of the labels of `a`: a pair is what has one label."""
+    for name, series in (("a", a), ("b", b)):
+        if twice := series.index[series.index.duplicated()].unique().tolist():
+            raise ValueError(f"{name} has the label {twice[0]!r} more than once; a pair needs one label of its own")
+    if alone := sorted(set(a.index) ^ set(b.index), key=str):
+        raise ValueError(
+            f"a and b are paired by their labels, and {alone[0]!r} is in one of them alone; give both the same labels, "
+            "or their numbers in the same order: compare(a.to_numpy(), b.to_numpy())"
+        )
+    return b.reindex(a.index)
+
+
+def _numbers(values: Any, name: str) -> NDArray[np.float64]:
+    array = np.asarray(values)
+    for value in array.ravel().tolist():
+        if not _is_number(value):
+            raise ValueError(f"{name} needs numbers, got {value!r}")
+    return array.astype(float)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)

@@ -9,12 +9,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
 
 EXACT_PAIRS, SUBSETS = 16, 50_000
 """Up to so many pairs all subsets are looked at; beyond, so many random ones, which are always the same."""
+POWER, STUDIES = 0.8, 4_000
+"""Share of studies in which a detectable difference is found, and how many are simulated at most."""
 MINIMUM_PAIRS = 6
 """Below it the two-sided sign-flip test cannot reach 0.05."""
 ROUNDING = 1e-12
@@ -63,6 +65,17 @@ def _subsets(n: int) -> NDArray[np.int8]:
     return np.concatenate((both[both.any(axis=1)], np.ones((1, n), np.int8)))
 
 
+def _in_one_order(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.intp]:
+    """An order of pairs that depends neither on the one in which they come nor on which arm is the treatment.
+
+    Random subsets are drawn by position, so that their p value would depend on both.
+    """
+    differences = ours - theirs
+    if np.sort(-differences).tolist() < np.sort(differences).tolist():
+        differences = -differences
+    return np.lexsort((ours + theirs, differences))
+
+
 def sign_flip(
     treatment: Numbers, reference: Numbers, level: float = 0.95, *, ratio: bool = False
 ) -> tuple[float, Interval]:
@@ -73,6 +86,8 @@ def sign_flip(
     read from one list: the means of all subsets. With `ratio` the list is that of sum(reference) / sum(treatment).
     """
     ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
+    order = _in_one_order(ours, theirs)
+    ours, theirs = ours[order], theirs[order]
     n, chosen = len(ours), _subsets(len(ours))
     if ratio:
         values, estimate, null = (chosen @ theirs) / (chosen @ ours), theirs.sum() / ours.sum(), 1.0
@@ -146,11 +161,21 @@ def most_of(count: int, n: int, level: float = 0.95) -> float:
 
 @functools.cache
 def detectable_effect(n: int, alpha: float = 0.05) -> float:
-    """The difference in SD of the differences that `sign_flip` finds in 80 % of 4,000 simulated normal studies."""
-    if smallest_p(n) >= alpha:
+    """The difference that `sign_flip` finds in 80 % of normal studies, in SD of the differences; inf where none.
+
+    That of a t test is exact, and that of the sign-flip test is the same above `EXACT_PAIRS`. Up to these, how much
+    larger it is comes from simulated studies that both tests judge.
+    """
+    if n < minimum_pairs(1, alpha):
         return math.inf
-    chosen = _subsets(n) if n <= 12 else _subsets(n)[:10_000]
-    draws = np.random.default_rng(n).normal(size=(4_000, n))
-    means = draws @ (chosen / chosen.sum(axis=1, keepdims=True)).T
-    rank = math.ceil(alpha * (len(chosen) + 1) / 2) - 1
-    return float(np.quantile(-np.partition(means, rank - 1, axis=1)[:, rank - 1], 0.8))
+    critical = stats.t.ppf(1 - alpha / 2, n - 1)
+    by_t = optimize.brentq(lambda effect: stats.nct.sf(critical, n - 1, effect * math.sqrt(n)) - POWER, 0, 50)
+    if n > EXACT_PAIRS:
+        return float(by_t)
+    subsets = _subsets(n)
+    means_of = subsets / subsets.sum(axis=1, keepdims=True)
+    rank = math.ceil(alpha * (len(subsets) + 1) / 2) - 1
+    draws = np.random.default_rng(n).normal(size=(min(STUDIES, 2**26 >> n), n))
+    needed = [-np.partition(means_of @ draw, rank - 1)[rank - 1] for draw in draws]
+    needed_by_t = critical * draws.std(axis=1, ddof=1) / math.sqrt(n) - draws.mean(axis=1)
+    return float(by_t + np.quantile(needed, POWER) - np.quantile(needed_by_t, POWER))

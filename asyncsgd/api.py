@@ -408,13 +408,18 @@ def compare(
     """The exact sign-flip test of paired numbers, and the equivalence test within ±`margin`, as a study is judged.
 
     Args:
-        a, b: one number a pair, in the same order; inf for a run that diverged (-inf of a score).
+        a, b: one number a pair, in the same order, or two Series with the same labels, which pair them; inf for a run
+            that diverged (-inf of a score).
         margin: of equivalence, in their unit; None: it is not tested.
         lower_is_better: as of a loss.
-        alpha: level of the word.
+        alpha: level of the word, above 0 and below 0.5.
 
     Returns:
-        A row of `Study.tests`: estimate (the mean of a - b), low, high, p, word, reason and the others.
+        A row of `Study.tests`: estimate (the mean of a - b), low, high, p, word, reason and the others. p depends
+        neither on the order of the pairs nor on which of the two is named first.
+
+    Raises:
+        ValueError: if something is no number, or the labels of two Series differ.
     """
     from analysis.load import compare
 

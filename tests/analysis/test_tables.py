@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from doors import asyncsgd
 from hypothesis import given
@@ -101,3 +102,38 @@ def test_numbers_without_a_pair_are_refused():
     for a, b in (([1.0], [1.0, 2.0]), ([np.nan], [1.0])):
         with pytest.raises(ValueError, match="a and b"):
             asyncsgd.compare(a, b)
+
+
+def test_two_series_are_paired_by_their_labels():
+    ours = pandas.Series(DARWIN, [f"s{number}" for number in range(15)])
+    noise = pandas.Series(np.arange(15.0) ** 2, ours.index)
+    shuffled = noise.sample(frac=1, random_state=0)
+    assert list(shuffled.index) != list(ours.index)
+    assert asyncsgd.compare(ours + noise, shuffled)["p"] == 1726 / 32768
+    for other, told in (
+        (noise.rename({"s3": "s99"}), "'s3' is in one of them alone"),
+        (noise.iloc[:14], "'s14' is in one of them alone"),
+        (pandas.concat([noise, noise.iloc[:1]]), "'s0' more than once"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            asyncsgd.compare(ours, other)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options", "told"),
+    [
+        (["1", "2"], {}, "a needs numbers, got '1'"),
+        ([1.0, None], {}, "a needs numbers, got None"),
+        ([1.0, 2.0], {"alpha": 0.5}, "alpha must be a number above 0 and below 0.5, such as 0.05, got 0.5"),
+        ([1.0, 2.0], {"alpha": 0.0}, "alpha must be"),
+        ([1.0, 2.0], {"alpha": math.nan}, "alpha must be"),
+        ([1.0, 2.0], {"alpha": "0.05"}, "alpha must be"),
+        ([1.0, 2.0], {"margin": math.inf}, "margin must be a finite number above 0, or None, got inf"),
+        ([1.0, 2.0], {"margin": math.nan}, "margin must be"),
+        ([1.0, 2.0], {"margin": -0.1}, "margin must be"),
+        ([1.0, 2.0], {"margin": "0.1"}, "margin must be"),
+    ],
+)
+def test_what_is_no_number_is_refused(numbers, options, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        asyncsgd.compare(numbers, [1.0, 2.0], **options)
