@@ -32,6 +32,16 @@ NOT_ONE_SAMPLE = (
 )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch was refused memory; torch says so in a RuntimeError, which may be wrapped in another."""
+    if isinstance(error, MemoryError):
+        return True
+    signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory")
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+
+
 _ADVICE = {
     errno.EMFILE: "type ulimit -n 4096",
     errno.EFBIG: "type ulimit -f unlimited",

@@ -6,19 +6,23 @@ a whole tensor, so it is given views of the vector in the shapes of the model's 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.errors import UsageError, is_out_of_memory, nearest
 from asyncsgd.flat import Layout
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
-"""Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``."""
+"""Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``, the peak. Where the
+optimizer steps tensor by tensor, a group also has their names, ``param_names``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,9 @@ class AdamW:
 class Optimizer:
     """A torch optimizer on a flat vector: weight decay on its first `num_decayed` elements, and clipping.
 
+    Every parameter group g steps at its own share of the learning rate, eta_g = (lr_g / peak) eta. Here lr_g is what
+    `build` has left in the group, which is given the peak. A group with lr_g = 0 is frozen.
+
     Args:
         parameters: `(P,)`, changed in place by `step`; borrowed.
         num_decayed: elements from the beginning that `weight_decay` acts on.
@@ -52,6 +59,10 @@ class Optimizer:
         weight_decay: as in the torch optimizer.
         clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
             (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
+        peak: the learning rate that groups are given, of which theirs are shares.
+
+    Raises:
+        UsageError: if a group's learning rate is below 0 or ambiguous.
     """
 
     KEPT = ("_optimizer",)
@@ -65,6 +76,7 @@ class Optimizer:
         layout: Layout | None = None,
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
+        peak: float = 1.0,
     ) -> None:
         self._size, self._num_decayed, self._layout = len(parameters), num_decayed, layout
         # Leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
@@ -74,23 +86,28 @@ class Optimizer:
         self._clipped: Tensor | None = None
         self.norm: float | None = None
         """Of the last direction, before it was clipped; None where nothing is clipped."""
-        groups = [
-            {"params": tensors, "weight_decay": decay, "lr": 0.0}
-            for tensors, decay in ((decayed, weight_decay), (undecayed, 0.0))
-            if tensors
-        ]
+        groups: list[dict[str, Any]] = []
+        for tensors, decay, first in ((decayed, weight_decay, 0), (undecayed, 0.0, len(decayed))):
+            group: dict[str, Any] = {"params": tensors, "weight_decay": decay, "lr": peak}
+            if layout is not None:
+                group["param_names"] = list(layout.names[first : first + len(tensors)])
+            if tensors:
+                groups.append(group)
         # An optimizer must have something. Without a gradient it is not looked at.
-        self._optimizer = build(
-            groups or [{"params": [nn.Parameter(torch.zeros(0, 0))], "weight_decay": 0.0, "lr": 0.0}]
-        )
+        with _groups_without_rate() as without_rate:
+            self._optimizer = build(
+                groups or [{"params": [nn.Parameter(torch.zeros(0, 0))], "weight_decay": 0.0, "lr": peak}]
+            )
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise TypeError("it makes no torch optimizer from parameter groups")
+        self._ratios = _ratios(self._optimizer, without_rate, peak)
         self.decays = "weight_decay" in self._optimizer.defaults
         """Whether the torch optimizer knows what weight decay is."""
         self.plain = (
             isinstance(self._optimizer, torch.optim.SGD)
             and weight_decay == clip_norm == 0
             and all(group["momentum"] == 0 for group in self._optimizer.param_groups)
+            and all(ratio == 1.0 for ratio in self._ratios)
         )
         """Whether a step is x <- x - eta d and nothing else."""
 
@@ -104,8 +121,11 @@ class Optimizer:
             direction = self._clip(direction, norm)
         for tensor, gradient in zip(self._tensors, itertools.chain(*self._cut(direction)), strict=True):
             tensor.grad = gradient
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = ratio * learning_rate
+            if ratio == 0.0:
+                for tensor in group["params"]:
+                    tensor.grad = None  # not all of torch's optimizers stand still at learning rate 0
         self._optimizer.step()
         for tensor in self._tensors:
             tensor.grad = None  # the direction is borrowed for this call only
@@ -154,7 +174,50 @@ class Optimizer:
 
     def create_state(self) -> None:
         """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""
-        self.step(torch.zeros(self._size), 0.0)
+        self.step(torch.zeros(self._size, dtype=torch.float32), 0.0)
+
+
+@contextlib.contextmanager
+def _groups_without_rate() -> Iterator[list[dict[str, Any]]]:
+    """The parameter groups that torch optimizers are given meanwhile without a learning rate. Torch gives those the
+    default of their class, and afterwards nobody can tell that number from one that was written."""
+    found: list[dict[str, Any]] = []
+    add = torch.optim.Optimizer.add_param_group
+
+    def noting(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        if "lr" not in group:
+            found.append(group)
+        add(optimizer, group)
+
+    torch.optim.Optimizer.add_param_group = noting  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        torch.optim.Optimizer.add_param_group = add  # type: ignore[method-assign]
+
+
+def _ratios(optimizer: torch.optim.Optimizer, without_rate: Iterable[dict[str, Any]], peak: float) -> list[float]:
+    """The share of the learning rate at which each group steps; 1 for one that has its class's own default."""
+    parameter = inspect.signature(type(optimizer)).parameters.get("lr")
+    own_rate = None if parameter is None else parameter.default
+    unset = {id(group) for group in without_rate if group.get("lr") == own_rate}
+    ratios = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if rate is None or id(group) in unset:
+            ratios.append(1.0)
+            continue
+        if unset and rate == own_rate != peak:
+            raise UsageError(
+                f"one parameter group was given lr={rate:g}, and another none, for which {type(optimizer).__name__} "
+                f"has the same number, so it cannot be told which rates are meant; write the first as a ratio of the "
+                f"peak, {{'lr': {rate / peak:g} * groups[0]['lr'], ...}}"
+            )
+        ratio = float(rate) / peak
+        if not 0.0 <= ratio < math.inf:
+            raise UsageError(f"a parameter group has lr={rate:g}; give it a number from 0 up, 0 to freeze the group")
+        ratios.append(ratio)
+    return ratios
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +227,8 @@ class OptimizerRecipe:
     build: BuildOptimizer
     weight_decay: float = 0.0
     clip_norm: float = 0.0
+    peak: float = dataclasses.field(default=1.0, compare=False)
+    """The largest learning rate of the run, of which a group's is a share."""
 
     def __str__(self) -> str:
         return type(self.build).__name__.lower() if self.is_elementwise else self.name
@@ -202,8 +267,11 @@ class OptimizerRecipe:
                 layout=None if self.is_elementwise else layout,
                 weight_decay=self.weight_decay,
                 clip_norm=self.clip_norm,
+                peak=self.peak,
             )
         except Exception as error:
+            if isinstance(error, UsageError) or is_out_of_memory(error):
+                raise
             raise self._refused(error) from error
 
     def check(self, layout: Layout | None = None, device: str = "cpu") -> None:
@@ -230,11 +298,18 @@ class OptimizerRecipe:
                     f"{argument}={self.options[option]} to train"
                 )
         if layout is not None:
-            self.on(torch.zeros(1, device=device).expand(layout.size), layout)  # takes next to no memory
+            self.on(
+                torch.zeros(1, device=device, dtype=torch.float32).expand(layout.size), layout
+            )  # takes next to no memory
             return
         matrix = Layout(("weight",), ((4, 4),), (0,), 16, 16)
-        optimizer = self.on(torch.ones(matrix.size, device=device), matrix)
-        direction = torch.ones(matrix.size, device=device)
+        try:
+            optimizer = self.on(torch.ones(matrix.size, device=device, dtype=torch.float32), matrix)
+        except UsageError:
+            if isinstance(getattr(self.build, "func", self.build), type):
+                raise
+            return  # a function may look for the names of a model, which are known later
+        direction = torch.ones(matrix.size, device=device, dtype=torch.float32)
         try:
             optimizer.step(direction, 0.0)
         except Exception as error:

@@ -21,7 +21,7 @@ import torch
 from asyncsgd import runtimes
 from asyncsgd.checking import check_state
 from asyncsgd.checkpoints import Found, Policy, Saver
-from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
+from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.execute import Live, execute
 from asyncsgd.finishing import TWICE, facts_of, finish, write_last
 from asyncsgd.fitting import find_micro_batches
@@ -42,7 +42,7 @@ from asyncsgd.stages import anatomy
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
-from asyncsgd.worker import check_compiler, checkpoint_activations, is_out_of_memory
+from asyncsgd.worker import check_compiler, checkpoint_activations
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""

@@ -103,15 +103,6 @@ LOOKED_AT = 9
 """Batches whose shapes are compared before the loss is compiled. Texts of about one length come in runs of 8."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch was refused memory; torch says so in a RuntimeError, which may be wrapped in another."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in ("DefaultCPUAllocator", "bad_alloc")):
-        return True
-    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
-
-
 def checkpoint_activations(model: nn.Module) -> None:
     """Let `model` keep the inputs of its layers alone, and compute the rest again in the backward pass.
 

@@ -39,6 +39,20 @@ IDENTITIES = "tests/test_identities.py"
 
 MUTANTS = [
     Mutant(
+        "a group of parameters that steps at the rate of the others",
+        "asyncsgd/optimizers.py",
+        'group["lr"] = ratio * learning_rate',
+        'group["lr"] = learning_rate',
+        "tests/test_optimizers.py",
+    ),
+    Mutant(
+        "a group that is frozen and moves",
+        "asyncsgd/optimizers.py",
+        "if ratio == 0.0:",
+        "if ratio < 0.0:",
+        "tests/test_optimizers.py",
+    ),
+    Mutant(
         "a delay off by one",
         "asyncsgd/server.py",
         "(dispatch, version - read_versions[dispatch])",

@@ -6,13 +6,16 @@ import signal
 import pytest
 import torch
 from doors import (
+    DANA,
     AdamW,
     AllReduce,
     Hogwild,
     InProcess,
+    LocalSGD,
     Processes,
     UsageError,
     Virtual,
+    replay,
     train,
 )
 from marks import slow
@@ -117,3 +120,134 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
     train(Classes(), optimizer=torch.optim.Adagrad, **given)
     with pytest.raises(UsageError, match="optimizer"):
         train(Classes(), optimizer=torch.optim.Adafactor, resume=True, **given)
+
+
+def slow_weight(groups):
+    """A tenth of the rate for what is called weight, by torch's own names, in groups that are made anew."""
+    return torch.optim.SGD(
+        [
+            {
+                "params": [parameter],
+                "weight_decay": group["weight_decay"],
+                "lr": group["lr"] / 10 if name == "weight" else group["lr"],
+            }
+            for group in groups
+            for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        ],
+        momentum=0.9,
+    )
+
+
+def still_bias(groups):
+    """Rprop would move at learning rate 0, too."""
+    groups = [dict(group) for group in groups]
+    groups[1]["lr"] = 0.0
+    return torch.optim.Rprop([{"params": group["params"], "lr": group["lr"]} for group in groups])
+
+
+def another_decay(groups):
+    groups[1]["weight_decay"] = 0.3
+    return torch.optim.AdamW(groups)
+
+
+def without_rates(groups):
+    """The class's own lr, 1e-3, stands in both groups."""
+    return torch.optim.Adam([{"params": group["params"]} for group in groups])
+
+
+def one_written(groups):
+    """The rate of the class stands in no other group, so it was meant."""
+    groups[0]["lr"] = 1e-3
+    return torch.optim.Adam(groups)
+
+
+def both_alike(groups):
+    return torch.optim.Adam([{"params": groups[0]["params"], "lr": 1e-3}, {"params": groups[1]["params"]}])
+
+
+def below_zero(groups):
+    groups[0]["lr"] *= -1
+    return torch.optim.SGD(groups)
+
+
+PLAIN = {
+    slow_weight: lambda weight, bias: torch.optim.SGD(
+        [{"params": weight, "weight_decay": DECAY, "lr": RATE / 10}, {"params": bias, "weight_decay": 0.0, "lr": RATE}],
+        momentum=0.9,
+    ),
+    still_bias: lambda weight, bias: torch.optim.Rprop([weight], lr=RATE),
+    another_decay: lambda weight, bias: torch.optim.AdamW(
+        [{"params": weight, "weight_decay": DECAY}, {"params": bias, "weight_decay": 0.3}], lr=RATE
+    ),
+    without_rates: lambda weight, bias: torch.optim.Adam([weight, bias], lr=RATE),
+    one_written: lambda weight, bias: torch.optim.Adam(
+        [{"params": weight, "weight_decay": DECAY, "lr": 1e-3}, {"params": bias, "lr": RATE}]
+    ),
+}
+"""What makes groups, and the same optimizer in torch alone."""
+
+
+def scheduled_loop(build):
+    """Torch alone, where each group's rate falls in a straight line to a tenth of its own."""
+    task = Classes()
+    model, data = task.model(0), task.data(0)
+    optimizer = PLAIN[build](model.weight, model.bias)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 0.9 * (step + 1) / STEPS)
+    for index in range(STEPS):
+        batch = data.batch(0, index)
+        optimizer.zero_grad()
+        task.loss(task.outputs(model, batch), batch).backward()
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+def assert_close(model, expected):
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-5, atol=1e-6)
+
+
+BY_GROUP = GIVEN | {"samples": STEPS * BATCH, "schedule": "linear"}
+
+
+@pytest.mark.parametrize("build", PLAIN, ids=lambda build: build.__name__)
+def test_each_group_steps_at_its_own_rate_as_in_torch_with_a_scheduler(build):
+    assert_close(train(Classes(), optimizer=build, **BY_GROUP).model(), scheduled_loop(build))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "runtime", [Virtual(1), *slow(Processes(1), AllReduce(1), Hogwild(1), Processes(1, via="process_group"))], ids=str
+)
+def test_in_every_mode(runtime):
+    assert_close(
+        train(Classes(), runtime=runtime, optimizer=slow_weight, **BY_GROUP).model(), scheduled_loop(slow_weight)
+    )
+
+
+def test_and_in_local_steps_after_a_resume_and_in_a_replay(tmp_path):
+    """One worker that takes one local step and hands over all of it is that optimizer."""
+    given = BY_GROUP | {"runtime": Virtual(1), "optimizer": slow_weight, "folder": tmp_path / "run"}
+    given |= {"rule": LocalSGD(num_local_steps=1)}
+
+    def stop(record):
+        if record.kind == "arrival" and record.total_samples == 7 * BATCH:
+            signal.raise_signal(signal.SIGINT)
+
+    assert train(Classes(), report=stop, **given).status == "INTERRUPTED"
+    assert_close(train(Classes(), resume=True, **given).model(), scheduled_loop(slow_weight))
+    assert replay(tmp_path / "run", Classes(), optimizer=slow_weight).identical
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "words"),
+    [
+        (both_alike, {}, r"lr=0\.001.*Adam has the same number.*0\.02 \* groups"),
+        (below_zero, {}, "lr=-0.05"),
+        (slow_weight, {"rule": DANA(), "runtime": Virtual(2)}, "plain SGD"),
+    ],
+    ids=["the class's own rate twice", "below zero", "a rule that needs plain SGD"],
+)
+def test_rates_that_cannot_be_followed_are_refused_in_a_sentence(build, given, words):
+    with pytest.raises(UsageError, match=words):
+        train(Classes(), optimizer=build, **BY_GROUP | given)

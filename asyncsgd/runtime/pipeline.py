@@ -168,7 +168,8 @@ class Pipeline(Replica):
         self._row, self._column = self._group(range(self._stages)), self._group()
         self._copies = [HeldStage(run, self._data, runtime.stages, self._stage) for _ in range(self.num_copies)]
         self._module: nn.Module = self._held
-        self._optimizer = run.recipe.on(self._held.flat.parameters, self._held.flat.layout)
+        layout = dataclasses.replace(self._held.flat.layout, names=self._held.names)
+        self._optimizer = run.recipe.on(self._held.flat.parameters, layout)
         self._clips, self._seed, self._micro_batches = run.recipe.clip_norm > 0, run.seed, run.micro_batches
         self._share_gradients()
         self._used = torch.zeros(4, dtype=torch.float64)

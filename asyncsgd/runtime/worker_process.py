@@ -11,11 +11,11 @@ from typing import NoReturn
 
 import torch
 
+from asyncsgd.errors import is_out_of_memory
 from asyncsgd.runtime.launch import OUT_OF_MEMORY, REASONS
 from asyncsgd.settings.run import Run
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.speeds import Sampler
-from asyncsgd.worker import is_out_of_memory
 
 
 class Straggling:

@@ -61,6 +61,8 @@ class Run:
     saves_model: bool = True
 
     def __post_init__(self) -> None:
+        recipe = dataclasses.replace(self.recipe, peak=self.steps.learning_rate)
+        object.__setattr__(self, "recipe", recipe)
         self.runtime.check(self.seed, self.device, self.machine, self.recipe.clip_norm)
         _ = self.server_recipe, self.cache  # both refuse
 
