@@ -25,7 +25,7 @@ _HOME = {
     "seeded": "models",
     "dropout_seed": "data.random",
     "TrainedRun": "api",
-    "Replayed": "api",
+    "Replayed": "replaying",
     # what is learned
     "Task": "tasks.base",
     "TensorData": "tasks.tensors",

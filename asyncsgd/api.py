@@ -26,27 +26,20 @@ from asyncsgd import runtimes
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.execute import follow
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.recorded_run import (
-    difference_at_end,
-    fields_of,
-    read_of_run,
-    summary_to_replay,
-    task_of_train,
-    with_tuples,
-)
+from asyncsgd.recorded_run import fields_of, read_of_run, summary_to_replay, task_of_train, with_tuples
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.replaying import PreparedReplay, run_again
+from asyncsgd.replaying import PreparedReplay, PreparedSimulation, Replayed, replayed, run_again
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.launch import Launch, fork_server
-from asyncsgd.runtime.replay import read_log
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.flags import checked
 from asyncsgd.settings.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.training import Budget, Common, Job, Machine, Output, Steps, common_contradictions
+from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check_can_be_sent, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out
@@ -97,22 +90,6 @@ class TrainedRun:
             UsageError: if the run has not kept it.
         """
         return self._model(best).cpu().eval()
-
-
-@dataclasses.dataclass(frozen=True)
-class Replayed:
-    """What a replay has found."""
-
-    identical: bool
-    """Whether it ended at the run's parameters, bit for bit."""
-    difference: str
-    """Where replay and run first differ; empty if they do not."""
-    num_updates: int
-    """Updates replayed."""
-    num_checked: int
-    """Losses compared."""
-    parameters_sha256: str
-    """Of the replay's parameters."""
 
 
 def train(
@@ -337,6 +314,9 @@ def replay(
 ) -> Replayed:
     """Run a recorded run again in this process, arrival by arrival, and compare every loss and the final parameters.
 
+    In the environment of the run all bits must be equal. In another one (processor, torch's build, threads, GPU) they
+    are compared as far as rounding allows it; see `Replayed` and `asyncsgd.rounding`.
+
     Args:
         folder: of a run that `train` or a script has written.
         task: the task of the run, or its class, whose fields are then the folder's. Needed if it is none of the
@@ -350,16 +330,14 @@ def replay(
     """
     folder = Path(folder)
     settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
+    if "simulate" in settings:
+        return replayed(PreparedSimulation(SimulationSettings(**settings["simulate"]), folder, summary))[0]
     if "task_class" in settings:
         run = _run_again(settings, task, rule, optimizer, cache)
     else:
         run = run_again(folder, None if cache is None else str(cache), task)
     with _threads_as_before():
-        prepared = PreparedReplay(run, read_log(folder / "events.jsonl"), summary)
-        difference = prepared.replay.run()
-    server, sha256 = prepared.server, prepared.parameters_sha256
-    what = difference_at_end(summary, sha256, server.num_samples) if difference is None else difference.message
-    return Replayed(not what, what, server.version, prepared.replay.num_checked, sha256)
+        return replayed(PreparedReplay(run, folder, summary))[0]
 
 
 def load_run(folder: str | Path, task: Task | type[Task] | None = None) -> TrainedRun:

@@ -27,7 +27,8 @@ import torch
 from torch import nn
 
 from asyncsgd.evaluation import evaluating
-from asyncsgd.records.machine import available_cores, cpu_model
+from asyncsgd.records.hardware import instruction_limits, processor
+from asyncsgd.records.machine import available_cores
 from asyncsgd.tasks.base import Batch, Task, to_device
 from asyncsgd.worker import Gradient, Worker
 
@@ -41,14 +42,24 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 
 def hardware(device: str) -> dict[str, Any]:
     """What a process that computes on `device`, ``cpu`` or ``cuda``, has, as environment.json says it; no host name.
-    Seconds on others are not compared."""
-    num_gpus = torch.cuda.device_count() if device == "cuda" else 0
+
+    Seconds on other hardware are not compared, and bits of results are only promised where the hardware is equal.
+    """
+    num_gpus = 0
+    libraries: dict[str, Any] = {}
+    if device == "cuda":
+        num_gpus = torch.cuda.device_count()
+        libraries = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    found = processor()
     return {
-        "cpu": cpu_model(),
+        "cpu": found["name"],
         "cores": available_cores(),
-        "gpus": list(map(torch.cuda.get_device_name, range(num_gpus))),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(num_gpus)],
         "torch_build": str(torch.__version__),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": found,
+        "instruction_limits": instruction_limits(),
+        "gpu_libraries": libraries,
     }
 
 

@@ -73,7 +73,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         command = "python experiments/simulate.py " + " ".join(argv)
         (folder.path / "settings.yaml").write_text(f"# {command}\n{text}", encoding="utf-8")
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
-        folder.write_environment(environment | hardware("cpu"))
+        folder.write_environment(environment | {"device": "cpu"} | hardware("cpu"))
         tell = teller(folder)
         tell(f"run    {folder.path}\nrule   {rule}\nproblem {settings.problem}   speeds {settings.speeds}")
         recorder = Recorder(folder, settings.samples)

@@ -47,14 +47,17 @@ QUICK = ("single", "async2-ksync-abandons", "virtual-resumed")
 
 
 @pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in SHAPES if name not in QUICK))])
-def test_a_run_is_replayed_bit_for_bit(runs, name):
+def test_a_run_is_replayed_whole_on_any_processor(runs, name):
+    """Its bits are those of the processor that it was recorded on."""
     replayed = asyncsgd.replay(runs / name, Shapes(train_images=320, width=8))
-    assert (replayed.difference, replayed.identical) == ("", True)
-    assert replayed.parameters_sha256 == summary(runs / name)["parameters_sha256"]
+    assert (replayed.difference, replayed.equal_to_rounding) == ("", True)
+    assert replayed.equal_up_to == replayed.num_updates == summary(runs / name)["num_updates"]
+    same_bits = replayed.parameters_sha256 == summary(runs / name)["parameters_sha256"]
+    assert replayed.identical == same_bits
 
 
 @pytest.mark.slow
-def test_a_run_of_a_masked_language_model_is_replayed_bit_for_bit(runs, tmp_path):
+def test_a_run_of_a_masked_language_model_is_replayed_whole(runs, tmp_path):
     """Its texts are the documentation of Python and of its packages, which have to be those of the run."""
     try:
         replayed = asyncsgd.replay(runs / "mlm-async2", cache=tmp_path)
@@ -62,7 +65,7 @@ def test_a_run_of_a_masked_language_model_is_replayed_bit_for_bit(runs, tmp_path
         if "the data are not the run's" not in str(error):
             raise
         pytest.skip(str(error))
-    assert (replayed.difference, replayed.identical) == ("", True)
+    assert (replayed.difference, replayed.equal_to_rounding) == ("", True)
 
 
 def test_every_run_is_read_with_its_losses(runs):

@@ -13,7 +13,7 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 FLOORS = """
 __main__ errors flights state numbers prefetching schedules signals torchrun flat named_choices records
 batches data optimizers rules settings simulation.churn simulation.instance simulation.problems simulation.speeds
-checkpoints models methods runtimes server recorded_run tasks masking
+checkpoints models methods runtimes server recorded_run rounding tasks masking
 checking evaluation stages worker measure runtime.base runtime.awake
 settings.run
 runtime

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -56,14 +55,6 @@ def _commit() -> dict[str, str | bool | None]:
 def available_cores() -> int:
     """Cores this process may use (its affinity mask where the system has one)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_model() -> str | None:
-    """The processor's name; None where the system does not tell."""
-    with contextlib.suppress(OSError):  # not Linux
-        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        return None if found is None else found[1].strip()
-    return None
 
 
 class Machine:

@@ -6,9 +6,10 @@ Nothing else decided the run: batches, masks and dropout are functions of (seed,
 function of the arrivals. So the same server, fed the same arrivals, must reply the same and end at the same
 parameters. Batches are handed out here as they were in the run, so the log has to name the same ones.
 
-Every gradient's loss is compared with the loss in the log, to the last bit. It depends on every parameter at which it
-was computed. So the first loss that differs names a version: there, or before it, the two runs first differ. A version
-is kept while a gradient of the log still has to be computed at it, which is one vector per worker at most."""
+Every gradient's loss is kept beside the loss in the log. It depends on every parameter at which it was computed. So the
+first loss that differs names a version: there, or before it, the two runs first differ. `asyncsgd.rounding` says what a
+difference in the last bits means on another processor. A version is kept while a gradient of the log still has to be
+computed at it, which is one vector per worker at most."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ from asyncsgd.records.events import (
     Taken,
     read_events,
 )
+from asyncsgd.rounding import LossPair
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Fit, Nobody, Sink
@@ -106,6 +108,7 @@ class Replay:
             nobody by itself, since the log does. Changed by `run`.
         computation: computes the gradients again.
         log: in order.
+        to_the_bit: whether the replay ends at the first loss that has other bits than the log's.
     """
 
     present: Sequence[int] = ()
@@ -113,8 +116,10 @@ class Replay:
     now, settled, anew = 0.0, True, False
     KEPT = ()
 
-    def __init__(self, server: Server | Peers[Any], computation: Computation, log: Log) -> None:
-        self._server, self._computation = server, computation
+    def __init__(
+        self, server: Server | Peers[Any], computation: Computation, log: Log, *, to_the_bit: bool = True
+    ) -> None:
+        self.server, self._computation, self._to_the_bit = server, computation, to_the_bit
         arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
         last = max(arrivals, default=0)
         # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
@@ -128,7 +133,8 @@ class Replay:
         reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
         self._readers = collections.Counter([record.read_version for record in reads])
         self._kept: dict[int, Tensor] = {}
-        self.num_checked = 0
+        self.losses: list[LossPair] = []
+        """Of all arrivals so far, beside those of the log."""
 
     def run(self, until: int | None = None) -> Difference | None:
         """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
@@ -138,7 +144,7 @@ class Replay:
         Args:
             until: stop as soon as the server has this version.
         """
-        server = self._server
+        server = self.server
         sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
         try:
             Fit(server, self, Budget(), 1, sink).run()
@@ -173,18 +179,18 @@ class Replay:
                 self._computation.cut_into(record.micro_batches)
                 continue
             self._follow()  # what the rule had asked for before an extended run is started now
-            for name, here in (("version", self._server.version), ("total_samples", self._server.num_samples)):
+            for name, here in (("version", self.server.version), ("total_samples", self.server.num_samples)):
                 if getattr(record, name) != here:
                     raise self._differs(f"{name} of line {line} is {here}, the log has {getattr(record, name)}")
         raise Nobody("the log ends")
 
     def _arrived(self, record: Event) -> Arrived:
         worker, dispatch, version = record.worker, record.dispatch, record.read_version
-        work = self._server.in_flight.get(worker)
+        work = self.server.in_flight.get(worker)
         if work is None or work.dispatch != dispatch:
             raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
         point = self._kept.get(version) if work.point is None else work.point
-        newest = self._server.version if work.point is None else work.version
+        newest = self.server.version if work.point is None else work.version
         if point is None or not work.version <= version <= newest:
             raise self._differs(
                 f"dispatch {dispatch} was started at version {work.version} and arrives now, but the log says that "
@@ -192,11 +198,10 @@ class Replay:
             )
         self._readers[version] -= 1
         gradient = self._computation.compute(worker, work.batches, point, work.rate, record.loss_scales)
-        self.num_checked += 1
-        both_infinite = not (math.isfinite(gradient.loss) or math.isfinite(record.loss))  # JSON has neither
-        if gradient.loss != record.loss and not both_infinite:
-            what = f"the loss of dispatch {dispatch} at version {version} is {gradient.loss!r}"
-            raise Differs(version, f"{what}, the log has {record.loss!r}")
+        pair = LossPair(self.server.version, dispatch, version, gradient.loss, record.loss)
+        self.losses.append(pair)
+        if self._to_the_bit and not pair.same_bits:
+            raise Differs(version, pair.difference)
         return Arrived(work, version, self._computation.gradient, gradient, record.flight_seconds, Taken())
 
     def stop(self, works: Sequence[Work]) -> None:
@@ -210,7 +215,7 @@ class Replay:
         started, self._started = self._started, ()
         for worker, dispatch, batches, rate in started:
             # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
-            here = self._server.start(worker, len(indices_of(batches)))
+            here = self.server.start(worker, len(indices_of(batches)))
             if here is None:
                 raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
             if (here.dispatch, here.batches) != (dispatch, batches):
@@ -231,12 +236,12 @@ class Replay:
                 raise self._differs(f"{name} of line {self._line} is {here}, the log has {logged}")
 
     def _differs(self, what: str) -> Differs:
-        return Differs(self._server.version, f"at version {self._server.version}: {what}")
+        return Differs(self.server.version, f"at version {self.server.version}: {what}")
 
     def _keep(self) -> None:
         """Keep the current version while the log still reads it, and forget those it does not."""
-        version = self._server.version
+        version = self.server.version
         if self._readers[version] > 0 and version not in self._kept:
-            self._kept[version] = self._server.parameters.clone()
+            self._kept[version] = self.server.parameters.clone()
         for old in [old for old in self._kept if self._readers[old] <= 0]:
             del self._kept[old]

@@ -19,6 +19,7 @@ from asyncsgd.methods import check_virtual, peers_of
 from asyncsgd.methods.peers import Peers
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Evaluation, Event, Record, RuleActed
+from asyncsgd.rounding import move_last_bits
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import Budget, Report, Result
@@ -81,13 +82,16 @@ def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
     }
 
 
-def replay_of(asked: SimulationSettings, log: Log) -> tuple[Replay, Server | Peers[Any]]:
-    """A replay of the log of a simulation, and the method that it changes."""
+def replay_of(asked: SimulationSettings, log: Log, *, draw: int | None, to_the_bit: bool) -> Replay:
+    """A replay of the log of a simulation; from parameters moved by a draw, see `asyncsgd.rounding`."""
     arguments, batches = asked_arguments(asked), OwnStreams(asked.workers, None)
     computation = ProblemGradients(arguments["instance"])
+    initial = computation.initial()
+    if draw is not None:
+        move_last_bits(initial, initial.dtype, draw)
     more = {"num_workers": asked.workers, "starts": False}
-    method = _method(arguments["rule"], computation.initial(), asked.learning_rate, batches, None, asked.seed, **more)
-    return Replay(method, computation, log), method
+    method = _method(arguments["rule"], initial, asked.learning_rate, batches, None, asked.seed, **more)
+    return Replay(method, computation, log, to_the_bit=to_the_bit)
 
 
 def _method(
