@@ -33,6 +33,7 @@ RESULT = {
     "model": "model",
     "data": "data",
     "evaluation": "evaluation masks",
+    "sample_order": "order of samples",
     "terms": "evaluated terms",
     "from_scratch": "random start",
     "start": "initial parameters",

@@ -16,19 +16,20 @@ import pandas as pd
 
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
+from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_events, read_header, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.config import SCORES
 
 RUNS = [
-    "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status", "diverged",
-    "usable", "left_out", "notes", "task", "model", "data", "evaluation", "terms", "start", "from_scratch", "mode",
-    "rule", "workers", "batch_size", "accumulate", "clock", "speeds", "learning_rate", "loss", "metric", "seconds",
-    "samples", "updates", "samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max",
-    "computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered",
-    "oversubscribed", "other_load", "resumes", "machine", "device", "num_devices", "threads", "commit",
-    "parameters_sha256", "settings", "details", "path",
+    "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status",
+    "diverged", "usable", "left_out", "notes", "task", "model", "data", "evaluation", "sample_order", "terms",
+    "start", "from_scratch", "mode", "rule", "workers", "batch_size", "accumulate", "clock", "speeds",
+    "learning_rate", "loss", "metric", "seconds", "samples", "updates", "samples_per_update",
+    "samples_per_second", "delay_mean", "delay_p95", "delay_max", "computing", "waiting", "communicating",
+    "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered", "oversubscribed", "other_load", "resumes",
+    "machine", "device", "num_devices", "threads", "commit", "parameters_sha256", "settings", "details", "path",
 ]  # fmt: skip
 CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """And a column ``metric.NAME`` for every metric of the task."""
@@ -240,6 +241,7 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
         "parent": _parent(get("parent")) if finetuned else None,
         "data": get("data_fingerprint"),
         "evaluation": get("eval_masking"),
+        "sample_order": get("sample_order", FIRST),
         "terms": get("eval_weight"),
         "start": get("init_sha256"),
         "from_scratch": get("from_scratch"),

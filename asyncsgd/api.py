@@ -26,7 +26,7 @@ from asyncsgd import runtimes
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.execute import follow
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.recorded_run import fields_of, read_of_run, summary_to_replay, task_of_train, with_tuples
+from asyncsgd.recorded_run import fields_of, of_recorded, read_of_run, summary_to_replay, task_of_train, with_tuples
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import Identity, Tracking, names_in
@@ -494,6 +494,8 @@ def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
 
     if resume and (path / "settings.yaml").is_file() and has_trained(path):
         before, now = read_of_run(path, "settings.yaml"), _settings_of(run)
+        if "task_fields" in before:
+            before["task_fields"] = of_recorded(type(run.task), before["task_fields"])
         # Earlier versions did not write down all of the runtime.
         different = [(key, before[key], now[key]) for key in now if key in before and before[key] != now[key]]
         return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
@@ -502,7 +504,8 @@ def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:
-        folder = RunFolder(path, task=run.task.name, better=run.task.better)
+        task = run.task
+        folder = RunFolder(path, task=task.name, better=task.better, sample_order=task.sample_order)
         write_text(path / "settings.yaml", yaml.safe_dump(_settings_of(run), sort_keys=False))
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error

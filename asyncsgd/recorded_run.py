@@ -19,6 +19,7 @@ from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
+from asyncsgd.settings.flags import ADDED_SINCE
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.tasks import TASKS, task_class
 
@@ -77,6 +78,7 @@ def task_of_train(settings: Mapping[str, Any], given: Task | type[Task] | None) 
             raise not_believed(named)
         task = task_class(built_in[named])
     kind = task if isinstance(task, type) else type(task)
+    fields = of_recorded(kind, fields)
     if isinstance(task, type):
         try:
             task = task(**with_tuples(fields))
@@ -110,6 +112,11 @@ def not_believed(named: str) -> UsageError:
         f"the run's task is {named}, and a folder is not believed about code; type --task {module}:{class_name}, "
         f"or give task={class_name}()"
     )
+
+
+def of_recorded(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a task of class `kind` that a run folder holds, with those that it lacks since it is older."""
+    return {name: was for name, was in ADDED_SINCE.items() if name in kind.__dataclass_fields__} | dict(fields)
 
 
 def summary_to_replay(folder: Path) -> dict[str, Any]:

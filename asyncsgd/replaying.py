@@ -20,6 +20,7 @@ from torch import Tensor
 
 from asyncsgd import runtimes
 from asyncsgd.batches import Batches
+from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
 from asyncsgd.execute import method_of
 from asyncsgd.finishing import facts_of, save_model
@@ -207,6 +208,12 @@ class PreparedReplay:
             )
         torch.set_num_threads(run.runtime.threads)
         self._run = run = run.prepared()
+        order, its_order = run.task.sample_order, summary.get("sample_order", FIRST)
+        if order not in (None, its_order):
+            raise UsageError(
+                f"the run took its samples in order {its_order}, and the task given takes order {order}; give it "
+                f"sample_order={its_order}"
+            )
         self.environments = unlike(environments_of(folder), _environment_here(run.device, run.runtime.threads))
         here, recorded = str(facts_of(run)["data_fingerprint"]), str(summary.get("data_fingerprint"))
         if here != recorded:

@@ -21,6 +21,7 @@ import torch
 from asyncsgd import runtimes
 from asyncsgd.checking import check_state
 from asyncsgd.checkpoints import Found, Policy, Saver
+from asyncsgd.data.order import FIRST
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.execute import Live, execute
 from asyncsgd.finishing import TWICE, facts_of, finish, write_last
@@ -46,6 +47,8 @@ from asyncsgd.worker import check_compiler, checkpoint_activations
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
+SAMPLE_ORDER = "order of samples"
+"""What its number is called among the things that a run began from."""
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
 
@@ -264,6 +267,8 @@ def _began_from(run: Run, init_sha256: str) -> dict[str, Any]:
     began_from = {"data": facts["data_fingerprint"], "initial parameters": init_sha256}
     if "candidates_sha256" in facts:
         began_from["candidates"] = facts["candidates_sha256"]
+    if run.task.sample_order is not None:
+        began_from[SAMPLE_ORDER] = run.task.sample_order
     return began_from
 
 
@@ -274,7 +279,7 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
         UsageError: if the run did not begin from those of `now`.
     """
     for what, here in now.items():
-        recorded = found.checkpoint.began_from.get(what, here)
+        recorded = found.checkpoint.began_from.get(what, FIRST if what == SAMPLE_ORDER else here)
         if recorded != here:
             raise UsageError(
                 f"{found.folder} began with other {what} than there are now ({str(recorded)[:12]} -> "

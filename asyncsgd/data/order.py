@@ -1,17 +1,26 @@
 """Which samples a batch has: a pure function of (seed, stream, index).
 
-Unless samples are drawn at random, runs of `RUN` consecutive batches hold samples of about one length, so that padding
-is small and synchronous workers, which take consecutive indices, wait for hardware and not for data.
+An order is a rule for that, and has a number, which is `Task.sample_order` and stands in a run's settings, records and
+checkpoints. Where it stands nowhere, the run is of the time when there was one order only, the first.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
+from asyncsgd.data.first_order import first_order
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
 
 RUN = 8
+"""Consecutive batches whose samples are of about one length, so that padding is small and synchronous workers, which
+take consecutive indices, wait for hardware and not for data."""
+
+FIRST, NEWEST = 1, 2
+"""The number of a run that says none, and that of new runs."""
 
 
 def is_by_length(sampling: str) -> bool:
@@ -26,45 +35,54 @@ def is_by_length(sampling: str) -> bool:
     return sampling == names[0]
 
 
-class Order:
-    """The samples of each batch of an endless stream: epoch after epoch of samples at random, or of runs of similar
-    length.
+def whole_epochs(
+    lengths: np.ndarray, batch_size: int, seed: int, stream: int, by_length: bool = True
+) -> Callable[[int], np.ndarray]:
+    """Order 2: epochs follow each other without a seam, and every epoch has every sample once. Over S samples,
 
-    An epoch is as many whole runs of `RUN` batches as the samples fill. If there are too few samples for a run, it is
-    whole batches; if there are too few for a batch, samples are repeated. The samples left over differ from epoch to
-    epoch.
+        position p of the stream is sample p mod S of epoch p div S,
+
+    and batch i has the positions i B to i B + B - 1, so a batch may end one epoch and begin the next.
+
+    By length, the batches that lie within an epoch have its samples sorted: groups of `RUN` batches, the last one
+    shorter, in random order, and the samples of a group in random order too. A batch that lies in two epochs has
+    samples of any length.
 
     Args:
         lengths: tokens of each sample, `(S,)`, S >= 1.
         batch_size: B.
         seed, stream: name the order.
         by_length: whether the samples of a batch are of about one length.
+
+    Returns:
+        A function from the index of a batch to its samples, int64 `(B,)`, new.
+
+    >>> samples = whole_epochs(np.array([3, 9, 4, 8, 5]), batch_size=2, seed=0, stream=0)
+    >>> sorted(sample for index in range(5) for sample in samples(index).tolist())
+    [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     """
+    size = len(lengths)
 
-    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, stream: int, by_length: bool = True) -> None:
-        self._lengths, self._batch_size, self._by_length = lengths, batch_size, by_length
-        self._seed, self._stream = seed, stream
-        batches = len(lengths) // batch_size
-        self.batches_per_epoch = max(1, batches // RUN * RUN or batches)
-        self._epoch = -1
-        self._order = np.empty((0, 0), dtype=np.int64)
+    @functools.lru_cache(maxsize=2)  # a batch may lie in two epochs
+    def epoch_at(epoch: int) -> np.ndarray:
+        draw = generator(seed, Purpose.ORDER, stream, epoch)
+        order = draw.permutation(size)
+        if not by_length:
+            return order
+        first = min(-epoch * size % batch_size, size)
+        end = size - (size - first) % batch_size
+        inside = order[first:end]
+        inside = inside[np.argsort(lengths[inside], kind="stable")]
+        groups = [inside[start : start + RUN * batch_size] for start in range(0, len(inside), RUN * batch_size)]
+        shuffled = [draw.permutation(groups[number]) for number in draw.permutation(len(groups))]
+        return np.concatenate([order[:first], *shuffled, order[end:]])
 
-    def samples(self, index: int) -> np.ndarray:
-        """The samples of batch `index`, int64 `(B,)`, a view valid until the next epoch is asked for."""
-        epoch, position = divmod(index, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._order, self._epoch = self._shuffle(epoch), epoch
-        return self._order[position]
+    def samples(index: int) -> np.ndarray:
+        epochs, places = np.divmod(np.arange(index * batch_size, (index + 1) * batch_size), size)
+        return np.concatenate([epoch_at(int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)])
 
-    def _shuffle(self, epoch: int) -> np.ndarray:
-        """The samples of each batch of an epoch, `(batches_per_epoch, B)`."""
-        draw = generator(self._seed, Purpose.ORDER, self._stream, epoch)
-        order = draw.permutation(len(self._lengths))
-        wanted = self.batches_per_epoch * self._batch_size
-        order = np.resize(order, wanted)  # leaves out the rest; repeats samples where a batch is larger than the corpus
-        if self._by_length:
-            order = order[np.argsort(self._lengths[order], kind="stable")]
-        # Fewer batches than a run, or a multiple of it: nothing is ever left behind the last run.
-        runs = order.reshape(-1, min(RUN, self.batches_per_epoch) * self._batch_size)
-        runs = draw.permuted(runs[draw.permutation(len(runs))], axis=1)
-        return runs.reshape(self.batches_per_epoch, self._batch_size)
+    return samples
+
+
+ORDERS: Mapping[int, Callable[..., Callable[[int], np.ndarray]]] = {FIRST: first_order, NEWEST: whole_epochs}
+"""By number."""

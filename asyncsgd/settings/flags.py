@@ -25,11 +25,14 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
+from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings.yaml_reader import read_yaml
 
 OF_OLD_FILES = ("save_model",)
 """Settings of a run folder's settings.yaml that have gone since."""
+ADDED_SINCE: Mapping[str, object] = {"sample_order": 1}
+"""Settings that a run folder's settings.yaml may lack, and what they were when there was no choice."""
 T = TypeVar("T")
 _BOUNDS = ("at_least", "above", "below", "at_most")
 _WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -301,6 +304,8 @@ class Flags:
     def load_yaml(self, path: str | Path) -> dict[str, object]:
         """Return the settings named in a YAML file, by name and converted to their types; not yet validated.
 
+        A run folder's file that lacks a setting is of the time before there was one; see `ADDED_SINCE`.
+
         Raises:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
         """
@@ -320,6 +325,8 @@ class Flags:
             if spec.name in values:  # once with a dash, once with an underscore
                 raise UsageError(f"{path}: the setting {spec.name!r} is there twice; keep one")
             values[spec.name] = spec.converted(value, f"{path}: {spec.name}")
+        if Path(path).with_name(EVENTS).is_file():
+            return {name: was for name, was in ADDED_SINCE.items() if name in self.specs} | values
         return values
 
     def differing_keys(self, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:

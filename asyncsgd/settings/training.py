@@ -39,6 +39,8 @@ SGD_LEARNING_RATE = 0.1
 
 SAMPLING = "group_by_length: samples of a batch are of about one length, which is fast; random: of any length"
 """Help of a setting that tasks have."""
+SAMPLE_ORDER = "2: an epoch is a pass over all samples; 1: it is cut to whole groups of 8 batches, as in earlier runs"
+"""Help of a setting that tasks have; see `asyncsgd.data.order`."""
 BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting each text by itself"
 """Help of a setting that tasks on running text have."""
 

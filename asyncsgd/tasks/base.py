@@ -90,6 +90,8 @@ class Task(abc.ABC):
     """How it is trained unless somebody says otherwise, by `train` and by a script."""
     batch_size: int
     """Samples of every training batch."""
+    sample_order: int | None = None
+    """The number of the order of its samples, see `asyncsgd.data.order`; None where it has no such choice."""
 
     def check_names(self) -> None:
         """Refuse mistakes that show before any data are read and a folder is made, e.g. a file that is not there.

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 
 from asyncsgd.data.corpora import PLAIN, Corpus, Kind, evenly, load_corpus
-from asyncsgd.data.order import Order, is_by_length
+from asyncsgd.data.order import FIRST, NEWEST, ORDERS, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
-from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
+from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLE_ORDER, SAMPLING, Defaults, Sampling
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
@@ -74,6 +74,7 @@ class TextTask(Task):
     eval_data: str | None = None
     seq_len: int
     sampling: Sampling
+    sample_order: int = NEWEST
     dropout: float
     vocab_size: int = VOCABULARY
     prepared: str | None
@@ -203,6 +204,7 @@ class TextTask(Task):
             "from_scratch": origin.from_scratch if self.has_head else weights is None,
             "num_train_samples": len(train),
             "num_eval_samples": len(held_out),
+            "sample_order": self.sample_order,
             "notes": list(corpus.notes),
         }
         if self.has_head:
@@ -287,8 +289,8 @@ class TextData:
 
     def __init__(self, task: TextTask, seed: int) -> None:
         self._task, self._seed, self._train = task, seed, task.samples("train")
-        lengths, alike = self._train.lengths, is_by_length(task.sampling)
-        self._order = functools.cache(lambda stream: Order(lengths, task.batch_size, seed, stream, alike))
+        order, lengths, alike = ORDERS[task.sample_order], self._train.lengths, is_by_length(task.sampling)
+        self._order = functools.cache(lambda stream: order(lengths, task.batch_size, seed, stream, alike))
         self.evaluation = task.tests(task.samples("eval"))
 
     def batch(self, stream: int, index: int) -> Batch:
@@ -298,7 +300,7 @@ class TextData:
         def draw(row: int) -> np.random.Generator:
             return generator(self._seed, Purpose.MASK, stream, first + row)
 
-        return self._task.collate(self._train, self._order(stream).samples(index), draw)
+        return self._task.collate(self._train, self._order(stream)(index), draw)
 
 
 def by_length(samples: Samples, batch_size: int, limit: int = 0) -> list[np.ndarray]:
@@ -336,6 +338,7 @@ class HeadTask(TextTask):
     eval_samples: int = setting(0, "samples to score on; 0: all", at_least=0)
     batch_size: int = setting(16, "samples in one gradient", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING)
+    sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
 
     prepared: str | None = found()
@@ -395,6 +398,7 @@ class LanguageModel(TextTask):
     blocks: bool = setting(False, BLOCKS)
     batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING)
+    sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
     eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0)
     vocab_size: int = setting(VOCABULARY, "of the tokenizer trained for a model that is new", at_least=1)
     dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)

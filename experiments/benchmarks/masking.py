@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from asyncsgd.data.masking import STRATEGIES
-from asyncsgd.data.order import Order
+from asyncsgd.data.order import whole_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples, plain_backend
 from asyncsgd.masking.candidates import Chunk, begin, found_in, make_chunk
@@ -68,7 +68,7 @@ class Training:
         self.rows = Samples(
             {**full.values, "candidates": candidates}, {**full.starts, "candidates": full.starts["ids"]}
         )
-        self._order = Order(self.rows.lengths, batch_size, 0, 0)
+        self._order = whole_epochs(self.rows.lengths, batch_size, 0, 0)
         self._model = self.task.model(0)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
 
@@ -77,14 +77,14 @@ class Training:
         first = index * self.task.batch_size
         return self.task.masked(
             self.rows,
-            self._order.samples(index),
+            self._order(index),
             lambda row: generator(0, Purpose.MASK, 0, first + row),
             self.task.masking(STRATEGIES[mask](), 0.15),
         )
 
     def texts(self, index: int) -> list[str]:
         """Of the samples of a batch."""
-        rows = self.rows.rows("ids", self._order.samples(index))
+        rows = self.rows.rows("ids", self._order(index))
         return [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
 
     def step(self, mask: str, index: int) -> None:

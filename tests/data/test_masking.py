@@ -1,4 +1,4 @@
-"""Batches and masks: pure functions of (seed, stream, index), of one length a run, and what BERT's masking promises."""
+"""Orders of samples, batches and masks: pure functions of (seed, stream, index), and what BERT's masking promises."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import itertools
 import json
 import math
 import uuid
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import asyncsgd
+from asyncsgd.data.first_order import first_order
 from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample
-from asyncsgd.data.order import RUN, Order
+from asyncsgd.data.order import RUN, whole_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples
 from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.tasks.tensors import TensorData
 
 CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
 SPECIAL = (CLS, SEP, PAD, MASK, UNK)
@@ -87,40 +92,6 @@ def test_every_purpose_stream_and_position_has_random_numbers_of_its_own():
     assert len(set(firsts)) == len(firsts)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=300),
-    batch_size=st.integers(1, 6),
-    epoch=st.integers(0, 3),
-    seed=st.integers(0, 9),
-    by_length=st.booleans(),
-)
-@settings(deadline=None, max_examples=60)
-def test_an_epoch_is_whole_runs_of_alike_samples_and_repeats_none_where_there_are_enough(
-    lengths, batch_size, epoch, seed, by_length
-):
-    lengths = np.array(lengths)
-    order = Order(lengths, batch_size, seed, 0, by_length)
-    num_batches, whole = order.batches_per_epoch, len(lengths) // batch_size
-    assert num_batches == (whole - whole % RUN if whole >= RUN else max(1, whole))
-    batches = [order.samples(epoch * num_batches + k) for k in range(num_batches)]
-    counts = np.bincount(np.concatenate(batches), minlength=len(lengths))
-    assert counts.sum() == num_batches * batch_size
-    assert counts.max() - counts.min() <= 1  # nothing twice before all once
-    if by_length:
-        runs = [lengths[np.concatenate(batches[first : first + RUN])] for first in range(0, num_batches, RUN)]
-        spans = sorted((run.min(), run.max()) for run in runs)
-        assert all(shorter[1] <= longer[0] for shorter, longer in itertools.pairwise(spans))
-
-
-def test_another_epoch_has_another_order_and_leaves_out_other_samples():
-    order = Order(CORPUS.lengths, 4, 0, 0)
-    epochs = [np.concatenate([order.samples(e * 32 + k) for k in range(32)]) for e in range(4)]
-    assert order.batches_per_epoch == 32
-    left_out = [frozenset(range(131)) - set(epoch.tolist()) for epoch in epochs]
-    assert {len(samples) for samples in left_out} == {3}
-    assert len(set(left_out)) == 4
-
-
 def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(data):
     # All samples alike, so the same sample is at every position whatever the order.
     by_size = {
@@ -137,7 +108,7 @@ def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(
 def test_padding_attention_and_labels_agree_with_the_rows(data, num_samples, batch_size, seed, index):
     samples = corpus(num_samples, seed)
     batch = data(samples, batch_size, seed).batch(0, index)
-    chosen = Order(samples.lengths, batch_size, seed, 0).samples(index)
+    chosen = whole_epochs(samples.lengths, batch_size, seed, 0)(index)
     rows = [row.tolist() for row in samples.rows("ids", chosen)]
     longest = max(map(len, rows))
     assert unmasked(batch).tolist() == [row + [PAD] * (longest - len(row)) for row in rows]
@@ -186,7 +157,7 @@ def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(leng
 
 
 @pytest.mark.parametrize(("mask", "sha256"), [("token", "287d337576463501"), ("word", "bba2709eba44fb40")])
-def test_masks_have_the_bits_that_they_have_always_had(data, mask, sha256):
+def test_masks_of_the_first_order_have_the_bits_that_they_have_always_had(data, mask, sha256):
     digest = hashlib.sha256()
 
     def add(batch, *more):
@@ -196,6 +167,7 @@ def test_masks_have_the_bits_that_they_have_always_had(data, mask, sha256):
 
     for probability in (0.01, 0.15, 0.6):
         same = {"mask": mask, "mask_prob": probability, "eval_mask": mask, "eval_mask_prob": probability}
+        same["sample_order"] = 1
         for seed, stream in ((0, 0), (3, 1)):
             batches = data(CORPUS, seed=seed, eval_samples=50, **same)
             for index in (0, 1, 40, 1000):
@@ -281,3 +253,156 @@ def test_evaluation_masks_are_the_same_for_every_seed_and_in_any_grouping_and_pa
     part = masked_samples(data(samples, eval_samples=20).evaluation["main"])
     assert part.items() <= whole.items()
     assert set(part) == {tuple(row.tolist()) for row in samples.rows("ids", [int(i * 2.5) for i in range(20)])}
+
+
+TEXTS = [f"the {a} river runs past the {b} bridge and on" for a in ("old", "new", "wide") for b in "abcdefghijklmnop"]
+
+
+def stream_of(order, number):
+    """The samples of the first batches, one after the other."""
+    return np.concatenate([order(index) for index in range(number)])
+
+
+@given(size=st.integers(1, 400), batch_size=st.integers(1, 17), by_length=st.booleans(), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=150)
+def test_an_epoch_is_a_pass_over_all_samples_and_the_next_follows_without_a_seam(size, batch_size, by_length, seed):
+    lengths = np.random.default_rng(seed).integers(4, 40, size)
+    order = whole_epochs(lengths, batch_size, seed, 0, by_length)
+    batches = -(-size // batch_size)
+    taken = stream_of(order, 3 * batches)
+    assert len(taken) == 3 * batches * batch_size
+    assert len(set(taken[: batches * batch_size].tolist())) == size
+    for epoch in range(len(taken) // size):
+        assert sorted(taken[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
+    assert np.array_equal(whole_epochs(lengths, batch_size, seed, 0, by_length)(2 * batches), order(2 * batches))
+
+
+@given(size=st.integers(1, 60), batch_size=st.integers(1, 17), seed=st.integers(0, 3), stream=st.integers(0, 2))
+@settings(deadline=None, max_examples=60)
+def test_samples_of_any_length_have_the_order_that_tensors_in_memory_have(size, batch_size, seed, stream):
+    order = whole_epochs(np.full(size, 9), batch_size, seed, stream, by_length=False)
+    tensors = TensorData(torch.arange(size), torch.arange(1), batch_size, seed)
+    for index in range(5):
+        assert order(index).tolist() == tensors.batch(stream, index).tolist()
+
+
+@given(size=st.integers(1, 300), batch_size=st.integers(1, 6), epoch=st.integers(0, 3), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
+def test_batches_within_an_epoch_come_in_groups_of_alike_samples_of_which_one_is_shorter(size, batch_size, epoch, seed):
+    lengths = np.random.default_rng(seed).integers(1, 41, size)
+    order = whole_epochs(lengths, batch_size, seed, 0)
+    first = -(-epoch * size // batch_size)
+    whole = [order(index) for index in range(first, (epoch + 1) * size // batch_size)]
+    inside = np.sort(np.concatenate([lengths[of] for of in whole])) if whole else np.empty(0)
+    group, (number, shorter) = RUN * batch_size, divmod(len(whole), RUN)
+    sorted_groups = Counter(tuple(inside[start : start + group]) for start in range(0, len(inside), group))
+    # The shorter group may be at any place among the others.
+    ways = [[RUN] * place + [shorter] + [RUN] * (number - place) for place in range(number + 1)]
+    bounds = [np.cumsum([0, *way]).tolist() for way in ways]
+    assert sorted_groups in [
+        Counter(
+            tuple(np.sort(np.concatenate([lengths[of] for of in whole[a:b]])))
+            for a, b in itertools.pairwise(way)
+            if b > a
+        )
+        for way in bounds
+    ]
+
+
+def test_the_first_order_cuts_an_epoch_to_whole_groups_of_eight_batches():
+    """The figures by which it was found wanting."""
+    seen = {}
+    for size in (160, 250):
+        taken = stream_of(first_order(np.full(size, 10), 16, 0, 0), -(-size // 16))
+        seen[size] = len(set(taken.tolist()))
+    assert seen == {160: 128, 250: 196}
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=300),
+    batch_size=st.integers(1, 6),
+    epoch=st.integers(0, 3),
+    seed=st.integers(0, 9),
+    by_length=st.booleans(),
+)
+@settings(deadline=None, max_examples=30)
+def test_an_epoch_of_the_first_order_repeats_no_sample_where_there_are_enough(
+    lengths, batch_size, epoch, seed, by_length
+):
+    lengths, whole = np.array(lengths), len(lengths) // batch_size
+    order, num_batches = first_order(lengths, batch_size, seed, 0, by_length), max(1, whole // RUN * RUN or whole)
+    batches = [order(epoch * num_batches + k) for k in range(num_batches)]
+    counts = np.bincount(np.concatenate(batches), minlength=len(lengths))
+    assert counts.sum() == num_batches * batch_size
+    assert counts.max() - counts.min() <= 1
+    if by_length:
+        runs = [lengths[np.concatenate(batches[first : first + RUN])] for first in range(0, num_batches, RUN)]
+        spans = sorted((run.min(), run.max()) for run in runs)
+        assert all(shorter[1] <= longer[0] for shorter, longer in itertools.pairwise(spans))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("orders")
+    (path / "train.txt").write_text("\n".join(TEXTS[:45]))
+    (path / "validation.txt").write_text("\n".join(f"{text} until evening" for text in TEXTS))
+    return path
+
+
+def task(folder, **fields):
+    return MaskedLM(data_name=str(folder), seq_len=32, batch_size=8, vocab_size=100, eval_samples=16, **fields)
+
+
+def train(folder, name, samples=96, **fields):
+    return asyncsgd.train(
+        task(folder, **fields),
+        samples=samples,
+        evaluations=1,
+        quiet=True,
+        folder=folder / name,
+        cache=folder / "cache",
+        checkpoint_every=48,
+        resume=samples > 96,
+    )
+
+
+def as_of_old(run):
+    """The folder of a run, without the number that no run had before orders had numbers."""
+    settings = yaml.safe_load((run / "settings.yaml").read_text())
+    del settings["task_fields"]["sample_order"]
+    (run / "settings.yaml").write_text(yaml.safe_dump(settings))
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["sample_order"]
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_run_that_names_no_order_has_the_first_one_when_it_is_replayed_and_resumed(folder):
+    train(folder, "one", sample_order=1)
+    header = json.loads((folder / "one" / "events.jsonl").read_text().splitlines()[0])
+    checkpoints = [json.loads(path.read_text()) for path in (folder / "one" / "checkpoints").glob("*.json")]
+    began_from = [checkpoint["began_from"]["order of samples"] for checkpoint in checkpoints]
+    assert [header["sample_order"], *began_from] == [1, 1, 1]
+    as_of_old(folder / "one")
+    replayed = asyncsgd.replay(folder / "one", cache=folder / "cache")
+    assert (replayed.identical, replayed.difference) == (True, "")
+    whole = train(folder, "whole", samples=144, sample_order=1)
+    with pytest.raises(asyncsgd.UsageError, match=r"'sample_order': 1.*'sample_order': 2"):
+        train(folder, "one", samples=144)
+    longer = train(folder, "one", samples=144, sample_order=1)
+    assert longer.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    with pytest.raises(asyncsgd.UsageError, match="give it sample_order=1"):
+        asyncsgd.replay(folder / "one", task(folder), cache=folder / "cache")
+
+
+def test_new_runs_take_the_newest_order_and_two_orders_are_not_compared(folder):
+    runs = {
+        order: train(folder, f"runs/order{order}", **fields) for order, fields in ((1, {"sample_order": 1}), (2, {}))
+    }
+    assert [run.summary["sample_order"] for run in runs.values()] == [1, 2]
+    assert runs[1].summary["parameters_sha256"] != runs[2].summary["parameters_sha256"]
+    from analysis.pairs import unlike
+    from analysis.questions import read_plan
+    from analysis.read import read_run
+
+    rows = [type("Row", (), {"arm": f"order {order}", **read_run(run.folder)[0]}) for order, run in runs.items()]
+    assert unlike(*rows, read_plan(folder / "runs")) == "order of samples of order 1: 1; of order 2: 2"
