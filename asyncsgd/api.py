@@ -473,7 +473,7 @@ _NO_BEST = "the run has kept its last model only; train with keep_best=True, or 
 
 
 def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | type[Task] | None, best: bool) -> nn.Module:
-    from safetensors.torch import load_model
+    from safetensors.torch import load_file, load_model
 
     weights = folder / (BEST_MODEL if best else LAST_MODEL) / "model.safetensors"
     if not weights.is_file():
@@ -485,7 +485,10 @@ def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | type[Ta
         run = run_again(folder, None, task).prepared()
         task_of_run, seed = run.task, run.seed
     model = task_of_run.model(seed)
-    load_model(model, str(weights))
+    try:
+        model.load_state_dict(load_file(weights))
+    except RuntimeError:  # earlier versions wrote what is shared under one of its names
+        load_model(model, str(weights))
     return model
 
 

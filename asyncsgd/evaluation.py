@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asyncsgd.data.random import noise_seed
 from asyncsgd.records.events import Evaluation
 from asyncsgd.tasks.base import Batch, Batches, Sums, Task, add_sums, plain_sums, to_device
 
@@ -105,11 +106,12 @@ def evaluate_sets(
     """
     forward = outputs or functools.partial(task.outputs, model)
 
-    def of_batches(batches: Batches) -> Iterator[Sums]:
+    def of_batches(name: str, batches: Batches) -> Iterator[Sums]:
         for index in range(shard, len(batches), num_shards):
             batch = batches[index]
             weight = task.weight(batch)
             moved = to_device(batch, device)
+            torch.manual_seed(noise_seed(name, index))  # for a task that draws in evaluations too
             said = forward(moved)
             if said is None:
                 continue
@@ -120,7 +122,8 @@ def evaluate_sets(
             yield sums
 
     with evaluating(model):
-        of_set = {name: add_sums(of_batches(batches)) or {"loss": 0.0, "weight": 0.0} for name, batches in sets.items()}
+        nothing = {"loss": 0.0, "weight": 0.0}
+        of_set = {name: add_sums(of_batches(name, batches)) or nothing for name, batches in sets.items()}
     sums = plain_sums(of_set.pop(MAIN))
     return sums | {f"{_SET}{name}:{what}": one for name in of_set for what, one in plain_sums(of_set[name]).items()}
 

@@ -190,7 +190,7 @@ def _train_hogwild(live: Live, board: World | None) -> Result:
     run, size, extra = live.run, live.flat.layout.size, 0
     assert isinstance(run.runtime, runtimes.Hogwild)
     if run.runtime.share_state:
-        trial = run.recipe.on(torch.zeros(size), live.flat.layout)
+        trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
         trial.create_state()
         extra = trial.state_size
     return _serve_workers(live, Segment(size, 0, extra), board, StepTakenByWorker())

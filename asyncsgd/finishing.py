@@ -98,8 +98,8 @@ def _loading(task: Task, seed: int) -> str:
     prepared = f'.prepare({seed}, Path("cache"))' if found_by(task) else ""
     return (
         ("from pathlib import Path\n\n" if prepared else "")
-        + f"from safetensors.torch import load_model\n\nfrom {module} import {type(task).__qualname__}\n\n"
-        f'model = {task!r}{prepared}.model({seed})\nload_model(model, "model.safetensors")'
+        + f"from safetensors.torch import load_file\n\nfrom {module} import {type(task).__qualname__}\n\n"
+        f'model = {task!r}{prepared}.model({seed})\nmodel.load_state_dict(load_file("model.safetensors"))'
     )
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
+import re
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +40,17 @@ class Layout:
         """Lay out `model`'s trainable parameters: matrices (decayed) first, then biases and norms (undecayed).
 
         Raises:
-            UsageError: if a parameter is not float32; a server adds up float32 steps, other types would lose small
-            ones.
+            UsageError: if a parameter is not float32 (a server adds up float32 steps, other types would lose small
+            ones), has no shape yet, or shares memory with another tensor, which it would leave behind.
         """
+        for name, parameter in model.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise UsageError(
+                    f"parameter {name!r} has no shape before the first batch; give its layer all sizes, or let model() "
+                    f"compute one batch"
+                )
+        if (shared := _sharing(model)) is not None:
+            raise UsageError(shared)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, parameter in named:
             if parameter.dtype != torch.float32:
@@ -80,6 +90,70 @@ class Layout:
         }
 
 
+def _sharing(model: nn.Module) -> str | None:
+    """What is wrong where a parameter has elements of memory in common with another parameter, a buffer or a tensor
+    that a module keeps: it is moved to the flat vector, and the other would stay as it is.
+    """
+    parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors = dict(model.named_parameters())
+    for prefix, module in model.named_modules():
+        kept = {**vars(module), **dict(module.named_buffers(recurse=False))}
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and id(value) not in parameters:
+                tensors[f"{prefix}.{name}".removeprefix(".")] = value
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    for names in by_storage.values():
+        for one, other in itertools.combinations(names, 2):
+            if one not in parameters.values() or not _overlap(tensors[one], tensors[other]):
+                continue
+            if other not in parameters.values():
+                return (
+                    f"{other!r} shares memory with the parameter {one!r} and would keep its first values; compute it "
+                    f"in the forward pass, from {_as_code(one)}"
+                )
+            fix = "keep one of them, and compute the other from it in the forward pass"
+            if tensors[one].shape == tensors[other].shape:
+                fix = f"share the parameter itself: {_as_code(other)} = {_as_code(one)}"
+            return (
+                f"parameters {one!r} and {other!r} share memory but are two parameters, and each would be trained for "
+                f"itself; {fix}"
+            )
+    return None
+
+
+def _as_code(name: str) -> str:
+    """How a model's own code writes a parameter.
+
+    >>> _as_code("blocks.0.weight")
+    'self.blocks[0].weight'
+    """
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f"self.{name}")
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one storage have a byte in common; slices side by side, as cuDNN's LSTM has, have none."""
+    ranges = []
+    for tensor in (one, other):
+        first = tensor.storage_offset() * tensor.element_size()
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        ranges.append((first, first + (last + 1) * tensor.element_size()))
+    begin, end = max(first for first, _ in ranges), min(end for _, end in ranges)
+    if begin >= end:
+        return False
+    marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+
+    def bytes_of(tensor: Tensor) -> Tensor:
+        size = tensor.element_size()
+        steps = (*(size * step for step in tensor.stride()), 1)
+        return marks.as_strided((*tensor.shape, size), steps, size * tensor.storage_offset())
+
+    bytes_of(one).fill_(True)
+    return bool(bytes_of(other).any())
+
+
 class FlatModel:
     """Binds a model's parameters and gradients to flat vectors.
 
@@ -109,8 +183,9 @@ class FlatModel:
         self.model = model
         self.layout = Layout.of(model)
         device = next(model.parameters()).device
-        self.parameters = torch.zeros(self.layout.size, device=device) if parameters is None else parameters
-        self.gradients = torch.zeros(self.layout.size, device=device) if gradients is None else gradients
+        size = self.layout.size
+        self.parameters = _zeros(size, device) if parameters is None else parameters
+        self.gradients = _zeros(size, device) if gradients is None else gradients
         for vector in (self.parameters, self.gradients):
             if vector.shape != (self.layout.size,) or vector.dtype != torch.float32 or not vector.is_contiguous():
                 raise ValueError(
@@ -145,7 +220,8 @@ class FlatModel:
                 if tensor.grad is None:
                     view.zero_()
                 elif tensor.grad is not view:
-                    view.copy_(tensor.grad)
+                    gradient = tensor.grad
+                    view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
 
     def check(self) -> None:
@@ -163,6 +239,11 @@ class FlatModel:
                 raise RuntimeError(f"parameter {name!r} was rebound and no longer lies in the flat vector")
             if tensor.grad is None or tensor.grad.data_ptr() != gradient_views[name].data_ptr():
                 raise RuntimeError(f"the gradient of {name!r} was rebound; use zero_grad(set_to_none=False)")
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    """float32 whatever a user's script has made torch's default."""
+    return torch.zeros(size, device=device, dtype=torch.float32)
 
 
 def parameters_sha256(layout: Layout, parameters: Tensor) -> str:

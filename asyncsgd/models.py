@@ -103,16 +103,29 @@ def load_model(
     """
     with seeded(seed):
         built, new = _load(model, dropout, auto_class)
-    limit = getattr(built.config, "max_position_embeddings", None)
+    limit = _longest_sequence(built)
     if limit is not None and seq_len > limit:
         raise UsageError(
-            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
+            f"--seq-len {seq_len} is longer than the {limit} tokens that model {model!r} takes; type --seq-len {limit}"
         )
     if num_tokens > built.config.vocab_size:
         raise UsageError(
             f"the tokenizer of {model!r} has {num_tokens} tokens, its model only {built.config.vocab_size}"
         )
     return Built(built.float().train(), new)
+
+
+def _longest_sequence(model: Any) -> int | None:
+    """How many tokens a transformers model takes; None where it does not say.
+
+    RoBERTa and its kin number positions from ``padding_idx + 1`` on, so they take fewer tokens than they have rows of
+    positions.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    return limit if limit is None or limit > 0 else None
 
 
 def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: float, seed: int) -> Built:

@@ -189,7 +189,7 @@ def _groups_without_rate() -> Iterator[list[dict[str, Any]]]:
             found.append(group)
         add(optimizer, group)
 
-    torch.optim.Optimizer.add_param_group = noting  # type: ignore[method-assign]
+    torch.optim.Optimizer.add_param_group = noting  # type: ignore[assignment, method-assign]
     try:
         yield found
     finally:

@@ -159,7 +159,7 @@ class _Placeholder(nn.Module):
         first = next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
         if first.is_floating_point():
             return first
-        return torch.zeros((), device=first.device).expand(*first.shape, self._width)
+        return torch.zeros((), device=first.device, dtype=torch.float32).expand(*first.shape, self._width)
 
 
 class Stage(nn.Module):

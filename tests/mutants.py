@@ -39,6 +39,34 @@ IDENTITIES = "tests/test_identities.py"
 
 MUTANTS = [
     Mutant(
+        "parameters tied by their data that drift apart",
+        "asyncsgd/flat.py",
+        "return bool(bytes_of(other).any())",
+        "return False",
+        "tests/test_anybodys_model.py",
+    ),
+    Mutant(
+        "texts that stay whole in every part of a batch",
+        "asyncsgd/tasks/base.py",
+        "map_tensors(lambda rows, a=first, b=end: rows[a:b], batch, columns=True)",
+        "map_tensors(lambda rows, a=first, b=end: rows[a:b], batch)",
+        "tests/test_anybodys_model.py",
+    ),
+    Mutant(
+        "RoBERTa's positions counted as BERT's",
+        "asyncsgd/models.py",
+        "return module.num_embeddings - module.padding_idx - 1",
+        "return module.num_embeddings",
+        "tests/test_pretrained_weights.py",
+    ),
+    Mutant(
+        "noise in evaluations that is drawn from what was before",
+        "asyncsgd/evaluation.py",
+        "torch.manual_seed(noise_seed(name, index))",
+        "noise_seed(name, index)",
+        "tests/test_anybodys_model.py",
+    ),
+    Mutant(
         "a group of parameters that steps at the rate of the others",
         "asyncsgd/optimizers.py",
         'group["lr"] = ratio * learning_rate',

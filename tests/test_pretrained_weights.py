@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModel, BertConfig, BertForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from asyncsgd import models
 from asyncsgd.data.corpora import Corpus
@@ -127,3 +127,37 @@ def test_a_half_precision_configuration_does_not_round_the_encoder():
     classifier = models.build_head(masked_lm, "SequenceClassification", ["a", "b"], dropout=0.0, seed=9).model
     weight = masked_lm.base_model.embeddings.word_embeddings.weight
     assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("roberta", {"pad_token_id": 1}),
+        ("xlm-roberta", {"pad_token_id": 3}),
+        ("mpnet", {"pad_token_id": 1}),
+        ("camembert", {"pad_token_id": 0}),
+        ("esm", {"pad_token_id": 1, "mask_token_id": 4, "position_embedding_type": "absolute"}),
+        ("bert", {}),
+    ],
+)
+def test_the_longest_sequence_is_the_longest_that_the_model_itself_computes(family, more, tmp_path):
+    """RoBERTa and its kin number positions from the padding's on, so 34 rows are 34 tokens of BERT only."""
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = AutoModelForMaskedLM.from_config(
+        AutoConfig.for_model(family, vocab_size=20, max_position_embeddings=34, **shape, **more)
+    )
+    model.save_pretrained(tmp_path)
+
+    def computes(length):
+        ids = torch.full((1, length), 7)
+        try:
+            model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        except (IndexError, RuntimeError):
+            return False
+        return True
+
+    longest = max(filter(computes, range(28, 40)))
+    given = {"num_tokens": 20, "dropout": 0.0, "seed": 0}
+    models.load_model(str(tmp_path), seq_len=longest, **given)
+    with pytest.raises(UsageError, match=f"--seq-len {longest + 1} is longer .*type --seq-len {longest}$"):
+        models.load_model(str(tmp_path), seq_len=longest + 1, **given)

@@ -264,7 +264,9 @@ class Pipeline(Replica):
         """torch's schedule for `number` micro-batches, each with hidden states of `shape`."""
         held = self._held.stage
         # A stage has buffers for all that it receives. With shapes given, nobody sends them as pickles.
-        hidden, loss = (torch.empty(size, device="meta", requires_grad=True) for size in (shape, (1,)))
+        hidden, loss = (
+            torch.empty(size, device="meta", dtype=torch.float32, requires_grad=True) for size in (shape, (1,))
+        )
         given, gives = () if held.is_first else (hidden,), (loss if held.is_last else hidden,)
         place = self._stage, self._stages, self.device
         self._timed = stage = TimedStage(self._module, *place, input_args=given, output_args=gives, group=self._row)
@@ -301,7 +303,7 @@ class Pipeline(Replica):
         def outputs(batch: Batch) -> object:
             hidden = None
             if not stage.is_first:
-                hidden = torch.empty(stage.shape(batch), device=self.device)
+                hidden = torch.empty(stage.shape(batch), device=self.device, dtype=torch.float32)
                 dist.recv(hidden, rank - 1, group=self._row)
             said = stage(batch, hidden)
             if stage.is_last:
@@ -318,7 +320,7 @@ class Pipeline(Replica):
             held: which copy; None: the current one.
         """
         held = held or self._held
-        whole = torch.zeros(held.layout.size)
+        whole = torch.zeros(held.layout.size, dtype=torch.float32)
         views = held.layout.views(whole)
         for name, view in held.views(held.flat.parameters).items():
             views[name].copy_(view)

@@ -73,7 +73,7 @@ class Gradients:
         self._flat = self._bound(run.task.model(run.seed).to(self._device))
         self._worker = run.worker(self._flat, profile, tells=tells)
         self._inner: Optimizer | None = None
-        self._staging = self._flat.parameters if self._device.type == "cpu" else torch.zeros(self._flat.layout.size)
+        self._staging = self._flat.parameters if self._device.type == "cpu" else self._flat.parameters.cpu()
         """Where what the link brings is received."""
         self._last_index = 0
         self._idle_since = 0.0

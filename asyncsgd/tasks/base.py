@@ -120,15 +120,17 @@ class Task(abc.ABC):
         return {}
 
     def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the trained `model` into `folder`, which is new; parameters that are shared are written once."""
+        """Write the trained `model` into `folder`, which is new: all of its state_dict, as ``load_state_dict`` takes
+        it.
+        """
+        import torch
         from safetensors.torch import save_file
 
-        # Copies, since all parameters of a model that is trained lie in one vector.
-        tensors, seen = {}, set()
-        for name, tensor in model.state_dict().items():
-            if (memory := (tensor.data_ptr(), tensor.shape)) not in seen:
-                tensors[name] = tensor.detach().cpu().clone()
-            seen.add(memory)
+        # Copies, since all parameters of a model that is trained lie in one vector, and buffers may share memory.
+        tensors = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in model.state_dict().items()
+        }
         save_file(tensors, folder / "model.safetensors")
 
     @abc.abstractmethod
@@ -216,15 +218,18 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return map_tensors(lambda tensor: tensor.to(device), batch)
 
 
-def map_tensors(change: Callable[[Any], Any], batch: Batch, kinds: tuple[type, ...] = ()) -> Batch:
-    """`batch` with every tensor in it changed, and whatever else is of these kinds.
+def map_tensors(
+    change: Callable[[Any], Any], batch: Batch, kinds: tuple[type, ...] = (), *, columns: bool = False
+) -> Batch:
+    """`batch` with every tensor in it changed, whatever else is of these kinds, and with `columns` every list, tuple
+    and array without tensors, such as the texts of the samples.
 
     Dataclasses are looked into, which torch's own pytree takes for leaves.
     """
     import torch
 
-    inner = functools.partial(map_tensors, change, kinds=kinds)
-    if isinstance(batch, (torch.Tensor, *kinds)):
+    inner = functools.partial(map_tensors, change, kinds=kinds, columns=columns)
+    if isinstance(batch, (torch.Tensor, *kinds)) or (columns and _is_column(batch)):
         return change(batch)
     if isinstance(batch, MutableMapping):
         changed = copy.copy(batch)
@@ -240,9 +245,18 @@ def map_tensors(change: Callable[[Any], Any], batch: Batch, kinds: tuple[type, .
     return batch
 
 
-def tensors_in(batch: Batch) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, batch)  # type: ignore[func-returns-value]
+def _is_column(value: Any) -> bool:
+    """Whether it is a list, tuple or array that holds something and no tensor."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    is_sequence = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    return is_sequence and len(value) > 0 and not tensors_in(value)
+
+
+def tensors_in(batch: Batch, *, columns: bool = False) -> list[Any]:
+    """The tensors of a batch, and with `columns` what `map_tensors` changes beside them."""
+    found: list[Any] = []
+    map_tensors(lambda one: found.append(one) or one, batch, columns=columns)  # type: ignore[func-returns-value]
     return found
 
 
@@ -257,14 +271,16 @@ def row_counts(batch: Batch) -> list[int]:
 
 
 def split_rows(batch: Batch, parts: int) -> list[Batch]:
-    """Split every tensor along its first dimension, which has to be the same for all.
+    """Split every tensor along its first dimension, which has to be the same for all. Lists, tuples and arrays of that
+    length are split alike.
 
     >>> import torch
-    >>> [part["x"].tolist() for part in split_rows({"x": torch.arange(5), "name": "a"}, 2)]
-    [[0, 1, 2], [3, 4]]
+    >>> batch = {"x": torch.arange(3), "texts": ["a", "b", "c"]}
+    >>> [(part["x"].tolist(), part["texts"]) for part in split_rows(batch, 2)]
+    [([0, 1], ['a', 'b']), ([2], ['c'])]
 
     Raises:
-        UsageError: if the tensors have different lengths, or fewer rows than there are parts.
+        UsageError: if they have different lengths, or fewer rows than there are parts.
     """
     lengths = row_counts(batch)
     if len(set(lengths)) != 1 or lengths[0] < parts:
@@ -272,9 +288,16 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
             f"a batch whose tensors have {', '.join(map(str, sorted(set(lengths)))) or 'no'} rows cannot be split in "
             f"{parts}; give the task a method split(batch, parts)"
         )
+    for column in tensors_in(batch, columns=True):
+        if len(column) != lengths[0]:
+            raise UsageError(
+                f"a batch of {lengths[0]} rows with a {type(column).__name__} of {len(column)} beside its tensors "
+                f"cannot be split, since nobody knows which part has what of it; give the task a method "
+                f"split(batch, parts)"
+            )
     bounds = [-(-lengths[0] * part // parts) for part in range(parts + 1)]
     return [
-        map_tensors(lambda tensor, a=first, b=end: tensor[a:b], batch)  # type: ignore[misc]
+        map_tensors(lambda rows, a=first, b=end: rows[a:b], batch, columns=True)  # type: ignore[misc]
         for first, end in itertools.pairwise(bounds)
     ]
 

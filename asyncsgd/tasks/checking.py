@@ -67,7 +67,11 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     where = torch.device(device)
     with _generators_restored(where):
         model, trial = task.model(seed), task.model(seed)
-        num_parameters = Layout.of(model).num_parameters  # refuses other types than float32
+        num_parameters = Layout.of(model).num_parameters  # refuses other types than float32, and shared memory
+        if num_parameters == 0:
+            raise UsageError(
+                "model() has no parameter to train; give it one, or leave requires_grad at True for what is to learn"
+            )
         if (differs := _difference(model, trial)) is not None:
             raise UsageError(
                 f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
@@ -91,15 +95,20 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             )
         trial.to(where)
 
-        def gradients(batch: Batch) -> tuple[float, Tensor]:
-            """The loss as the task gives it, and the gradient in one float64 vector, zeros where there is none."""
-            torch.manual_seed(dropout_seed(seed, 0, 0))
+        def gradients(batch: Batch, part: int = 0) -> tuple[float, Tensor]:
+            """The loss as the task gives it, and the gradient in one float64 vector, zeros where there is none.
+
+            Args:
+                part: of the batch, which has dropout of its own.
+            """
+            torch.manual_seed(dropout_seed(seed, 0, 0, part))
             trial.zero_grad()
             moved = to_device(batch, where)
             loss = task.loss(task.outputs(trial, moved), moved)
+            _check_loss(loss)
             loss.backward()
             trained = [parameter for parameter in trial.parameters() if parameter.requires_grad]
-            each = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]
+            each = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in trained]
             return float(loss.detach()), torch.cat([one.detach().cpu().double().flatten() for one in each])
 
         loss, _ = gradients(batch)
@@ -130,6 +139,24 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         check_can_be_sent(task, f"the task {type(task).__name__}")
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
     return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, tuple(notes))
+
+
+def _check_loss(loss: Any) -> None:
+    """Refuse a loss that has no gradient."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"loss() must give a tensor with one number, got a {type(loss).__name__}; return the loss alone"
+        )
+    if loss.ndim:
+        raise UsageError(
+            f"loss() must give one number, got a tensor of shape {tuple(loss.shape)}; return the mean over the loss "
+            f"terms, as .mean() or reduction='mean' does"
+        )
+    if not loss.requires_grad:
+        raise UsageError(
+            "loss() gave a tensor without a gradient; compute it with torch from what outputs() gives, without "
+            "detach(), item() or no_grad()"
+        )
 
 
 def check_can_be_sent(value: Any, what: str) -> None:
@@ -210,7 +237,7 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
 
 
 def _check_halves(
-    task: Task, model: nn.Module, batch: Batch, gradients: Callable[[Batch], tuple[float, Tensor]], tolerance: float
+    task: Task, model: nn.Module, batch: Batch, gradients: Callable[..., tuple[float, Tensor]], tolerance: float
 ) -> str:
     """Refuse a weight that is not the number of terms that the loss is a mean over: without dropout, the loss and the
     gradient of a batch are the weighted means of those of its halves. Return why this cannot be checked, if so.
@@ -224,6 +251,11 @@ def _check_halves(
         else:
             module.training = False
     loss, whole = gradients(batch)
+    if repr(gradients(batch, part=1)[0]) != repr(loss):
+        return (
+            "outputs() or loss() draws random numbers in evaluation mode too, so each evaluation draws them from a "
+            "seed of its own"
+        )
     try:
         halves = task.split(batch, 2)
     except UsageError as error:
