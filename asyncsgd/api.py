@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -75,7 +76,7 @@ class TrainedRun:
 
         rows = [
             {"updates": one.version, "samples": one.total_samples, "seconds": one.train_seconds, "loss": one.loss}
-            | {f"metric.{name}": value for name, value in one.metrics.items()}
+            | {f"metric.{name}": math.nan if value is None else value for name, value in one.metrics.items()}
             for one in self.evaluations
         ]
         return pandas.DataFrame(rows)
@@ -507,8 +508,10 @@ def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:
-        task = run.task
-        folder = RunFolder(path, task=task.name, better=task.better, sample_order=task.sample_order)
+        task, better = run.task, run.task.scored_by()
+        folder = RunFolder(
+            path, task=task.name, better=better, loss_unit=task.loss_unit(), sample_order=task.sample_order
+        )
         write_text(path / "settings.yaml", yaml.safe_dump(_settings_of(run), sort_keys=False))
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error

@@ -25,7 +25,7 @@ class Measured:
 
     loss: float
     weight: float | None = None
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_seconds: float = 0.0
     worker_losses: tuple[float | None, ...] = ()
@@ -82,7 +82,7 @@ def measured_in_shards(
 
 
 def _numbers(task: Task, sums: Sums) -> dict[str, Any]:
-    metrics = {name: float(value) for name, value in task.metrics(sums).items()}
+    metrics = {name: None if value is None else float(value) for name, value in task.metrics(sums).items()}
     return {"loss": sums["loss"] / sums["weight"], "weight": float(sums["weight"]), "metrics": metrics}
 
 

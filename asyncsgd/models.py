@@ -128,7 +128,9 @@ def _longest_sequence(model: Any) -> int | None:
     return limit if limit is None or limit > 0 else None
 
 
-def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
+def build_head(
+    masked_lm: Any, kind: str, labels: Sequence[str], *, problem_type: str | None = None, dropout: float, seed: int
+) -> Built:
     """Return a model with a new head on the encoder of a masked-language model, whose values are copied.
 
     A masked-language model does not train the pooler and the new head, so they are drawn here. Matrices are drawn from
@@ -140,7 +142,8 @@ def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: flo
     Args:
         masked_lm: an `AutoModelForMaskedLM`.
         kind: ``SequenceClassification``, ``TokenClassification`` or ``QuestionAnswering``.
-        labels: the names of the classes, for the configuration.
+        labels: the names of the outputs, for the configuration.
+        problem_type: what transformers calls the kind of labels, for the configuration.
         dropout: of the head, in [0, 1).
 
     Raises:
@@ -151,7 +154,7 @@ def build_head(masked_lm: Any, kind: str, labels: Sequence[str], *, dropout: flo
     config = copy.deepcopy(masked_lm.config)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
-    config.problem_type = "single_label_classification" if kind == "SequenceClassification" else None
+    config.problem_type = problem_type
     for name in ("classifier_dropout", "seq_classif_dropout", "qa_dropout"):
         if hasattr(config, name):
             setattr(config, name, dropout)

@@ -54,6 +54,7 @@ def commands(page):
     return [line.partition("#")[0].strip() for line in lines if "# not tried here" not in line]
 
 
+MANY = {"kinds": [], "joined": "", "x": 0, "y": 0}, {"kinds": ["x", "y"], "joined": "x;y", "x": 1, "y": 1}
 IN_RUNS = re.compile("runs/").search  # of a command that leaves a run for others, or begins at one
 Do = Callable[[str], None]
 
@@ -66,13 +67,20 @@ def do(tmp_path, monkeypatch):
     lines = [f"ba di {'return' * (number % 2)} fo {number}" for number in range(120)]
     Path("text.txt").write_text("\n".join(lines))
     Path("posts.csv").write_text("\n".join(["body", *lines]))
-    for folder, suffix in (("texts", "jsonl"), ("labelled", "csv"), ("tagged", "jsonl")):
+    folders = ("texts", "jsonl"), ("labelled", "csv"), ("tagged", "jsonl"), ("pairs", "csv"), ("many", "jsonl")
+    for folder, suffix in (*folders, ("rated", "jsonl")):
         Path(folder).mkdir()
         for side in ("train", "test"):
             rows = {
                 "texts": [json.dumps({"body": f"{side} {line}"}) for line in lines],
                 "labelled": ["text,label", *(f"{side} {line},{'AB'[n % 2]}" for n, line in enumerate(lines))],
                 "tagged": [json.dumps({"tokens": [side, line], "ner_tags": ["O", "B-A"]}) for line in lines],
+                "pairs": [
+                    "premise,hypothesis,label",
+                    *(f"{side},{line},{'AB'[n % 2]}" for n, line in enumerate(lines)),
+                ],
+                "rated": [json.dumps({"text": side, "second": line, "score": n}) for n, line in enumerate(lines)],
+                "many": [json.dumps({"text": f"{side} {line}", **MANY[n % 2]}) for n, line in enumerate(lines)],
             }
             Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
     data = {"classification": "labelled", "token_classification": "tagged"}

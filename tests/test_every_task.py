@@ -30,6 +30,7 @@ def write(root):
                 {"text": " ".join(words), "label": kind, "tokens": words}
                 | {"ner_tags": [each if each == "O" else f"B-{each}" for each in kinds]}
                 | {"id": f"{side}{index}", "context": " ".join(words), "question": "bada", "answers": answers}
+                | {"second": " ".join(words[:2]), "number": words.count("bada") / 2, "kinds": sorted({*kinds})}
             )
         (root / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -37,6 +38,21 @@ def write(root):
 SCRIPTS = {
     "masked_lm": ("stilt_mlm.py", {"vocab_size": 300, "dropout": 0.1}, "AutoModelForMaskedLM"),
     "classification": ("train.py classification", {}, "AutoModelForSequenceClassification"),
+    "classification of pairs": (
+        "train.py classification",
+        {"text_pair_column": "second", "positive": "A"},
+        "AutoModelForSequenceClassification",
+    ),
+    "classification by numbers": (
+        "train.py classification",
+        {"text_pair_column": "second", "label_column": "number", "labels": "number"},
+        "AutoModelForSequenceClassification",
+    ),
+    "classification by several labels": (
+        "train.py classification",
+        {"label_column": "kinds", "labels": "multi"},
+        "AutoModelForSequenceClassification",
+    ),
     "causal_lm": ("train.py causal_lm", {"vocab_size": 300, "dropout": 0.1}, "AutoModelForCausalLM"),
     "token_classification": ("train.py token_classification", {"vocab_size": 64}, "AutoModelForTokenClassification"),
     "question_answering": (
@@ -89,18 +105,19 @@ def finish(tmp_path_factory):
 
 
 def test_no_task_is_forgotten():
-    assert SCRIPTS.keys() == asyncsgd.tasks.TASKS.keys()
+    assert {name.split()[0] for name in SCRIPTS} == asyncsgd.tasks.TASKS.keys()
 
 
 @pytest.mark.parametrize(("task", "mode"), [*QUICK, *slow(*REST)])
 def test_a_task_trains_in_a_mode_and_its_model_loads(task, mode, finish):
     run = finish(task, mode)
     summary = run.summary
-    assert (summary["status"], summary["task"]) == ("DONE", task), summary["message"]
+    assert (summary["status"], summary["task"]) == ("DONE", task.split()[0]), summary["message"]
     expected = {"sync": [NUM_BATCHES // 2], "hogwild": [NUM_BATCHES, NUM_BATCHES + 1]}
     assert summary["num_updates"] in expected.get(mode, [NUM_BATCHES])
     assert all(math.isfinite(event["loss"]) for event in run.records("arrival", "evaluate"))
-    assert list(summary["metrics"]) == list(asyncsgd.tasks.task_class(task).better)
+    header = json.loads((run.path / "events.jsonl").read_text().partition("\n")[0])
+    assert summary["metrics"].keys() == header["better"].keys()
     assert all(map(math.isfinite, summary["metrics"].values()))
     assert summary["final_eval_loss"] < summary["first_eval_loss"]
 

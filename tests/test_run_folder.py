@@ -56,7 +56,8 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
 
     header, *records = run.records()
     better = {"accuracy": "higher", "perplexity": "lower"}
-    assert header == {"kind": "header", "schema": 2, "task": "masked_lm", "better": better, "sample_order": 2}
+    told = {"task": "masked_lm", "better": better, "loss_unit": "nats", "sample_order": 2}
+    assert header == {"kind": "header", "schema": 2, **told}
     seconds = [record["train_seconds"] for record in records]
     assert seconds == sorted(seconds)
     for kind, of_kind in FIELDS.items():

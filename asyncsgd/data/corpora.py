@@ -60,6 +60,9 @@ class Kind(NamedTuple):
     unit: str = "text"  # what has a label
     label: str = "label"  # empty where texts have none
     takes: Sequence[str] = ("pydocs", "hub:NAME")
+    has_classes: bool = True  # else a label is a number
+    fewest: int = 2  # labels that there must be
+    names: Names = None  # of the labels, where the columns are called so
 
     def sources(
         self, data: str, columns: Mapping[str, str], eval_data: str | None = None
@@ -118,12 +121,18 @@ def load_corpus(
     """
     sources, scored = kind.sources(data, columns, eval_data)  # before the first one is read, which may take a while
     name, notes = "+".join(source.name for source in sources), list[str]()
-    names = _names_of(sources[0], list(columns)[1]) if kind.label else None
+    names = kind.names
+    if names is None and kind.label and kind.has_classes:
+        names = _names_of(sources[0], list(columns)[1])
+    first_rows: dict[str, str] = {}
 
     def side(source: Source, of: str) -> Documents:
         rows = source.rows(of, columns, cache=cache_dir)
         read = [kind.read(place, columns, row, names) for place, row in rows]
         kept = [(text, label) for text, label in read if text]
+        for (place, _), (text, label) in zip(rows, read, strict=True):
+            if text:
+                first_rows.setdefault(label, place)
         where = f"{source.name} ({of})"
         if not kept:
             raise UsageError(f"{where} holds no {kind.text}: all {len(rows)} rows are without {kind.filling}")
@@ -152,9 +161,11 @@ def load_corpus(
     for to, documents in (("evaluate", evaluation), ("train", kept)):
         if not documents.texts:
             raise UsageError(f"{name} has too few {kind.text}s to {to} on; name other data, or texts to evaluate on")
-    labels = _labels(name, names, kind, kept, evaluation, list(columns.values())[1]) if kind.label else ()
+    labels: tuple[str, ...] = ()
+    if kind.label and kind.has_classes:
+        labels = _labels(name, names, kind, kept, evaluation, list(columns.values())[1], first_rows)
     kept, evaluation = (limited(documents, limit) for documents, limit in zip((kept, evaluation), limits, strict=True))
-    if missing := set(labels) - set(kind.counts(kept)):
+    if labels and (missing := set(labels) - set(kind.counts(kept))):
         notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
     fingerprint = _fingerprint(sum(source.is_built_in for source in sources), kept, evaluation, labels)
     if not kind.label:
@@ -164,7 +175,7 @@ def load_corpus(
 
 def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
     versions, digest = json.dumps(package_versions(), sort_keys=True), hashlib.sha256()
-    if labels:
+    if labels or any(train.labels):
         digest.update(json.dumps([versions * built_in, *labels]).encode())
         for documents in (train, evaluation):
             digest.update(json.dumps([documents.texts, documents.labels]).encode())
@@ -213,17 +224,30 @@ def limited(documents: Documents, limit: int) -> Documents:
     return select(documents, np.isin(np.arange(total), evenly(total, limit)))
 
 
-def _labels(name: str, names: Names, kind: Kind, kept: Documents, evaluation: Documents, flag: str) -> tuple[str, ...]:
-    """The names of all labels, in the order of their numbers."""
+def _labels(
+    name: str,
+    names: Names,
+    kind: Kind,
+    kept: Documents,
+    evaluation: Documents,
+    flag: str,
+    first_rows: Mapping[str, str],
+) -> tuple[str, ...]:
+    """The names of all labels, in the order of their numbers.
+
+    Args:
+        first_rows: of what a text may have as its label, the place of the first row that has it.
+    """
     train, scored = kind.counts(kept), kind.counts(evaluation)
     has = f"training has {', '.join(sorted(train))}"
     for label in sorted(set(scored) - set(train))[:1]:
+        place = next(place for of_text, place in first_rows.items() if label in kind.labels_of(of_text))
         raise UsageError(
             f"{name}: no training {kind.unit} has the {kind.label} {label!r}, which {scored[label]} {kind.unit}s to "
-            f"score on have; {has}"
+            f"score on have (first in {place.rstrip(':')}); {has}"
         )
-    if len(train) < 2:
-        raise UsageError(f"{name}: two {kind.label}s are needed, and {has}: is {flag} right?")
+    if len(train) < kind.fewest:
+        raise UsageError(f"{name}: {kind.fewest} {kind.label}s are needed, and {has}: is {flag} right?")
     return tuple(names or sorted(train, key=int if all(label.lstrip("-").isdecimal() for label in train) else None))
 
 

@@ -111,11 +111,12 @@ def pad(rows: Sequence[np.ndarray], fill: int) -> Tensor:
 
 
 def encodings_of(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, seq_len: int | None = None
+    texts: Sequence[str] | Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, seq_len: int | None = None
 ) -> Iterator[Encoding]:
     """Tokenize texts; a special token spelled out in a text, such as ``[MASK]``, becomes ordinary characters.
 
     With a `seq_len`, each text is cut so that a row fits with its special tokens; else it is whole and without these.
+    A pair of texts is cut at the end of the longer one, piece by piece.
     """
     backend = plain_backend(tokenizer)
     if seq_len is not None:

@@ -88,14 +88,19 @@ def teller(folder: RunFolder | None, show: Callable[[str], None] = say) -> Calla
     return tell
 
 
-def shown_metrics(metrics: Mapping[str, float]) -> str:
-    """Names and values, for the console.
+def shown_metrics(metrics: Mapping[str, float | None]) -> str:
+    """Names and values, for the console; a dash where there is no finite one.
 
-    >>> shown_metrics({"accuracy": 0.1234, "perplexity": 456.71, "loss": math.inf})
-    'accuracy 0.123   perplexity 456.7   loss -'
+    >>> shown_metrics({"accuracy": 0.1234, "perplexity": 456.71, "loss": math.inf, "pearson": None})
+    'accuracy 0.123   perplexity 456.7   loss -   pearson -'
     """
-    shown = {name: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" for name, value in metrics.items()}
-    return "   ".join(f"{name} {shown[name] if math.isfinite(value) else '-'}" for name, value in metrics.items())
+
+    def shown(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return "-"
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+    return "   ".join(f"{name} {shown(value)}" for name, value in metrics.items())
 
 
 class Recorder:

@@ -98,7 +98,7 @@ class Evaluation(Moment, frozen=True):
 
     loss: float
     weight: float | None
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
     eval_seconds: float
     kind: str = "evaluate"
     worker_losses: tuple[float | None, ...] = ()

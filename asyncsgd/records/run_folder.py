@@ -57,7 +57,7 @@ class RunFolder:
     Args:
         path: of a folder that holds no records worth keeping.
         events: what `own` has returned for `path`; None calls it here.
-        task, better, sample_order: for the header, see docs/run_folder.md.
+        task, better, loss_unit, sample_order: for the header, see docs/run_folder.md.
         resume: an `asyncsgd.checkpoints.Found` to go on from. The folder stays as it is until `go_on`. None: a new run.
         settings_yaml: what `go_on` writes into settings.yaml; None: nothing.
     """
@@ -70,6 +70,7 @@ class RunFolder:
         task: str | None = None,
         better: Mapping[str, str] | None = None,
         sample_order: int | None = None,
+        loss_unit: str = "nats",
         resume: Any = None,
         settings_yaml: str | None = None,
     ) -> None:
@@ -78,6 +79,7 @@ class RunFolder:
         if resume is None:
             self._events.truncate(0)
             header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better or {})}
+            header["loss_unit"] = loss_unit
             if sample_order is not None:
                 header["sample_order"] = sample_order
             self._events.write(json.dumps(header).encode() + b"\n")

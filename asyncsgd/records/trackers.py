@@ -247,7 +247,7 @@ class Tracking:
                 self._show_arrivals()
         elif isinstance(record, Evaluation):
             self._show_arrivals()
-            metrics = {f"eval/{name}": value for name, value in record.metrics.items()}
+            metrics = {f"eval/{name}": value for name, value in record.metrics.items() if value is not None}
             self._show(record, {"eval/loss": record.loss, **metrics})
         elif isinstance(record, MemoryUsed) and record.workers:
             values = {f"memory/worker{worker}_gib": resident / 2**30 for worker, resident, _ in record.workers}

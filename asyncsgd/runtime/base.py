@@ -66,7 +66,7 @@ class Best:
     version: int
     num_samples: int
     eval_loss: float
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,8 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
             # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
-            folder = RunFolder(path, events, task=task.name, better=task.better, sample_order=task.sample_order)
+            better, unit, order = task.scored_by(), task.loss_unit(), task.sample_order
+            folder = RunFolder(path, events, task=task.name, better=better, loss_unit=unit, sample_order=order)
             undo.pop_all()
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")

@@ -79,7 +79,7 @@ class Task(abc.ABC):
 
     name: ClassVar[str]
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {}
-    """Its metrics; the first is the primary one."""
+    """Its metrics; the first is the primary one. See `scored_by`, where they follow from the task's settings."""
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that its workers import; naming them lets workers start sooner."""
     auto_class: ClassVar[str | None] = None
@@ -198,9 +198,18 @@ class Task(abc.ABC):
         """
         return {}
 
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        """A number for each name in `better`, of the sums of a whole evaluation set. This is the only division, so no
-        mean of means appears.
+    def scored_by(self) -> Mapping[str, Literal["higher", "lower"]]:
+        """Its metrics, the primary one first, each with the direction that is better: by default `better`."""
+        return self.better
+
+    def loss_unit(self) -> str:
+        """The unit of `loss`, for axes and sentences: ``nats`` for a cross entropy."""
+        return "nats"
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        """A number for each name in `scored_by`, of the sums of a whole evaluation set; None where it is undefined.
+
+        This is the only division, so no mean of means appears.
         """
         return {}
 

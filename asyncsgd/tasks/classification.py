@@ -1,29 +1,39 @@
-"""Classification of whole texts.
+"""Classification of whole texts, or of pairs of them; also several labels a text, or a number.
 
     loss = (1/B) sum_b w[y_b] (-log softmax(logits_b)[y_b]),    b over the B texts of the batch
 
 with w = 1, or the inverse frequency of the class. The divisor is B and not the sum of the weights. (torch's ``weight=``
 divides by that sum.) So the batches' gradients add up to the gradient of one loss over the whole training set, whatever
-classes a batch happens to hold. Evaluations never weigh.
+classes a batch happens to hold. Evaluations never weigh. The losses of several labels and of a number stand in
+`asyncsgd.tasks.heads`.
+
+A pair is one row, in the encoding that the tokenizer has for pairs: [CLS] first [SEP] second [SEP] with BERT. A pair
+that is longer than `seq_len` loses the end of its longer text first.
 
 Shapes: B sequences, L tokens, C classes.
 """
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from asyncsgd.data.corpora import LABELLED, Corpus, Kind
-from asyncsgd.data.tokens import Samples, encodings_of
+from asyncsgd.data.tables import Documents
+from asyncsgd.data.tokens import Samples, encodings_of, pad
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
+from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults
-from asyncsgd.tasks import hatecheck, scores
+from asyncsgd.tasks import hatecheck
 from asyncsgd.tasks.base import Sums, to_device
+from asyncsgd.tasks.heads import Directions, Labels
+from asyncsgd.tasks.labelled_rows import LabelledRows, texts_of
 from asyncsgd.tasks.text_task import Batch, Draw, EvaluationBatches, LabelledTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
@@ -45,15 +55,18 @@ def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.divide(counts.sum() / max(occurring.sum(), 1), counts, out=np.zeros_like(counts), where=occurring)
 
 
+Score = Literal["macro_f1", "accuracy", "f1", "matthews", "micro_f1", "exact_match", "pearson", "spearman", "mse"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Classification(LabelledTask):
-    """A text's class, from the encoder of a masked-language model and a new head.
+    """What a text or a pair of texts is labelled with, from the encoder of a masked-language model and a new head.
 
-    Batches have ``labels``, the number of each text's class, int64 `(B,)`.
+    Batches have ``labels``: the number of each text's class, int64 `(B,)`; or float32 `(B, C)`, 1 for each label that a
+    text has; or float32 `(B,)`, numbers. Batches of pairs also have ``token_type_ids`` where the tokenizer makes them.
     """
 
     name: ClassVar[str] = "classification"
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"macro_f1": "higher", "accuracy": "higher"}
     defaults: ClassVar[Defaults] = dataclasses.replace(
         OF_TRANSFORMERS, warmup=0.1, samples=None, epochs=2.0, evaluations=4
     )
@@ -63,7 +76,7 @@ class Classification(LabelledTask):
     auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
     eval_batch_size: ClassVar[int] = 64
     kind: ClassVar[Kind] = LABELLED
-    column_fields: ClassVar[tuple[str, ...]] = ("text_column", "label_column")
+    column_fields: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column", "label_column")
 
     data_name: str = setting(
         "pydocs",
@@ -72,8 +85,23 @@ class Classification(LabelledTask):
         aliases=("train_file",),
     )
     text_column: str = setting("text", "column that holds the text")
-    label_column: str = setting("label", "column that holds the label")
-    seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8)
+    text_pair_column: str | None = setting(None, "column that holds a second text", unset="texts are single")
+    label_column: str = setting("label", "column that holds the label; A,B,C with --labels multi: columns of 0 and 1")
+    labels: Labels = setting(
+        "single", "single: one label a text; multi: any number of labels; number: a number, with a squared error"
+    )
+    label_separator: str | None = setting(
+        None, "what stands between several labels; --labels multi only", unset="the column holds lists"
+    )
+    positive: str | None = setting(
+        None, "the label whose F1 is the score f1; --labels single only", unset="there is no such score"
+    )
+    score: Score | None = setting(
+        None,
+        "the score that studies compare; it is recorded first",
+        unset="macro_f1; micro_f1 of several labels; pearson of numbers",
+    )
+    seq_len: int = setting(128, "tokens per text or pair; what is longer is cut", at_least=8)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
     hatecheck: str | None = setting(
         None, "folder or file of HateCheck's functional tests, run once at the end", unset="not tested"
@@ -86,28 +114,122 @@ class Classification(LabelledTask):
             raise UsageError(
                 "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
             )
+        for name, needs in (
+            ("class_weights", "single"),
+            ("hatecheck", "single"),
+            ("positive", "single"),
+            ("label_separator", "multi"),
+        ):
+            if getattr(self, name) and self.labels != needs:
+                raise UsageError(f"{flag_of(name)} is for --labels {needs}, not for {self.labels}; drop one of them")
+        if self.hatecheck is not None and self.is_pair:
+            raise UsageError("--hatecheck holds single texts, and --text-pair-column makes pairs; drop one of them")
+        if self.labels != "single" and self.data_name == "pydocs":
+            raise UsageError(f"--labels {self.labels} does nothing for --data pydocs, whose texts have one label each")
+        if self.score is not None and self.score not in self.scored.better:
+            known = ", ".join(self.scored.better)
+            raise UsageError(f"--score {self.score} is no score of --labels {self.labels}; its scores are {known}")
+        if self.score == "f1" and self.positive is None:
+            raise UsageError("--score f1 is the F1 of one label; name it with --positive LABEL")
+        if self.label_separator is not None and "," in self.label_column:
+            raise UsageError("--label-separator is for labels in one column, and --label-column names several")
+
+    @property
+    def is_pair(self) -> bool:
+        return self.text_pair_column is not None
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of the labels, of which only several labels have more than one."""
+        if self.labels != "multi":
+            return (self.label_column,)
+        return tuple(name.strip() for name in self.label_column.split(","))
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns to read, each with the flag that chooses it: of the text, the labels and the second text."""
+        columns = {self.text_column: "--text-column", **dict.fromkeys(self.label_columns, "--label-column")}
+        wanted = 1 + len(self.label_columns)
+        if self.text_pair_column is not None:
+            columns[self.text_pair_column] = "--text-pair-column"
+            wanted += 1
+        if len(columns) < wanted and self.row_kind() is not LABELLED:
+            raise UsageError(f"a column is named twice; the columns of texts and labels are {', '.join(columns)}")
+        return columns
+
+    def row_kind(self) -> Kind:
+        if self.labels == "single" and not self.is_pair:
+            return LABELLED
+        return LabelledRows(self.is_pair, self.labels, self.label_separator, self.label_columns).kind()
+
+    def scored_by(self) -> Directions:
+        names = [*self.scored.usual, *(["f1"] if self.positive is not None else [])]
+        first = [] if self.score is None else [self.score]
+        return {name: self.scored.better[name] for name in dict.fromkeys([*first, *names])}
 
     def check_names(self) -> None:
         super().check_names()
         if self.hatecheck is not None:
             hatecheck.load_hatecheck(self.hatecheck)
 
+    def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
+        if self.is_pair:
+            texts = tuple(text for pair in corpus.train.texts for text in texts_of(pair))
+            corpus = dataclasses.replace(corpus, train=Documents(texts))
+        return super().make_tokenizer(model, corpus, cache)
+
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
-        counts = np.bincount(_classes(corpus, "train"), minlength=len(corpus.labels))
         hateful = () if self.hatecheck is None else hatecheck.hateful_labels(self.hatecheck_positive, corpus)
-        return {"labels": corpus.labels, "counts": counts.tolist(), "hateful": hateful}
+        labels, counts = corpus.labels, self.row_kind().counts(corpus.train)
+        if self.labels == "number":
+            return {"labels": (self.label_column,), "counts": (), "hateful": hateful}
+        if self.positive is not None and self.positive not in labels:
+            raise UsageError(f"--positive {self.positive} is no label; the labels are {', '.join(labels)}")
+        return {"labels": labels, "counts": [counts[label] for label in labels], "hateful": hateful}
+
+    def rows_depend_on(self) -> Sequence[object]:
+        if self.labels == "single" and not self.is_pair:
+            return ()
+        return (self.labels, self.is_pair)
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
-        texts = (corpus.train if side == "train" else corpus.eval).texts
-        return Samples.of(ids=_beginnings(texts, tokenizer, self.seq_len), labels=_classes(corpus, side))
+        documents = corpus.train if side == "train" else corpus.eval
+        labels = self._label_values(corpus, documents)
+        if not self.is_pair:
+            return Samples.of(ids=_beginnings(documents.texts, tokenizer, self.seq_len), labels=labels)
+        encodings = list(encodings_of(list(map(texts_of, documents.texts)), tokenizer, self.seq_len))
+        columns = {"ids": [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]}
+        if "token_type_ids" in tokenizer.model_input_names:
+            columns["types"] = [np.array(encoding.type_ids, dtype=np.int32) for encoding in encodings]
+        return Samples.of(**columns, labels=labels)
+
+    def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:
+        """The labels of some documents as batches have them, int64 or float32."""
+        if self.labels == "number":
+            return np.array([float(label) for label in documents.labels], dtype=np.float32)
+        numbers = {label: number for number, label in enumerate(corpus.labels)}
+        if self.labels == "single":
+            return np.array([numbers[label] for label in documents.labels], dtype=np.int64)
+        has = np.zeros((len(documents.labels), len(numbers)), dtype=np.float32)
+        for row, of_text in zip(has, documents.labels, strict=True):
+            row[[numbers[label] for label in json.loads(of_text)]] = 1.0
+        return has
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        labels, counts = self.known["labels"], self.known["counts"]
-        named = ", ".join(f"{label} {count}" for label, count in zip(labels, counts, strict=True))
-        notes = [f"labels: {named}", *corpus.notes]
+        labels, word = self.known["labels"], "pairs" if self.is_pair else "texts"
+        notes = [self._labels_in_words(train), *corpus.notes]
         if num_cut := sum(int((side.lengths >= self.seq_len).sum()) for side in (train, held_out)):
-            notes.append(f"{num_cut} texts fill --seq-len {self.seq_len}; what is longer is cut")
-        return {
+            longer = ", the longer text first" if self.is_pair else ""
+            notes.append(f"{num_cut} {word} fill --seq-len {self.seq_len}; what is longer is cut{longer}")
+        if self.is_pair:
+            sides = [{text for pair in side.texts for text in texts_of(pair)} for side in (corpus.train, corpus.eval)]
+            if shared := sides[0] & sides[1] - {""}:
+                notes.append(f"{len(shared)} single texts stand in pairs of both sides; no pair does")
+        undefined = self._undefined(held_out)
+        for name in self.scored_by():
+            if name in undefined:
+                notes.append(f"{name} is not defined: {undefined[name]}")
+        facts = {
             "class_weights": self.class_weights,
             "notes": notes,
             "data_notes": list(corpus.notes),
@@ -115,15 +237,44 @@ class Classification(LabelledTask):
             "labels": labels,
             "new_parameters": len(built.new_parameters),
         }
+        return facts | ({"undefined_scores": undefined} if undefined else {})
+
+    def _labels_in_words(self, train: Samples) -> str:
+        if self.labels == "number":
+            numbers = train.values["labels"]
+            return f"labels: numbers from {numbers.min():g} to {numbers.max():g}, {numbers.mean():g} on average"
+        labels, counts = self.known["labels"], self.known["counts"]
+        return "labels: " + ", ".join(f"{label} {count}" for label, count in zip(labels, counts, strict=True))
+
+    def _undefined(self, held_out: Samples) -> Mapping[str, str]:
+        """The scores that the labels to score on leave undefined, and why.
+
+        Raises:
+            UsageError: if `score` is one of them.
+        """
+        truth = self.scored.truth_of(held_out.values["labels"], len(self.known["labels"]))
+        undefined = self.scored.undefined(truth, self._positive)
+        if self.score is not None and self.score in undefined:
+            others = ", ".join(name for name in self.scored.better if name not in (*undefined, "f1"))
+            raise UsageError(f"--score {self.score} is not defined: {undefined[self.score]}; choose of {others}")
+        return undefined
+
+    @property
+    def _positive(self) -> int | None:
+        """The number of the class that `positive` names."""
+        return None if self.positive is None else self.known["labels"].index(self.positive)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
 
-        return {**self.padded(samples, numbers), "labels": torch.from_numpy(samples.values["labels"][numbers])}
+        batch = {**self.padded(samples, numbers), "labels": torch.from_numpy(samples.values["labels"][numbers])}
+        if "types" in samples.values:
+            batch["token_type_ids"] = pad(samples.rows("types", numbers), 0)
+        return batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits `(B, C)`."""
-        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return model(**self.model_inputs(model, batch)).logits
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         import torch
@@ -135,23 +286,9 @@ class Classification(LabelledTask):
         weights = torch.tensor(inverse_frequency(self.known["counts"]), dtype=torch.float32, device=losses.device)
         return (weights[batch["labels"]] * losses).mean()
 
-    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        """The loss without class weights, and int64 `(C, C)`, rows: true class, columns: predicted."""
-        number = outputs.shape[1]
-        cells = batch["labels"] * number + outputs.float().argmax(-1)
-        confusion = cells.bincount(minlength=number**2).reshape(number, number)
-        return {"loss": self.summed_loss(outputs, batch), "confusion": confusion}
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        confusion = sums["confusion"]
-        return {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
-
-    def details(self, sums: Sums) -> dict[str, Any]:
-        each = scores.per_class_f1(sums["confusion"])
-        return {
-            "per_class_f1": dict(zip(self.known["labels"], each, strict=True)),
-            "confusion": sums["confusion"].tolist(),
-        }
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        found = self.scored.metrics(sums, self._positive)
+        return {name: found[name] for name in self.scored_by()}
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
         """HateCheck, where it is asked for."""
@@ -168,13 +305,6 @@ class Classification(LabelledTask):
             batch = to_device(batches[index], next(model.parameters()).device)
             predicted[numbers] = self.outputs(model, batch).argmax(-1).cpu().numpy()
         return {"hatecheck": hatecheck.scores(cases, np.isin(predicted, self.known["hateful"]))}
-
-
-def _classes(corpus: Corpus, side: str) -> np.ndarray:
-    """The number of each text's class, int64."""
-    numbers = {label: number for number, label in enumerate(corpus.labels)}
-    labels = (corpus.train if side == "train" else corpus.eval).labels or ()
-    return np.array([numbers[label] for label in labels], dtype=np.int64)
 
 
 def _beginnings(texts: Sequence[str], tokenizer: Any, seq_len: int) -> list[np.ndarray]:

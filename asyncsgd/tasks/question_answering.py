@@ -29,9 +29,9 @@ from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks import answers as scores
-from asyncsgd.tasks.base import Batches, Sums, to_device
+from asyncsgd.tasks.base import Sums, to_device
 from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
-from asyncsgd.tasks.text_task import VOCABULARY, Batch, Draw, EvaluationBatches, HeadTask
+from asyncsgd.tasks.text_task import VOCABULARY, Batch, Draw, HeadTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -116,13 +116,8 @@ class QuestionAnswering(HeadTask):
         numbers = {f"num_{side}_questions": len(questions) for side, questions in corpus.questions.items()}
         return {**numbers, "notes": [*corpus.notes, *notes]}
 
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        import torch
-
-        def collate(samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-            return self.collate(samples, numbers, draw) | {"rows": torch.from_numpy(numbers)}
-
-        return {"main": EvaluationBatches(collate, held_out, whole_questions(held_out, self.eval_batch_size))}
+    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        return whole_questions(held_out, self.eval_batch_size)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
@@ -143,9 +138,7 @@ class QuestionAnswering(HeadTask):
         """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""
         import torch
 
-        config: Any = model.config
-        types = {"token_type_ids": batch["token_type_ids"]} if getattr(config, "type_vocab_size", 0) > 1 else {}
-        said = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **types)
+        said = model(**self.model_inputs(model, batch))
         logits = torch.stack([said.start_logits, said.end_logits], dim=1)
         return logits.masked_fill(~batch["allowed"][:, None], -torch.inf)
 

@@ -44,6 +44,35 @@ def macro_f1(confusion: np.ndarray) -> float:
     return sum(scores) / len(scores)
 
 
+def f1(right: int, predicted: int, true: int) -> float:
+    """F1 = 2 TP / (predicted + true); 0 where there is nothing to divide by, as scikit-learn's ``zero_division=0``.
+
+    >>> f1(2, 3, 5), f1(0, 0, 0)
+    (0.5, 0.0)
+    """
+    both = int(predicted) + int(true)
+    return 2 * int(right) / both if both else 0.0
+
+
+def matthews(confusion: np.ndarray) -> float:
+    """Matthews' correlation of the true and the predicted class, for any number of classes (Gorodkin 2004).
+
+    It is 0 where only one class is true or predicted, as scikit-learn's ``matthews_corrcoef`` has it.
+
+    >>> matthews(np.array([[2, 0], [0, 3]])), matthews(np.array([[2, 0], [3, 0]]))
+    (1.0, 0.0)
+    """
+    true = [int(count) for count in confusion.sum(axis=1)]
+    predicted = [int(count) for count in confusion.sum(axis=0)]
+    total = sum(true)
+    together = int(np.trace(confusion)) * total - sum(a * b for a, b in zip(true, predicted, strict=True))
+    of_true = total**2 - sum(count**2 for count in true)
+    of_predicted = total**2 - sum(count**2 for count in predicted)
+    if of_true == 0 or of_predicted == 0:
+        return 0.0
+    return together / math.sqrt(of_true * of_predicted)
+
+
 def perplexity(loss: float) -> float:
     """exp(loss), infinite where that is too large for a float.
 

@@ -13,7 +13,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLE_ORDER, SAMPLING, Defaults, Sampling
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
+from asyncsgd.tasks.heads import HEADS, Directions, Head, Labels
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -92,9 +93,13 @@ class TextTask(Task):
         """The columns to read, each with the flag that chooses it."""
         return {getattr(self, name): flag_of(name) for name in self.column_fields}
 
+    def row_kind(self) -> Kind:
+        """How a row of its data is read."""
+        return self.kind
+
     def sources(self) -> object:
         """What `read` reads, which is not read yet; refuses names of nothing."""
-        return self.kind.sources(str(self.data_name), self.columns, self.eval_data)
+        return self.row_kind().sources(str(self.data_name), self.columns, self.eval_data)
 
     @abc.abstractmethod
     def read(self, cache: Path) -> Corpus:
@@ -252,6 +257,13 @@ class TextTask(Task):
         mask = pad([np.ones(len(row), dtype=np.int64) for row in rows], 0)
         return {"input_ids": pad(rows, self.known["pad_id"]), "attention_mask": mask}
 
+    def model_inputs(self, model: nn.Module, batch: Batch) -> Batch:
+        """What the model is called with: token types where the batch has them and the model more than one."""
+        names = ["input_ids", "attention_mask"]
+        if "token_type_ids" in batch and getattr(model.config, "type_vocab_size", 0) > 1:
+            names.append("token_type_ids")
+        return {name: batch[name] for name in names}
+
     def targets(self, batch: Batch) -> Tensor:
         """The class of each row of logits, int64 `(K,)`, `IGNORED` where it has no loss."""
         labels: Tensor = batch["labels"]
@@ -343,17 +355,40 @@ class HeadTask(TextTask):
 
     prepared: str | None = found()
 
+    @property
+    def problem_type(self) -> str | None:
+        """What transformers calls the kind of its labels, where it has a name for that."""
+        return None
+
     def head(self, initial: Built, seed: int) -> Built:
         """With an output a label."""
         from asyncsgd.models import build_head
 
-        kind = str(self.auto_class).removeprefix("AutoModelFor")
-        return build_head(initial.model, kind, self.known["labels"], dropout=self.dropout, seed=seed)
+        kind, labels = str(self.auto_class).removeprefix("AutoModelFor"), self.known["labels"]
+        return build_head(initial.model, kind, labels, problem_type=self.problem_type, dropout=self.dropout, seed=seed)
+
+    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+        return {"main": EvaluationBatches(self.numbered, held_out, self.test_rows(held_out))}
+
+    def numbered(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        """A batch of an evaluation: with ``rows``, the samples that these are, of ``num_rows``."""
+        import torch
+
+        return self.collate(samples, numbers, draw) | {
+            "rows": torch.from_numpy(numbers),
+            "num_rows": torch.tensor(len(samples)),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTask(HeadTask):
-    """Of texts or of words, from a table with two columns."""
+    """Of texts or of words, from a table with two columns.
+
+    A class of its own may have a field ``labels: Labels``: then its batches have ``labels``, as the `Head` of that kind
+    in `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
+    """
+
+    labels = "single"
 
     data_name: str | None = setting(
         None,
@@ -366,12 +401,51 @@ class LabelledTask(HeadTask):
         None, "what to score on", unset="test where there is one", name="split"
     )
 
+    @property
+    def scored(self) -> Head:
+        """The kind of its labels, which says the loss and the scores."""
+        return HEADS[cast(Labels, self.labels)]
+
+    @property
+    def problem_type(self) -> str | None:
+        return self.scored.problem_type if self.auto_class == "AutoModelForSequenceClassification" else None
+
+    def scored_by(self) -> Directions:
+        return self.better or {name: self.scored.better[name] for name in self.scored.usual}
+
+    def loss_unit(self) -> str:
+        return self.scored.loss_unit
+
     def read(self, cache: Path) -> Corpus:
-        limits, split = (self.train_samples, self.eval_samples), self.eval_split
-        return load_corpus(str(self.data_name), self.columns, self.kind, split=split, limits=limits, cache_dir=cache)
+        limits, kind = (self.train_samples, self.eval_samples), self.row_kind()
+        data, split = str(self.data_name), self.eval_split
+        return load_corpus(data, self.columns, kind, split=split, limits=limits, cache_dir=cache)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": corpus.labels}
+
+    def targets(self, batch: Batch) -> Tensor:
+        labels: Tensor = batch["labels"]
+        return labels
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self.scored.loss(outputs, self.targets(batch))
+
+    def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        import torch
+
+        return self.scored.losses(outputs.flatten(0, -2), self.targets(batch)).sum(dtype=torch.float64)
+
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
+        return {"loss": self.summed_loss(outputs, batch), **self.scored.sums(outputs, batch)}
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        found = self.scored.metrics(sums, None)
+        return {name: found[name] for name in self.scored_by()}
+
+    def details(self, sums: Sums) -> dict[str, Any]:
+        """What the kind of labels says beside its scores."""
+        return self.scored.details(sums, self.known["labels"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,242 @@
+"""What a labelled text may have: one label, several labels, or a number. Each kind has its loss and its scores.
+
+    single    loss = (1/B) sum_b -log softmax(logits_b)[y_b]
+    multi     loss = (1/BC) sum_bc -( y_bc log sigmoid(logits_bc) + (1 - y_bc) log(1 - sigmoid(logits_bc)) )
+    number    loss = (1/B) sum_b (logits_b - y_b)^2
+
+Scores are of a whole evaluation set. What they are computed from adds up over batches to the same bits in any order:
+counts are whole numbers, and numbers stand in arrays with a place for each text, which other batches leave at 0.
+
+Shapes: B texts of a batch, S texts of the evaluation set, C outputs.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from asyncsgd.tasks import scores
+
+if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is not to wait for torch
+    from torch import Tensor
+
+    from asyncsgd.tasks.base import Batch, Sums
+
+Labels = Literal["single", "multi", "number"]
+Directions = Mapping[str, Literal["higher", "lower"]]
+Metrics = dict[str, float | None]
+
+
+class Head(abc.ABC):
+    """A kind of label. `metrics` gives every score that the kind has; a task records some of them."""
+
+    better: ClassVar[Directions]
+    usual: ClassVar[tuple[str, ...]]
+    """The scores that are recorded unless a user asks for others, the primary one first."""
+    problem_type: ClassVar[str]
+    """What transformers calls it in a model's configuration."""
+    loss_unit: ClassVar[str] = "nats"
+
+    @abc.abstractmethod
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss terms, float32, one for each label of the batch."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Their mean."""
+        return self.losses(logits, labels).mean()
+
+    @abc.abstractmethod
+    def sums(self, logits: Tensor, batch: Batch) -> Sums:
+        """What `metrics` and `details` are computed from."""
+
+    @abc.abstractmethod
+    def metrics(self, sums: Sums, positive: int | None) -> Metrics:
+        """The scores by name; None where labels or predictions leave one undefined.
+
+        Args:
+            positive: the class whose F1 is `f1`; None: there is no such score.
+        """
+
+    @abc.abstractmethod
+    def truth(self, sums: Sums) -> np.ndarray:
+        """What `undefined` needs, from the sums of an evaluation."""
+
+    @abc.abstractmethod
+    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+        """The same from the labels of the evaluation set, before anything is predicted."""
+
+    @abc.abstractmethod
+    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+        """The scores that the labels of an evaluation set leave undefined, each with the reason."""
+
+    def details(self, sums: Sums, labels: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+
+class Single(Head):
+    """One label a text. Sums are the confusion matrix, int64 `(C, C)`, rows: true class, columns: predicted."""
+
+    better: ClassVar[Directions] = MappingProxyType(dict.fromkeys(("macro_f1", "accuracy", "f1", "matthews"), "higher"))
+    usual: ClassVar[tuple[str, ...]] = ("macro_f1", "accuracy")
+    problem_type: ClassVar[str] = "single_label_classification"
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.cross_entropy(logits.float(), labels, reduction="none")
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.cross_entropy(logits, labels)
+
+    def sums(self, logits: Tensor, batch: Batch) -> Sums:
+        number = logits.shape[1]
+        cells = batch["labels"] * number + logits.float().argmax(-1)
+        return {"confusion": cells.bincount(minlength=number**2).reshape(number, number)}
+
+    def metrics(self, sums: Sums, positive: int | None) -> Metrics:
+        confusion = sums["confusion"]
+        metrics: Metrics = {
+            "macro_f1": scores.macro_f1(confusion),
+            "accuracy": scores.accuracy(confusion),
+            "matthews": scores.matthews(confusion),
+        }
+        if positive is not None:
+            metrics["f1"] = scores.per_class_f1(confusion)[positive]
+        return metrics | dict.fromkeys(self.undefined(self.truth(sums), positive))
+
+    def truth(self, sums: Sums) -> np.ndarray:
+        true: np.ndarray = sums["confusion"].sum(axis=1)
+        return true
+
+    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+        return np.bincount(labels, minlength=num_labels)
+
+    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+        reasons = {}
+        if (truth > 0).sum() < 2:
+            reasons["matthews"] = "all texts to score on have one label"
+        if positive is not None and truth[positive] == 0:
+            reasons["f1"] = "no text to score on has the label of --positive"
+        return reasons
+
+    def details(self, sums: Sums, labels: Sequence[str]) -> dict[str, Any]:
+        each = scores.per_class_f1(sums["confusion"])
+        return {"per_class_f1": dict(zip(labels, each, strict=True)), "confusion": sums["confusion"].tolist()}
+
+
+class Multi(Head):
+    """Any number of labels a text. A label is predicted where its logit is above 0.
+
+    Sums are int64 `(C, 3)`, of each label how often it was right, predicted and true; and how many texts had exactly
+    the right labels.
+    """
+
+    better: ClassVar[Directions] = MappingProxyType(dict.fromkeys(("micro_f1", "macro_f1", "exact_match"), "higher"))
+    usual: ClassVar[tuple[str, ...]] = ("micro_f1", "macro_f1", "exact_match")
+    problem_type: ClassVar[str] = "multi_label_classification"
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+
+    def sums(self, logits: Tensor, batch: Batch) -> Sums:
+        import torch
+
+        said = logits > 0
+        true = batch["labels"] > 0
+        counts = torch.stack([(said & true).sum(0), said.sum(0), true.sum(0)], dim=1)
+        return {"counts": counts, "exact": (said == true).all(1).sum(), "texts": torch.tensor(len(said))}
+
+    def metrics(self, sums: Sums, positive: int | None) -> Metrics:
+        right, said, true = sums["counts"].T
+        each = [scores.f1(*of_label) for of_label in zip(right, said, true, strict=True)]
+        metrics: Metrics = {
+            "micro_f1": scores.f1(right.sum(), said.sum(), true.sum()),
+            "macro_f1": sum(each) / len(each),
+            "exact_match": int(sums["exact"]) / int(sums["texts"]),
+        }
+        return metrics | dict.fromkeys(self.undefined(self.truth(sums), positive))
+
+    def truth(self, sums: Sums) -> np.ndarray:
+        true: np.ndarray = sums["counts"][:, 2]
+        return true
+
+    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+        true: np.ndarray = (labels > 0).sum(axis=0)
+        return true
+
+    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+        if truth.any():
+            return {}
+        return dict.fromkeys(("micro_f1", "macro_f1"), "no text to score on has a label")
+
+    def details(self, sums: Sums, labels: Sequence[str]) -> dict[str, Any]:
+        each = {}
+        for label, (right, said, true) in zip(labels, sums["counts"], strict=True):
+            each[label] = {"f1": scores.f1(right, said, true), "predicted": int(said), "support": int(true)}
+        return {"per_label": each}
+
+
+class Number(Head):
+    """A number. Sums are two arrays, float64 `(S,)`: what was predicted of each text, and what is true."""
+
+    better: ClassVar[Directions] = MappingProxyType({"pearson": "higher", "spearman": "higher", "mse": "lower"})
+    usual: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
+    problem_type: ClassVar[str] = "regression"
+    loss_unit: ClassVar[str] = "squared error"
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return (logits.float().squeeze(-1) - labels).square()
+
+    def sums(self, logits: Tensor, batch: Batch) -> Sums:
+        sums: Sums = {name: np.zeros(int(batch["num_rows"])) for name in ("predicted", "true")}
+        rows = batch["rows"].cpu().numpy()
+        sums["predicted"][rows] = logits.float().squeeze(-1).cpu().numpy()
+        sums["true"][rows] = batch["labels"].cpu().numpy()
+        return sums
+
+    def metrics(self, sums: Sums, positive: int | None) -> Metrics:
+        predicted, true = sums["predicted"], sums["true"]
+        error = float(np.square(predicted - true).mean())
+        metrics: Metrics = {
+            "pearson": _correlation("pearsonr", predicted, true),
+            "spearman": _correlation("spearmanr", predicted, true),
+            "mse": error if math.isfinite(error) else math.inf,
+        }
+        return metrics | dict.fromkeys(self.undefined(true, positive))
+
+    def truth(self, sums: Sums) -> np.ndarray:
+        true: np.ndarray = sums["true"]
+        return true
+
+    def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+        return labels
+
+    def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
+        if np.ptp(truth) > 0:
+            return {}
+        return dict.fromkeys(("pearson", "spearman"), "all texts to score on have one number")
+
+
+def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> float | None:
+    """Pearson's or Spearman's; None where the predictions leave it undefined: one number for all, or not finite."""
+    if not np.isfinite(predicted).all() or np.ptp(predicted) == 0 or np.ptp(true) == 0:
+        return None
+    from scipy import stats
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numbers that are nearly equal: what rounding makes of them is a result
+        value = float(getattr(stats, name)(predicted, true).statistic)
+    return value if math.isfinite(value) else None
+
+
+HEADS: Mapping[Labels, Head] = MappingProxyType({"single": Single(), "multi": Multi(), "number": Number()})

@@ -1,0 +1,142 @@
+"""What rows of labelled texts mean: pairs, several labels in three spellings, numbers, and what is refused."""
+
+import json
+
+import pytest
+import transformers
+
+from asyncsgd.errors import UsageError
+from asyncsgd.tasks.classification import Classification
+
+PAIRS = ["first,second,label", 'a,"say ""b"", c",x', "b,,y", 'c,"a\nb",x', "d, e ,y"]
+
+
+def table(folder, **sides):
+    """A folder with a CSV file, a list of lines, or a JSON Lines file, a list of objects, for each side."""
+    folder.mkdir(exist_ok=True)
+    for side, rows in sides.items():
+        if isinstance(rows[0], str):
+            (folder / f"{side}.csv").write_text("\n".join(rows))
+        else:
+            (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def read(folder, **values):
+    """The corpus of a task, and what the task says of it at the start."""
+    task = Classification(data_name=str(folder), seq_len=16, **values)
+    return task.read(folder), task
+
+
+def texts(documents):
+    return [tuple(json.loads(text)) for text in documents.texts]
+
+
+def test_pairs_keep_odd_quoting_and_empty_texts_and_only_equal_pairs_are_the_same(tmp_path):
+    test = ["first,second,label", "b,,y", "d,other,x", "a,new,x"]
+    corpus, task = read(table(tmp_path / "p", train=PAIRS, test=test), text_column="first", text_pair_column="second")
+    # ("b", "") stands on both sides and is scored; "a" and "d" stand on both sides in other pairs.
+    assert texts(corpus.train) == [("a", 'say "b", c'), ("c", "a\nb"), ("d", "e")]
+    assert corpus.train.labels == ("x", "x", "y")
+    assert corpus.notes == ("1 training pairs that are test pairs too are left out",)
+    notes = task.prepare(0, tmp_path / "cache").facts()["notes"]
+    assert "2 single texts stand in pairs of both sides; no pair does" in notes
+
+
+def test_a_missing_text_of_a_pair_is_left_out_and_counted_and_an_empty_one_stays(tmp_path):
+    rows = [{"text": "a", "other": None, "label": "x"}, {"text": "", "other": "b", "label": "x"}]
+    rows += [{"text": "c", "other": "", "label": "y"}, {"text": "", "other": "", "label": "y"}]
+    test = [{"text": "t", "other": "u", "label": "x"}]
+    corpus, _ = read(table(tmp_path / "p", train=rows, test=test), text_pair_column="other")
+    assert texts(corpus.train) == [("", "b"), ("c", "")]
+    assert corpus.notes == ("2 rows of p (train) without two texts are left out",)
+
+
+ROWS = [
+    {"text": "a", "list": ["x", "y"], "joined": "x; y", "x": 1, "y": 1},
+    {"text": "b", "list": [], "joined": "", "x": 0, "y": 0},
+    {"text": "c", "list": ["y", "y"], "joined": " y ", "x": False, "y": True},
+]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"label_column": "list"}, {"label_column": "joined", "label_separator": ";"}, {"label_column": "x,y"}],
+    ids=["list", "separator", "columns"],
+)
+def test_several_labels_are_a_list_a_text_or_columns_and_none_is_a_legal_row(values, tmp_path):
+    test = [row | {"text": f"{row['text']} again"} for row in ROWS]
+    folder = table(tmp_path / "p", train=ROWS, test=test)
+    corpus, task = read(folder, labels="multi", **values)
+    assert (corpus.labels, corpus.train.labels) == (("x", "y"), ('["x", "y"]', "[]", '["y"]'))
+    prepared = task.prepare(0, tmp_path / "cache")
+    batch = prepared.data(0).evaluation["main"][0]
+    assert batch["labels"].tolist() == [[1, 1], [0, 0], [0, 1]]
+    assert prepared.weight(batch) == 6.0
+
+
+def test_names_that_no_text_has_stay_and_a_class_that_only_the_evaluation_has_is_refused_with_its_row(tmp_path):
+    folder = table(tmp_path / "p", train=PAIRS, test=["first,second,label", "s,t,x", "u,v,z"])
+    columns = {"text_column": "first", "text_pair_column": "second"}
+    with pytest.raises(UsageError, match=r"no training pair has the label 'z', .* \(first in .*test.csv, row 2\)"):
+        read(folder, **columns)
+    (folder / "labels.json").write_text('["x", "y", "nobody"]')
+    (folder / "test.csv").write_text("first,second,label\ns,t,x")
+    corpus, _ = read(folder, **columns)
+    assert corpus.labels == ("x", "y", "nobody")
+    assert "no training pair has the label nobody" in corpus.notes
+
+
+def test_numbers_are_taken_as_they_are_and_missing_ones_are_left_out(tmp_path):
+    rows = [{"text": "a", "label": -1}, {"text": "b", "label": "2.5"}, {"text": "c", "label": None}]
+    corpus, task = read(table(tmp_path / "p", train=rows, test=[{"text": "d", "label": 4}]), labels="number")
+    assert (corpus.train.labels, corpus.eval.labels, corpus.labels) == (("-1.0", "2.5"), ("4.0",), ())
+    assert "1 rows of p (train) without text and a number are left out" in corpus.notes
+    assert task.prepare(0, tmp_path / "cache").facts()["labels"] == ["label"]
+    for odd in ("three", True, float("inf")):
+        table(tmp_path / "p", test=[{"text": "d", "label": odd}])
+        with pytest.raises(UsageError, match=r"line 1: column 'label' holds .* no finite number"):
+            read(tmp_path / "p", labels="number")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"labels": "number", "class_weights": True}, "--class-weights is for --labels single, not for number"),
+        ({"labels": "multi", "hatecheck": "cases"}, "--hatecheck is for --labels single, not for multi"),
+        ({"labels": "multi", "positive": "x"}, "--positive is for --labels single"),
+        ({"label_separator": ";"}, "--label-separator is for --labels multi"),
+        ({"labels": "number", "score": "f1"}, "its scores are pearson, spearman, mse"),
+        ({"score": "f1"}, "name it with --positive LABEL"),
+        ({"text_pair_column": "b", "hatecheck": "cases"}, "--hatecheck holds single texts"),
+        ({"labels": "multi", "data_name": "pydocs"}, "does nothing for --data pydocs"),
+    ],
+)
+def test_what_does_nothing_for_a_kind_of_labels_is_refused(values, said):
+    with pytest.raises(UsageError, match=said):
+        Classification(**{"data_name": "somewhere", **values})
+
+
+def test_a_column_that_is_named_twice_or_no_label_is_refused(tmp_path):
+    folder = table(tmp_path / "p", train=PAIRS, test=["first,second,label", "s,t,x"])
+    with pytest.raises(UsageError, match="a column is named twice"):
+        read(folder, text_column="first", text_pair_column="first")
+    with pytest.raises(UsageError, match=r"holds 'x', and --labels multi takes a list, a text with --label-separator"):
+        read(folder, text_column="first", labels="multi")
+    with pytest.raises(UsageError, match=r"row 1: column 'second' holds .* a column of several labels holds 0 and 1"):
+        read(folder, text_column="first", labels="multi", label_column="second,label")
+    with pytest.raises(UsageError, match="--positive w is no label; the labels are x, y"):
+        Classification(data_name=str(folder), text_column="first", positive="w").prepare(0, tmp_path)
+
+
+@pytest.mark.parametrize("labels", ["single", "multi", "number"])
+def test_pipeline_of_transformers_reads_the_saved_model(labels, tmp_path):
+    rows = [row | {"number": index / 2, "one": "xy"[index % 2]} for index, row in enumerate(ROWS)]
+    folder = table(tmp_path / "p", train=rows, test=[rows[0] | {"text": "z"}])
+    column = {"single": "one", "multi": "list", "number": "number"}[labels]
+    task = Classification(data_name=str(folder), labels=labels, label_column=column).prepare(0, tmp_path)
+    task.save(task.model(0), tmp_path / labels)
+    classify = transformers.pipeline("text-classification", str(tmp_path / labels), top_k=None, device="cpu")
+    (said,) = classify(["a b"])
+    assert {one["label"] for one in said} == ({"number"} if labels == "number" else {"x", "y"})
+    assert (sum(one["score"] for one in said) == pytest.approx(1.0)) == (labels == "single")
