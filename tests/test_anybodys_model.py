@@ -202,7 +202,7 @@ class Words(Plane):
         *((how, {"runtime": InProcess(2), "micro_batches": 2}) for how in ("layer", "bag", "function")),
         ("layer", {"runtime": Virtual(3)}),
         *slow(("layer", {"runtime": Processes(1)}), ("bag", {"runtime": Hogwild(1)})),
-        *slow(*((how, {"runtime": AllReduce(2)}) for how in ("layer", "function"))),
+        *slow(("layer", {"runtime": AllReduce(2)})),
     ],
     ids=str,
 )
@@ -212,6 +212,11 @@ def test_sparse_gradients_are_the_dense_ones(how, given):
     tolerance = 1e-6 if given["runtime"] == AllReduce(2) or how == "bag" else 0.0
     for one, other in zip(sparse.model().parameters(), dense.model().parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_a_sparse_gradient_that_no_layer_announces_is_refused_where_processes_exchange_it():
+    with pytest.raises(UsageError, match=r"'table.weight' is sparse.*sparse=False"):
+        check(Words(how="function"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,13 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         loss, _ = gradients(batch)
         trained = [(name, parameter) for name, parameter in trial.named_parameters() if parameter.requires_grad]
         unused = tuple(name for name, parameter in trained if parameter.grad is None)
+        announced = any(getattr(module, "sparse", False) for module in trial.modules())
+        for name, parameter in trained:
+            if processes and not announced and parameter.grad is not None and parameter.grad.is_sparse:
+                raise UsageError(
+                    f"the gradient of {name!r} is sparse, and no layer says so, as processes that exchange gradients "
+                    f"have to know; write sparse=False where it is looked up, or use nn.Embedding(..., sparse=True)"
+                )
         if (changed := _difference(model, trial)) is not None:
             kind, name = changed
             module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
