@@ -16,6 +16,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -291,6 +292,8 @@ def train(
         raise ended.unexpected
     if ended.result.status == FAILED:
         raise RunError(ended.result.message)
+    if ended.summary.get("score_error") is not None:
+        warnings.warn(f"the run is without score: {ended.summary['score_error']}", stacklevel=2)
     live = ended.live
 
     def model(best: bool) -> nn.Module:

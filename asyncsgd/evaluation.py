@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,6 +35,8 @@ class Measured:
     """As in `records.events.MemoryUsed`."""
     stages: tuple[tuple[int, int, float | None, float, float, float], ...] = ()
     """As in `records.events.StagesUsed`."""
+    score_error: str | None = None
+    """What is wrong with the task's `metrics` or `details`, which then say nothing."""
 
     def record(self, *, version: int, num_samples: int, train_seconds: float) -> Evaluation:
         said = {name: value for name, value in vars(self).items() if name in Evaluation.__struct_fields__}
@@ -55,11 +59,51 @@ def measured(task: Task, sums: Sums) -> Measured:
     for name in sums.keys() - main.keys():
         _, of, what = name.split(":", 2)
         others.setdefault(of, {})[what] = sums[name]
-    details = task.details(main)
+    errors: list[str] = []
+    details = scored("details", lambda: task.details(main), errors)
     if others:
-        details |= {"evaluations": {name: _numbers(task, others[name]) for name in sorted(others)}}
-    loss, weight, metrics = _numbers(task, main).values()
-    return Measured(loss, weight, metrics, details)
+        details |= {"evaluations": {name: _numbers(task, others[name], errors) for name in sorted(others)}}
+    loss, weight, metrics = _numbers(task, main, errors).values()
+    return Measured(loss, weight, metrics, details, score_error=next(iter(errors), None))
+
+
+def scored(name: str, score: Callable[[], Mapping[str, Any]], errors: list[str]) -> dict[str, Any]:
+    """What a method of the task says that computes scores, as JSON; nothing where it raises or says something else.
+
+    Args:
+        name: of the method.
+        errors: gets a sentence on what is wrong.
+    """
+    try:
+        said = score()
+        if not isinstance(said, Mapping):
+            raise TypeError(f"it gave a {type(said).__name__}, which is no dict of scores by name")
+        return {str(key): as_json(value) for key, value in said.items()}
+    except Exception as error:  # whatever a user's scorer raises; the run goes on without its scores
+        errors.append(f"the task's {name}() gave no score ({type(error).__name__}: {error}); its code has to be mended")
+        return {}
+
+
+def as_json(value: Any) -> Any:
+    """A number, a text, or a list or dict of them, of Python, numpy or torch, as JSON has it; NaN and infinity as None.
+
+    Raises:
+        TypeError: for anything else.
+
+    >>> as_json({"f1": np.float32(0.5), "confusion": torch.eye(2, dtype=torch.int64), "undefined": float("nan")})
+    {'f1': 0.5, 'confusion': [[1, 0], [0, 1]], 'undefined': None}
+    """
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    raise TypeError(f"{value!r} is no number, text, list or dict of them")
 
 
 def measured_in_shards(
@@ -81,8 +125,13 @@ def measured_in_shards(
     return dataclasses.replace(whole, eval_seconds=seconds, worker_losses=losses, peak_bytes=peak_bytes, stages=stages)
 
 
-def _numbers(task: Task, sums: Sums) -> dict[str, Any]:
-    metrics = {name: None if value is None else float(value) for name, value in task.metrics(sums).items()}
+def _numbers(task: Task, sums: Sums, errors: list[str]) -> dict[str, Any]:
+    """Loss, weight and metrics of an evaluation set; metrics that could not be computed are NaN."""
+    said = scored("metrics", lambda: {name: float(value) for name, value in task.metrics(sums).items()}, errors)
+    metrics = dict.fromkeys(said or task.better, math.nan)
+    for name, value in said.items():
+        if value is not None:
+            metrics[name] = value
     return {"loss": sums["loss"] / sums["weight"], "weight": float(sums["weight"]), "metrics": metrics}
 
 

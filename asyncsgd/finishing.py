@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from asyncsgd.errors import UsageError, reason
-from asyncsgd.evaluation import evaluating
+from asyncsgd.evaluation import evaluating, scored
 from asyncsgd.execute import Live, found_by
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.measure import flops_per_sample, peak_bytes, peak_flops
@@ -121,8 +119,10 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
         if result.has_parameters:
             sha256 = parameters_sha256(live.flat.layout, live.flat.parameters)
             if result.status == DONE:
+                errors: list[str] = []
                 with evaluating(live.flat.model):
-                    facts |= run.task.final(live.flat.model)
+                    facts |= scored("final", lambda: run.task.final(live.flat.model), errors)
+                totals.score_error = totals.score_error or next(iter(errors), None)
             if run.saves_model and folder is not None:
                 summary = _summary(live, result, sha256, facts)
                 save_model(run, live.flat, folder.path / LAST_MODEL, summary, folder.path)
@@ -133,8 +133,8 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
         sha256, result = None, TWICE
-    except (OSError, SafetensorError) as error:
-        what = reason(error) if isinstance(error, OSError) else str(error)
+    except Exception as error:  # of a task's own save(), too
+        what = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
     summary = _summary(live, result, sha256, facts)
     with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
@@ -151,6 +151,8 @@ def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator
     rate, delay, acted = summary["samples_per_second"], summary["delay"], live.record.rule_acted
     if result.status == DONE and result.message:
         yield result.message
+    if summary["score_error"] is not None:
+        yield f"score  {summary['score_error']}"
     if summary["metrics"] is not None:
         shown = [f"final  eval loss {summary['final_eval_loss']:.4f}", shown_metrics(summary["metrics"])]
         yield "   ".join(filter(None, [*shown, "no training" if rate is None else f"{rate:.0f} samples/s"]))

@@ -66,7 +66,11 @@ def lead(
         traceback.print_exception(ended.unexpected)
     if ended.result.message and ended.result.status != DONE:
         print(f"{ended.result.status}: {ended.result.message}", file=sys.stderr, flush=True)
-    return EXIT_CODES.get(ended.result.status, 1)
+    code = EXIT_CODES.get(ended.result.status, 1)
+    if code == 0 and ended.summary["score_error"] is not None:
+        print(f"without score: {ended.summary['score_error']}", file=sys.stderr, flush=True)
+        return 1
+    return code
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,20 @@ IDENTITIES = "tests/test_identities.py"
 
 MUTANTS = [
     Mutant(
+        "a scorer that fails late ends the run",
+        "asyncsgd/runtime/fit.py",
+        "if measured.score_error is not None and not self.evaluations:",
+        "if measured.score_error is not None:",
+        "tests/test_scorers.py",
+    ),
+    Mutant(
+        "a score that is missing, and nobody is told",
+        "asyncsgd/finishing.py",
+        "totals.score_error = totals.score_error or next(iter(errors), None)",
+        "totals.score_error = totals.score_error",
+        "tests/test_scorers.py",
+    ),
+    Mutant(
         "parameters tied by their data that drift apart",
         "asyncsgd/flat.py",
         "return bool(bytes_of(other).any())",

@@ -6,6 +6,7 @@ Readers ignore keys and kinds they do not know, and drop a torn last line.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -108,7 +109,9 @@ class Evaluation(Moment, frozen=True):
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
         """From a record as `read_events` gives it, or `msgspec.structs.asdict`."""
         known = {name: record[name] for name in cls.__struct_fields__ if name in record}
-        return cls(**known | {"worker_losses": tuple(record.get("worker_losses", ()))})
+        known["worker_losses"] = tuple(record.get("worker_losses", ()))
+        known["metrics"] = {name: math.nan if value is None else value for name, value in record["metrics"].items()}
+        return cls(**known)
 
 
 class Membership(Moment, frozen=True, gc=False):
@@ -122,6 +125,10 @@ class Membership(Moment, frozen=True, gc=False):
     started: tuple[Started, ...] = ()
     drops: tuple[int, ...] = ()
     abandoned: tuple[int, ...] = ()
+
+
+SCORE = "score"
+"""The kind of a `Fault` of a task's code that computes scores."""
 
 
 class Fault(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncsgd.records.events import Checkpointed, Evaluation, Event, Membership, MemoryUsed, Parts, Record
+from asyncsgd.records.events import SCORE, Checkpointed, Evaluation, Event, Fault, Membership, MemoryUsed, Parts, Record
 
 PARTS = ("compute", "wait", "communicate", "apply", "evaluate", "checkpoint")
 """What time goes to. The first three are added up over workers, so N workers have N seconds of them in a second; the
@@ -54,6 +54,8 @@ class Totals:
         """Of each worker's process: its resident set, and torch's memory on its GPU."""
         self.micro_batches = 1
         """The parts that a batch is computed in."""
+        self.score_error: str | None = None
+        """What was wrong with the first scores that could not be computed."""
         self.samples_of: dict[int, int] = {}
         """Of each dispatch that has arrived and is not applied yet."""
 
@@ -87,6 +89,8 @@ class Totals:
             self.last = record
             if self.first_eval_loss is None:
                 self.first_eval_loss = record.loss
+        elif isinstance(record, Fault) and record.kind == SCORE:
+            self.score_error = self.score_error or record.message
         elif isinstance(record, Checkpointed):
             self.seconds["checkpoint"] += record.copy_seconds
         elif isinstance(record, Parts):
@@ -117,6 +121,7 @@ class Totals:
             "final_eval_loss": None if last is None else last.loss,
             "metrics": None if last is None else dict(last.metrics),
             "details": None if last is None else dict(last.details),
+            "score_error": self.score_error,
             "eval_weight": None if last is None else last.weight,
             "samples_per_second": self.num_samples / self.train_seconds if self.train_seconds > 0 else None,
             "num_samples_applied": self.num_samples_applied,

@@ -16,9 +16,10 @@ from typing import Protocol
 from torch import Tensor
 
 from asyncsgd.checkpoints import Saver
+from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, Step, Work
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, MemoryUsed, Record, StagesUsed
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, SCORE, Evaluation, Fault, MemoryUsed, Record, StagesUsed
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
@@ -285,11 +286,15 @@ class Fit:
         method, self._evaluation_due = self.method, True
         self._settle()
         measured = self.backend.evaluate(method.parameters)
+        if measured.score_error is not None and not self.evaluations:
+            raise UsageError(measured.score_error)
         version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         self.evaluations.append(evaluation)
         self._evaluation_due = self._changed = False
         self._report(evaluation)
+        if measured.score_error is not None:
+            self._report(Fault(measured.score_error, None, version, seconds, SCORE))
         if measured.peak_bytes:
             self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
         if measured.stages:

@@ -163,6 +163,9 @@ class Runner:
             result = f"{SCORES[score]} {metrics[score]:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
             result = f"loss {summary['final_eval_loss']:.4f}"
+        if summary.get("score_error") is not None:
+            result = "without score"
+            print(f"  without score: {summary['score_error']}; see {job.log}", file=sys.stderr, flush=True)
         number = f"[{self._number:{len(str(self._of))}}/{self._of}]"
         print(f"{number} {job.folder:44} {status:11} {result:16} {seconds:6.1f} s", flush=True)
         if status not in FINISHED and not self._stop():
