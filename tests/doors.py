@@ -33,6 +33,7 @@ PROBLEMS = importlib.import_module("asyncsgd.simulation.problems").ALL
 state_of, restore = (getattr(importlib.import_module("asyncsgd.state"), name) for name in ("state_of", "restore"))
 read_back = importlib.import_module("asyncsgd.checkpoints").read_back
 partners = importlib.import_module("asyncsgd.methods.gossip").partners
+move_last_bits = importlib.import_module("asyncsgd.rounding").move_last_bits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL
 # What takes seconds to import is imported once; every process of `alone` is forked from there.
 IMPORTED_ONCE = (
