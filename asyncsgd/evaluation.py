@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ MAIN = "main"
 """The evaluation set whose loss is that of the run."""
 
 _SET = "set:"
+"""In front of a sum of another set; behind it stand, as JSON, the set's name, which may be any text, and the sum's."""
 
 
 def measured(task: Task, sums: Sums) -> Measured:
@@ -57,7 +59,7 @@ def measured(task: Task, sums: Sums) -> Measured:
     main = {name: value for name, value in sums.items() if not name.startswith(_SET)}
     others: dict[str, Sums] = {}
     for name in sums.keys() - main.keys():
-        _, of, what = name.split(":", 2)
+        of, what = json.loads(name.removeprefix(_SET))
         others.setdefault(of, {})[what] = sums[name]
     errors: list[str] = []
     details = scored("details", lambda: task.details(main), errors)
@@ -174,7 +176,8 @@ def evaluate_sets(
         nothing = {"loss": 0.0, "weight": 0.0}
         of_set = {name: add_sums(of_batches(name, batches)) or nothing for name, batches in sets.items()}
     sums = plain_sums(of_set.pop(MAIN))
-    return sums | {f"{_SET}{name}:{what}": one for name in of_set for what, one in plain_sums(of_set[name]).items()}
+    others = {(name, what): one for name in of_set for what, one in plain_sums(of_set[name]).items()}
+    return sums | {f"{_SET}{json.dumps(key)}": one for key, one in others.items()}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from asyncsgd.settings.flags import Parser, checked, specs_of
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 
-OF_TRAINING = ("data", "eval_data", "text_column", "model", "vocab_size")
+OF_TRAINING = ("data", "eval_data", "text_column", "encoding", "quoting", "documents", "model", "vocab_size")
 
 
 def run(argv: list[str], stop: StopRequest) -> int:

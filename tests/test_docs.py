@@ -33,6 +33,7 @@ def test_every_link_leads_to_a_file_and_every_flag_of_a_page_exists(page):
     fields = re.findall(r"^ +(\w+): .*= setting\(", "".join(sources), re.MULTILINE)
     aliases = re.findall(r"aliases=\((.*?),?\)", "".join(sources))
     fields += re.findall(r'"(\w+)"', "".join(aliases))
+    fields += re.findall(r'name="(\w+)"', "".join(sources))
     known = {flag.replace("_", "-") for flag in (*flags, *(f"--{field}" for field in fields), *OF_OTHERS)}
     assert {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])(--[a-z][a-z_-]*)", text)} <= known
 

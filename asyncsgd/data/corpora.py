@@ -9,16 +9,27 @@ import contextlib
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from asyncsgd.data.folders import TRAIN, evaluation_sets
 from asyncsgd.data.pydocs import package_versions
-from asyncsgd.data.tables import TABLES, Documents, Source, joined_parts, text_of, without_surrogates
+from asyncsgd.data.tables import (
+    AS_IT_IS,
+    TABLES,
+    Documents,
+    Reading,
+    Source,
+    joined_parts,
+    text_of,
+    without_surrogates,
+)
 from asyncsgd.errors import UsageError, nearest
 
 
@@ -33,11 +44,11 @@ class Corpus:
     fingerprint: str
     """16 hexadecimal digits that change with a text, its label, order or side, and with a package of ``pydocs``."""
     split: str = ""
-    """What `eval` is, where documents have labels: ``test`` or ``validation``."""
+    """What `eval` is, where documents have labels: ``test``, ``validation``, or a set of its own in the source."""
     labels: tuple[str, ...] = ()
     """The names of all labels, in the order of their numbers."""
     notes: tuple[str, ...] = ()
-    """What was left out and why, for the user."""
+    """Which file is which split, how it was read, what was left out and why, for the user."""
 
     def fingerprint_of(self, blocks: bool) -> str:
         """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
@@ -52,7 +63,8 @@ class Kind(NamedTuple):
     """What rows hold, and what messages call it."""
 
     read: Callable[[str, Mapping[str, str], tuple[Any, ...], Names], tuple[str, str]]
-    """From (where a row stands, columns, its values, names) to a text, empty where there is none, and its label."""
+    """From (where a row stands, columns, its values, names) to a text, empty where there is none, and its label, empty
+    where it is missing."""
     labels_of: Callable[[str], list[str]] = lambda label: [label]
     """All labels in the label of a text."""
     text: str = "text"
@@ -65,16 +77,16 @@ class Kind(NamedTuple):
     names: Names = None  # of the labels, where the columns are called so
 
     def sources(
-        self, data: str, columns: Mapping[str, str], eval_data: str | None = None
+        self, data: str, columns: Mapping[str, str], eval_data: str | None = None, reading: Reading = AS_IT_IS
     ) -> tuple[list[Source], Source | None]:
         """What `load_corpus` reads, which is not read yet: the parts of `data`, and `eval_data`."""
-        scored = None if eval_data is None else Source(eval_data, "--eval-data", takes=())
+        scored = None if eval_data is None else Source(eval_data, "--eval-data", takes=(), reading=reading)
         if not self.label:
-            return [Source(part, takes=self.takes) for part in joined_parts(data)], scored
+            return [Source(part, takes=self.takes, reading=reading) for part in joined_parts(data)], scored
         if len(columns) < 2:
             name, flag = next(iter(columns.items()))
             raise UsageError(f"{self.text}s and {self.label}s are both {name!r}; name another with {flag}")
-        return [Source(data, kinds=TABLES, needs="train", takes=self.takes)], scored
+        return [Source(data, kinds=TABLES, needs=TRAIN, takes=self.takes, reading=reading)], scored
 
     def counts(self, documents: Documents) -> Counter[str]:
         return Counter(each for label in documents.labels for each in self.labels_of(label))
@@ -97,80 +109,156 @@ def load_corpus(
     split: str | None = None,
     limits: tuple[int, int] = (0, 0),
     cache_dir: Path | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> Corpus:
     """Load the texts that `data` names and set some of them aside for evaluation.
 
     Texts to evaluate on are those of `eval_data`, or of another split of a folder or Hub data set (of plain texts in a
-    folder that is ``validation``), or else what `split_documents` sets aside, called ``test``. Rows without text are
-    left out, and so are training texts that occur in the evaluation texts too; `notes` counts both where texts have
-    labels. Labels that are numbers get their names from ``labels.json`` beside the files, or as the Hugging Face
-    library has left them in a Parquet file; else a number is its own name.
+    folder that is ``validation``), or else what `split_documents` sets aside, called ``test``. A split without labels
+    is not scored on; the next one is. Rows without text are left out, and so are rows whose label is -1, with which
+    GLUE marks those without one. A text of any evaluation set of the source is never trained on. `notes` counts all of
+    these. Labels that are numbers get their names from ``labels.json`` beside the files, or as the Hugging Face library
+    has left them in a Parquet file; else a number is its own name.
 
     Args:
-        data: ``"pydocs"`` (whose labels are the packages), a file, a folder (without its subfolders, in the order of
-            the names; where it has ``train.*`` beside another split, that), or ``"hub:NAME[:CONFIG]"``. ``A+B`` joins
-            plain texts, and the evaluation texts that each source sets aside for itself.
+        data: ``"pydocs"`` (whose labels are the packages), a file, a folder (see `asyncsgd.data.folders`), or
+            ``"hub:NAME[:CONFIG]"``. ``A+B`` joins plain texts, and the evaluation texts that each source sets aside for
+            itself.
         columns: that of the texts and that of the labels, each with the flag that chooses it.
-        split: ``"test"`` or ``"validation"``; None takes the first that is there.
+        split: ``"test"``, ``"validation"`` or another set of the source; None takes the first that has labels.
         limits: at most so many texts of each side, taken evenly over the source's order; 0 for all.
         cache_dir: folder in which ``pydocs`` is kept between runs.
+        reading: how files are read.
 
     Raises:
         UsageError: the source is missing or damaged, has no such column or split, a label is missing or only in the
             evaluation texts, there is one class only, or one side has no texts.
     """
-    sources, scored = kind.sources(data, columns, eval_data)  # before the first one is read, which may take a while
-    name, notes = "+".join(source.name for source in sources), list[str]()
+    # before the first one is read, which may take a while
+    sources, scored = kind.sources(data, columns, eval_data, reading)
+    name = "+".join(source.name for source in sources)
     names = kind.names
     if names is None and kind.label and kind.has_classes:
         names = _names_of(sources[0], list(columns)[1])
-    first_rows: dict[str, str] = {}
-
-    def side(source: Source, of: str) -> Documents:
-        rows = source.rows(of, columns, cache=cache_dir)
-        read = [kind.read(place, columns, row, names) for place, row in rows]
-        kept = [(text, label) for text, label in read if text]
-        for (place, _), (text, label) in zip(rows, read, strict=True):
-            if text:
-                first_rows.setdefault(label, place)
-        where = f"{source.name} ({of})"
-        if not kept:
-            raise UsageError(f"{where} holds no {kind.text}: all {len(rows)} rows are without {kind.filling}")
-        if empty := len(rows) - len(kept):
-            notes.append(f"{empty} rows of {where} without {kind.filling} are left out")
-        return Documents(*zip(*kept, strict=True))
-
-    chosen = ""
+    parts = [_Part(source, kind, columns, names, cache_dir) for source in sources]
+    evaluations: list[Documents] = []
+    learned: list[Documents] = []
+    apart: dict[str, set[str]] = {}
+    for part in parts:
+        train = part.read(TRAIN)
+        sets = {of: part.read(of) for of in evaluation_sets(part.source.sides, ("test", "validation"))}
+        for of, documents in sets.items():
+            apart.setdefault(of, set()).update(documents.texts)
+        if scored is None:
+            chosen, evaluation = part.to_score_on(sets, split, train)
+            if evaluation is None:
+                train, evaluation = split_documents(train)
+            evaluations.append(evaluation)
+        learned.append(train)
     if scored is not None:
-        train = _joined([side(source, "train") for source in sources])
-        evaluation = side(scored, "validation" if "validation" in scored.sides else "train")
-    else:
-        sides = []
-        for source in sources:
-            preferred = ("test", "validation") if kind.label else ("validation", "test")[: 1 + source.is_hub]
-            splits = [of for of in preferred if of in source.sides]
-            if split is not None and split not in splits and (splits or split == "validation"):
-                raise UsageError(f"{name} has no {split} split to score on; drop --split")
-            train, chosen = side(source, "train"), split or [*splits, "test"][0]
-            sides.append((train, side(source, chosen)) if splits else split_documents(train))
-        train, evaluation = map(_joined, zip(*sides, strict=True))
-    scored_texts = set(evaluation.texts)
-    kept = select(train, [text not in scored_texts for text in train.texts])
-    if left_out := len(train.texts) - len(kept.texts):
-        notes.append(f"{left_out} training {kind.text}s that are {chosen} {kind.text}s too are left out")
+        chosen = "evaluation"
+        parts.append(_Part(scored, kind, columns, names, cache_dir))
+        evaluations.append(parts[-1].read([*evaluation_sets(scored.sides, ("validation", "test")), TRAIN][0]))
+    kept, evaluation = _joined(learned), _joined(evaluations)
+    notes = [note for part in parts for note in (*part.source.notes, *part.notes)]
+    for of, texts in [(chosen, set(evaluation.texts)), *apart.items()]:
+        before = len(kept.texts)
+        kept = select(kept, [text not in texts for text in kept.texts])
+        if left_out := before - len(kept.texts):
+            notes.append(f"{left_out} training {kind.text}s that are {of} {kind.text}s too are left out")
     for to, documents in (("evaluate", evaluation), ("train", kept)):
         if not documents.texts:
-            raise UsageError(f"{name} has too few {kind.text}s to {to} on; name other data, or texts to evaluate on")
+            told = "".join(f"; {note}" for part in parts for note in part.source.notes)
+            raise UsageError(
+                f"{name} has too few {kind.text}s to {to} on; name other data, or texts to evaluate on{told}"
+            )
     labels: tuple[str, ...] = ()
     if kind.label and kind.has_classes:
+        first_rows = {label: place for part in reversed(parts) for label, place in part.first_rows.items()}
         labels = _labels(name, names, kind, kept, evaluation, list(columns.values())[1], first_rows)
     kept, evaluation = (limited(documents, limit) for documents, limit in zip((kept, evaluation), limits, strict=True))
     if labels and (missing := set(labels) - set(kind.counts(kept))):
         notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
     fingerprint = _fingerprint(sum(source.is_built_in for source in sources), kept, evaluation, labels)
-    if not kind.label:
-        return Corpus(name, kept, evaluation, fingerprint)
-    return Corpus(name, kept, evaluation, fingerprint, chosen, labels, tuple(notes))
+    return Corpus(name, kept, evaluation, fingerprint, chosen if kind.label else "", labels, tuple(notes))
+
+
+class _Part:
+    """One source of a corpus, which is read split by split."""
+
+    def __init__(
+        self, source: Source, kind: Kind, columns: Mapping[str, str], names: Names, cache_dir: Path | None
+    ) -> None:
+        self.source = source
+        self.notes: list[str] = []
+        self.first_rows: dict[str, str] = {}
+        """Of what a text may have as its label, the place of the first row that has it."""
+        self._kind, self._columns, self._names, self._cache_dir = kind, columns, names, cache_dir
+
+    def read(self, of: str) -> Documents:
+        """The texts of a split; those to learn from have labels, of others a label that is missing is empty."""
+        kind, where = self._kind, f"{self.source.name} ({of})"
+        of_labels = list(self._columns)[1 : 1 + len(kind.names or "1")]
+        may_lack = () if of == TRAIN else of_labels
+        rows = self.source.rows(of, self._columns, cache=self._cache_dir, may_lack=may_lack)
+        read = [kind.read(place, self._columns, row, self._names) for place, row in rows]
+        needs_number = of == TRAIN and not kind.has_classes
+        kept = [(text, label) for text, label in read if text and (label or not needs_number)]
+        for (place, _), (text, label) in zip(rows, read, strict=True):
+            if text:
+                self.first_rows.setdefault(label, place)
+        if not kept:
+            raise UsageError(f"{where} holds no {kind.text}: all {len(rows)} rows are without {kind.filling}")
+        if empty := len(rows) - len(kept):
+            self.notes.append(f"{empty} rows of {where} without {kind.filling} are left out")
+        documents = Documents(*zip(*kept, strict=True))
+        if not (kind.label and kind.has_classes) or of != TRAIN:
+            return documents
+        for (place, row), (text, label) in zip(rows, read, strict=True):
+            if text and not label and not _is_marked(row[1]):
+                raise _no_label(place, self._columns, row[1])
+        return self._labelled(documents, of, {""})
+
+    def to_score_on(
+        self, sets: Mapping[str, Documents], split: str | None, train: Documents
+    ) -> tuple[str, Documents | None]:
+        """The name and the texts of the first set that has labels; ``test`` and None where some are to be set aside.
+
+        Args:
+            sets: all evaluation sets of the source.
+            split: the one that the user names.
+        """
+        preferred = ("test", "validation") if self._kind.label else ("validation", "test")[: 1 + self.source.is_hub]
+        usual, name = evaluation_sets(sets, preferred), self.source.name
+        if split not in (None, *sets) and (usual or split != "test"):
+            raise UsageError(f"{name} has no {split} split to score on; drop --split{nearest(str(split), sets)}")
+        named = [split] if split is not None and split in sets else []
+        for of in named or usual:
+            documents = self._labelled(sets[of], of, self._missing(sets[of], train))
+            if documents.texts:
+                return of, documents
+            self.notes.append(f"the {of} split of {name} has no {self._kind.label}s, so it is not scored on")
+        if named:
+            raise UsageError(f"the {split} split of {name} has no {self._kind.label}s to score on; drop --split")
+        return "test", None
+
+    def _missing(self, scored: Documents, train: Documents) -> set[str]:
+        """What stands for no label in a set to score on. Without names -1 may be a class as any
+        other, if it is learned. It may be a number as any other, if there are others.
+        """
+        if not self._kind.label:
+            return set()
+        if not self._kind.has_classes and not set(scored.labels) <= {*NO_LABEL, ""}:
+            return {""}
+        return {*NO_LABEL, ""} - set(train.labels)
+
+    def _labelled(self, documents: Documents, of: str, missing: Collection[str]) -> Documents:
+        """The documents whose label is not among `missing`; where some are left out, it is noted."""
+        kept = select(documents, [label not in missing for label in documents.labels])
+        left_out = len(documents.texts) - len(kept.texts)
+        if left_out and kept.texts:
+            self.notes.append(f"{left_out} rows of {self.source.name} ({of}) without a {self._kind.label} are left out")
+        return kept
 
 
 def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
@@ -248,7 +336,8 @@ def _labels(
         )
     if len(train) < kind.fewest:
         raise UsageError(f"{name}: {kind.fewest} {kind.label}s are needed, and {has}: is {flag} right?")
-    return tuple(names or sorted(train, key=int if all(label.lstrip("-").isdecimal() for label in train) else None))
+    numbers = all(_NUMBER.fullmatch(label) for label in train)
+    return tuple(names or sorted(train, key=int if numbers else None))
 
 
 def _names_of(source: Source, column: str) -> Names:
@@ -259,6 +348,8 @@ def _names_of(source: Source, column: str) -> Names:
         return _names_in(source.sides["train"].features.to_dict()[column])
     files = [path for paths in source.sides.values() for path in paths]
     beside = files[0].with_name("labels.json")
+    if not beside.is_file() and source.path is not None:
+        beside = source.path / "labels.json"
     if not beside.is_file():
         return next(filter(None, (_names_in(_features(path).get(column, {})) for path in files)), None)
     try:
@@ -286,19 +377,44 @@ def _names_in(feature: Any) -> Names:
     return feature.get("names")
 
 
+_NUMBER = re.compile("-?[0-9]+")
+NO_LABEL = ("-1", "-1.0")
+"""How GLUE marks a row whose label is not published."""
+
+
 def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
-    """The name of a label, text or a whole number, that was read from the second of some columns."""
-    column, flag = list(columns.items())[1]
+    """The name of a label, text or a whole number, that was read from the second of some columns; empty where it is
+    missing.
+
+    Where labels have names, a number is an index of these, and -1 is none. A text is a name; it is an index where no
+    name is a number.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with a missing label holds whole numbers as floats
-    text = str(value).strip() if isinstance(value, str | int) else ""
-    if not text:
-        raise UsageError(
-            f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; choose another column "
-            f"with {flag} NAME"
-        )
-    if names is None or text in names:
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        return ""
+    if not isinstance(value, str | int):
+        raise _no_label(where, columns, value)
+    text = str(value).strip()
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if names is None or (text in names and not is_number):
         return text
-    if text.isdecimal() and int(text) < len(names):
+    if text in NO_LABEL:
+        return ""
+    is_index = is_number or not any(_NUMBER.fullmatch(name) for name in names)
+    if is_index and text.isdecimal() and int(text) < len(names):
         return names[int(text)]
     raise UsageError(f"{where} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")
+
+
+def _is_marked(value: object) -> bool:
+    """Whether a label, or all labels of a list, say that there is none."""
+    return all(str(each) in NO_LABEL for each in (value if isinstance(value, list) else [value]))
+
+
+def _no_label(where: str, columns: Mapping[str, str], value: object) -> UsageError:
+    column, flag = list(columns.items())[1]
+    return UsageError(
+        f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; choose another column "
+        f"with {flag} NAME"
+    )

@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.tables import hub_is_reachable
@@ -103,6 +103,16 @@ def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Pa
     if tokenizer.mask_token is None:
         raise UsageError(f"the tokenizer of {model} has no mask token; choose a masked language model or --model tiny")
     return tokenizer
+
+
+def pad_id_of(tokenizer: PreTrainedTokenizerBase, model: Any) -> int:
+    """The token that fills the shorter rows of a batch: the tokenizer's, or the model's, else any, since the attention
+    mask hides it.
+    """
+    for pad_id in (tokenizer.pad_token_id, getattr(model.config, "pad_token_id", None)):
+        if pad_id is not None:
+            return int(pad_id)
+    return 0
 
 
 def trained_tokenizer(

@@ -27,6 +27,8 @@ HogwildState = Literal["worker", "shared"]
 OptimizerName = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine"]
 Sampling = Literal["group_by_length", "random"]
+Quoting = Literal["standard", "none"]
+Units = Literal["lines", "paragraphs"]
 Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -41,6 +43,10 @@ SAMPLING = "group_by_length: samples of a batch are of about one length, which i
 """Help of a setting that tasks have."""
 SAMPLE_ORDER = "2: an epoch is a pass over all samples; 1: it is cut to whole groups of 8 batches, as in earlier runs"
 """Help of a setting that tasks have; see `asyncsgd.data.order`."""
+ENCODING = "of the data's text files, e.g. latin-1"
+QUOTING = "standard: a quotation mark around a field of a .csv or .tsv file is no part of it; none: it is a character"
+QUOTING_UNSET = "standard for .csv, none for .tsv"
+"""Help of settings that tasks on files have."""
 BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting each text by itself"
 """Help of a setting that tasks on running text have."""
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncsgd.data.corpora import Kind, Names, label_name
+from asyncsgd.data.corpora import NO_LABEL, Kind, Names, label_name
 from asyncsgd.data.tables import without_surrogates
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.heads import Labels
@@ -59,7 +59,8 @@ class LabelledRows:
     def read(self, where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
         """The text and the label of a row, whose columns are the text, the labels and the second text.
 
-        The text is empty where the row is to be left out: a text is missing, or all of it is, or the number.
+        The text is empty where the row is to be left out: a text is missing, or all of it is. The label is empty where
+        it is missing.
         """
         number = max(1, len(self.label_columns))
         placed = list(zip(columns.items(), row, strict=True))
@@ -69,7 +70,7 @@ class LabelledRows:
         text = json.dumps(texts, ensure_ascii=False) if self.is_pair else str(texts[0])
         of_label = dict(column for column, _ in placed[1 : 1 + number])
         label = self._label(where, columns, of_label, [value for _, value in placed[1 : 1 + number]], names)
-        return (text, label) if label else ("", "")
+        return text, label
 
     def _label(
         self, where: str, columns: Mapping[str, str], of_label: Mapping[str, str], values: Sequence[Any], names: Names
@@ -81,6 +82,8 @@ class LabelledRows:
             return name(values[0])
         if self.labels == "number":
             return _number_of(where, column, flag, values[0])
+        if all(value is None or str(value) in NO_LABEL for value in values):
+            return ""
         if len(of_label) > 1:
             return json.dumps([of for of, value in zip(of_label, values, strict=True) if _has(where, of, value)])
         (value,) = values

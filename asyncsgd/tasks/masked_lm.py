@@ -137,7 +137,8 @@ class MaskedLM(LanguageModel):
         return samples.select(_with_candidates(samples)) if self.tech and side == "train" else samples
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        notes, facts = [], dict(super().more_facts(corpus, train, held_out, built))
+        notes = list(corpus.notes)
+        facts = dict(super().more_facts(corpus, train, held_out, built))
         if self.candidates is not None:
             has_some = int(_with_candidates(train).sum())
             if without := len(train) - has_some:

@@ -6,7 +6,6 @@ The answer to a question is a span of its text, the context, or the context does
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, evenly
-from asyncsgd.data.tables import Documents, Rows, Source, joined_parts, read_table, without_surrogates
+from asyncsgd.data.tables import Documents, Rows, Source, joined_parts, read_table, unpacked, without_surrogates
 from asyncsgd.errors import UsageError
 
 KINDS = (".parquet", ".jsonl", ".json", ".json.gz")
@@ -121,8 +120,7 @@ def _read(path: Path, columns: Mapping[str, str]) -> Rows:
     if not path.name.lower().endswith(KINDS[2:]):
         return read_table(path, columns)
     try:
-        raw = path.read_bytes()
-        content = json.loads(gzip.decompress(raw) if path.name.lower().endswith(".gz") else raw)
+        content = json.loads(unpacked(path))
         return [
             (f"{path}, question {asked['id']}:", (asked["id"], paragraph["context"], asked["question"], answers))
             for article in content["data"]

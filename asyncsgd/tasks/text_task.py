@@ -13,18 +13,31 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
 from asyncsgd.data.corpora import PLAIN, Corpus, Kind, evenly, load_corpus
 from asyncsgd.data.order import FIRST, NEWEST, ORDERS, is_by_length
 from asyncsgd.data.random import Purpose, generator
-from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
+from asyncsgd.data.tables import Reading
+from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer, pad_id_of
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
-from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLE_ORDER, SAMPLING, Defaults, Sampling
+from asyncsgd.settings.training import (
+    BLOCKS,
+    ENCODING,
+    OF_TRANSFORMERS,
+    QUOTING,
+    QUOTING_UNSET,
+    SAMPLE_ORDER,
+    SAMPLING,
+    Defaults,
+    Quoting,
+    Sampling,
+    Units,
+)
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 from asyncsgd.tasks.heads import HEADS, Directions, Head, Labels
@@ -77,6 +90,9 @@ class TextTask(Task):
     sampling: Sampling
     sample_order: int = NEWEST
     dropout: float
+    encoding: str = "utf-8"
+    quoting: Quoting | None = None
+    documents: Units | None = None
     vocab_size: int = VOCABULARY
     prepared: str | None
     """What `prepare` has found, as JSON: the one field that other processes are sent; see `known`."""
@@ -93,13 +109,18 @@ class TextTask(Task):
         """The columns to read, each with the flag that chooses it."""
         return {getattr(self, name): flag_of(name) for name in self.column_fields}
 
+    @property
+    def reading(self) -> Reading:
+        """How the files of the data are read."""
+        return Reading(self.encoding, self.quoting, self.documents)
+
     def row_kind(self) -> Kind:
         """How a row of its data is read."""
         return self.kind
 
     def sources(self) -> object:
         """What `read` reads, which is not read yet; refuses names of nothing."""
-        return self.row_kind().sources(str(self.data_name), self.columns, self.eval_data)
+        return self.row_kind().sources(str(self.data_name), self.columns, self.eval_data, self.reading)
 
     @abc.abstractmethod
     def read(self, cache: Path) -> Corpus:
@@ -193,7 +214,7 @@ class TextTask(Task):
             "weights": weights,
             "config": models.config_json(initial.model),
             "tokenizer": weights or str(tokenizer.name_or_path),
-            "pad_id": tokenizer.pad_token_id,
+            "pad_id": pad_id_of(tokenizer, initial.model),
         }
         known |= self.look(corpus, tokenizer, initial)
         task = dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
@@ -397,9 +418,14 @@ class LabelledTask(HeadTask):
         name="data",
         aliases=("train_file",),
     )
-    eval_split: Literal["test", "validation"] | None = setting(
-        None, "what to score on", unset="test where there is one", name="split"
+    eval_split: str | None = setting(
+        None,
+        "what to score on: test, validation or another set of the data, e.g. validation_matched",
+        unset="the first that has labels",
+        name="split",
     )
+    encoding: str = setting("utf-8", ENCODING)
+    quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
 
     @property
     def scored(self) -> Head:
@@ -417,9 +443,16 @@ class LabelledTask(HeadTask):
         return self.scored.loss_unit
 
     def read(self, cache: Path) -> Corpus:
-        limits, kind = (self.train_samples, self.eval_samples), self.row_kind()
-        data, split = str(self.data_name), self.eval_split
-        return load_corpus(data, self.columns, kind, split=split, limits=limits, cache_dir=cache)
+        limits, split = (self.train_samples, self.eval_samples), self.eval_split
+        return load_corpus(
+            str(self.data_name),
+            self.columns,
+            self.row_kind(),
+            split=split,
+            limits=limits,
+            cache_dir=cache,
+            reading=self.reading,
+        )
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": corpus.labels}
@@ -468,6 +501,11 @@ class LanguageModel(TextTask):
     )
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data", aliases=("val_file",))
     text_column: str = setting("text", "column of the data that holds the text")
+    encoding: str = setting("utf-8", ENCODING)
+    quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
+    documents: Units | None = setting(
+        None, "what a document of a .txt file is", unset="a line, or a paragraph where a line is blank"
+    )
     seq_len: int = setting(128, "tokens per row", at_least=8)
     blocks: bool = setting(False, BLOCKS)
     batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1)
@@ -480,7 +518,9 @@ class LanguageModel(TextTask):
     prepared: str | None = found()
 
     def read(self, cache: Path) -> Corpus:
-        corpus = load_corpus(self.data_name, self.columns, eval_data=self.eval_data, cache_dir=cache)
+        corpus = load_corpus(
+            self.data_name, self.columns, eval_data=self.eval_data, cache_dir=cache, reading=self.reading
+        )
         return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
 
     def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:

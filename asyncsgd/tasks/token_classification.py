@@ -38,16 +38,18 @@ def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], na
 
     A space inside a word becomes a no-break space.
     """
-    for (column, flag), value in zip(columns.items(), row, strict=True):
+    tokens, tags = row
+    for (column, flag), value in zip(columns.items(), (tokens, tags or []), strict=True):
         if not isinstance(value, list) or (flag == "--tokens-column" and not all(isinstance(v, str) for v in value)):
             raise UsageError(f"{where} column {column!r} holds no list of words or of tags; choose another with {flag}")
-    tokens, tags = row
-    if len(tokens) != len(tags):
+    if tags is not None and len(tokens) != len(tags):
         raise UsageError(f"{where} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row")
     sentence = " ".join(without_surrogates(token).replace(" ", "\u00a0") for token in tokens)
     if not sentence.strip():
         return "", ""
-    named = [label_name(where, columns, tag, names) for tag in tags]
+    named = [label_name(where, columns, tag, names) for tag in tags or ()]
+    if not any(named):
+        return sentence, ""
     for tag in named:
         try:
             spans.split_tag(tag)
@@ -96,11 +98,15 @@ class TokenClassification(LabelledTask):
             ids.append(np.array(encoding.ids, dtype=np.int32))
             pieces.append(first_pieces(zip(ends - lengths, ends, strict=True), encoding))
         samples = Samples.of(ids=ids, tags=tags, pieces=pieces)
-        if side == "eval":
-            return samples
         keep = np.array([bool((of >= 0).any()) for of in pieces])
         if not keep.any():
-            raise UsageError(f"the tokenizer makes nothing of the training sentences of {corpus.name}")
+            what = "training" if side == "train" else corpus.split
+            raise UsageError(
+                f"the tokenizer makes nothing of the {what} sentences of {corpus.name}; choose a model whose tokenizer "
+                f"knows their characters"
+            )
+        if side == "eval":
+            return samples
         return samples.select(keep)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:

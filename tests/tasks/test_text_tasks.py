@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import asyncsgd
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets
+from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.causal_lm import CausalLM
 from asyncsgd.tasks.classification import Classification
@@ -149,3 +150,49 @@ def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind, fo
         assert one.shape == (4, 64)
         assert one.tolist() == other.tolist()
     assert sorted(blocks.samples("eval").lengths.tolist())[1:] == [64] * (len(blocks.samples("eval")) - 1)
+
+
+def without_pad_token(folder):
+    """A masked language model whose tokenizer has a mask token and no pad token."""
+    words = {word: number for number, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    rust = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    rust.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=rust, **special).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=14, max_position_embeddings=64, pad_token_id=None, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+
+
+def test_a_tokenizer_without_a_pad_token_gives_the_logits_of_single_rows(folder, tmp_path):
+    without_pad_token(tmp_path / "model")
+    task = MaskedLM(
+        model_name=str(tmp_path / "model"),
+        data_name=str(folder / "train.jsonl"),
+        eval_data=str(folder / "test.jsonl"),
+        seq_len=64,
+        sampling="random",
+        batch_size=4,
+    ).prepare(0, tmp_path / "cache")
+    batch = task.data(0).batch(0, 0)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    whole = task.outputs(task.model(0).eval(), batch)
+    alone = []
+    for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
+        length = int(mask.sum())
+        alone.append(model(input_ids=ids[None, :length]).logits[0][labels[:length] != -100])
+    assert len({int(mask.sum()) for mask in batch["attention_mask"]}) > 1
+    torch.testing.assert_close(whole, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["domain:news", "a/b", "set:loss", "", '"', "ü"])
+def test_an_evaluation_set_may_have_any_name(name, task):
+    main = task.data(0).evaluation["main"]
+    model = task.model(0)
+    sets = {"main": main, name: main}
+    sums = evaluate_sets(task, model, sets, 0, 1, torch.device("cpu"))
+    said = measured(task, decode_sums(encode_sums(sums)))
+    other = said.details["evaluations"][name]
+    assert list(said.details["evaluations"]) == [name]
+    assert (other["loss"], other["weight"], other["metrics"]) == (said.loss, said.weight, said.metrics)

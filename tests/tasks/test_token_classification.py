@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from asyncsgd import models
+from asyncsgd.errors import UsageError
 from asyncsgd.tasks.token_classification import TokenClassification
 
 SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4
@@ -150,3 +151,18 @@ def test_the_facts_count_the_words_that_are_cut_off(task):
     assert (facts["num_train_samples"], facts["num_eval_samples"]) == (59, 50)  # one is in the evaluation too
     assert (facts["model"], facts["base_model"], facts["from_scratch"], facts["parent"]) == ("tiny", None, True, None)
     assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.parametrize("words", [["\u200b", "\ufeff"], ["\u00ad"], ["\ue000", "\u200d\u200b"]])
+def test_words_that_the_tokenizer_removes_count_as_outside_and_nothing_but_such_words_is_refused(words, tmp_path):
+    removed = {"tokens": words, "ner_tags": ["B-PER", *["O"] * (len(words) - 1)]}
+    beside = {"tokens": [*words, "bern"], "ner_tags": ["B-PER", *["O"] * (len(words) - 1), "B-LOC"]}
+    values = {"data_name": str(tmp_path / "d"), "vocab_size": 64, "seq_len": SEQ_LEN}
+    task = TokenClassification(**values)
+    write_tables(tmp_path / "d", train=sentences(60, 0), test=[removed])
+    with pytest.raises(UsageError, match="the tokenizer makes nothing of the test sentences of d"):
+        task.prepare(SEED, tmp_path / "cache")
+    write_tables(tmp_path / "d", train=sentences(60, 0), test=[removed, beside])
+    evaluation = task.prepare(SEED, tmp_path / "cache").data(SEED).evaluation["main"][0]
+    pieces = [(row[: len(words)] < 0).all().item() for row in evaluation["pieces"]]
+    assert (pieces, int((evaluation["pieces"] >= 0).sum())) == ([True, True], 1)
