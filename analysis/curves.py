@@ -30,20 +30,53 @@ def loss_at(curve: Curve, position: float) -> float:
     return float(np.interp(position, x, y, left=math.nan, right=math.nan)) if len(x) else math.nan
 
 
+def first_held(curve: Curve, target: float) -> int | None:
+    """The first evaluation at or below `target` whose next one is too, or that is the last; None: there is none."""
+    below = curve[1] <= target
+    held = np.flatnonzero(below & np.append(below[1:], True)[: len(below)])
+    return int(held[0]) if len(held) else None
+
+
+def bracket(curve: Curve, target: float) -> tuple[float, float]:
+    """The last evaluation above `target` and the first one that holds it, between which it was reached; inf: never."""
+    k = first_held(curve, target)
+    if k is None:
+        return math.inf, math.inf
+    return float(curve[0][max(k - 1, 0)]), float(curve[0][k])
+
+
 def reached(curve: Curve, target: float) -> float:
-    """Where a curve is at or below `target` and stays there for another evaluation; inf where it never is."""
+    """Where the chord of `bracket` is at `target`: a reading between two looks, on which no verdict rests."""
     x, y = curve
-    if not len(y):
+    k = first_held(curve, target)
+    if k is None:
         return math.inf
-    below = y <= target
-    held = np.flatnonzero(below & np.append(below[1:], True))
-    if not len(held):
-        return math.inf
-    k = int(held[0])
     if k == 0:
         return float(x[0])
     share = (y[k - 1] - target) / (y[k - 1] - y[k])
     return float(min(x[k - 1] + share * (x[k] - x[k - 1]), x[k]))
+
+
+def shared_look(curves: Sequence[Curve], end: float, near: float) -> float | None:
+    """The last position in the second half up to `end` to which every curve has a look that is `near`; None: none."""
+    first, *others = curves
+    for at in first[0][::-1].tolist():
+        if end / 2 <= at <= end + near and all(np.abs(x - at).min() <= near for x, _ in others):
+            return float(at)
+    return None
+
+
+def losses_around(curve: Curve, position: float, near: float) -> tuple[float, float]:
+    """The loss at a look `near` a position, twice; else those of the looks after and before it, nan where they rise."""
+    x, y = curve
+    k = int(np.searchsorted(x, position))
+    beside = [place for place in (k - 1, k) if 0 <= place < len(x)]
+    nearest = min(beside, key=lambda place: abs(x[place] - position))
+    if abs(x[nearest] - position) <= near:
+        return float(y[nearest]), float(y[nearest])
+    if len(beside) < 2 or y[k] > y[k - 1]:
+        return math.nan, math.nan
+    return float(y[k]), float(y[k - 1])
 
 
 def lowest_held(curve: Curve) -> float:

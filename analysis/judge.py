@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis import stats
 from analysis.pairs import Measure, Pairs, pairs_of, values_of
@@ -17,10 +18,11 @@ from asyncsgd.study.config import SCORES
 
 TESTS = [
     "treatment", "reference", "group", "endpoint", "family", "family_size", "unit", "lower", "alpha", "n", "seeds",
-    "treatment_values", "reference_values", "estimate", "low", "high", "ratio", "ratio_low", "ratio_high", "test", "p",
-    "p_holm", "least_p", "margin", "margin_reason", "refused", "gained", "equal_low", "equal_high", "p_equal", "wins",
-    "ties", "outside", "diverged", "target", "budget", "common", "cut_short", "longest", "reached", "later", "word",
-    "reason", "left_out", "notes", "caveats",
+    "treatment_values", "reference_values", "treatment_ends", "reference_ends", "estimate", "low", "high", "ratio",
+    "ratio_low", "ratio_high", "ratio_ends", "test", "p", "p_ends", "p_holm", "least_p", "margin", "margin_reason",
+    "refused", "gained", "equal_low", "equal_high", "p_equal", "wins", "ties", "outside", "diverged", "target",
+    "budget", "common", "cut_short", "longest", "reached", "later", "between", "word", "reason", "left_out", "notes",
+    "caveats",
 ]  # fmt: skip
 """The columns of `tests`; docs/tables.md says what each is."""
 TO_THE_TARGET = ("time_to_target", "target_reached")
@@ -89,9 +91,9 @@ def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     found = []
     for share in SHARES:
         values = measure.times(pairs, first - share * (first - best))
-        ours, theirs = values["treatment_values"], values["reference_values"]
-        if len(ours) and np.isfinite(values["crossed"]).all() and ours.min() > 0:
-            found.append((stats.sign_flip(ours, theirs, ratio=True)[1], share))
+        ours, theirs = values["treatment_ends"], values["reference_ends"]
+        if len(ours) and np.isfinite(values["crossed"]).all() and ours[:, 1].min() > 0:
+            found.append((_ratio(ours, theirs)[0], share))
     if not found:
         return []
     most, least = max(found), min(found)
@@ -118,9 +120,10 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
             chosen = f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}"
             after, values = () if declared else (chosen,), timed | {"target": target}
             if endpoint == "target_reached":
-                hits = (timed["crossed"] <= timed["budget"]).astype(float).T
-                values |= dict(zip(("treatment_values", "reference_values"), hits, strict=True))
-                values |= {"notes": (), "nothing": "", "reached": (0, 0), "later": (0, 0)}
+                early, late = np.moveaxis(timed["crossed"], 2, 0)
+                hits = np.stack((late <= timed["budget"], early < timed["budget"]), axis=2).astype(float)
+                values |= values_of(hits[:, 0], hits[:, 1], timed["seeds"])
+                values |= {"notes": (), "nothing": "", "between": "", "reached": (0, 0), "later": (0, 0)}
         else:
             values = measure.losses(pairs, "samples" if endpoint == "loss_at_equal_samples" else "seconds")
         seconds = endpoint in IN_SECONDS
@@ -141,7 +144,7 @@ BLANK = dict.fromkeys(TESTS, "") | {
     **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": 0.05},
     **dict.fromkeys(("margin", "gained", "target", "budget", "longest"), math.nan),
     **{"lower": True, "common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
-    **{"nothing": "", "unlike": False, "notes": (), "caveats": (), "order": 0},
+    **{"nothing": "", "between": "", "unlike": False, "notes": (), "caveats": (), "order": 0},
 }
 """A row of `tests` of which nothing is known; `answer` needs its values."""
 
@@ -210,45 +213,99 @@ ANSWERS = ("estimate", "low", "high", "ratio", "ratio_low", "ratio_high", "p", "
 
 
 def tested(question: dict[str, Any], size: int) -> dict[str, Any]:
-    """A question with the answer of its own pairs, in a family of `size`."""
+    """A question with the answer of its own pairs, in a family of `size`.
+
+    Where values lie between two looks it is tested twice: with all of the treatment at their upper ends and all of the
+    reference at their lower ones, and the reverse. What both show is known, so the larger p counts, and 1 where the two
+    differ in direction.
+    """
     row = question | dict.fromkeys((*ANSWERS, "outside", "direction"), math.nan)
     row |= {"test": "", "wins": 0, "ties": 0, "refused": "", "diverged": (0, 0), "family_size": size}
-    row["least_p"] = stats.smallest_p(row["n"]) if row["n"] else 1.0
+    row |= {"p_ends": (), "ratio_ends": (), "least_p": stats.smallest_p(row["n"]) if row["n"] else 1.0}
     if not row["n"] or row["nothing"]:
         return row
-    ours, theirs, level = row["treatment_values"], row["reference_values"], 1 - row["alpha"] / size
-    better = ours < theirs if row["lower"] else ours > theirs
-    row |= {"wins": int(better.sum()), "ties": int((ours == theirs).sum())}
-    lost = np.isinf([ours, theirs])
+    (our_low, our_high), (their_low, their_high) = ours, theirs = row["treatment_ends"].T, row["reference_ends"].T
+    sooner = (our_high <= their_low) & (our_low < their_high)
+    later = (their_high <= our_low) & (their_low < our_high)
+    wins, losses = (sooner, later) if row["lower"] else (later, sooner)
+    row |= {"wins": int(wins.sum()), "ties": int((~wins & ~losses).sum())}
+    lost = np.isinf([our_high, their_high])
     if lost.any():
-        ranks = stats.signed_ranks(ours, theirs)
-        row |= {"test": "signed rank", "direction": float(ranks.sum())}
         row["diverged"] = (int((lost[0] & ~lost[1]).sum()), int((lost[1] & ~lost[0]).sum()))
+    if (margin := row["margin"]) == margin and not lost.any():
+        row["refused"] = refused(margin, row["gained"], row["margin_reason"])
+    if (ours[0] == ours[1]).all() and (theirs[0] == theirs[1]).all():
+        answered = _answered(row, our_high, their_high)
+    else:
+        answered = _of_both(_answered(row, our_high, their_low), _answered(row, our_low, their_high))
+    row |= answered
+    if row["endpoint"] == "time_to_target" and our_high.min() > 0 and not row["nothing"]:
+        interval, row["ratio_ends"] = _ratio(ours.T, theirs.T, 1 - row["alpha"] / size)
+        missed = [reached < row["n"] for reached in row["reached"]]
+        row |= {"ratio": interval.estimate, "ratio_low": interval.low, "ratio_high": interval.high}
+        row |= {"ratio_low": 0.0} if missed[0] else {}
+        row |= {"ratio_high": math.inf} if missed[1] else {}
+    return row
+
+
+def _answered(row: dict[str, Any], ours: stats.Numbers, theirs: stats.Numbers) -> dict[str, Any]:
+    """The answer of pairs whose values are known."""
+    size, level = row["family_size"], 1 - row["alpha"] / row["family_size"]
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    if np.isinf([ours, theirs]).any():
+        ranks = stats.signed_ranks(ours, theirs)
+        found: dict[str, Any] = {"test": "signed rank", "direction": float(ranks.sum())}
         if not ranks.any():
-            return row | {"nothing": "every pair is a tie"}
-        return row | {"p": stats.sign_flip(ranks, 0 * ranks)[0]}
+            return found | {"nothing": "every pair is a tie"}
+        return found | {"p": stats.sign_flip(ranks, 0 * ranks)[0]}
     if row["endpoint"] == "target_reached":
-        p, found = stats.mcnemar(ours, theirs, level)
+        p, interval = stats.mcnemar(ours, theirs, level)
         if p != p:
             told = "one run that reached the target and one that did not"
-            return row | {"nothing": f"none of {row['n']} pairs has {told}: there is nothing to test"}
+            return {"nothing": f"none of {row['n']} pairs has {told}: there is nothing to test"}
     else:
-        p, found = stats.sign_flip(ours, theirs, level)
-        if row["n"] > 1 and np.ptp(ours - theirs) <= stats.ROUNDING * np.abs([ours, theirs]).max():
-            same = f"all {row['n']} differences are {found.estimate:.3g}"
-            return row | {"nothing": f"{same}; nothing varied: nothing was measured"}
-    row |= {"p": p, "estimate": found.estimate, "low": found.low, "high": found.high, "direction": found.estimate}
-    row["test"] = "McNemar" if row["endpoint"] == "target_reached" else "sign flip"
-    if row["endpoint"] == "time_to_target" and ours.min() > 0:
-        ratio = stats.sign_flip(ours, theirs, level, ratio=True)[1]
-        row |= {"ratio": ratio.estimate, "ratio_low": ratio.low, "ratio_high": ratio.high}
-    if (margin := row["margin"]) == margin:
-        row["refused"] = refused(margin, row["gained"], row["margin_reason"])
-        if not row["refused"]:
-            p, inside = stats.equivalence(ours, theirs, margin, 1 - 2 * row["alpha"] / size)
-            row |= {"p_equal": p, "equal_low": inside.low, "equal_high": inside.high}
-            row["outside"] = int((np.abs(ours - theirs) >= margin).sum())
-    return row
+        p, interval = stats.sign_flip(ours, theirs, level)
+        same = row["n"] > 1 and np.ptp(ours - theirs) <= stats.ROUNDING * np.abs([ours, theirs]).max()
+        if same and not row["between"]:  # between looks that all runs share, it is no wonder
+            told = f"all {row['n']} differences are {interval.estimate:.3g}"
+            return {"nothing": f"{told}; nothing varied: nothing was measured"}
+    found = {"p": p, "estimate": interval.estimate, "low": interval.low, "high": interval.high}
+    found |= {"direction": interval.estimate, "test": "McNemar" if row["endpoint"] == "target_reached" else "sign flip"}
+    if (margin := row["margin"]) == margin and not row["refused"]:
+        p, inside = stats.equivalence(ours, theirs, margin, 1 - 2 * row["alpha"] / size)
+        found |= {"p_equal": p, "equal_low": inside.low, "equal_high": inside.high}
+        found["outside"] = int((np.abs(ours - theirs) >= margin).sum())
+    return found
+
+
+def _of_both(late: dict[str, Any], early: dict[str, Any]) -> dict[str, Any]:
+    """What two answers to one question have in common: the larger p, and the hull of their intervals."""
+    both = [one for one in (late, early) if not one.get("nothing")]
+    if not both:
+        return late
+    p_ends = tuple(one.get("p", 1.0) for one in (late, early))
+    directions = {np.sign(one.get("direction", 0.0)) for one in (late, early)}
+    found = both[0] | {"p_ends": p_ends, "p": max(p_ends) if len(directions) == 1 else 1.0}
+    for name, ends in (("low", min), ("high", max), ("equal_low", min), ("equal_high", max), ("outside", max)):
+        found[name] = ends(one.get(name, math.nan) for one in both)
+    for name in ("estimate", "direction"):
+        found[name] = float(np.mean([one.get(name, math.nan) for one in both]))
+    found["p_equal"] = float(np.max([one.get("p_equal", math.nan) for one in both]))
+    return found
+
+
+def _ratio(
+    ours: NDArray[np.float64], theirs: NDArray[np.float64], level: float = 0.95
+) -> tuple[stats.Interval, tuple[float, float]]:
+    """Times of the reference over those of the treatment: the hull of the intervals at both ends (n x 2), that of the
+    middle, and the estimates at both ends. An end at 0 seconds has no upper one.
+    """
+    late = stats.sign_flip(ours[:, 1], theirs[:, 0], level, ratio=True)[1]
+    middle = float(theirs.sum() / ours.sum())
+    if not ours[:, 0].min() > 0:
+        return late._replace(estimate=middle, high=math.inf), (late.estimate, math.inf)
+    early = stats.sign_flip(ours[:, 0], theirs[:, 1], level, ratio=True)[1]
+    return late._replace(estimate=middle, high=early.high), (late.estimate, early.estimate)
 
 
 def refused(margin: float, gained: float, reason: str) -> str:
@@ -291,6 +348,8 @@ def word(row: dict[str, Any]) -> tuple[str, str]:
     if differs:
         found = "better" if (row["direction"] < 0) == row["lower"] else "worse"
         return found, f"{text} < {alpha:g}, {'lower' if row['lower'] else 'higher'} is better{more}"
+    if row["p_ends"] and (row["p"] > max(row["p_ends"]) or min(row["p_ends"]) < alpha / row["family_size"]):
+        return "undecided", f"{row['between']}; {text}{more}"
     if hopeless := hopeless_because(n, row["family_size"], row["least_p"], alpha):
         return "undecided", f"{text}; {hopeless}{more}"
     effect = stats.detectable_effect(n, alpha / row["family_size"])

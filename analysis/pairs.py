@@ -6,7 +6,6 @@ What makes two runs comparable is decided in `unlike`, over the columns of `runs
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.curves import Curve, curve, loss_at, on_common_looks, reached, until_shared
+from analysis.curves import Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing
 
@@ -26,8 +25,6 @@ WHOLE, OTHERS, SAME_BATCH = 0.95, 0.1, 0.01
 update may differ."""
 RISEN = "at the target and"
 """In the note on runs that do not hold the target at their end."""
-ALONE = "at target_loss where the other run of the pair was not evaluated"
-"""In the note on runs that stopped so."""
 RESULT = {
     "task": "task",
     "model": "model",
@@ -231,8 +228,16 @@ def timing_caveats(runs: pd.DataFrame) -> list[str]:
 def values_of(
     ours: NDArray[np.float64], theirs: NDArray[np.float64], seeds: list[Any], **limits: Any
 ) -> dict[str, Any]:
-    """Columns of `tests`: one value a pair of an endpoint, inf of a run that diverged, and what limits them."""
-    return {"treatment_values": ours, "reference_values": theirs, "seeds": seeds, "n": len(seeds), **limits}
+    """Columns of `tests`: one value a pair of an endpoint, inf of a run that diverged, and what limits them.
+
+    Args:
+        ours, theirs: of each pair a number, or two between which it lies (n x 2), whose middle is then the value.
+    """
+    columns: dict[str, Any] = {"seeds": seeds, "n": len(seeds), **limits}
+    for side, values in (("treatment", ours), ("reference", theirs)):
+        ends = values if values.ndim == 2 else np.column_stack((values, values))
+        columns |= {f"{side}_values": ends.mean(axis=1), f"{side}_ends": ends}
+    return columns
 
 
 NONE = np.array([])
@@ -255,13 +260,15 @@ class Measure:
         """The last position at which a run was watched; nan without an evaluation."""
         return float(self._frames[run][x].max()) if run in self._frames else math.nan
 
-    def crossings(self, runs: Sequence[Any], target: float, x: str = "seconds") -> list[float]:
-        """When each of `runs` is at the target, on looks that all had; never for one that diverged, or that ends above
-        its own start.
+    def crossings(self, runs: Sequence[Any], target: float, x: str = "seconds") -> list[tuple[float, float]]:
+        """Between which looks each of `runs` came to the target, on looks that all had; never for one that diverged, or
+        that ends above its own start.
+
+        A run that stopped at its target_loss was there at its end, whoever else was looked at then.
         """
-        looks = self.looks([run for run in runs if not (run.diverged or self._lost(run.run))], x)
-        known = dict(zip(looks, on_common_looks(list(looks.values())), strict=True))
-        return [reached(known[run.run], target) if run.run in known else math.inf for run in runs]
+        own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._lost(run.run))}
+        known = dict(zip(own, on_common_looks(list(own.values())), strict=True))
+        return [bracket(known[run.run], target) if run.run in known else (math.inf, math.inf) for run in runs]
 
     def looks(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
         """The curves of runs that are compared; one that stopped at its target_loss ends at a look that all share."""
@@ -299,21 +306,45 @@ class Measure:
         for both in rows:
             watched |= self.looks([run for run in both if not run.diverged], x)
         ends = {run: float(curve[0][-1]) for run, curve in watched.items()}
-        common, last = min(ends.values()), max(ends.values())
-        values, shared = [], []
-        for both in rows:
-            own = [ends[run.run] for run in both if run.run in ends]
-            at = common if x == "samples" else min(own, default=math.nan)
-            shared += [at] * bool(own)
-            values.append([math.inf if run.diverged else loss_at(watched[run.run], at) for run in both])
-        known = [not math.isnan(sum(pair)) for pair in values]
-        ours, theirs = np.array([pair for pair, there in zip(values, known, strict=True) if there]).reshape(-1, 2).T
-        notes = [_where(x, shared, last)] if min(shared) < WHOLE * last else []
-        ranked = bool(np.isinf([ours, theirs]).any())
+        places: list[float] = []
+        known: dict[str, tuple[float, float]] = {}
+        apart: list[Any] = []
+        for group in [alive] if x == "samples" else [[run for run in both if run.run in ends] for both in rows]:
+            end = min((ends[run.run] for run in group), default=math.nan)
+            near = max((self._update(run, x) for run in group), default=0.0)
+            look = shared_look([watched[run.run] for run in group], end, near) if group else None
+            places += [] if not group else [end if look is None else look]
+            for run in group:
+                known[run.run] = losses_around(watched[run.run], places[-1], near)
+                apart += [run] if known[run.run][0] != known[run.run][1] else []
+        values = np.array([[known.get(run.run, (math.inf, math.inf)) for run in both] for both in rows])
+        notes = [_where(x, places, min(ends.values()), max(ends.values()))]
+        ranked = bool(np.isinf(values).any())
+        theirs = values[:, 1].mean(axis=1)
         first = np.mean([self.curve(run.run, "samples")[1][0] for _, run in rows if run.run in ends] or [math.nan])
         gained = float(first - theirs[np.isfinite(theirs)].mean()) if np.isfinite(theirs).any() else math.nan
-        seeds = [seed for seed, there in zip(seeds, known, strict=True) if there]
-        return values_of(ours, theirs, seeds, notes=(*notes, *[BY_RANKS] * ranked), gained=gained)
+        limits: dict[str, Any] = {"notes": (*filter(None, notes), *[BY_RANKS] * ranked), "gained": gained}
+        if apart:
+            limits["between"] = self._seldom(apart, x, pairs.clock)
+            if rising := sum(math.isnan(known[run.run][0]) for run in apart):
+                told = f"the loss of {rising} of {len(known)} runs does not fall between the looks around it"
+                limits["nothing"] = f"{told}, {limits['between']}"
+        return values_of(values[:, 0], values[:, 1], seeds, **limits)
+
+    def _update(self, run: Any, x: str) -> float:
+        """What a run takes for an update, in samples or seconds; 0 where it is not known."""
+        size = self.end(run.run, x) / (run.updates or math.nan)
+        return size if math.isfinite(size) else 0.0
+
+    def _seldom(self, runs: Sequence[Any], x: str, clock: str) -> str:
+        """How far apart the looks of runs are between which something lies, and what to type for more of them."""
+        curves = {run.run: self.curve(run.run, x)[0] for run in runs}
+        run = max(runs, key=lambda run: (np.diff(curves[run.run]).max(initial=0.0), len(curves[run.run])))
+        looks = curves[run.run]
+        unit = x if x == "samples" else "s" if clock == "measured" else "virtual s"
+        every = str(run.settings.get("evaluate_every") or "")
+        more = f"evaluate_every={float(every) / 10:g}" if every.isdigit() else f"evaluations={10 * (len(looks) - 1)}"
+        return f"evaluated every {np.diff(looks).max(initial=0.0):.3g} {unit} (type {more} for a narrower answer)"
 
     def _cut_short(self, alive: Sequence[Any]) -> str:
         """A run that ended before the samples that alone were to end it; it would move the comparison of all others."""
@@ -333,31 +364,29 @@ class Measure:
             if pair[0].Index not in pairs.apart
         ]
         if not both:
-            return values_of(NONE, NONE, [], crossed=NONE.reshape(0, 2))
-        times = np.array([self.crossings(pair, target) for pair in both])
+            return values_of(NONE, NONE, [], crossed=NONE.reshape(0, 2, 2))
+        brackets = np.array([self.crossings(pair, target) for pair in both])
+        times = brackets[:, :, 1]
         runs = [run for pair in both for run in pair]
         ends = {run.run: self.end(run.run, "seconds") for run in runs}
-        shared = {name: x[-1] for pair in both for name, (x, _) in self.looks(pair, "seconds").items() if len(x)}
-        alone = [run for run in runs if self.stopped(run) and shared[run.run] < ends[run.run]]
-        budget, common, why = self._budget(runs, times.ravel(), ends | {run.run: shared[run.run] for run in alone})
+        budget, common, why = self._budget(runs, times.ravel(), ends)
         unit, nothing, cut_short = "s" if pairs.clock == "measured" else "virtual s", "", why == CUT_SHORT
-        if times.min() > budget or (times.min() == budget and cut_short):
+        if times.min() > budget:
             nothing = f"no run reached the target of {target:.3g}"
             nothing += f" within the {budget:.4g} {unit} of every run" * common
             if not common and np.isfinite(times).any():
                 arms = zip((pairs.treatment, pairs.reference), np.isfinite(times).sum(axis=0), strict=True)
                 told = ", ".join(f"{arm} {there} of {len(times)}" for arm, there in arms)
-                ended = "the last look that all share" if alone else "when the first run that missed it ended"
-                nothing += f" before {budget:.4g} {unit}, {ended} (later: {told})"
+                nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {told})"
         notes = [f"{why} {budget:.4g} {unit}", *self._risen(both, times <= budget, target)]
-        for arm, number in Counter(run.arm for run in alone).items():
-            notes.append(f"{number} of {len(both)} runs of {arm} stopped {ALONE}")
         later = (budget < times) & np.isfinite(times)
         counts = {name: tuple(of.sum(axis=0).tolist()) for name, of in (("reached", times <= budget), ("later", later))}
-        seeds = [pair[0].Index for pair in both]
         limits = {"notes": tuple(notes), "nothing": nothing, "budget": budget, "common": common, "cut_short": cut_short}
-        ours, theirs = np.minimum(times, budget).T
-        found = values_of(ours, theirs, seeds, longest=max(ends.values()), crossed=times)
+        capped = np.minimum(brackets, budget)
+        if apart := [run for run, own in zip(runs, capped.reshape(-1, 2), strict=True) if own[0] < own[1]]:
+            limits["between"] = self._seldom(apart, "seconds", pairs.clock)
+        seeds = [pair[0].Index for pair in both]
+        found = values_of(capped[:, 0], capped[:, 1], seeds, longest=max(ends.values()), crossed=brackets)
         return found | counts | limits
 
     def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[str]:
@@ -386,11 +415,17 @@ class Measure:
 CUT_SHORT = "restricted to where the first run that missed it ended,"
 
 
-def _where(x: str, shared: Sequence[float], last: float) -> str:
+def _where(x: str, places: Sequence[float], first: float, last: float) -> str:
+    """Where losses are compared; empty where that is the end of all runs."""
+    if min(places) >= WHOLE * last:
+        return ""
     if x == "samples":
-        return f"compared at {shared[0]:g} samples, where the first run ended; the last ended at {last:g}"
-    span = " to ".join(dict.fromkeys((f"{min(shared):.4g}", f"{max(shared):.4g}")))
-    return f"compared at {span} s, where the shorter run of each pair ended; the longest is {last:.4g}"
+        why = "where the first run ended" if places[0] >= first else "the last look that all runs share"
+        return f"compared at {places[0]:g} samples, {why}; the last ended at {last:g}"
+    span = " to ".join(dict.fromkeys((f"{min(places):.4g}", f"{max(places):.4g}")))
+    return (
+        f"compared at {span} s, where the shorter run of each pair ended or both have a look; the longest is {last:.4g}"
+    )
 
 
 def _planned_samples(run: Any) -> float:

@@ -91,6 +91,10 @@ def _versus(ours: str, theirs: str) -> str:
     return ", ".join([f"{one} vs {other}", *where]) if where == there else f"{ours} vs {theirs}"
 
 
+OPEN = 8
+"""How many times a ratio an interval without an end is drawn to."""
+
+
 def _forest(
     tests: pd.DataFrame, pairs: list[tuple[str, ...]], labels: Mapping[str, str], axes: Axes, *, ratio: bool
 ) -> list[str]:
@@ -104,9 +108,11 @@ def _forest(
         told.append(f"{labels.get(row.treatment, row.treatment)}, {row.endpoint.replace('_', ' ')}: {row.word}")
         beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
         axes.annotate(f" {row.word}", (1.0, place), fontsize=8, color=tone, **beside)
-        at, low, high = (1 / value if ratio and value else value for value in (getattr(row, name) for name in columns))
+        at, low, high = (getattr(row, name) for name in columns)
         if at != at:
             continue
+        if ratio:  # an open end is drawn so far that it is seen to be one
+            at, low, high = 1 / at, *np.clip((1 / low if low else math.inf, 1 / high), 1 / at / OPEN, OPEN / at)
         told[-1] += f", {at:.3g} of the time" if ratio else f", {at:+.3g} {row.unit}"
         axes.plot([low, high], [place, place], color=tone, linewidth=2.4 if registered else 1.2, solid_capstyle="butt")
         axes.plot(at, place, "s" if registered else "o", color=tone, markersize=5.5 if registered else 4.5)
@@ -181,11 +187,11 @@ def reached(
     labels: Mapping[str, str],
     target: float,
 ) -> str:
-    """The share of runs that are at the target by a time; those that ended before it are censored there."""
+    """The share of runs that were seen at the target by a time; those that ended before it are censored there."""
     measure, told = Measure(curves), []
     for arm, of_arm in runs.groupby("arm", sort=False):
         rows, look = list(of_arm.itertuples()), cast[str(arm)]
-        at = np.array([measure.crossings([row], target)[0] for row in rows])
+        at = np.array([measure.crossings([row], target)[0][1] for row in rows])
         ends = np.array([math.inf if row.diverged else measure.end(row.run, "seconds") for row in rows])
         there = np.isfinite(at)
         told.append(f"{labels.get(str(arm), arm)}: {there.sum()} of {len(rows)}")
@@ -199,7 +205,7 @@ def reached(
             )  # fmt: skip
     virtual = len(runs) > 0 and (runs["clock"] == "virtual").all()
     axes.set(ylim=(-0.03, 1.05), xlabel="virtual seconds" if virtual else "training seconds")
-    axes.set_ylabel(f"share of runs at or below {target:.3g}")
+    axes.set_ylabel(f"share of runs seen at or below {target:.3g}")
     return "; ".join(told)
 
 

@@ -117,7 +117,8 @@ def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
         return {}
     measure, used = Measure(study.curves), study.runs[study.runs["replicate"] == 0]
     runs = [[used[(used["arm"] == arm) & (used["seed"] == seed)].iloc[0] for arm in names] for seed in seeds]
-    crossed = np.median([measure.crossings(of_seed, target) for of_seed in runs], axis=0)
+    seen = np.array([measure.crossings(of_seed, target) for of_seed in runs])[:, :, 1]
+    crossed = np.median(seen, axis=0)
     return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
 
 

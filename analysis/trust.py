@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.curves import lowest_held
+from analysis.curves import lowest_held, on_common_looks, reached
 from analysis.pairs import OTHERS, UNEQUAL_BATCHES, Measure
 from analysis.questions import Plan, conditions
 from analysis.scores import BASELINE, not_learned
@@ -102,7 +102,7 @@ def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
             goal = max([lowest_held(curve) for curve in curves] + [seen.plan.targets.get(str(arm), -math.inf)])
             if goal >= min(float(y[0]) for _, y in curves):
                 continue
-            at = measure.crossings(both, goal, "samples")
+            at = [reached(one, goal) for one in on_common_looks(curves)]
             word, told = guarded(at[: len(seeds)], at[len(seeds) :], batch)
             yield word, f"{arm} against {other}: samples to {goal:.4g} {told}"
 

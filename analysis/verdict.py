@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
-from analysis.pairs import ALONE, BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
+from analysis.pairs import BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from asyncsgd.study.config import SCORES
 
@@ -151,7 +151,8 @@ def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
     if row.p != row.p:
         return f"nothing is shown about {whose}: {row.reason}"
     if row.word == "undecided":
-        return f"whether {whose} is better or worse{than} is undecided{_so_far(row, unit)}"
+        told = f": {row.between}" if _between_looks(row) else _so_far(row, unit)
+        return f"whether {whose} is better or worse{than} is undecided{told}"
     if row.word == "equivalent":
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
     if row.estimate != row.estimate:
@@ -169,21 +170,20 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     whether = f"whether {ours} reaches the target sooner or later than {theirs} is undecided"
     everybody = row.reached == (row.n, row.n)
     if row.cut_short and row.word == "undecided":
-        alone = any(ALONE in note for note in row.notes)
-        why = f"a run stopped {ALONE}" if alone else "the faster arm's budget ended first"
-        advice = f"give every run seconds={_round_up(row.longest)} in place of"
-        return f"{whether}, as {why}: {advice} {'target_loss' if alone else 'samples'}="
+        advice = f"give every run seconds={_round_up(row.longest)} in place of samples="
+        return f"{whether}, as the faster arm's budget ended first: {advice}"
     both = f"{_reached(ours, 'the target', row, 0)} and {_reached(theirs, 'it', row, 1)}"
     counts = f"within {float(f'{row.budget:.3g}'):g} {unit}, {both}"
     if row.p != row.p:
         nothing = f"nothing is shown about the time to the target of {ours} and {theirs}: {row.reason}"
         return nothing if row.reached[0] == row.reached[1] else f"{counts}. {capital(nothing)}"
+    if row.word == "undecided" and _between_looks(row):
+        return f"{whether}: {row.between}"
     if row.word == "undecided":
         return f"{whether}{_so_far(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
     sooner = row.word == "better"
     if everybody and row.ratio == row.ratio:
-        middle, low, high, side = _sooner(row)
-        much = f"{supported(middle, low, high, 1.0)}{TIMES} {side}"
+        much = _size(row, digits(*_sooner(row), 1.0))
         return f"{ours} reached the target {much} than {theirs} ({_alike(row)} of {row.n} seeds)"
     if {*row.reached} == {0, row.n}:  # which says who was sooner
         return counts
@@ -205,11 +205,31 @@ def _reached(name: str, what: str, row: Any, side: int) -> str:
     return f"{name} reached {what} in {told}"
 
 
-def _sooner(row: Any) -> tuple[float, float, float, str]:
-    """`row.ratio` with its interval, above 1 either way, and whether that is sooner or later."""
+def _sooner(row: Any) -> tuple[float, float, float]:
+    """`row.ratio` with its interval, above 1 either way."""
     if row.ratio >= 1:
-        return row.ratio, row.ratio_low, row.ratio_high, "sooner"
-    return 1 / row.ratio, 1 / row.ratio_high, 1 / row.ratio_low if row.ratio_low > 0 else math.inf, "later"
+        return row.ratio, row.ratio_low, row.ratio_high
+    return 1 / row.ratio, 1 / row.ratio_high, 1 / row.ratio_low if row.ratio_low > 0 else math.inf
+
+
+def _size(row: Any, form: Callable[[float], str]) -> str:
+    """How many times sooner or later; from what to what, where the looks leave it open."""
+    (least, most), side, other = row.ratio_ends, "sooner", "later"
+    if row.ratio < 1:
+        least, most = 1 / most, 1 / least if least > 0 else math.inf
+        side, other = other, side
+    if math.isinf(most) and least < 1:
+        return f"at most {form(1 / least)}{TIMES} {other}" if least > 0 else f"{side} or {other}"
+    if math.isinf(most):
+        return f"more than {form(least)}{TIMES} {side}"
+    if least < 1:
+        return f"{form(1 / least)}{TIMES} {other} to {form(most)}{TIMES} {side}"
+    return f"{' to '.join(dict.fromkeys((form(least), form(most))))}{TIMES} {side}"
+
+
+def _between_looks(row: Any) -> bool:
+    """Whether a row is undecided because of what is not known between two looks."""
+    return bool(row.between) and str(row.reason).startswith(row.between)
 
 
 def _so_far(row: Any, unit: str) -> str:
@@ -259,7 +279,11 @@ def details(row: Any, reference: str) -> list[str]:
         lines += [f"{what}: {_others(int(row.outside), row.n, 'outside the margin', level)}", NORMAL]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"
-        against = row.n - row.ties - _alike(row)
+        against = row.n - _alike(row)
+        if row.p_ends and row.ties:
+            other = f"{other}, or may have been"
+        else:
+            against -= row.ties
         lines += [f"{what}: {_others(against, row.n, other, level)}", ASSUMED]
     elif hopeless := _hopeless(row):
         lines.append(hopeless)
@@ -280,9 +304,10 @@ def numbers(row: Any, reference: str) -> str:
         return f"{what}: {row.reason}"
     won = f"better in {row.wins} of {row.n} seeds, {p_text(row)}"
     if row.endpoint == "time_to_target" and row.reached == (row.n, row.n) and row.ratio == row.ratio:
-        middle, low, high, side = _sooner(row)
-        there = f"{_level(row)} {low:.2f} to {high:.2f}" if low == low else f"no {_level(row)}"
-        return f"{what}: {middle:.2f}{TIMES} {side} than {reference} ({there}, {won})"
+        _, low, high = _sooner(row)
+        ends = f"{low:.2f} or more" if math.isinf(high) else f"{low:.2f} to {high:.2f}"
+        there = f"{_level(row)} {ends}" if low == low else f"no {_level(row)}"
+        return f"{what}: {_size(row, '{:.2f}'.format)} than {reference} ({there}, {won})"
     form = digits(row.estimate, row.low, row.high)
     ends_of = (row.equal_low, row.equal_high) if row.word in ON_MARGIN else (row.low, row.high)
     level = f"{100 * (1 - 2 * row.alpha / row.family_size):.3g} % CI" if row.word in ON_MARGIN else _level(row)

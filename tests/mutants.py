@@ -342,8 +342,8 @@ MUTANTS = [
     Mutant(
         "ties count as wins",
         "analysis/judge.py",
-        'better = ours < theirs if row["lower"]',
-        'better = ours <= theirs if row["lower"]',
+        "sooner = (our_high <= their_low) & (our_low < their_high)",
+        "sooner = our_high <= their_low",
         "tests/analysis/test_scenarios.py",
     ),
     Mutant(
@@ -363,7 +363,7 @@ MUTANTS = [
     Mutant(
         "a dip for one evaluation is a crossing",
         "analysis/curves.py",
-        "np.flatnonzero(below & np.append(below[1:], True))",
+        "np.flatnonzero(below & np.append(below[1:], True)[: len(below)])",
         "np.flatnonzero(below)",
         "tests/analysis/test_scenarios.py",
     ),
@@ -377,8 +377,8 @@ MUTANTS = [
     Mutant(
         "a run that never arrives counts less than the budget",
         "analysis/pairs.py",
-        "ours, theirs = np.minimum(times, budget).T",
-        "ours, theirs = np.where(np.isinf(times), 0.0, np.minimum(times, budget)).T",
+        "capped = np.minimum(brackets, budget)",
+        "capped = np.where(np.isinf(brackets), 0.0, np.minimum(brackets, budget))",
         "tests/analysis/test_scenarios.py",
     ),
     # Chosen by somebody who had seen no test.
@@ -436,6 +436,55 @@ MUTANTS = [
         "analysis/pairs.py",
         "np.array([self.crossings(pair, target) for pair in both])",
         "np.array([[self.crossings([run], target)[0] for run in pair] for pair in both])",
+        "tests/analysis/test_scenarios.py",
+    ),
+    Mutant(
+        "between two looks: the smaller p of both ends counts",
+        "analysis/judge.py",
+        '"p": max(p_ends) if len(directions) == 1 else 1.0',
+        '"p": min(p_ends) if len(directions) == 1 else 1.0',
+        "tests/analysis/test_scenarios.py",
+    ),
+    Mutant(
+        "between two looks: ends that show different directions are a word",
+        "analysis/judge.py",
+        "if len(directions) == 1 else 1.0",
+        "if directions else 1.0",
+        "tests/analysis/test_scenarios.py",
+    ),
+    Mutant(
+        "between two looks: both ends of an arm are its first held look",
+        "analysis/curves.py",
+        "return float(curve[0][max(k - 1, 0)]), float(curve[0][k])",
+        "return float(curve[0][k]), float(curve[0][k])",
+        "tests/analysis/test_scenarios.py",
+    ),
+    Mutant(
+        "a look is near another one whatever lies between them",
+        "analysis/curves.py",
+        "if abs(x[nearest] - position) <= near:",
+        "if nearest >= 0:",
+        "tests/analysis/test_known_answers.py",
+    ),
+    Mutant(
+        "losses that rise between two looks bound the loss between them",
+        "analysis/curves.py",
+        "if len(beside) < 2 or y[k] > y[k - 1]:",
+        "if len(beside) < 2:",
+        "tests/analysis/test_known_answers.py",
+    ),
+    Mutant(
+        "a run that stopped at its target was nowhere where the other run was not looked at",
+        "analysis/pairs.py",
+        "own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._lost(run.run))}",
+        "own = self.looks([run for run in runs if not (run.diverged or self._lost(run.run))], x)",
+        "tests/analysis/test_verdicts.py",
+    ),
+    Mutant(
+        "a ratio of times has an end although the treatment may have been there at once",
+        "analysis/judge.py",
+        "return late._replace(estimate=middle, high=math.inf), (late.estimate, math.inf)",
+        "return late._replace(estimate=middle), (late.estimate, late.estimate)",
         "tests/analysis/test_scenarios.py",
     ),
     Mutant(

@@ -10,7 +10,7 @@ from marks import slow
 from scipy import stats as scipy_stats
 
 from analysis import stats
-from analysis.curves import loss_at, lowest_held, on_common_looks, reached
+from analysis.curves import bracket, loss_at, losses_around, lowest_held, on_common_looks, reached, shared_look
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
@@ -141,6 +141,29 @@ def test_a_target_is_reached_where_the_next_evaluation_holds_it():
     assert reached(CURVE, 4.2) == math.inf
     assert lowest_held(CURVE) == 4.5
     assert (loss_at(CURVE, 2.5), math.isnan(loss_at(CURVE, 31))) == (5.5, True)
+
+
+def test_a_crossing_lies_between_the_last_look_above_the_target_and_the_first_that_holds_it():
+    assert bracket(CURVE, 5.0) == (0.0, 10.0)
+    assert bracket(CURVE, 4.5) == (20.0, 30.0)  # 10 is at 4.0, and 20 above it again
+    assert bracket(CURVE, 6.0) == (0.0, 0.0)
+    assert bracket(CURVE, 4.2) == (math.inf, math.inf)
+    assert bracket((np.array([]), np.array([])), 4.2) == (math.inf, math.inf)
+
+
+def test_a_loss_is_that_of_a_look_within_an_update_or_lies_between_those_of_the_looks_around_it():
+    assert losses_around(CURVE, 11.0, 1.0) == (4.0, 4.0)
+    assert losses_around(CURVE, 7.0, 1.0) == (4.0, 6.0)
+    assert losses_around(CURVE, 25.0, 1.0) == (4.5, 5.0)
+    for position in (15.0, 40.0):  # it rises from 4 to 5; and nothing is known after the last look
+        assert np.isnan(losses_around(CURVE, position, 1.0)).all()
+
+
+def test_the_last_look_that_all_curves_share_is_in_the_second_half():
+    often, seldom = ((np.arange(0.0, 101.0, every), np.arange(0.0, 101.0, every)) for every in (20.0, 70.0))
+    assert shared_look([often, often], 100.0, 0.0) == 100.0
+    assert shared_look([often, seldom], 100.0, 10.0) == 80.0
+    assert shared_look([often, seldom], 100.0, 9.0) is None
 
 
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=8), st.floats(0.0, 9.0))

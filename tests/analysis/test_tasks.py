@@ -1,5 +1,6 @@
 """``python -m analysis tasks``: what it prints and draws of several studies, and which it refuses."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ def written_tasks(folder, number, seeds=6):
         first, gain = 6.0 + task, 1.0 + task
         ends = [first - gain * (1 + 0.01 * seed) for seed in range(seeds)]
         curves = {
-            sync.name: [straight(first, end, seconds=10.0) for end in ends],
-            late.name: [straight(first, first - 0.9 * (first - end), seconds=5.0) for end in ends],
+            sync.name: [straight(first, end, seconds=10.0, evaluations=81) for end in ends],
+            late.name: [straight(first, first - 0.9 * (first - end), seconds=5.0, evaluations=81) for end in ends],
         }
         registration = {"num_seeds": seeds, "targets": {sync.name: first - 0.5 * gain}}
         write_study(folder / f"task{task}", curves, [sync, late], registration=registration)
@@ -37,7 +38,9 @@ def test_three_studies_are_compared_on_the_scale_of_their_reference(tmp_path, ca
     assert "unpaired; interval: paired bootstrap of whole seeds" in printed
     assert rows["async"].endswith("100 %  100 %   50 %    0 %    0 %")
     # to one loss async takes 1 / .9 of sync's share of a budget of half the seconds: sync takes 1.8 times as long
-    assert f"sync {(4 - 1.8) / 3:.3f}, async 1.000" in printed
+    found = re.search(r"sync ([0-9.]+), async 1.000", printed)
+    assert found is not None
+    assert float(found[1]) == pytest.approx((4 - 1.8) / 3, abs=0.05)  # up to a look
 
 
 def test_two_studies_are_too_few_and_few_runs_have_no_interval(tmp_path, capsys):

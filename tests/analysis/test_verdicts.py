@@ -235,23 +235,20 @@ def stopped(folder, reference, treatment):
     return two_arms(folder, *curves, arms=arms)
 
 
-def test_runs_that_stop_at_the_target_are_judged_on_the_looks_that_both_arms_share(tmp_path):
-    often, seldom = 5, 20
-    study = stopped(tmp_path / "often", (EIGHT, seldom), (SOONER, often))
+def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
+    study = stopped(tmp_path / "often", (EIGHT, 20), ([6 + k / 2 for k in range(8)], 1))
     row = row_of(study, "time_to_target")
-    assert (row.word, row.reached) == ("undecided", (1, 0))
-    assert row.reason.startswith("no run reached the target of 5 before 40 virtual s, the last look that all share")
-    assert "7 of 8 runs of async-w4-virtual stopped at target_loss where the other run of the pair was not" in " ".join(
-        row.notes
-    )
-    assert "give every run seconds=80 in place of target_loss=" in study.headlines[0].text
-    assert row_of(study, "loss_at_equal_seconds").word != "worse"
-    row = row_of(
-        stopped(tmp_path / "seldom", (EIGHT, often), ([30 + k / 10 for k in range(8)], seldom)), "time_to_target"
-    )
-    assert (row.word, row.reached) == ("better", (8, 1))
-    row = row_of(stopped(tmp_path / "alike", (EIGHT, often), (SOONER, often)), "time_to_target")
-    assert (row.word, row.ratio) == ("better", pytest.approx(sum(EIGHT) / sum(SOONER)))
+    assert (row.word, row.reached) == ("better", (8, 8))
+    assert row.treatment_ends.tolist() == [[0.0, math.ceil(6 + k / 2)] for k in range(8)]
+    assert row.reference_ends.tolist() == [
+        [20 * math.ceil(time / 20) - 20, 20 * math.ceil(time / 20)] for time in EIGHT
+    ]
+    row = row_of(stopped(tmp_path / "near", (EIGHT, 20), ([time - 1 for time in EIGHT], 1)), "time_to_target")
+    assert (row.word, row.reached) == ("undecided", (8, 8))
+    assert row.reason.startswith("evaluated every 20 virtual s (type evaluations=40 for a narrower answer); p_Holm")
+    row = row_of(stopped(tmp_path / "alike", (EIGHT, 5), (SOONER, 5)), "time_to_target")
+    assert row.word == "better"
+    assert row.ratio_ends[0] < sum(EIGHT) / sum(SOONER) < row.ratio_ends[1]
 
 
 def test_a_single_letter_is_no_reason_for_a_margin_and_half_of_the_gain_is_never_negligible(tmp_path):
