@@ -20,7 +20,6 @@ from doors import arrival
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation
 from asyncsgd.records.run_folder import RunFolder, write_json
 from asyncsgd.records.totals import Totals
-from asyncsgd.tasks.classification import Classification
 
 STRAGGLER = "slow:worker=0,factor=3"
 MASKED_LM = {"accuracy": "higher", "perplexity": "lower"}
@@ -180,7 +179,7 @@ def _arrival(number, delay, arm, of, seconds, samples):
 
 def write_finetuning(path, *, seed, macro_f1, parent, accuracy=0.8, confusion=((40, 10), (10, 40)), hatecheck=None):
     """Write one fine-tuning run folder."""
-    better, labels = Classification.better, ["hate", "other"]
+    better, labels = {"macro_f1": "higher", "accuracy": "higher"}, ["hate", "other"]
     folder = RunFolder(path, task="classification", better=better)
     metrics = dict(zip(better, (macro_f1, accuracy), strict=True))
     details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
