@@ -404,6 +404,27 @@ MUTANTS = [
         "tests/tasks/test_token_classification.py",
     ),
     Mutant(
+        "labels: a number that is also a name is taken for the name, so classes called 1, 2, 3 are shifted",
+        "asyncsgd/data/corpora.py",
+        "if names is None or (text in names and not is_number):",
+        "if names is None or text in names:",
+        "tests/data/test_tables.py",
+    ),
+    Mutant(
+        "folders: texts of an evaluation set that is not scored on are trained on",
+        "asyncsgd/data/corpora.py",
+        "for of, texts in [(chosen, set(evaluation.texts)), *apart.items()]:",
+        "for of, texts in [(chosen, set(evaluation.texts))]:",
+        "tests/data/test_tables.py",
+    ),
+    Mutant(
+        "tables: a quotation mark that nobody closes swallows the rows up to the next one",
+        "asyncsgd/data/tables.py",
+        'if quoting == "standard" and reading.quoting is None:',
+        'if quoting == "standard" and reading.quoting == "none":',
+        "tests/data/test_tables.py",
+    ),
+    Mutant(
         "data order: an epoch by length leaves out its last, shorter group of batches",
         "asyncsgd/data/order.py",
         "range(0, len(inside), RUN * batch_size)]",

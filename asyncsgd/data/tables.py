@@ -215,7 +215,7 @@ def read_table(
         raise
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} cannot be read ({error}); if it has another encoding, name it, e.g. --encoding latin-1"
+            f"{path} cannot be read ({error}); save it as UTF-8, or name its encoding, e.g. --encoding latin-1"
         ) from error
     except (OSError, EOFError, zlib.error, ValueError, NotImplementedError, Warning) as error:
         raise UsageError(f"{path} cannot be read ({error})") from error

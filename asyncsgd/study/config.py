@@ -45,7 +45,7 @@ NOT_TUNED = frozenset(
         *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
         *("evaluations", "evaluate_every", "eval_samples", "vocab_size", "model", "tech"),
         *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
-        *("eval_mask", "eval_mask_prob"),
+        *("eval_mask", "eval_mask_prob", "encoding", "quoting", "documents", "sample_order"),
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""

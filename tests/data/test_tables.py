@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+import sys
 import tracemalloc
 
 import datasets
@@ -176,6 +177,14 @@ def test_a_folder_in_which_nothing_is_called_train_is_read_whole(tmp_path, names
     corpus = load_corpus(str(tmp_path), TEXT, PLAIN)
     assert len(corpus.train.texts) + len(corpus.eval.texts) == 400
     assert corpus.notes[0] == f"{tmp_path.name} holds train: {names[0]}.txt, {names[1]}.txt"
+
+
+def test_a_folder_is_read_without_the_datasets_library(tmp_path, monkeypatch):
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [0, 1, 2], CLASSES)
+    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [0, 1], CLASSES, "test")
+    monkeypatch.setitem(sys.modules, "datasets", None)  # an import of it fails
+    corpus = labelled(tmp_path)
+    assert (corpus.train.labels, corpus.eval.labels) == (("one", "two", "three"), ("one", "two"))
 
 
 def test_several_configurations_in_subfolders_are_refused_by_name(tmp_path):
