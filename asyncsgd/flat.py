@@ -95,7 +95,7 @@ def _sharing(model: nn.Module) -> str | None:
     that a module keeps: it is moved to the flat vector, and the other would stay as it is.
     """
     parameters = {id(parameter): name for name, parameter in model.named_parameters()}
-    tensors = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
     for prefix, module in model.named_modules():
         kept = {**vars(module), **dict(module.named_buffers(recurse=False))}
         for name, value in kept.items():

@@ -106,7 +106,7 @@ def load_model(
     limit = _longest_sequence(built)
     if limit is not None and seq_len > limit:
         raise UsageError(
-            f"--seq-len {seq_len} is longer than the {limit} tokens that model {model!r} takes; type --seq-len {limit}"
+            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
         )
     if num_tokens > built.config.vocab_size:
         raise UsageError(

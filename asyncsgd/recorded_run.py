@@ -6,9 +6,11 @@ library's own is given by the user. Torch is imported when a model is hashed, no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +21,7 @@ from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
+from asyncsgd.settings import kinds
 from asyncsgd.settings.flags import ADDED_SINCE
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.tasks import TASKS, task_class
@@ -49,8 +52,19 @@ def fields_of(task: Task) -> dict[str, Any]:
     """The settings of a task as a run folder holds them: plain values by name, without what the task has found out."""
     fields: Sequence[Any] = dataclasses.fields(task)  # type: ignore[arg-type]
     values = {field.name: getattr(task, field.name) for field in fields if not field.metadata.get("found")}
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return plain
+    written: dict[str, Any] = json.loads(json.dumps(kinds.plain(values)))
+    return written
+
+
+def read_fields(kind: type[Task], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What `fields_of` has written, each as the type of its field; lists are tuples where that is not known."""
+    values = with_tuples(fields)
+    with contextlib.suppress(NameError):  # of a class within a function
+        for name, of_field in typing.get_type_hints(kind).items():
+            if name in fields and kinds.is_known(of_field):
+                with contextlib.suppress(ValueError):
+                    values[name] = kinds.read(of_field, fields[name])
+    return values
 
 
 def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +95,7 @@ def task_of_train(settings: Mapping[str, Any], given: Task | type[Task] | None) 
     fields = of_recorded(kind, fields)
     if isinstance(task, type):
         try:
-            task = task(**with_tuples(fields))
+            task = task(**read_fields(kind, fields))
         except TypeError as error:
             raise UsageError(f"the run's task was {named}, and {kind.__name__} has other fields: {error}") from error
     module, _, class_name = named.partition(":")

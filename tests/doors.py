@@ -32,6 +32,11 @@ SPEEDS = importlib.import_module("asyncsgd.simulation.speeds").ALL
 PROBLEMS = importlib.import_module("asyncsgd.simulation.problems").ALL
 state_of, restore = (getattr(importlib.import_module("asyncsgd.state"), name) for name in ("state_of", "restore"))
 read_back = importlib.import_module("asyncsgd.checkpoints").read_back
+task_flags = importlib.import_module("asyncsgd.settings.task").task_flags
+fields_of, read_fields = (
+    getattr(importlib.import_module("asyncsgd.recorded_run"), name) for name in ("fields_of", "read_fields")
+)
+setting = importlib.import_module("asyncsgd.settings.flags").setting
 partners = importlib.import_module("asyncsgd.methods.gossip").partners
 move_last_bits = importlib.import_module("asyncsgd.rounding").move_last_bits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL

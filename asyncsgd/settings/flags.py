@@ -27,6 +27,7 @@ from asyncsgd.errors import UsageError, nearest
 from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
 from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
+from asyncsgd.settings import kinds
 from asyncsgd.settings.yaml_reader import read_yaml
 
 OF_OLD_FILES = ("save_model",)
@@ -90,6 +91,7 @@ class Spec(NamedTuple):
     choices: tuple[str, ...]
     default: object
     metadata: Mapping[str, Any]
+    may_be_none: bool
 
     @property
     def flag(self) -> str:
@@ -102,10 +104,20 @@ class Spec(NamedTuple):
     def of(self, settings: Any) -> Any:
         return getattr(getattr(settings, self.group), self.field)
 
-    def converted(self, given: object, shown: str) -> Any:
-        """Return what a file, a flag or Python gives as the type of the setting; `shown` is its name in the error."""
-        if given is None and self.default is None:
+    def converted(self, given: object, shown: str, *, typed: bool = False) -> Any:
+        """Return what a file, a flag or Python gives as the type of the setting; `shown` is its name in the error.
+
+        Args:
+            typed: whether it is a flag's text.
+        """
+        if given is None and self.may_be_none:
             return None
+        if self.kind not in _WANTED:
+            try:
+                return kinds.read(self.kind, given, typed=typed)
+            except ValueError as error:
+                wanted = kinds.described(self.kind)
+                raise UsageError(f"{shown} must be {wanted}, got {shortened(given)} ({error})") from error
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
         if is_number and self.metadata["or_number"]:
             return str(given)
@@ -124,7 +136,9 @@ class Spec(NamedTuple):
         value, shown = self.converted(given, self.flag), self.flag
         if value is None:
             return None
-        wanted, hint = out_of_bounds(value, **{bound: self.metadata[bound] for bound in _BOUNDS}), ""
+        bounds = {bound: self.metadata[bound] for bound in _BOUNDS}
+        out = [out_of_bounds(each, **bounds) for each in (value if isinstance(value, list | tuple) else [value])]
+        wanted, hint = next(filter(None, out), ""), ""
         if self.choices and value not in self.choices:
             wanted, hint = f"one of {', '.join(self.choices)}", nearest(value, self.choices)
         if wanted:
@@ -140,17 +154,27 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
     for field in dataclasses.fields(kind):
         if field.metadata.get("found"):
             continue  # a task finds it out by itself
+        parts = [part for part in kinds.parts_of(hints[field.name]) if part is not types.NoneType]
         of_field, choices = hints[field.name], ()
-        if isinstance(of_field, types.UnionType) or typing.get_origin(of_field) is typing.Union:
-            (of_field,) = (part for part in typing.get_args(of_field) if part is not types.NoneType)
-        if typing.get_origin(of_field) is Literal:
+        if len(parts) == 1:
+            (of_field,) = parts
+        if typing.get_origin(of_field) is Literal and all(isinstance(one, str) for one in typing.get_args(of_field)):
             of_field, choices = str, typing.get_args(of_field)
-        if field.default is dataclasses.MISSING:
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if default is dataclasses.MISSING:
             raise UsageError(f"the field {field.name!r} of {kind.__name__} needs a default value")
+        if of_field not in _WANTED and not kinds.is_known(of_field):
+            raise UsageError(
+                f"the field {field.name!r} of {kind.__name__} is of type {kinds.described(of_field)}, which no flag "
+                f"can give; make fields of numbers, text, true or false, enums, paths, or tuples and lists of them"
+            )
         # The fields of a user's own task may be plain ones.
-        metadata = field.metadata if "help" in field.metadata else setting(field.default, "").metadata
+        metadata = field.metadata if "help" in field.metadata else setting(default, "").metadata
         name = metadata["name"] or field.name
-        specs[name] = Spec(name, field.name, "", of_field, choices, field.default, metadata)
+        may_be_none = default is None or parts != [*kinds.parts_of(hints[field.name])]
+        specs[name] = Spec(name, field.name, "", of_field, choices, default, metadata, may_be_none)
     return specs
 
 
@@ -295,7 +319,7 @@ class Flags:
         blocks = ["".join(f"# {line}\n" for line in printable)] if comment else []
         for field in dataclasses.fields(self._class):
             specs = [spec for name, spec in self.specs.items() if places or name not in self.places]
-            if values := {spec.name: spec.of(settings) for spec in specs if spec.group == field.name}:
+            if values := {spec.name: kinds.plain(spec.of(settings)) for spec in specs if spec.group == field.name}:
                 # allow_unicode would leave U+0085 unquoted, which reads back as a line break; escapes are exact.
                 text = yaml.safe_dump(values, sort_keys=False, width=math.inf)
                 blocks.append(f"# {field.metadata['title']}\n{text}")
@@ -341,7 +365,7 @@ class Flags:
         """
         values = {
             # Converted, because Python code may have put 1 where 1.0 is meant; the two print differently.
-            name: self.specs[name].converted(value, name)
+            name: kinds.plain(self.specs[name].converted(value, name))
             for name, _, value in self.differing_keys(self.flatten(self._class()), self.flatten(settings))
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
@@ -366,12 +390,14 @@ class Flags:
             field.name: parser.add_argument_group(field.metadata["title"]) for field in dataclasses.fields(self._class)
         }
         for spec in self.specs.values():
-            default = spec.metadata["unset"] if spec.default is None else spec.default
+            default = spec.metadata["unset"] if spec.default is None else kinds.plain(spec.default)
+            if isinstance(default, list | tuple):
+                default = ",".join(map(str, default))
             help, kind = spec.metadata["help"], dict[str, Any](nargs="?", const=True)
             if spec.kind is not bool:
                 help, kind = f"{help} (default: {default})", {}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
-            metavar = "{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind]
+            metavar = "{" + ",".join(spec.choices) + "}" if spec.choices else metavars.get(spec.kind, "VALUE")
             groups[spec.group].add_argument(
                 *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **kind
             )
@@ -403,7 +429,10 @@ class Flags:
                 text = _path_of_run(text)
             if spec.kind is bool:
                 text = {"true": True, "false": False}.get(str(text).lower(), text)
-            typed[name] = None if spec.default is None and str(text).lower() == "none" else text
+            is_none = spec.may_be_none and str(text).lower() == "none"
+            if spec.kind not in _WANTED and not is_none:
+                text = spec.converted(text, spec.flag, typed=True)
+            typed[name] = None if is_none else text
         if config is None and "resume" in typed:
             config = Path(str(typed["resume"])) / "settings.yaml"  # flags must agree with it, see `scripts.run_folder`
             if not config.is_file():
