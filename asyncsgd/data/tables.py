@@ -293,6 +293,8 @@ def _delimited(
     if quoting == "standard" and reading.quoting is None:
         for name in table.columns:
             line_ends = table[name].str.count("\n")
+            if several := int((line_ends > 0).sum()):
+                tell(f"{several} fields of the column {name!r} of {path.name} go over several lines")
             if (line_ends > MOST_LINE_ENDS).any():
                 row = int((line_ends > MOST_LINE_ENDS).to_numpy().argmax())
                 raise UsageError(

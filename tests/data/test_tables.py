@@ -241,6 +241,27 @@ def test_a_quotation_mark_that_nobody_closes_names_its_row_and_what_to_type(tmp_
     assert [row for _, row in rows] == [(text, str(number % 2)) for number, text in enumerate(texts)]
 
 
+def test_a_quotation_mark_that_is_closed_a_few_rows_later_is_told(tmp_path):
+    rows = [f"house {number},{number % 2}" for number in range(20)]
+    rows[4], rows[7] = f'"{rows[4]}', f'"{rows[7]}'
+    table(tmp_path / "q.csv", "text,label", *rows)
+    told = []
+    assert len(read_table(tmp_path / "q.csv", LABELS, tell=told.append)) == 17
+    assert told == ["1 fields of the column 'text' of q.csv go over several lines"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "utf-8-sig", "shift_jis"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.txt", "a.jsonl.gz"])
+def test_text_files_of_every_kind_may_have_another_encoding(tmp_path, encoding, name):
+    texts = ["ÄÖ plain", "Grüße"] if encoding != "shift_jis" else ["日本語", "plain"]
+    content = {"csv": "text\n{}\n{}\n", "tsv": "text\n{}\n{}\n", "txt": "{}\n{}\n"}.get(
+        name.split(".")[1], '{{"text": "{}"}}\n{{"text": "{}"}}\n'
+    )
+    written = content.format(*texts).encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(written) if name.endswith(".gz") else written)
+    assert [row for _, (row,) in read_table(tmp_path / name, TEXT, Reading(encoding=encoding))] == texts
+
+
 def test_a_field_of_many_lines_is_read_where_standard_quoting_is_asked_for(tmp_path):
     long = "\n".join(f"verse {number}" for number in range(30))
     pd.DataFrame({"text": ["a", long, "b"], "label": [1, 2, 1]}).to_csv(tmp_path / "a.csv", index=False)
