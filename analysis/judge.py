@@ -14,7 +14,6 @@ from analysis import stats
 from analysis.pairs import Measure, Pairs, pairs_of, values_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
-from asyncsgd.study.config import SCORES
 
 TESTS = [
     "treatment", "reference", "group", "endpoint", "family", "family_size", "unit", "lower", "alpha", "n", "seeds",
@@ -57,7 +56,7 @@ def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     asked = pd.DataFrame(found)
     families = [family.to_dict("records") for _, family in asked.groupby("family_key", sort=False)]
     judged = [row for family in families for row in answer(family, len(plan.family or ()))]
-    endpoints = [*TO_THE_TARGET, *LOSSES, *SCORES]
+    endpoints = [*TO_THE_TARGET, *LOSSES, *(score for score in asked["endpoint"].unique() if is_score(score))]
     judged.sort(key=lambda row: (FAMILIES.index(row["family"]), endpoints.index(row["endpoint"]), row["order"]))
     return pd.DataFrame(judged)[TESTS]
 
@@ -132,6 +131,8 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
             unlike = unlike or next(iter(pairs.apart.values()))
         known = values | {"endpoint": endpoint, "order": len(rows)}
         known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out")}
+        if endpoint in LOSSES:
+            known["unit"] = pairs.ours["details"].iloc[0].get("loss_unit", "nats") if len(pairs.ours) else "nats"
         known |= {"notes": (*pairs.notes, *values.get("notes", ()), *after)}
         known |= {"caveats": pairs.caveats + pairs.no_speed * seconds}
         known |= {"nothing": unlike, "unlike": True} if unlike else {}
@@ -149,6 +150,11 @@ BLANK = dict.fromkeys(TESTS, "") | {
 """A row of `tests` of which nothing is known; `answer` needs its values."""
 
 
+def is_score(endpoint: str) -> bool:
+    """Whether an endpoint is a score after fine-tuning, whose unit and direction come with its values."""
+    return endpoint not in (*TO_THE_TARGET, *LOSSES)
+
+
 def _question(
     plan: Plan, arms: pd.DataFrame, known: dict[str, Any], *, limited: bool, clock: str = "", control: bool = False
 ) -> dict[str, Any]:
@@ -161,16 +167,16 @@ def _question(
         family = "exploratory"
     elif primary and endpoint == plan.primary.get("endpoint") and not control:
         family = "primary"
-    score = endpoint if endpoint in SCORES else "loss"
+    score = endpoint if is_score(endpoint) else "loss"
     margin = math.nan if endpoint in TO_THE_TARGET else registered.get("margins", {}).get(score, math.nan)
     seconds = "s" if clock == "measured" else "virtual s"
-    units = {"time_to_target": seconds, "target_reached": "of the runs", **SCORES}
+    units = {"time_to_target": seconds, "target_reached": "of the runs"}
     of_the_family = f"{family} {endpoint} {known['group']}{' control' * control}"
     asked = {
         "family": family,
         "family_key": family if family == "primary" else of_the_family,
         "unit": units.get(endpoint, "nats"),
-        "lower": endpoint not in ("target_reached", *SCORES),
+        "lower": endpoint != "target_reached",
         "alpha": registered.get("alpha", 0.05),
         "margin": margin,
         "margin_reason": registered.get("margin_reasons", {}).get(score, ""),

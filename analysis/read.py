@@ -20,7 +20,6 @@ from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_events, read_header, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.config import SCORES
 
 RUNS = [
     "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status",
@@ -106,12 +105,14 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             header = read_header(path / EVENTS)
             better = header.get("better") or {}
             curve, told = _events(path / EVENTS)
+            told["details"]["loss_unit"] = header.get("loss_unit") or "nats"
             row |= told | _checked({"task": header.get("task")})
         if not summary:
             why = "no summary.json: it was killed or is still running"
             return row | {"status": UNFINISHED, "left_out": f"{UNFINISHED}: {why}"}, curve
         row |= _checked(_of_summary(summary, better))
-        told = {key: summary[key] for key in ("metrics", "labels", "hatecheck") if summary.get(key)}
+        told = {key: summary[key] for key in ("metrics", "labels", "hatecheck", "undefined_scores") if summary.get(key)}
+        told |= {"better": better} if better else {}
         row["details"] = {**(summary.get("details") or {}), **row["details"], **told}
         if row["status"] == DONE and row.get("task") != "finetuning" and (path / EVENTS).is_file():
             _check_end(curve, row.get("samples"))
@@ -224,7 +225,7 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
     whole = (get("train_seconds") or 0.0) * (get("num_workers") or 1)
     total = max(whole, sum(work.get(part, 0.0) for part in ("compute", "wait", "communicate"))) or math.nan
     finetuned = "parent" in summary
-    named = [*(name for name in SCORES if finetuned and metrics.get(name) is not None), *better, *metrics]
+    named = [*better, *metrics]
     shares = [load.get(key) for key in ("others_share", "stolen_share")]
     return {
         "status": summary["status"],

@@ -11,23 +11,32 @@ import pandas as pd
 
 from analysis.pairs import BY_RANKS, FROM_SCRATCH, lost_runs, values_of
 from analysis.questions import BASELINE, Plan
-from asyncsgd.study.config import SCORES
+from asyncsgd.study.config import words_of_score
+
+WITHOUT = "without a score, since one thing is predicted of all texts,"
+"""In the note on models whose predictions leave their score undefined."""
 
 
-def metric_of(runs: pd.DataFrame) -> str:
-    """What fine-tuned models of a study are judged by: the span F1 of taggers, else the macro-F1."""
-    tagged = any("per_type" in details or details.get("majority") for details in runs["details"])
-    return list(SCORES)[tagged]
+def metric_of(runs: pd.DataFrame) -> tuple[str, bool]:
+    """What fine-tuned models of a study are judged by, the first score of their task, and whether lower is better."""
+    better: dict[str, str] = next((known for details in runs["details"] if (known := details.get("better"))), {})
+    metric = next(iter(better), "score")
+    return metric, better.get(metric) == "lower"
 
 
 def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Mean scores (seeds x arms); nan where a run of the seed was lost, -inf where one diverged or could not begin."""
+    """Mean scores (seeds x arms); nan where a run of the seed was lost, and infinite, to the worse side, where one
+    diverged, could not begin, or ended as a model whose predictions leave the score undefined.
+    """
     tuned = runs[runs["stage"] == "finetune"].copy()
+    metric, lower = metric_of(tuned)
     diverged = set(runs.index[runs["diverged"]])
     missing = tuned["status"].eq("MISSING")
-    nowhere = tuned["diverged"] | (missing & tuned["parent"].isin(diverged))
     tuned["metric"] = tuned["metric"].where(tuned["usable"])
-    tuned.loc[nowhere, "metric"] = -math.inf
+    undefined = tuned["details"].map(lambda details: metric in (details.get("undefined_scores") or {}))
+    collapsed = tuned["usable"] & tuned["metric"].isna() & ~undefined
+    nowhere = tuned["diverged"] | (missing & tuned["parent"].isin(diverged)) | collapsed
+    tuned.loc[nowhere, "metric"] = math.inf if lower else -math.inf
     data = tuned["data"][tuned["metric"].notna() & (tuned["data"] != "")].mode()
     if len(data):
         tuned.loc[(tuned["data"] != data.iloc[0]) & ~nowhere, "metric"] = math.nan
@@ -42,7 +51,7 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
     tuned = runs[runs["stage"] == "finetune"]
     if not (tuned["usable"] & ~tuned["diverged"]).any():
         return
-    means, metric = by_seed(runs), metric_of(tuned)
+    means, (metric, lower) = by_seed(runs), metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
         there = [name for name in members.index if name in means]
         reference = next((name for name in there if members.loc[name, "algorithm"] == plan.reference), None)
@@ -57,6 +66,8 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
             yield {
                 "group": str(group),
                 "endpoint": metric,
+                "unit": words_of_score(metric),
+                "lower": lower,
                 "caveats": caveats,
                 **_score(tuned, means, treatment, other),
             }
@@ -69,7 +80,7 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     if BASELINE in means and reference != BASELINE:
         before = means.loc[both.index, BASELINE]
         if np.isfinite(both).all(axis=None) and np.isfinite(before).all():
-            gained = float((both[reference] - before).mean())
+            gained = float((both[reference] - before).mean()) * (-1 if metric_of(tuned)[1] else 1)
     ignorant = [arm for arm, runs in own.items() if not_learned(runs)]
     be = "is" if len(ignorant) == 1 else "are"
     told = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
@@ -79,7 +90,9 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     notes = []
     for arm in (treatment, reference):
         if number := int(np.isinf(both[arm]).sum()):
-            notes += [f"{arm}: diverged {number}/{len(both)}", BY_RANKS]
+            collapsed = (own[arm]["usable"] & ~own[arm]["diverged"] & own[arm]["metric"].isna()).any()
+            what = f"{WITHOUT} or diverged" if collapsed else "diverged"
+            notes += [f"{arm}: {what} {number}/{len(both)}", BY_RANKS]
     notes += [FROM_SCRATCH] * bool((pd.concat(own.values())["from_scratch"] == True).any())  # noqa: E712
     ours, theirs = (both[arm].to_numpy() for arm in (treatment, reference))
     values = values_of(ours, theirs, list(both.index), nothing=told * bool(ignorant), gained=gained)

@@ -13,7 +13,8 @@ from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
 from analysis.pairs import BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
-from asyncsgd.study.config import SCORES
+from analysis.scores import WITHOUT
+from asyncsgd.study.config import words_of_score
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
 """Names of algorithms in words; any other is called what it is called."""
@@ -22,8 +23,9 @@ WHAT = {
     "target_reached": "share of runs at the target",
     "loss_at_equal_samples": "loss at equal samples",
     "loss_at_equal_seconds": "loss at equal seconds",
-    **{metric: f"{words} after fine-tuning" for metric, words in SCORES.items()},
+    "numbers": "numbers",
 }
+"""Endpoints in words; any other is a score after fine-tuning."""
 IN_SMALL_TYPE = (UNEQUAL_BATCHES, FROM_SCRATCH, "target ", BY_RANKS, "compared at ")
 """How the notes begin that stand below a sentence."""
 ASSUMED = (
@@ -31,6 +33,11 @@ ASSUMED = (
     "mean can be worse although most seeds are better"
 )
 NORMAL = "tested: whether the mean difference lies within the margin, by t tests, which take differences as normal"
+
+
+def what_of(endpoint: str) -> str:
+    """An endpoint in words."""
+    return WHAT.get(endpoint) or f"{words_of_score(endpoint)} after fine-tuning"
 
 
 class Headline(NamedTuple):
@@ -138,7 +145,7 @@ def _diverged(row: Any, names: tuple[str, str]) -> list[str]:
 
 def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
     """What one row shows; without the names of the arms where a sentence before has `named` them."""
-    what = WHAT.get(row.endpoint, row.endpoint)
+    what = what_of(row.endpoint)
     whose = f"its {what}" if named else f"the {what} of {ours}"
     if row.word == "not comparable":
         return f"{whose} is not comparable with that of {theirs}: {row.reason}"
@@ -254,14 +261,15 @@ def _ranked(row: Any) -> str:
     side = "higher" if worse == row.lower else "lower"
     share = "all" if 1 < diverged == number else f"{diverged}"
     whose = "the run" if worse else "the other run"
-    return f"{side} in {number} of {row.n} seeds" + f", {share} of them because {whose} diverged" * (diverged > 0)
+    happened = "had no score" if any(WITHOUT in note for note in row.notes) else "diverged"
+    return f"{side} in {number} of {row.n} seeds" + f", {share} of them because {whose} {happened}" * (diverged > 0)
 
 
 def details(row: Any, reference: str) -> list[str]:
     """The numbers behind a sentence, and how far they reach."""
     if row.p != row.p and row.word != "too few seeds":
         return []
-    lines, what = [numbers(row, reference)], WHAT.get(row.endpoint, row.endpoint)
+    lines, what = [numbers(row, reference)], what_of(row.endpoint)
     if row.word == "too few seeds":
         return [f"so far, without a verdict ({row.reason}): {lines[0]}"] if row.n and row.p == row.p else []
     lines += [note for note in row.notes if note in (AFTER_OTHERS, EQUAL_AFTER_OTHERS)]
@@ -297,7 +305,7 @@ def _others(count: int, n: int, what: str, level: float) -> str:
 
 def numbers(row: Any, reference: str) -> str:
     """Estimate, interval and p value."""
-    what = WHAT.get(row.endpoint, row.endpoint)
+    what = what_of(row.endpoint)
     if row.diverged != (0, 0) or row.test == "signed rank":
         return f"{what}: {_ranked(row)} (signed-rank test, {p_text(row)})"
     if row.p != row.p:

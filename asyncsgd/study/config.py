@@ -29,12 +29,20 @@ Part = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
 """Of the name of a folder."""
 Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
 """An equivalence test at alpha looks at an interval of level 1 - 2 alpha."""
-Endpoint = Literal["loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target", "macro_f1", "span_f1"]
+ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target")
+"""What training runs are compared by. Any other endpoint is a score of the task of fine-tuning."""
+WORDS: Mapping[str, str] = MappingProxyType({"macro_f1": "macro-F1", "micro_f1": "micro-F1", "span_f1": "span F1"})
 
-SCORES: Mapping[str, str] = MappingProxyType({"macro_f1": "macro-F1", "span_f1": "span F1"})
-"""Metrics that models are judged by after fine-tuning, in words; each is higher for a better model."""
-FINETUNING: Mapping[str, str] = MappingProxyType({"classification": "macro_f1", "token_classification": "span_f1"})
-"""Tasks that models are fine-tuned for, each with its score."""
+
+def words_of_score(name: str) -> str:
+    """A score in words.
+
+    >>> words_of_score("macro_f1"), words_of_score("exact_match")
+    ('macro-F1', 'exact match')
+    """
+    return WORDS.get(name, name.replace("_", " "))
+
+
 FINETUNE_SEEDS = 1000
 """Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
 
@@ -78,7 +86,8 @@ class Place(Keys, frozen=True, kw_only=True):
 class Primary(Place, frozen=True, kw_only=True):
     """The comparison that the study is made for."""
 
-    endpoint: Endpoint = "time_to_target"
+    endpoint: str = "time_to_target"
+    """One of `ENDPOINTS`, or the first score of the task of fine-tuning."""
 
 
 class Analysis(Keys, frozen=True, kw_only=True):
@@ -91,8 +100,9 @@ class Analysis(Keys, frozen=True, kw_only=True):
     """
     primary: Primary = Primary()
     alpha: Alpha = 0.05
-    margins: dict[Literal["loss", "macro_f1", "span_f1"], Positive] = {}
-    margin_reasons: dict[Literal["loss", "macro_f1", "span_f1"], str] = {}
+    margins: dict[str, Positive] = {}
+    """Of the loss, and of the score after fine-tuning."""
+    margin_reasons: dict[str, str] = {}
     """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
     """
     target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
@@ -102,14 +112,12 @@ class Analysis(Keys, frozen=True, kw_only=True):
 class Finetune(Keys, frozen=True, kw_only=True):
     """How every model is fine-tuned; other keys of the file are `settings` of the task."""
 
-    task: Literal["classification", "token_classification"] = "classification"
+    task: Literal["classification", "token_classification", "question_answering"] = "classification"
     repetitions: Annotated[int, Meta(ge=1, le=FINETUNE_SEEDS)] = 1
     baseline: bool = True
     settings: Settings = {}
-
-    @property
-    def score(self) -> str:
-        return FINETUNING[self.task]
+    score: str = ""
+    """The first of the task's scores, which says by itself whether higher is better."""
 
 
 class Config(Keys, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncsgd.study.config import Alpha, Endpoint, Place, Positive
+from asyncsgd.study.config import Alpha, Place, Positive
 from asyncsgd.study.plan import PlannedRun
 
 
@@ -49,7 +49,7 @@ class PlanFile(Struct, kw_only=True):
 class Question(Place, frozen=True, kw_only=True):
     """The registered comparison."""
 
-    endpoint: Endpoint
+    endpoint: str
 
 
 class Registration(Struct, kw_only=True):

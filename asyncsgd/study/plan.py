@@ -48,12 +48,13 @@ from typing import Any, Literal
 import msgspec
 
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.task import task_flags
 from asyncsgd.study.arms import Arm, arms_of, compared, of_grid, references_of, resolve, valid
 from asyncsgd.study.config import (
+    ENDPOINTS,
     FINETUNE_SEEDS,
     OF_BASE_MODEL,
     OF_FINETUNE,
-    SCORES,
     Analysis,
     Comparisons,
     Config,
@@ -61,6 +62,7 @@ from asyncsgd.study.config import (
     settings_of,
     typed,
 )
+from asyncsgd.tasks import task_class
 
 Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
 STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
@@ -210,15 +212,24 @@ def _finetune(given: Mapping[str, Any]) -> Finetune:
     keys = {key: settings.pop(key) for key in ("task", "repetitions", "baseline") if key in settings}
     finetune: Finetune = typed(keys, Finetune, "finetune")
     all_settings = valid("finetune", settings, finetune.task)
-    return msgspec.structs.replace(finetune, settings={key: all_settings.get(key, settings[key]) for key in settings})
+    known = {key: all_settings.get(key, settings[key]) for key in settings}
+    task = task_flags(task_class(finetune.task)).make(known).task
+    return msgspec.structs.replace(finetune, settings=known, score=next(iter(task.scored_by())))
 
 
 def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune | None) -> Analysis:
     """`analysis` with the one condition of the reference that its primary comparison is made under."""
     primary = analysis.primary
-    if primary.endpoint in SCORES and (finetune is None or primary.endpoint != finetune.score):
-        scored = "there is no finetune" if finetune is None else f"finetune is scored by {finetune.score}"
-        raise UsageError(f"analysis.primary.endpoint is {primary.endpoint}, and {scored}")
+    score = None if finetune is None else finetune.score
+    scored = "there is no finetune" if score is None else f"finetune is scored by {score}"
+    if primary.endpoint not in (*ENDPOINTS, score):
+        raise UsageError(
+            f"analysis.primary.endpoint is {primary.endpoint}, and {scored}; the other endpoints are "
+            f"{', '.join(ENDPOINTS)}"
+        )
+    for name in (*analysis.margins, *analysis.margin_reasons):
+        if name not in ("loss", score):
+            raise UsageError(f"analysis has a margin of {name}, and {scored}; a margin may also be one of the loss")
     places = sorted({arm.place for arm in arms if arm.algorithm == analysis.reference})
     fitting = [
         (workers, clock)

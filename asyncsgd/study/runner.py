@@ -28,7 +28,7 @@ from asyncsgd.scripts.run_folder import CHECKPOINTS, open_run_folder, read_summa
 from asyncsgd.settings.task import task_flags
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.arms import words_of
-from asyncsgd.study.config import SCORES
+from asyncsgd.study.config import words_of_score
 from asyncsgd.tasks import task_class
 
 PRELOAD = (
@@ -158,9 +158,10 @@ class Runner:
     def _tell(self, job: Job, seconds: float) -> None:
         self._number += 1
         status, summary = status_of(job.path), read_summary(job.path)
-        result, metrics = "", summary.get("metrics") or {}
-        if score := next((name for name in SCORES if isinstance(metrics.get(name), float)), None):
-            result = f"{SCORES[score]} {metrics[score]:.4f}"
+        result, metrics, task = "", summary.get("metrics") or {}, job.settings.task
+        score = next(iter(task.scored_by())) if getattr(task, "has_head", False) else None
+        if score is not None and isinstance(metrics.get(score), float):
+            result = f"{words_of_score(score)} {metrics[score]:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
             result = f"loss {summary['final_eval_loss']:.4f}"
         if summary.get("score_error") is not None:
