@@ -39,6 +39,8 @@ _DROPOUT = (
 
 
 MASKED_LM = "AutoModelForMaskedLM"
+LABELLED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""How the classes of transformers end whose models were trained on labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,14 @@ class Built:
     model: Any
     new_parameters: tuple[str, ...]
     """The names of the parameters that nothing was loaded for; their values are a function of the seed."""
+    dropped: tuple[str, ...] = ()
+    """The names of the parameters of the model before that have no place in this one."""
+
+    def in_words(self) -> str:
+        """Which parameters of a model with a new head are those of the model before."""
+        carried = sum(1 for _ in self.model.named_parameters()) - len(self.new_parameters)
+        new, dropped = (", ".join(names) or "none" for names in (self.new_parameters, self.dropped))
+        return f"{carried} tensors are carried from the model; new, from the seed: {new}; dropped: {dropped}"
 
 
 def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, seed: int) -> Built:
@@ -128,10 +138,33 @@ def _longest_sequence(model: Any) -> int | None:
     return limit if limit is None or limit > 0 else None
 
 
+def class_of(model: str) -> str:
+    """The class of transformers that loads a saved model with its head: one of `LABELLED`, else `MASKED_LM`."""
+    import transformers
+
+    with contextlib.suppress(OSError, ValueError):  # what cannot be read is reported where the model is loaded
+        local = Path(model).is_dir()
+        config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
+        name = (config.architectures or [""])[0]
+        return next((f"AutoModel{kind}" for kind in LABELLED if name.endswith(kind)), MASKED_LM)
+    return MASKED_LM
+
+
 def build_head(
-    masked_lm: Any, kind: str, labels: Sequence[str], *, problem_type: str | None = None, dropout: float, seed: int
+    source: Any,
+    kind: str,
+    labels: Sequence[str],
+    *,
+    problem_type: str | None = None,
+    keep: bool = False,
+    dropout: float,
+    seed: int,
 ) -> Built:
-    """Return a model with a new head on the encoder of a masked-language model, whose values are copied.
+    """Return a model with a new head on the encoder of another model, whose values are copied.
+
+    A model that was trained on labels gives all that has a place in the new one but its output layer: also BERT's and
+    DeBERTa's pooler, DistilBERT's ``pre_classifier``, RoBERTa's ``classifier.dense``. With `keep` it gives the output
+    layer too.
 
     A masked-language model does not train the pooler and the new head, so they are drawn here. Matrices are drawn from
     a normal distribution with the configuration's ``initializer_range``, in the order of their names. The rest begins
@@ -140,18 +173,20 @@ def build_head(
     pretraining has lost it.
 
     Args:
-        masked_lm: an `AutoModelForMaskedLM`.
+        source: an `AutoModelForMaskedLM`, or a model with labels, see `LABELLED`.
         kind: ``SequenceClassification``, ``TokenClassification`` or ``QuestionAnswering``.
         labels: the names of the outputs, for the configuration.
         problem_type: what transformers calls the kind of labels, for the configuration.
+        keep: whether the output layer is kept, which needs the same kind and labels of the same names.
         dropout: of the head, in [0, 1).
 
     Raises:
-        UsageError: if the architecture has no such form, or one that the encoder does not fit.
+        UsageError: if the architecture has no such form, or one that the encoder does not fit; if an output layer is to
+            be kept and is another one.
     """
     import transformers
 
-    config = copy.deepcopy(masked_lm.config)
+    config = copy.deepcopy(source.config)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = problem_type
@@ -164,8 +199,14 @@ def build_head(
             auto_model = getattr(transformers, f"AutoModelFor{kind}")
             built: Any = auto_model.from_config(config, trust_remote_code=False).float()
         except ValueError as error:
-            raise UsageError(f"{type(masked_lm).__name__} has no form for {kind}: {error}") from error
-    encoder = masked_lm.base_model.state_dict()
+            raise UsageError(f"{type(source).__name__} has no form for {kind}: {error}") from error
+    if keep:
+        _check_kept(source, built)
+    encoder = source.base_model.state_dict()
+    has_labels = type(source).__name__.endswith(LABELLED)
+    if has_labels:
+        places = built.base_model.state_dict()
+        encoder = {name: tensor for name, tensor in encoder.items() if name in places or not _is_pooler(name)}
     loaded = built.base_model.load_state_dict(encoder, strict=False)
     # Only whole parts that the masked-language model does not have, like the pooler, may stay without a value.
     parts = {key.partition(".")[0] for key in encoder}
@@ -178,13 +219,53 @@ def build_head(
         if keys:
             raise UsageError(f"{len(keys)} tensors {problem}, e.g. {min(keys)}; start from another model")
     copied = {id(parameter) for name, parameter in built.base_model.named_parameters() if name in encoder}
+    if has_labels:
+        copied |= _copy_head(source, built, keep)
     drawn = {name: parameter for name, parameter in built.named_parameters() if id(parameter) not in copied}
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name in sorted(drawn):
             if drawn[name].ndim >= 2:
                 drawn[name].normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
-    return Built(built.train(), tuple(sorted(drawn)))
+    names = {name for name, _ in built.named_parameters()} - drawn.keys()
+    dropped = sorted(name for name, _ in source.named_parameters() if name not in names)
+    return Built(built.train(), tuple(sorted(drawn)), tuple(dropped))
+
+
+def _is_pooler(name: str) -> bool:
+    return name.startswith("pooler.")
+
+
+def _output_layer(model: Any) -> str:
+    """The beginning of the names of a model's last parameters, whose rows are its labels."""
+    name, _ = list(model.named_parameters())[-1]
+    return name.rpartition(".")[0] + "."
+
+
+def _copy_head(source: Any, built: Any, keep: bool) -> set[int]:
+    """Copy what stands outside the encoder and in both models, and the output layer only to `keep` it; return the ids
+    of the parameters that were set."""
+    given, encoder = dict(source.named_parameters()), f"{built.base_model_prefix}."
+    outputs = () if keep else (_output_layer(source), _output_layer(built))
+    copied = set()
+    for name, parameter in built.named_parameters():
+        if name in given and not name.startswith((encoder, *outputs)) and given[name].shape == parameter.shape:
+            with torch.no_grad():
+                parameter.copy_(given[name])
+            copied.add(id(parameter))
+    return copied
+
+
+def _check_kept(source: Any, built: Any) -> None:
+    """Refuse to keep an output layer for labels of another kind or with other names."""
+    asked = [
+        ("is a", type(source).__name__, type(built).__name__),
+        ("has the kind of labels", source.config.problem_type, built.config.problem_type),
+        ("has the labels", *(", ".join(model.config.id2label.values()) for model in (source, built))),
+    ]
+    for what, before, now in asked:
+        if before != now:
+            raise UsageError(f"--head keep: the model {what} {before}, and here it is {now}; type --head new")
 
 
 def restored(weights: str | None, config: str, dropout: float, seed: int, auto_class: str) -> nn.Module:

@@ -164,14 +164,15 @@ class Origin(NamedTuple):
     from_scratch: bool
     """Whether the model has no pretraining behind it, or pretraining from random weights. Such a run is no STILT."""
     parent: Mapping[str, Any] | None = None
-    """The pretraining run: its folder's name and what tells it from others; None for a model that is no run."""
+    """The run before: its folder's name, what tells it from others, and its own parent where it has one; None for a
+    model that is no run."""
 
 
-def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = TRAINED_HERE) -> Origin:
+def read_origin(model: str, tasks: Sequence[str] = ("masked_lm",), built_in: Sequence[str] = TRAINED_HERE) -> Origin:
     """Understand ``--model``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
 
     Args:
-        task: of the run, where it is one.
+        tasks: of the run, where it is one.
         built_in: the shapes.
 
     Raises:
@@ -184,9 +185,9 @@ def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = T
         return Origin(model, True)
     folder = Path(os.path.expanduser(model))  # a YAML file has no shell to do it
     if (folder / "settings.yaml").is_file():
-        return _run_origin(folder, task, LAST_MODEL)
+        return _run_origin(folder, tasks, LAST_MODEL)
     if folder.name == BEST_MODEL and (folder.parent / "settings.yaml").is_file():
-        return _run_origin(folder.parent, task, BEST_MODEL)
+        return _run_origin(folder.parent, tasks, BEST_MODEL)
     if (folder / "config.json").is_file():
         return Origin(str(folder), False)
     if folder.is_dir():
@@ -198,11 +199,11 @@ def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = T
     return Origin(model, False)
 
 
-def _run_origin(folder: Path, task: str, name: str) -> Origin:
+def _run_origin(folder: Path, tasks: Sequence[str], name: str) -> Origin:
     """Of a run's model, in the folder called `name`."""
     summary, settings = read_of_run(folder, "summary.json"), read_of_run(folder, "settings.yaml")
-    if (task_of_run := summary.get("task", task)) != task:
-        raise UsageError(f"--model {folder} is a run of the task {task_of_run}; name one of {task}")
+    if (task := summary.get("task", tasks[0])) not in tasks:
+        raise UsageError(f"--model {folder} is a run of the task {task}; name one of {', '.join(tasks)}")
     if (status := summary.get("status")) != DONE:
         raise UsageError(
             f"--model {folder}: the run is {status}, not DONE; run it again, or type its model, {folder / LAST_MODEL}"
@@ -216,6 +217,8 @@ def _run_origin(folder: Path, task: str, name: str) -> Origin:
         "learning_rate": settings.get("learning_rate"),
         "parameters_sha256": model_of.get("parameters_sha256"),
     }
+    if task != "masked_lm":
+        parent |= {"task": task, "parent": summary.get("parent")}
     from_scratch = summary.get("from_scratch", settings.get("model") in TRAINED_HERE)
     return Origin(str(folder / name), bool(from_scratch), parent)
 

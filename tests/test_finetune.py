@@ -180,7 +180,7 @@ def test_only_a_finished_run_of_masked_language_modelling_whose_model_is_whole_c
     tuned = tune(samples=8)
     for model, said in (
         (copied(parent, tmp_path / "stopped", status="INTERRUPTED"), "INTERRUPTED"),
-        (tuned.path, "is a run of the task classification; name one of masked_lm"),
+        (copied(parent, tmp_path / "other", task="causal_lm"), "is a run of the task causal_lm; name one of masked_lm"),
         (without_model, "no model/"),
     ):
         assert said in tune(refused=True, model=model)

@@ -61,7 +61,7 @@ class CausalLM(LanguageModel):
     auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
     shapes: ClassVar[tuple[str, ...]] = tuple(SHAPES)
     starts_as: ClassVar[str] = "AutoModelForCausalLM"
-    start_from: ClassVar[str] = "causal_lm"
+    start_from: ClassVar[tuple[str, ...]] = ("causal_lm",)
     packs: ClassVar[bool] = True
     """Whether a row may have several documents, where the model keeps them apart."""
 

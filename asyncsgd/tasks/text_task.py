@@ -13,7 +13,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -54,7 +54,7 @@ IGNORED = -100
 VOCABULARY = 8192
 """Entries of the tokenizer of a model that is made here, unless `vocab_size` says otherwise."""
 
-START = "a run of masked_lm, a saved model, a name on the Hub, or tiny or small (random weights)"
+START = "a run of a task with an encoder, a saved model, a name on the Hub, or tiny or small (random weights)"
 """Help of `model_name` where the model is an encoder with a new head."""
 
 Batch = dict[str, Any]
@@ -73,8 +73,8 @@ class TextTask(Task):
     """The models that are made here, with random weights."""
     starts_as: ClassVar[str] = "AutoModelForMaskedLM"
     """Of transformers, which loads what `model_name` names."""
-    start_from: ClassVar[str] = "masked_lm"
-    """The task of the runs that `model_name` may name."""
+    start_from: ClassVar[tuple[str, ...]] = ("masked_lm",)
+    """The tasks of the runs that `model_name` may name."""
     has_head: ClassVar[bool] = False
     """Whether the model has another head than the one that it was saved with."""
     kind: ClassVar[Kind] = PLAIN
@@ -177,6 +177,10 @@ class TextTask(Task):
 
         return build_model(model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
+    def loaded_by(self, model: str) -> str:
+        """The class of transformers that loads the saved model that training starts from."""
+        return self.starts_as
+
     def origin(self) -> Origin:
         from asyncsgd.recorded_run import read_origin
 
@@ -216,6 +220,8 @@ class TextTask(Task):
             "tokenizer": weights or str(tokenizer.name_or_path),
             "pad_id": pad_id_of(tokenizer, initial.model),
         }
+        if weights is not None:
+            known["loaded_by"] = self.loaded_by(weights)
         known |= self.look(corpus, tokenizer, initial)
         task = dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
 
@@ -235,7 +241,10 @@ class TextTask(Task):
         }
         if self.has_head:
             facts |= {"model": self.model_name, "parent": origin.parent, "init_sha256": init_sha256}
-        facts |= task.more_facts(corpus, train, held_out, task.head(initial, seed))
+        built = task.head(initial, seed)
+        facts |= task.more_facts(corpus, train, held_out, built)
+        if self.has_head and weights is not None:
+            facts["notes"] = [*facts["notes"], built.in_words()]
         found_out = json.dumps({**known, "folder": str(folder), "facts": facts})
         return dataclasses.replace(task, prepared=found_out)  # type: ignore[type-var]
 
@@ -256,7 +265,8 @@ class TextTask(Task):
     def model(self, seed: int) -> nn.Module:
         from asyncsgd.models import Built, restored
 
-        initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, self.starts_as)
+        loaded_by = self.known.get("loaded_by", self.starts_as)
+        initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, loaded_by)
         return self.head(Built(initial, ()), seed).model
 
     def save(self, model: nn.Module, folder: Path) -> None:
@@ -365,6 +375,9 @@ class HeadTask(TextTask):
     """A new head on the encoder of a masked language model, learned from labels."""
 
     has_head: ClassVar[bool] = True
+    start_from: ClassVar[tuple[str, ...]] = (
+        *("masked_lm", "classification", "token_classification", "question_answering"),
+    )
 
     model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     train_samples: int = setting(0, "samples to learn from; 0: all", at_least=0)
@@ -373,6 +386,9 @@ class HeadTask(TextTask):
     sampling: Sampling = setting("group_by_length", SAMPLING)
     sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
+    output_layer: Literal["new", "keep"] = setting(
+        "new", "new: an output layer from the seed; keep: that of --model, whose labels are the same", name="head"
+    )
 
     prepared: str | None = found()
 
@@ -385,8 +401,28 @@ class HeadTask(TextTask):
         """With an output a label."""
         from asyncsgd.models import build_head
 
-        kind, labels = str(self.auto_class).removeprefix("AutoModelFor"), self.known["labels"]
-        return build_head(initial.model, kind, labels, problem_type=self.problem_type, dropout=self.dropout, seed=seed)
+        return build_head(
+            initial.model,
+            str(self.auto_class).removeprefix("AutoModelFor"),
+            self.known["labels"],
+            problem_type=self.problem_type,
+            keep=self.output_layer == "keep",
+            dropout=self.dropout,
+            seed=seed,
+        )
+
+    def loaded_by(self, model: str) -> str:
+        from asyncsgd.models import class_of
+
+        return class_of(model)
+
+    def build(self, model: str, tokenizer: Any, seed: int) -> Built:
+        from asyncsgd.models import load_model
+
+        if model in self.shapes:
+            return super().build(model, tokenizer, seed)
+        loaded_by = self.loaded_by(model)
+        return load_model(model, len(tokenizer), loaded_by, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
         return {"main": EvaluationBatches(self.numbered, held_out, self.test_rows(held_out))}

@@ -1,0 +1,87 @@
+"""From one labelled task to the next: what of a model is kept, as transformers keeps it, and what is refused."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from test_heads import MODELS, save_model
+
+from asyncsgd.errors import UsageError
+from asyncsgd.tasks.classification import Classification
+from asyncsgd.tasks.token_classification import TokenClassification
+
+OUTPUT_LAYER = {"Bert": "classifier.", "DistilBert": "classifier.", "DebertaV2": "classifier."}
+OUTPUT_LAYER |= {"Roberta": "classifier.out_proj."}
+WORDS = ["ant", "bee", "cat", "dog"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Folders with texts of two, three and three other labels, and words with tags."""
+    root = tmp_path_factory.mktemp("labels")
+    for name, labels in (("two", "xy"), ("three", "abc"), ("other", "abd")):
+        (root / name).mkdir()
+        for side in ("train", "test"):
+            rows = [
+                {"text": f"{WORDS[n % 4]} {side} {n}", "label": labels[n % len(labels)], "tokens": [WORDS[n % 4], side]}
+                | {"ner_tags": ["B-A", "O"]}
+                for n in range(12)
+            ]
+            (root / name / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+def task_on(data, name, model, kind=Classification, **values):
+    return kind(data_name=str(data / name), model_name=str(model), seq_len=16, dropout=0.0, **values)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_between_labelled_stages_all_is_kept_but_the_output_layer_as_transformers_does(family, data, tmp_path):
+    save_model(family, tmp_path / "encoder")
+    first = task_on(data, "three", tmp_path / "encoder").prepare(0, tmp_path / "cache")
+    first.save(first.model(0), tmp_path / "first")
+    second = task_on(data, "two", tmp_path / "first").prepare(1, tmp_path / "cache")
+    model, output = second.model(1), OUTPUT_LAYER[family]
+    theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "first", num_labels=2, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    assert {name for name, *_ in report["mismatched_keys"]} == {f"{output}weight", f"{output}bias"}
+    expected = dict(theirs.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.shape == expected[name].shape
+        assert torch.equal(parameter, expected[name]) or name.startswith(output)
+    # The new output layer is a function of the seed.
+    drawn, again = (dict(of.named_parameters())[f"{output}weight"] for of in (model, second.model(1)))
+    assert torch.equal(drawn, again)
+    told = second.facts()["notes"][-1]
+    assert told.endswith(f"new, from the seed: {output}bias, {output}weight; dropped: {output}bias, {output}weight")
+
+
+def test_to_another_kind_of_labels_the_encoder_is_kept_and_what_has_no_place_is_dropped(data, tmp_path):
+    save_model("Bert", tmp_path / "encoder")
+    first = task_on(data, "two", tmp_path / "encoder").prepare(0, tmp_path / "cache")
+    first.save(first.model(0), tmp_path / "first")
+    tagger = task_on(data, "two", tmp_path / "first", TokenClassification).prepare(1, tmp_path / "cache")
+    kept, before = dict(tagger.model(1).named_parameters()), dict(first.model(0).named_parameters())
+    assert all(torch.equal(kept[name], before[name]) for name in kept if name.startswith("bert."))
+    assert "dropped: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier" in tagger.facts()["notes"][-1]
+    # And back: the pooler is new.
+    tagger.save(tagger.model(1), tmp_path / "tagger")
+    back = task_on(data, "two", tmp_path / "tagger").prepare(2, tmp_path / "cache").facts()["notes"][-1]
+    assert "new, from the seed: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier" in back
+
+
+def test_the_output_layer_is_kept_on_demand_only_for_the_same_kind_and_the_same_labels(data, tmp_path):
+    save_model("Bert", tmp_path / "encoder")
+    first = task_on(data, "three", tmp_path / "encoder").prepare(0, tmp_path / "cache")
+    first.save(first.model(0), tmp_path / "first")
+    kept = task_on(data, "three", tmp_path / "first", output_layer="keep").prepare(1, tmp_path / "cache")
+    before = dict(first.model(0).named_parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in kept.model(1).named_parameters())
+    assert kept.facts()["notes"][-1].endswith("new, from the seed: none; dropped: none")
+    for name, said in (("other", "a, b, c, and here it is a, b, d"), ("two", "a, b, c, and here it is x, y")):
+        with pytest.raises(UsageError, match=f"--head keep: the model has the labels {said}"):
+            task_on(data, name, tmp_path / "first", output_layer="keep").prepare(1, tmp_path / "cache")
+    with pytest.raises(UsageError, match="--head keep: the model is a BertForMaskedLM"):
+        task_on(data, "two", tmp_path / "encoder", output_layer="keep").prepare(1, tmp_path / "cache")
