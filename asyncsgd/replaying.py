@@ -208,11 +208,12 @@ class PreparedReplay:
             )
         torch.set_num_threads(run.runtime.threads)
         self._run = run = run.prepared()
-        order, its_order = run.task.sample_order, summary.get("sample_order", FIRST)
-        if order not in (None, its_order):
+        order = run.task.sample_order
+        recorded_order = summary.get("sample_order", FIRST)
+        if order not in (None, recorded_order):
             raise UsageError(
-                f"the run took its samples in order {its_order}, and the task given takes order {order}; give it "
-                f"sample_order={its_order}"
+                f"the run took its samples in order {recorded_order}, and the task given takes order {order}; give it "
+                f"sample_order={recorded_order}"
             )
         self.environments = unlike(environments_of(folder), _environment_here(run.device, run.runtime.threads))
         here, recorded = str(facts_of(run)["data_fingerprint"]), str(summary.get("data_fingerprint"))

@@ -159,7 +159,8 @@ def load_corpus(
         chosen = "evaluation"
         parts.append(_Part(scored, kind, columns, names, cache_dir))
         evaluations.append(parts[-1].read([*evaluation_sets(scored.sides, ("validation", "test")), TRAIN][0]))
-    kept, evaluation = _joined(learned), _joined(evaluations)
+    kept = _joined(learned)
+    evaluation = _joined(evaluations)
     notes = [note for part in parts for note in (*part.source.notes, *part.notes)]
     for of, texts in [(chosen, set(evaluation.texts)), *apart.items()]:
         before = len(kept.texts)
@@ -193,11 +194,15 @@ class _Part:
         self.notes: list[str] = []
         self.first_rows: dict[str, str] = {}
         """Of what a text may have as its label, the place of the first row that has it."""
-        self._kind, self._columns, self._names, self._cache_dir = kind, columns, names, cache_dir
+        self._kind = kind
+        self._columns = columns
+        self._names = names
+        self._cache_dir = cache_dir
 
     def read(self, of: str) -> Documents:
         """The texts of a split; those to learn from have labels, of others a label that is missing is empty."""
-        kind, where = self._kind, f"{self.source.name} ({of})"
+        kind = self._kind
+        where = f"{self.source.name} ({of})"
         of_labels = list(self._columns)[1 : 1 + len(kind.names or "1")]
         may_lack = () if of == TRAIN else of_labels
         rows = self.source.rows(of, self._columns, cache=self._cache_dir, may_lack=may_lack)
@@ -229,7 +234,8 @@ class _Part:
             split: the one that the user names.
         """
         preferred = ("test", "validation") if self._kind.label else ("validation", "test")[: 1 + self.source.is_hub]
-        usual, name = evaluation_sets(sets, preferred), self.source.name
+        usual = evaluation_sets(sets, preferred)
+        name = self.source.name
         if split not in (None, *sets) and (usual or split != "test"):
             raise UsageError(f"{name} has no {split} split to score on; drop --split{nearest(str(split), sets)}")
         named = [split] if split is not None and split in sets else []

@@ -19,8 +19,10 @@ RUN = 8
 """Consecutive batches whose samples are of about one length, so that padding is small and synchronous workers, which
 take consecutive indices, wait for hardware and not for data."""
 
-FIRST, NEWEST = 1, 2
-"""The number of a run that says none, and that of new runs."""
+FIRST = 1
+"""The number of a run that says none."""
+NEWEST = 2
+"""The number of new runs."""
 
 
 def is_by_length(sampling: str) -> bool:

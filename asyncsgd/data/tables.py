@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".json.gz")
 KINDS = (".txt", ".txt.gz", *TABLES)
-MOST_TIMES_PACKED, ALWAYS_UNPACKED = 200, 2**20
+MOST_TIMES_PACKED = 200
+ALWAYS_UNPACKED = 2**20
 """A .gz that unpacks to more than so many times its size, and to more than so many bytes, is refused. Text packs to a
 third or a thirtieth of its size."""
 MOST_LINE_ENDS = 10
@@ -191,7 +192,8 @@ def read_table(
     Raises:
         UsageError: if the file is damaged, has another encoding, unpacks to far more than its size, or lacks a column.
     """
-    where, ending = str(path), path.name.lower().removesuffix(".gz").rpartition(".")[2]
+    where = str(path)
+    ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     try:
         if ending == "parquet":
             from pyarrow.parquet import ParquetFile
@@ -235,7 +237,8 @@ def unpacked(path: Path) -> bytes:
     """
     if not path.name.lower().endswith(".gz"):
         return path.read_bytes()
-    size, most = 0, max(path.stat().st_size * MOST_TIMES_PACKED, ALWAYS_UNPACKED)
+    size = 0
+    most = max(path.stat().st_size * MOST_TIMES_PACKED, ALWAYS_UNPACKED)
     with gzip.open(path) as file:
         while part := file.read(ALWAYS_UNPACKED):
             size += len(part)

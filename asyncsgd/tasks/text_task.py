@@ -332,7 +332,9 @@ class TextData:
 
     def __init__(self, task: TextTask, seed: int) -> None:
         self._task, self._seed, self._train = task, seed, task.samples("train")
-        order, lengths, alike = ORDERS[task.sample_order], self._train.lengths, is_by_length(task.sampling)
+        order = ORDERS[task.sample_order]
+        lengths = self._train.lengths
+        alike = is_by_length(task.sampling)
         self._order = functools.cache(lambda stream: order(lengths, task.batch_size, seed, stream, alike))
         self.evaluation = task.tests(task.samples("eval"))
 
