@@ -28,7 +28,7 @@ import psutil
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "own_model.py"
 SETTINGS = "--samples 3200 --batch-size 32 --width 32 --evaluations 3 --checkpoint-every 320"
-REPLAY = "import sys, asyncsgd, own_model; sys.exit(not asyncsgd.replay(sys.argv[1], own_model.Shapes()).identical)"
+REPLAY = "import sys, asyncsgd, own_model; sys.exit(not asyncsgd.replay(sys.argv[1], own_model.Shapes).identical)"
 MODES = {
     "single": "--mode single",
     "async of 1": "--mode async --nproc 1",
