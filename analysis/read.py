@@ -18,7 +18,7 @@ from analysis.places import PLACED, UNREADABLE, misplaced, missing, placed, plan
 from analysis.questions import Plan, read_plan
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_events, read_header, read_json
+from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, lost_records, read_events, read_header, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 
 RUNS = [
@@ -100,6 +100,8 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     try:
         row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
         summary = _summary(path / "summary.json")
+        if lost := lost_records(path / EVENTS, summary):
+            raise ValueError(lost)
         better: dict[str, str] = {}
         if (path / EVENTS).is_file():
             header = read_header(path / EVENTS)

@@ -10,7 +10,8 @@ A state is tensors, numbers, strings and what holds them (see `asyncsgd.state`),
 Training stands still while the state is copied. A thread writes the copy. A description is written when its state is
 durable.
 
-A state that does not have the hash of its description is damaged: it is not used, but the one before it is.
+A description has the hash of its state, of the records up to it and of itself. A checkpoint of which one differs is
+damaged: it is not used, but the one before it is.
 
 torch.save writes them and not torch.distributed.checkpoint: that one keeps its index as a pickle.
 """
@@ -21,7 +22,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import pickle
 import re
@@ -32,17 +32,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.records.console import Recorder
-from asyncsgd.records.events import EVENTS, Checkpointed
-from asyncsgd.records.run_folder import RunFolder, sync, write_json
+from asyncsgd.records.events import EVENTS, Checkpointed, sha256_of_first
+from asyncsgd.records.run_folder import RunFolder, json_text, sync, write_text
 from asyncsgd.state import State
 
-SCHEMA = 4
+SCHEMA = 5
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"
@@ -83,20 +84,26 @@ class Checkpoint:
     """Of the file with the state."""
     events_bytes: int
     """Length of events.jsonl at this moment."""
+    events_sha256: str
+    """Of these bytes."""
     totals: Mapping[str, Any]
     """See `asyncsgd.records.totals.Totals.state`."""
     began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Hashes of what the run began from; see `Saver`."""
     cut_short: str | None = None
     """Why a run with a larger budget cannot go on from here; None: it can."""
-    policy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    policy: Policy = Policy()
     """When the run took checkpoints. One that goes on keeps to it, unless told otherwise."""
     schema: int = SCHEMA
     asyncsgd: str = __version__
     """The version that wrote it, for messages."""
 
 
-_FIELDS = {field.name for field in dataclasses.fields(Checkpoint)}
+class Damaged(Exception):
+    """What is wrong with a checkpoint."""
+
+
+_SEAL = "description_sha256"
 
 
 def name_of(total_samples: int) -> str:
@@ -165,6 +172,7 @@ class Saver:
         copy_seconds = time.perf_counter() - began
         self._record(Checkpointed(version, num_samples, train_seconds, name, copy_seconds, cut_short))
         totals = self._record.totals.state()
+        events_bytes, events_sha256 = self._run.flush()
         made = Checkpoint(
             name=name,
             total_samples=num_samples,
@@ -172,11 +180,12 @@ class Saver:
             train_seconds=train_seconds,
             eval_loss=None if totals["last"] is None else totals["last"]["loss"],
             sha256="",
-            events_bytes=self._run.flushed_bytes(),
+            events_bytes=events_bytes,
+            events_sha256=events_sha256,
             totals=totals,
             began_from=self._began_from,
             cut_short=cut_short,
-            policy=dataclasses.asdict(self._policy),
+            policy=self._policy,
         )
         self._thread = threading.Thread(target=self._write, args=(copy, made), name="checkpoint", daemon=True)
         self._thread.start()
@@ -200,7 +209,8 @@ class Saver:
             sync(self._folder)
             sync(self._run.path / EVENTS)  # the records first: a description is of no use without those it names
             sync(self._run.path)
-            write_json(self._folder / f"{made.name}.json", dataclasses.asdict(made))
+            text = json_text(dataclasses.asdict(made))
+            write_text(self._folder / f"{made.name}.json", _sealed(text.encode()).decode())
             sync(self._folder)
         except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
             with contextlib.suppress(OSError):
@@ -256,8 +266,10 @@ def load_state(folder: Path, name: str, device: str | torch.device = "cpu", rule
     try:
         with open(folder / FOLDER / f"{name}.pt", "rb") as file:
             return _read_state(file, device, rule_module)
-    except pickle.UnpicklingError as error:
-        raise UsageError(f"the state of checkpoint {name} in {folder} cannot be read back: {unread(error)}") from error
+    except (pickle.UnpicklingError, *_NO_STATE) as error:
+        # Without its cause: torch's own message advises to load it all the same, which would run whatever is in it.
+        said = f"the state of checkpoint {name} in {folder} cannot be read back: {unread(error)}"
+        raise UsageError(said) from None
 
 
 def read_back(state: State, rule_module: str = "") -> State:
@@ -272,15 +284,19 @@ def read_back(state: State, rule_module: str = "") -> State:
     return _read_state(file, "cpu", rule_module)
 
 
-def unread(error: pickle.UnpicklingError) -> str:
-    """What could not be read, in a few words."""
+def unread(error: Exception) -> str:
+    """What could not be read, in a few words of ours."""
     holds = re.search(r"GLOBAL (\S+) was not", str(error))
-    return f"it holds a {holds[1]}" if holds else str(error)
+    return f"it holds a {holds[1]}" if holds else "it is no state that this version has written"
 
 
 def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -> State:
     with torch.serialization.safe_globals(classes_in(*HOLDERS, rule_module)):
         return torch.load(file, map_location=device, weights_only=True)["state"]
+
+
+_NO_STATE = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError)
+"""What torch raises at a file that has the right hash and is no state."""
 
 
 def find(
@@ -298,18 +314,17 @@ def find(
     """
     notes, cut_short = [], None
     for path in sorted((folder / FOLDER).glob("[0-9]*.json"), reverse=True):
-        checkpoint = _read(path)
-        if checkpoint is not None and checkpoint.schema != SCHEMA:
-            raise UsageError(
-                f"checkpoint {path.stem} in {folder} has schema {checkpoint.schema} (asyncsgd {checkpoint.asyncsgd}), "
-                f"this version ({__version__}) reads schema {SCHEMA}; go on with that version"
-            )
-        fault = "its description cannot be read" if checkpoint is None else _fault(folder, checkpoint)
-        if checkpoint is None or fault:
-            notes.append(f"checkpoint {path.stem} is damaged and not used: {fault}")
-        elif becomes_longer and checkpoint.cut_short is not None:
+        try:
+            checkpoint = _read(path)
+            if not fits(checkpoint):
+                continue
+            _check(folder, checkpoint)
+        except Damaged as error:
+            notes.append(f"checkpoint {path.stem} is damaged and not used: {error}")
+            continue
+        if becomes_longer and checkpoint.cut_short is not None:
             cut_short = checkpoint.cut_short
-        elif fits(checkpoint):
+        else:
             return Found(folder, checkpoint, tuple(notes))
     if cut_short is not None:
         raise UsageError(
@@ -365,26 +380,67 @@ def classes_in(*modules: str) -> list[Any]:
     ]
 
 
-def _read(path: Path) -> Checkpoint | None:
+def _sealed(text: bytes) -> bytes:
+    """The description `text`, a JSON object, with the hash of `text` as its last value."""
+    seal = hashlib.sha256(text).hexdigest()
+    return text.removesuffix(b"\n}") + f',\n  "{_SEAL}": "{seal}"\n}}\n'.encode()
+
+
+def _read(path: Path) -> Checkpoint:
+    """The description in a file.
+
+    Raises:
+        Damaged: if it is not as it was written.
+        UsageError: if it is of another schema.
+    """
     try:
-        content = json.loads(path.read_bytes())
-        return Checkpoint(**{key: value for key, value in content.items() if key in _FIELDS})
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
+        content = path.read_bytes()
+    except OSError as error:
+        raise Damaged(reason(error)) from error
+    text, seal, _ = content.partition(f',\n  "{_SEAL}"'.encode())
+    if seal and content != _sealed(text + b"\n}"):
+        raise Damaged("its description was changed")
+    try:
+        description = msgspec.json.decode(content, type=dict[str, Any])
+        schema = description.get("schema")
+        if schema not in (None, SCHEMA):
+            raise UsageError(
+                f"checkpoint {path.stem} in {path.parents[1]} has schema {schema} (asyncsgd "
+                f"{description.get('asyncsgd')}), this version ({__version__}) reads schema {SCHEMA}; go on with that "
+                f"version"
+            )
+        found = msgspec.convert(description, type=Checkpoint)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Damaged("its description cannot be read") from error
+    if not seal or found.name != path.stem:  # a name, and never a path
+        raise Damaged("its description was changed")
+    return found
 
 
-def _fault(folder: Path, checkpoint: Checkpoint) -> str:
-    """What is wrong with a checkpoint whose description can be read; empty if nothing is."""
+def _check(folder: Path, checkpoint: Checkpoint) -> None:
+    """Compare a checkpoint's state and its records with its description.
+
+    Raises:
+        Damaged: if they are not those that it describes.
+    """
     try:
         if sha256_of(folder / FOLDER / f"{checkpoint.name}.pt") != checkpoint.sha256:
-            return "its state was changed"
-        if (folder / EVENTS).stat().st_size < checkpoint.events_bytes:  # as a power cut may leave it
-            return f"{EVENTS} ends before it"
+            raise Damaged("its state was changed")
+        with open(folder / EVENTS, "rb") as file:
+            running = sha256_of_first(file, checkpoint.events_bytes)
+            num_bytes = file.tell()
     except OSError as error:
-        return reason(error)
-    return ""
+        raise Damaged(reason(error)) from error
+    if num_bytes < checkpoint.events_bytes:  # as a power cut may leave it
+        raise Damaged(f"{EVENTS} ends before it")
+    if running.hexdigest() != checkpoint.events_sha256:
+        raise Damaged(f"{EVENTS} was changed before it")
 
 
 def _all(folder: Path) -> list[Checkpoint]:
     """Those whose description can be read, oldest first."""
-    return [found for path in sorted(folder.glob("[0-9]*.json")) if (found := _read(path)) is not None]
+    found = []
+    for path in sorted(folder.glob("[0-9]*.json")):
+        with contextlib.suppress(Damaged, UsageError):
+            found.append(_read(path))
+    return found

@@ -221,7 +221,7 @@ def _open(
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
     policy = run.policy
     if resume is not None and policy == Policy():
-        policy = Policy(**resume.checkpoint.policy)
+        policy = resume.checkpoint.policy
     environment = _environment(run, launch, board)
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:

@@ -6,16 +6,20 @@ Readers ignore keys and kinds they do not know, and drop a torn last line.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 SCHEMA, EVENTS = 2, "events.jsonl"
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
+UNREADABLE = "UNREADABLE"
+"""What readers call a run whose files are not what it has written."""
 FINISHED = (DONE, DIVERGED)
 """How a run ends that would end so again; one that diverged is a result."""
 APPLIED, HELD, DROPPED = "applied", "held", "dropped"
@@ -219,6 +223,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.item()  # a number of numpy's
 
 
+_BLOCK = 1 << 20
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -271,6 +276,52 @@ def _decoded(line: bytes) -> dict[str, Any]:
         return _DECODER.decode(line)
     except (ValueError, RecursionError):
         return {}
+
+
+def sha256_of_first(file: BinaryIO, num_bytes: int) -> Any:
+    """Hash the first bytes of a file, which is then read up to there; a shorter one is hashed to its end.
+
+    Returns:
+        The hash as hashlib has it, so that later bytes can be added.
+    """
+    running = hashlib.sha256()
+    while num_bytes > 0 and (block := file.read(min(num_bytes, _BLOCK))):
+        running.update(block)
+        num_bytes -= len(block)
+    return running
+
+
+def end_of(path: Path) -> dict[str, Any]:
+    """What a summary keeps of the records: the length of events.jsonl and the hash of its last line."""
+    with open(path, "rb") as file:
+        num_bytes = file.seek(0, os.SEEK_END)
+        length = min(num_bytes, _BLOCK)
+        while True:
+            file.seek(num_bytes - length)
+            last_bytes = file.read(length)
+            begin = last_bytes.rfind(b"\n", 0, -1) + 1
+            if begin > 0 or length == num_bytes:
+                break
+            length = min(num_bytes, 2 * length)
+    return {"events_bytes": num_bytes, "last_record_sha256": hashlib.sha256(last_bytes[begin:]).hexdigest()}
+
+
+def lost_records(path: Path, summary: Mapping[str, Any]) -> str:
+    """How an events.jsonl is not what it was when the run's summary was written, as a power cut or a copy may leave it;
+    empty where it is, and where the summary is of a version that did not say.
+    """
+    recorded = summary.get("events_bytes")
+    if recorded is None:
+        return ""
+    try:
+        end = end_of(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+    if end["events_bytes"] != recorded:
+        return f"{path.name} has {end['events_bytes']} bytes, and had {recorded} when the run ended"
+    if end["last_record_sha256"] != summary.get("last_record_sha256"):
+        return f"the last line of {path.name} is not the one with which the run ended"
+    return ""
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, SCHEMA, Record, encoded
+from asyncsgd.records.events import EVENTS, SCHEMA, Record, encoded, end_of, sha256_of_first
 from asyncsgd.records.locks import lock
 
 FLUSH_SECONDS, FULL_SECONDS = 0.5, 5.0
@@ -76,13 +77,17 @@ class RunFolder:
     ) -> None:
         self.path, self.resume, self.settings_yaml = Path(path), resume, settings_yaml
         self._events = own(self.path) if events is None else events
+        self._sha256 = hashlib.sha256()
+        """Of all records, those of before a checkpoint too."""
         if resume is None:
             self._events.truncate(0)
             header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better or {})}
             header["loss_unit"] = loss_unit
             if sample_order is not None:
                 header["sample_order"] = sample_order
-            self._events.write(json.dumps(header).encode() + b"\n")
+            line = json.dumps(header).encode() + b"\n"
+            self._events.write(line)
+            self._sha256.update(line)
             self._events.flush()
         self._failure: OSError | None = None
         self._closed = threading.Event()
@@ -93,7 +98,9 @@ class RunFolder:
 
         What a full disk can refuse comes first. A kill meanwhile loses no record; it may leave some in both files."""
         num_bytes = self.resume.checkpoint.events_bytes
-        rest = (self.path / EVENTS).read_bytes()[num_bytes:]
+        with open(self.path / EVENTS, "rb") as file:
+            self._sha256 = sha256_of_first(file, num_bytes)
+            rest = file.read()
         whole_lines = rest[: rest.rfind(b"\n") + 1]
         if whole_lines:
             with open(self.path / DISCARDED, "ab") as file:
@@ -121,22 +128,31 @@ class RunFolder:
         """
         line = encoded(record)
         self._patiently(lambda: self._events.write(line))
+        self._sha256.update(line)
         if record.kind != "arrival":
             self._patiently(self._events.flush)
 
-    def flushed_bytes(self) -> int:
-        """Write all records; the length of events.jsonl with them."""
+    def flush(self) -> tuple[int, str]:
+        """Write all records; the length of events.jsonl with them, and the sha256 of what it holds."""
         self._patiently(self._events.flush)
-        return os.fstat(self._events.fileno()).st_size
+        return os.fstat(self._events.fileno()).st_size, self._sha256.hexdigest()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write all records, then the summary.
+        """Write all records, then the summary, which outlives a power cut only where they and the models do.
 
         Raises:
             OSError: if any of it cannot be written.
         """
-        self.flushed_bytes()
-        write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
+        self.flush()
+        models = [self.path / LAST_MODEL, self.path / BEST_MODEL]
+        written = [self.path / EVENTS, *models, *(path for model in models for path in model.rglob("*")), self.path]
+        for path in written:
+            if path.exists():  # a run may keep no model
+                sync(path)
+        with contextlib.suppress(PermissionError):  # it may be a folder that this user cannot list
+            sync(self.path.absolute().parent)
+        write_json(self.path / "summary.json", {"schema": SCHEMA, **summary, **end_of(self.path / EVENTS)})
+        sync(self.path)
 
     def close(self) -> None:
         """Give the folder up, to be called when all else is in it; a second call does nothing."""
@@ -202,8 +218,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
     Non-finite numbers become null, since JSON has no name for them.
     """
+    write_text(path, json_text(content) + "\n")
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """The text of `write_json`, without the end of its last line."""
     plain = json.loads(json.dumps(content, default=dict), parse_constant=lambda name: None)
-    write_text(path, json.dumps(plain, indent=2) + "\n")
+    return json.dumps(plain, indent=2)
 
 
 def write_text(path: Path, content: str) -> None:

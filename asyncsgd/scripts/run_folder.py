@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, read_events
+from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, UNREADABLE, lost_records, read_events
 from asyncsgd.records.run_folder import RunFolder, own, write_text
 from asyncsgd.settings.task import task_flags
 
@@ -181,9 +181,12 @@ def _rename(path: Path) -> Path:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What a run's summary says; nothing where it has not ended."""
+    """What a run's summary says; nothing where it has not ended. Where its records are lost, it is UNREADABLE."""
     try:
         content = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    lost = lost_records(path / EVENTS, content)
+    return {**content, "status": UNREADABLE, "message": lost} if lost else content

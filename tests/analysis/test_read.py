@@ -42,7 +42,14 @@ def test_a_run_has_what_its_files_say(tmp_path):
         ),
         ("summary.json", '"mode": "async"', '"mode": {}', "UNREADABLE: its mode is '{}', which is no text"),
         ("summary.json", '"status": "DONE"', '"status": "FAILED"', "FAILED: it has no evaluation"),
-        ("events.jsonl", '"total_samples":160', '"total_samples":120', "UNREADABLE: its evaluations end at 120 of 160"),
+        ("summary.json", '"num_samples": 160', '"num_samples": 200', "UNREADABLE: its evaluations end at 160 of 200"),
+        (
+            "events.jsonl",
+            '"total_samples":160',
+            '"total_samples":120',
+            "UNREADABLE: the last line of events",
+        ),
+        ("events.jsonl", '"version":0', '"version":00', "UNREADABLE: events.jsonl has "),
         ("environment.json", '"cpu": "a', '"cpu": [', "UNREADABLE: "),
     ],
 )
