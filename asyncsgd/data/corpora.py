@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from asyncsgd.data.tables import (
     TABLES,
     Documents,
     Reading,
+    Rows,
     Source,
     joined_parts,
     text_of,
@@ -146,9 +147,9 @@ def load_corpus(
     apart: dict[str, set[str]] = {}
     for part in parts:
         train = part.read(TRAIN)
-        sets = {of: part.read(of) for of in evaluation_sets(part.source.sides, ("test", "validation"))}
-        for of, documents in sets.items():
-            apart.setdefault(of, set()).update(documents.texts)
+        sets = evaluation_sets(part.source.sides, ("test", "validation"))
+        for of in sets:
+            apart.setdefault(of, set()).update(part.texts(of))
         if scored is None:
             chosen, evaluation = part.to_score_on(sets, split, train)
             if evaluation is None:
@@ -198,14 +199,30 @@ class _Part:
         self._columns = columns
         self._names = names
         self._cache_dir = cache_dir
+        self._labels = slice(1, 1 + len(kind.names or "1"))
+        """Which columns are labels."""
+        self._read: dict[str, Rows] = {}
+
+    def _rows(self, of: str) -> Rows:
+        if of not in self._read:
+            may_lack = () if of == TRAIN else [name for name, _ in list(self._columns.items())[self._labels]]
+            self._read[of] = self.source.rows(of, self._columns, cache=self._cache_dir, may_lack=may_lack)
+        return self._read[of]
+
+    def texts(self, of: str) -> Iterator[str]:
+        """The texts of a set, whatever its labels are."""
+        for place, row in self._rows(of):
+            unlabelled = list(row)
+            unlabelled[self._labels] = [None] * len(unlabelled[self._labels])
+            text, _ = self._kind.read(place, self._columns, tuple(unlabelled), self._names)
+            if text:
+                yield text
 
     def read(self, of: str) -> Documents:
         """The texts of a split; those to learn from have labels, of others a label that is missing is empty."""
         kind = self._kind
         where = f"{self.source.name} ({of})"
-        of_labels = list(self._columns)[1 : 1 + len(kind.names or "1")]
-        may_lack = () if of == TRAIN else of_labels
-        rows = self.source.rows(of, self._columns, cache=self._cache_dir, may_lack=may_lack)
+        rows = self._rows(of)
         read = [kind.read(place, self._columns, row, self._names) for place, row in rows]
         needs_number = of == TRAIN and not kind.has_classes
         kept = [(text, label) for text, label in read if text and (label or not needs_number)]
@@ -224,9 +241,7 @@ class _Part:
                 raise _no_label(place, self._columns, row[1])
         return self._labelled(documents, of, {""})
 
-    def to_score_on(
-        self, sets: Mapping[str, Documents], split: str | None, train: Documents
-    ) -> tuple[str, Documents | None]:
+    def to_score_on(self, sets: Sequence[str], split: str | None, train: Documents) -> tuple[str, Documents | None]:
         """The name and the texts of the first set that has labels; ``test`` and None where some are to be set aside.
 
         Args:
@@ -240,7 +255,8 @@ class _Part:
             raise UsageError(f"{name} has no {split} split to score on; drop --split{nearest(str(split), sets)}")
         named = [split] if split is not None and split in sets else []
         for of in named or usual:
-            documents = self._labelled(sets[of], of, self._missing(sets[of], train))
+            documents = self.read(of)
+            documents = self._labelled(documents, of, self._missing(documents, train))
             if documents.texts:
                 return of, documents
             self.notes.append(f"the {of} split of {name} has no {self._kind.label}s, so it is not scored on")

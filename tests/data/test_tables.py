@@ -109,6 +109,20 @@ def test_a_split_without_labels_is_not_scored_on_and_validation_is(tmp_path, unl
         labelled(tmp_path, split="test")
 
 
+def test_a_set_that_is_not_scored_on_may_have_any_labels(tmp_path):
+    table(tmp_path / "train.csv", "text,label", "a,no", "b,yes", "c,no")
+    table(tmp_path / "validation.csv", "text,label", "v,no")
+    table(tmp_path / "test.csv", "text,label", "b,?", "t,perhaps")
+    (tmp_path / "labels.json").write_text('["no", "yes"]')
+    with pytest.raises(UsageError, match=r"test.csv, row 1: label '\?' has no name"):
+        labelled(tmp_path)
+    with pytest.raises(UsageError, match="2 labels are needed"):
+        labelled(tmp_path, split="validation")  # since b is a text of the test
+    table(tmp_path / "test.csv", "text,label", "c,?", "t,perhaps")
+    corpus = labelled(tmp_path, split="validation")
+    assert (corpus.train.texts, corpus.eval.texts) == (("a", "b"), ("v",))
+
+
 def test_minus_one_is_a_class_where_labels_have_no_names_and_training_has_it(tmp_path):
     parquet(tmp_path / "train.parquet", [-1, 0, 1, -1])
     parquet(tmp_path / "test.parquet", [-1, -1], word="test")
