@@ -38,6 +38,7 @@ def begun(
     for name, options in flags.items():
         parser.add_argument(name, **options)
     given = vars(parser.parse_args(arguments))
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook's is handed to its commands, and may be nothing to this environment
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "±" on a console that has no such character is no reason to fail
     try:

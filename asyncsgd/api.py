@@ -205,6 +205,13 @@ def train(
     True
     """
     runtime = runtime or runtimes.InProcess()
+    for argument, given, kind, example in (
+        ("task", task, Task, "MyTask()"),
+        ("rule", rule or Asynchronous(), Rule, "asyncsgd.Ringmaster(threshold=4)"),
+        ("runtime", runtime, runtimes.Runtime, "asyncsgd.Processes(4)"),
+    ):
+        if not isinstance(given, kind):
+            raise UsageError(f"{argument} must be an object such as {example}, got {given!r}")
     if samples is None and epochs is None and seconds is None:
         raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
     if folder is None and (resume or checkpoint_every is not None or checkpoint_seconds is not None):

@@ -132,11 +132,17 @@ def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys):
         ({"seconds": 1.0, "schedule": "linear"}, "--schedule linear needs a number of samples to stretch over"),
         ({"samples": 8, "rule": Ringmaster()}, "InProcess is synchronous by definition, and rule=ringmaster"),
         ({"samples": 8, "rule": DANA(), "runtime": Virtual(2)}, "rule 'dana' has a momentum or"),
+        ({"samples": 8, "rule": "ringmaster"}, "rule must be an object such as asyncsgd.Ringmaster(threshold=4), got"),
+        ({"samples": 8, "rule": Ringmaster}, "rule must be an object such as"),
+        ({"samples": 8, "runtime": "async"}, "runtime must be an object such as asyncsgd.Processes(4), got 'async'"),
+        ({"samples": 8, "runtime": Virtual}, "runtime must be an object such as"),
+        ({"samples": 8, "task": Plane}, "task must be an object such as MyTask(), got <class"),
+        ({"samples": 8, "task": "masked_lm"}, "task must be an object such as MyTask(), got 'masked_lm'"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(arguments, message):
     with pytest.raises(UsageError) as error:
-        train(Plane(), **arguments)
+        train(**{"task": Plane()} | arguments)
     assert str(error.value).startswith(message)
 
 

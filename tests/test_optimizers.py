@@ -13,6 +13,7 @@ from doors import (
     InProcess,
     LocalSGD,
     Processes,
+    RunError,
     UsageError,
     Virtual,
     replay,
@@ -253,3 +254,14 @@ def test_and_in_local_steps_after_a_resume_and_in_a_replay(tmp_path):
 def test_rates_that_cannot_be_followed_are_refused_in_a_sentence(build, given, words):
     with pytest.raises(UsageError, match=words):
         train(Classes(), optimizer=build, **BY_GROUP | given)
+
+
+def without_memory(groups):
+    if sum(parameter.numel() for group in groups for parameter in group["params"]) > 16:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    return torch.optim.SGD(groups)
+
+
+def test_memory_that_is_refused_while_it_is_made_is_not_told_as_its_fault():
+    with pytest.raises(RunError, match="there is not enough memory"):
+        train(Classes(), optimizer=without_memory, samples=8, **GIVEN)

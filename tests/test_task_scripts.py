@@ -105,3 +105,39 @@ def test_python_m_asyncsgd_says_what_there_is(command, code, folder):
     assert ended.code == code
     assert "replay" in ended.out + ended.err
     assert code or ended.out.startswith(f"asyncsgd {asyncsgd.__version__} in ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (":A", "type my_task:A"),
+        ("points:", "type points:CLASS"),
+        ("points.py:Line", "type points:Line"),
+        ("./points.py:Line", "type points:Line"),
+        ("my-task.v2:Mine", "put the task into my_task_v2.py in this folder"),
+        ("..points:Line", "letters, digits and _"),
+        ("points:Lime", "module 'points' has no attribute 'Lime'"),
+    ],
+)
+def test_what_names_no_class_in_a_module_is_refused_with_what_to_type(name, words, folder):
+    (folder / "points.py").write_text(OWN)
+    ended = cli(f"train.py {name}")
+    assert (ended.code, words in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.parametrize("typed", ["--mode sync --rule asynchronous", "--rule=asynchronous --mode pipeline --nproc 2"])
+def test_a_rule_that_is_typed_for_a_synchronous_mode_is_refused_though_it_is_the_default(typed, folder):
+    ended = cli(f"train.py causal_lm --micro-batches 4 --clip-norm 0 {typed}")
+    assert (ended.code, "--rule asynchronous is for --mode async" in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.nowhere", "nonsense"])
+def test_pictures_are_drawn_whatever_backend_a_notebook_has_named(backend, folder, monkeypatch):
+    (folder / "points.py").write_text(OWN)
+    line = "train.py points:Line --clock virtual --nproc 2 --times exponential:1 --samples 60 --device cpu"
+    assert cli(f"{line} --run-dir runs/a").code == 0
+    monkeypatch.setenv("MPLBACKEND", backend)
+    for command in ("compare runs", "timeline runs/a"):
+        ended = cli(f"analysis.{command}", alone=True)
+        assert ended.code == 0, ended.err
+    assert Path("runs/figures/loss_vs_samples.png").is_file()

@@ -28,6 +28,7 @@ def run_script(
         ends_with_process: signals that come after the script's end do nothing.
         goes_on: the same command goes on where it was stopped, or where a disk was full.
     """
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook's is handed to its commands, and may be nothing to this environment
     with best_effort(), StopRequest(ends_with_process=ends_with_process) as stop:
         try:
             code = run(list(sys.argv[1:] if argv is None else argv), stop)

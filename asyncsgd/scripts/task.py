@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
@@ -55,6 +57,10 @@ class TaskScript:
         description = self.description or (self.kind.__doc__ or "").partition("\n")[0]
         parsed = self.flags.parse(argv, prog=command, description=description, examples=self.examples)
         settings, launch = adapt(parsed, self.flags)
+        if (rules := values_of(argv, "--rule")) and settings.job.mode in ("sync", "pipeline"):
+            # Of a file it may be the default that a synchronous run has written down.
+            mode = settings.job.mode
+            raise UsageError(f"--rule {rules[-1]} is for --mode async, got --mode {mode}; drop one of them")
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -121,6 +127,13 @@ def class_named(name: str) -> type[Task]:
         return task_class(name)
     from asyncsgd.tasks.base import Task
 
+    file = Path(module.removesuffix(".py")).name
+    if module.endswith(".py") or not all(map(str.isidentifier, [*module.split("."), class_name])):
+        module_name = re.sub(r"\W", "_", file) or "my_task"
+        raise UsageError(
+            f"{name} names no class in a module; put the task into {module_name}.py in this folder, since Python "
+            f"imports only what letters, digits and _ spell, and type {module_name}:{class_name or 'CLASS'}"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         kind = getattr(importlib.import_module(module), class_name)
