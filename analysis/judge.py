@@ -134,7 +134,7 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
         if endpoint in LOSSES:
             known["unit"] = pairs.ours["details"].iloc[0].get("loss_unit", "nats") if len(pairs.ours) else "nats"
         known |= {"notes": (*pairs.notes, *values.get("notes", ()), *after)}
-        known |= {"caveats": pairs.caveats + pairs.no_speed * seconds}
+        known |= {"caveats": pairs.caveats + pairs.no_speed * seconds + values.get("caveats", ())}
         known |= {"nothing": unlike, "unlike": True} if unlike else {}
         limited = bool(known["caveats"] or after)
         rows.append(_question(plan, arms, known, limited=limited, clock=pairs.clock, control=pairs.control))

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.curves import Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
+from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing
 
@@ -382,12 +382,27 @@ class Measure:
         later = (budget < times) & np.isfinite(times)
         counts = {name: tuple(of.sum(axis=0).tolist()) for name, of in (("reached", times <= budget), ("later", later))}
         limits = {"notes": tuple(notes), "nothing": nothing, "budget": budget, "common": common, "cut_short": cut_short}
+        limits["caveats"] = self._stopped_unlike(both)
         capped = np.minimum(brackets, budget)
         if apart := [run for run, own in zip(runs, capped.reshape(-1, 2), strict=True) if own[0] < own[1]]:
             limits["between"] = self._seldom(apart, "seconds", pairs.clock)
         seeds = [pair[0].Index for pair in both]
         found = values_of(capped[:, 0], capped[:, 1], seeds, longest=max(ends.values()), crossed=brackets)
         return found | counts | limits
+
+    def _stopped_unlike(self, both: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
+        """Whether runs stopped at a target that one arm looked out for more often: it sees a low loss sooner."""
+        if not any(self.stopped(run) for pair in both for run in pair):
+            return ()
+        steps = [
+            [float(np.diff(self.curve(run.run, "seconds")[0]).mean()) for run in side]
+            for side in zip(*both, strict=True)
+        ]
+        often, seldom = sorted(((float(np.median(of)), pair.arm) for of, pair in zip(steps, both[0], strict=True)))
+        if not seldom[0] > SAME_LOOKS * often[0]:
+            return ()
+        told = f"{often[1]} was evaluated {seldom[0] / often[0]:.3g} times as often as {seldom[1]}"
+        return (f"Runs stopped where they were first seen at their target, and {told}, which alone makes it sooner.",)
 
     def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[str]:
         """How many runs of each arm were at the target and do not hold it at their end."""

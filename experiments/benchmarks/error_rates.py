@@ -11,9 +11,11 @@ tests times to a target, restricted to a budget within which a fifth to a third 
 0 and then the margin above or below it. A sign-flip test is one of symmetry, and a t test takes differences as normal.
 **Families** of three comparisons without a difference, and then with the margin as their difference: how often any of
 them is a difference, or equivalent. Holm's method corrects both; the last column is without a correction.
-**Looks**: how often one of two modes with one true curve, whose plateau is just below the target, is sooner there or
-later, where one is evaluated 1 to 8 times as often. The last column takes each curve's own looks, not common ones.
-**Stops**: the same where every run stops at the first look at or below the target.
+**Between looks**: from curves to the word, of arms that are evaluated 5 to 81 times. Where they do not differ, how
+often there is one: on the time to a fixed target or to the reference's own, and on the loss where the shorter run ends,
+with runs of equal length and of 2.5 times that. Where the treatment is later by half an SD of the paired differences,
+and so has the higher loss, how often the word reverses that. And how often what known crossings find is found at both
+ends.
 **Power**: how often the difference that reports call the smallest detectable one is found (to be 80 %, if normal), and
 how often the guard passes at its tolerance (at most 5 %) and without a difference.
 **Coverage**: how often an interval, and all three of a family at Holm's level, hold the truth; one of three is far
@@ -26,7 +28,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy
 import pandas
@@ -34,7 +36,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.curves import Curve, on_common_looks, reached, until_shared
+from analysis.curves import Curve, bracket, losses_around, on_common_looks, shared_look
+from analysis.judge import AFTERWARDS, answer, of_numbers
 from analysis.over_tasks import mean_improvement, stratified_bootstrap
 from analysis.stats import detectable_effect, equivalence, holm, sign_flip
 from analysis.trust import guarded
@@ -53,9 +56,20 @@ TOLERANCE = 2.0
 FAR = (0.0, 0.0, 4.0)
 """The true differences of a family in standard deviations: the last is surely found."""
 
-PLATEAU, FALL, TARGET, FLUCTUATION = 4.98, 1.02, 5.0, 0.02
-"""Of the true curve, PLATEAU + FALL exp(-t / FALL_SECONDS); the standard deviation of an evaluation from it."""
-FALL_SECONDS, LOOK_SECONDS, FEW_LOOKS = 25.0, 100.0, 11
+PLATEAU, FALL, TARGET, FLUCTUATION = 4.0, 2.0, 4.4, 0.005
+"""Of a curve, PLATEAU + FALL exp(-t / its own seconds); the standard deviation of an evaluation from it."""
+CROSSING, LEVEL, SPREAD, EARLIEST, LOOK_END, UPDATE = 45.0, 5.0, 14.0, 5.0, 100.0, 0.1
+"""When runs are at the target in the mean, and the standard deviations over seeds and of each run; the soonest; when
+they end; an update. The standard deviation of the paired differences is 16 of 80 looks."""
+LOOKS: dict[str, tuple[int, int]] = {
+    "9/9": (9, 9),
+    "81/81": (81, 81),
+    "5/17": (5, 17),
+    "9/81": (9, 81),
+    "81/9": (81, 9),
+}
+"""Evaluations of a run of the treatment and of the reference, with those at the start."""
+LOOK_PAIRS = (8,)
 
 NOISES: dict[str, tuple[Noise, float]] = {  # of both runs of a pair; and its standard deviation
     "normal": (lambda generator, shape: generator.normal(size=shape), 1.0),
@@ -126,32 +140,77 @@ def families(name: str, n: int, studies: int, generator: Generator) -> Studies:
         }
 
 
-def looks(name: str, n: int, studies: int, generator: Generator, *, stopped: bool = False) -> Columns:
-    """Where a mode is sooner or later only because it, or the other, was evaluated more often."""
+class Arms(NamedTuple):
+    """The runs of one study: a curve for each arm and pair, and when each was truly at `TARGET`."""
 
-    def looked_at(number: int) -> Curve:
-        x = numpy.linspace(0, LOOK_SECONDS, number)
-        y = PLATEAU + FALL * numpy.exp(-x / FALL_SECONDS) + FLUCTUATION * differences_of(name, (number,), generator)
-        end = int((y <= TARGET).argmax()) + 1 if stopped and (y <= TARGET).any() else number
-        return x[:end], y[:end]
-
-    def sooner(often: int, own: bool) -> bool:
-        pairs = [(looked_at(often), looked_at(FEW_LOOKS)) for _ in range(n)]
-        if stopped and not own:
-            pairs = [(until_shared(first, second), until_shared(second, first)) for first, second in pairs]
-        times = [[reached(curve, TARGET) for curve in (pair if own else on_common_looks(pair))] for pair in pairs]
-        ends = numpy.array([[curve[0][-1] for curve in pair] for pair in pairs])
-        ours, theirs = numpy.minimum(times, ends[numpy.isinf(times)].min(initial=LOOK_SECONDS)).T
-        return bool(numpy.ptp(ours - theirs)) and sign_flip(ours, theirs)[0] < ALPHA
-
-    return {
-        f"{more:g} times{', own' * own}": [sooner(round((FEW_LOOKS - 1) * more) + 1, own) for _ in range(studies)]
-        for more, own in [*((more, False) for more in (1, 1.5, 2, 3, 4, 8)), (8, True)]
-    }
+    curves: list[tuple[Curve, Curve]]
+    known: Array
 
 
-def stops(name: str, n: int, studies: int, generator: Generator) -> Columns:
-    return looks(name, n, studies, generator, stopped=True)
+def arms_of(name: str, n: int, longer: float, effect: float, generator: Generator) -> Arms:
+    """Exponential curves in the question's own coordinate; `effect` in SD of the paired differences of the times."""
+    share = math.log(FALL / (TARGET - PLATEAU))
+    crossings = CROSSING + LEVEL * generator.normal(size=(n, 1)) + SPREAD * generator.normal(size=(n, 2))
+    crossings[:, 0] += effect * SPREAD * math.sqrt(2)
+    crossings = numpy.maximum(crossings, EARLIEST)
+    curves = []
+    for of_pair in crossings:
+        pair = []
+        for number, at, end in zip(LOOKS[name], of_pair, (LOOK_END * longer, LOOK_END), strict=True):
+            x = numpy.linspace(0, end, number)
+            noise = FLUCTUATION * generator.normal(size=number) * (x > 0)
+            pair.append((x, PLATEAU + FALL * numpy.exp(-share * x / at) + noise))
+        curves.append((pair[0], pair[1]))
+    return Arms(curves, crossings)
+
+
+def word_on_times(arms: Arms, *, own: bool) -> str:
+    """From curves to the word on time to the target; `own`: that of the reference's runs and not a fixed one."""
+    references = [reference[1] for _, reference in arms.curves]
+    first, best = numpy.mean([y[0] for y in references]), numpy.mean([y.min() for y in references])
+    target = first - AFTERWARDS * (first - best) if own else TARGET
+    brackets = numpy.array([[bracket(one, target) for one in on_common_looks(pair)] for pair in arms.curves])
+    ends = numpy.array([[one[0][-1] for one in pair] for pair in arms.curves])
+    missed = ends[numpy.isinf(brackets[:, :, 1])]
+    capped = numpy.minimum(brackets, missed.min() if len(missed) else ends.max())
+    return word_of(capped)
+
+
+def word_on_losses(arms: Arms) -> str:
+    """From curves to the word on the loss where the first run ended."""
+    every = [one for pair in arms.curves for one in pair]
+    end = min(float(x[-1]) for x, _ in every)
+    look = shared_look(every, end, UPDATE)
+    at = end if look is None else look
+    ends = numpy.array([[losses_around(one, at, UPDATE) for one in pair] for pair in arms.curves])
+    return "undecided" if numpy.isnan(ends).any() else word_of(ends)
+
+
+def word_of(ends: Array) -> str:
+    return str(answer([of_numbers(ends[:, 0], ends[:, 1], between="two looks")])[0]["word"])
+
+
+def between_looks(name: str, n: int, studies: int, generator: Generator, *, effect: float = 0.0) -> Columns:
+    """Words on arms without a difference; with one, words that reverse it."""
+    wrong = ("better",) if effect else ("better", "worse")
+    columns: Columns = {}
+    for longer in (1.0, 2.5):
+        drawn = [arms_of(name, n, longer, effect, generator) for _ in range(studies)]
+        for own in (False, True):
+            title = f"time, {'own' if own else 'fixed'}, x{longer:g}"
+            columns[title] = [word_on_times(arms, own=own) in wrong for arms in drawn]
+        columns[f"loss, x{longer:g}"] = [word_on_losses(arms) in wrong for arms in drawn]
+    return columns
+
+
+def reversed_between_looks(name: str, n: int, studies: int, generator: Generator) -> Columns:
+    return between_looks(name, n, studies, generator, effect=0.5)
+
+
+def power_between_looks(name: str, n: int, studies: int, generator: Generator) -> Columns:
+    drawn = [arms_of(name, n, 1.0, detectable_effect(n, ALPHA), generator) for _ in range(studies)]
+    known = [found(numpy.minimum(arms.known, LOOK_END) @ (1.0, -1.0)) for arms in drawn]
+    return {"known crossings": known, "both ends": [word_on_times(arms, own=False) == "worse" for arms in drawn]}
 
 
 def power_and_guard(name: str, n: int, studies: int, generator: Generator) -> Studies:
@@ -193,8 +252,9 @@ TABLES: tuple[Table, ...] = (  # title, test, streams of random numbers and rows
     (f"false positives at alpha = {ALPHA:g}", false_positives, (), NOISES),
     ("noise in one arm alone", one_arm, (5,), ONE_ARM),
     (f"families of {len(FAR)}", families, (6,), NOISES),
-    ("sooner or later by looks alone", looks, (4,), NOISES),
-    ("the same of runs that stop there", stops, (4,), NOISES),
+    ("words between looks, no difference", between_looks, (4,), LOOKS),
+    ("words between looks that reverse half an SD", reversed_between_looks, (8,), LOOKS),
+    ("words between looks, power", power_between_looks, (9,), LOOKS),
     ("power and guard", power_and_guard, (1,), NOISES),
     ("coverage of paired differences", coverage, (2,), NOISES),
     ("coverage of P(improvement) over 3 tasks", improvement_coverage, (7,), {}),
@@ -220,7 +280,8 @@ def run(argv: list[str], stop: object) -> int:
     for title, _, _, noises in TABLES:
         studies = arguments.studies if noises else arguments.task_studies
         print(f"{title}, {studies} studies per row ± Monte Carlo standard error")
-        rows = [(name, n) for name in noises for n in PAIRS] or [("", 6), ("", 10)]
+        counts = LOOK_PAIRS if noises is LOOKS else PAIRS
+        rows = [(name, n) for name in noises for n in counts] or [("", 6), ("", 10)]
         for name, n in rows:
             shares = rates(title, name, n, studies, arguments.seed)
             if (name, n) == rows[0]:

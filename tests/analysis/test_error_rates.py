@@ -25,18 +25,19 @@ def shares_of(row):
 def test_the_tables_have_a_row_per_noise_and_number_of_pairs():
     done = error_rates(*FEW)
     assert (done.returncode, done.stderr) == (0, "")
-    nulls, one_arm, families, looks, stops, power, intervals, improvement = (
+    nulls, one_arm, families, looks, reverse, found_between, power, intervals, improvement = (
         part.splitlines() for part in done.stdout.strip().split("\n\n")
     )
     assert nulls[1].split("  ")[-1].strip() == "S3 sign-flip"
     rows_of_each = [[noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")]
-    for title, _, *rows in (nulls, families, looks, stops, power, intervals):
+    for title, _, *rows in (nulls, families, power, intervals):
         assert "10 studies per row" in title
         assert [row.split()[:2] for row in rows] == rows_of_each
     assert all(len(shares_of(row)) == 4 and max(shares_of(row)) <= 50 for row in nulls[2:])  # a chance of 1e-4
-    for table in (looks, stops):
-        *common, own = zip(*map(shares_of, table[2:]), strict=True)
-        assert max(map(statistics.fmean, common)) < 15 < statistics.fmean(own)
+    for table in (looks, reverse, found_between):
+        assert [row.split()[:2] for row in table[2:]] == [
+            [one, "8"] for one in ("9/9", "81/81", "5/17", "9/81", "81/9")
+        ]
     found, at_tolerance, at_zero = zip(*map(shares_of, power[2:]), strict=True)
     assert sum(found) / len(found) > 60
     assert sum(at_tolerance) / len(at_tolerance) < 20 < sum(at_zero) / len(at_zero)
@@ -63,7 +64,9 @@ def test_the_rates_that_a_page_states_are_those_that_are_measured(example, tmp_p
 
 
 @pytest.mark.slow
-def test_runs_that_stop_at_the_target_are_no_sooner_by_being_looked_at_more_often():
-    *shared, own = runpy.run_path(str(SCRIPT))["rates"]("the same of runs that stop there", "normal", 8, 400, 0)
-    assert max(shared) <= 0.05 + 0.02
-    assert own > 0.5
+@pytest.mark.parametrize("looks", ["9/9", "81/81", "5/17", "9/81", "81/9"])
+def test_no_difference_is_no_word_however_often_arms_are_evaluated(looks):
+    rates = runpy.run_path(str(SCRIPT))["rates"]
+    found = rates("words between looks, no difference", looks, 8, 400, 0)
+    assert max(found) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+    assert max(rates("words between looks that reverse half an SD", looks, 8, 400, 0)) <= 0.025 + 0.024

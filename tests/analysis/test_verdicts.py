@@ -238,7 +238,8 @@ def stopped(folder, reference, treatment):
 def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     study = stopped(tmp_path / "often", (EIGHT, 20), ([6 + k / 2 for k in range(8)], 1))
     row = row_of(study, "time_to_target")
-    assert (row.word, row.reached) == ("better", (8, 8))
+    assert (row.word, row.reached, row.family) == ("better", (8, 8), "exploratory")
+    assert any("async-w4-virtual was evaluated 20 times as often as sync-w4-virtual" in one for one in row.caveats)
     assert row.treatment_ends.tolist() == [[0.0, math.ceil(6 + k / 2)] for k in range(8)]
     assert row.reference_ends.tolist() == [
         [20 * math.ceil(time / 20) - 20, 20 * math.ceil(time / 20)] for time in EIGHT
@@ -247,7 +248,7 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     assert (row.word, row.reached) == ("undecided", (8, 8))
     assert row.reason.startswith("evaluated every 20 virtual s (type evaluations=40 for a narrower answer); p_Holm")
     row = row_of(stopped(tmp_path / "alike", (EIGHT, 5), (SOONER, 5)), "time_to_target")
-    assert row.word == "better"
+    assert (row.word, row.family) == ("better", "primary")
     assert row.ratio_ends[0] < sum(EIGHT) / sum(SOONER) < row.ratio_ends[1]
 
 
