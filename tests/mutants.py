@@ -174,8 +174,8 @@ MUTANTS = [
     Mutant(
         "weight decay on biases too",
         "asyncsgd/optimizers.py",
-        "((decayed, weight_decay), (undecayed, 0.0))",
-        "((decayed, weight_decay), (undecayed, weight_decay))",
+        "(undecayed, 0.0, len(decayed))",
+        "(undecayed, weight_decay, len(decayed))",
         IDENTITIES,
     ),
     Mutant(
