@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from asyncsgd.data.random import noise_seed
+from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Evaluation
 from asyncsgd.tasks.base import Batch, Batches, Sums, Task, add_sums, plain_sums, to_device
 
@@ -64,8 +65,8 @@ def measured(task: Task, sums: Sums) -> Measured:
     errors: list[str] = []
     details = scored("details", lambda: task.details(main), errors)
     if others:
-        details |= {"evaluations": {name: _numbers(task, others[name], errors) for name in sorted(others)}}
-    loss, weight, metrics = _numbers(task, main, errors).values()
+        details |= {"evaluations": {name: _numbers(task, name, others[name], errors) for name in sorted(others)}}
+    loss, weight, metrics = _numbers(task, MAIN, main, errors).values()
     return Measured(loss, weight, metrics, details, score_error=next(iter(errors), None))
 
 
@@ -127,8 +128,10 @@ def measured_in_shards(
     return dataclasses.replace(whole, eval_seconds=seconds, worker_losses=losses, peak_bytes=peak_bytes, stages=stages)
 
 
-def _numbers(task: Task, sums: Sums, errors: list[str]) -> dict[str, Any]:
-    """Loss, weight and metrics of an evaluation set; metrics that could not be computed are NaN."""
+def _numbers(task: Task, name: str, sums: Sums, errors: list[str]) -> dict[str, Any]:
+    """Loss, weight and metrics of the evaluation set `name`; metrics that could not be computed are NaN."""
+    if not sums["weight"]:
+        raise UsageError(f"no batch of the evaluation set {name!r} has a loss term; give it targets that count")
     said = scored("metrics", lambda: {name: float(value) for name, value in task.metrics(sums).items()}, errors)
     metrics = dict.fromkeys(said or task.better, math.nan)
     for name, value in said.items():
@@ -161,6 +164,8 @@ def evaluate_sets(
         for index in range(shard, len(batches), num_shards):
             batch = batches[index]
             weight = task.weight(batch)
+            if not weight:
+                continue
             moved = to_device(batch, device)
             torch.manual_seed(noise_seed(name, index))  # for a task that draws in evaluations too
             said = forward(moved)

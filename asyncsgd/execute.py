@@ -20,10 +20,11 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd import runtimes
-from asyncsgd.batches import Batches
+from asyncsgd.batches import Batches, indices_of
 from asyncsgd.checkpoints import Found, Saver
 from asyncsgd.errors import RunError
 from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.flights import Work
 from asyncsgd.measure import TRACE, Profile, hardware
 from asyncsgd.methods import peers_of
 from asyncsgd.methods.peers import Peers
@@ -56,7 +57,7 @@ from asyncsgd.server import Server
 from asyncsgd.settings.run import Run
 from asyncsgd.signals import StopRequest
 from asyncsgd.state import restore
-from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.base import Task, tensors_in
 from asyncsgd.worker import Worker
 
 
@@ -66,8 +67,6 @@ class Live:
 
     run: Run
     """Prepared."""
-    unused: tuple[str, ...]
-    """Parameters that the task's loss does not depend on; not looked for in the library's own tasks."""
     flat: FlatModel
     """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
     init_sha256: str
@@ -142,11 +141,31 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
 
 def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
-    sink = Sink(live.record, live.saver, live.stop_requested)
+    sink = Sink(live.record, live.saver, live.stop_requested, lambda work: _ignored_targets(live.run, work))
     fit = Fit(method, backend, live.run.limits, live.run.budget.evaluations, sink, parameters)
     if live.resume is not None:
         restore(fit, live.resume.load(live.flat.parameters.device, live.run.rule))
     return fit
+
+
+IGNORED = -100
+"""A target that does not count, for torch's losses."""
+
+
+def _ignored_targets(run: Run, work: Work) -> str:
+    """What to write where a batch of `work` has no target that counts, and its task does not say so; else nothing."""
+    task = run.task
+    if type(task).weight is not Task.weight:
+        return ""
+    data = task.data(run.seed)
+    for index in indices_of(work.batches):
+        for tensor in tensors_in(data.batch(0, index)):
+            if tensor.dtype == torch.int64 and tensor.numel() and bool((tensor == IGNORED).all()):
+                return (
+                    f"no target of batch {index} counts (all are {IGNORED}), and {type(task).__name__} does not say "
+                    f"so; give it weight(batch), the number of targets that count, and such a batch is left out"
+                )
+    return ""
 
 
 def _train_single(live: Live, board: World | None) -> Result:
@@ -293,7 +312,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
 def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
     run, runtime = live.run, live.run.runtime
-    ranks, clock = in_step(run.at(0), worker, resume, find_unused=bool(live.unused)), TrainingClock()
+    ranks, clock = in_step(run.at(0), worker, resume), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule: Rule | None = None
     if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":

@@ -18,7 +18,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import RunError, UsageError
 
 ALIGNMENT = 16
 
@@ -196,6 +196,7 @@ class FlatModel:
         self.gradients.zero_()
         named = dict(model.named_parameters())
         self._tensors = [named[name] for name in self.layout.names]
+        self._frozen = [(name, parameter) for name, parameter in named.items() if not parameter.requires_grad]
         self._gradient_views = list(self.layout.views(self.gradients).values())
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self.layout.views(self.parameters).values(), strict=True):
@@ -223,6 +224,38 @@ class FlatModel:
                     gradient = tensor.grad
                     view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
+
+    def versions(self) -> list[int]:
+        """How often each parameter has been changed in place, as torch counts it; for `check_forward`."""
+        return [tensor._version for tensor in self._tensors]
+
+    def check_forward(self, versions: list[int]) -> None:
+        """Refuse a forward pass that has changed a parameter, or which parameters are trained, since `versions`.
+
+        The server alone changes parameters, and no other process would see it.
+
+        Raises:
+            RunError: with the parameter by name.
+        """
+        for number, tensor in enumerate(self._tensors):
+            if tensor._version != versions[number]:
+                name = self.layout.names[number]
+                raise RunError(
+                    f"the forward pass changes the parameter {name!r}, which the server alone may change; compute what "
+                    f"it needs from the parameter, and leave the parameter as it is (nn.Embedding: no max_norm)"
+                )
+            if not tensor.requires_grad:
+                name = self.layout.names[number]
+                raise RunError(
+                    f"the parameter {name!r} was frozen (requires_grad) in the middle of the run, and the server would "
+                    f"go on moving it; freeze it in model(), and continue from this run's model with another run"
+                )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise RunError(
+                    f"the parameter {name!r} was frozen when model() returned it, and is trained now (requires_grad), "
+                    f"which the server does not know; return it trainable, or continue from this run's model"
+                )
 
     def check(self) -> None:
         """Assert that every parameter and gradient of the model still is the view it should be.

@@ -64,7 +64,7 @@ class Server:
 
     KEPT = (
         *("parameters", "num_samples", "view", "rule_acted", "rule_state", "_optimizer", "_batches", "_waiting"),
-        *("_draws", "_round_is_cut", "_read_versions", "_worker_of"),
+        *("_draws", "_round_is_cut", "_read_versions", "_worker_of", "_without_terms"),
     )
 
     def __init__(
@@ -105,6 +105,8 @@ class Server:
         self._round_is_cut = False
         # One entry per dispatch, so a table method may use a dispatch as often as it likes.
         self._read_versions, self._worker_of = list[int](), list[int]()
+        self._without_terms: set[int] = set()
+        """Dispatches whose batches had no loss term."""
 
     @property
     def version(self) -> int:
@@ -156,6 +158,8 @@ class Server:
         if not self._local_steps:
             view.learning_rate = self._schedule(self.num_samples)
         delay = view.version - read_version
+        if not gradient.weight:
+            self._without_terms.add(dispatch)
         arrival = Arrival(
             worker,
             dispatch,
@@ -267,7 +271,9 @@ class Server:
         starts: Sequence[Start | Work] = ()
         stepped = False
         while True:
-            if reply.direction is not None:
+            if reply.direction is not None and reply.uses and self._without_terms.issuperset(reply.uses):
+                drops += reply.uses  # no batch of this update has a loss term, so there is nothing to step along
+            elif reply.direction is not None:
                 version = view.version
                 uses += tuple([(dispatch, version - read_versions[dispatch]) for dispatch in reply.uses])
                 self._step(reply.direction, view.learning_rate * reply.learning_rate_factor)

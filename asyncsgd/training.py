@@ -200,7 +200,8 @@ def _open(
     task, limits = run.task, run.limits
     if run.micro_batches > 1:
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
-    unused = () if is_built_in(task) else _check(run, processes=context is not None)
+    if not is_built_in(task):
+        _check(run, processes=context is not None)
     on_device = not run.runtime.has_server and not isinstance(run.runtime, runtimes.Pipeline)
     flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
     run.check_optimizer(flat.layout)
@@ -248,7 +249,7 @@ def _open(
         now = record.totals
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
     saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
-    return Live(run, unused, flat, init_sha256, record, context, stop, tell, saver, tracking, machine)
+    return Live(run, flat, init_sha256, record, context, stop, tell, saver, tracking, machine)
 
 
 def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:
@@ -306,20 +307,19 @@ def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, 
     record(Resumed(checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, checkpoint.name, discarded))
 
 
-def _check(run: Run, processes: bool) -> tuple[str, ...]:
-    """Look for mistakes of a user's own task; its unused parameters. Whole batches are looked at, so where batches are
-    cut into parts, a task that does not fit is not looked at any further.
+def _check(run: Run, processes: bool) -> None:
+    """Look for mistakes of a user's own task. Whole batches are looked at, so where batches are cut into parts, a task
+    that does not fit is not looked at any further.
     """
     device = device_of_worker(run.device, 0)
     try:
-        checked = check(run.task, seed=run.seed, device=device, processes=processes)
+        check(run.task, seed=run.seed, device=device, processes=processes)
     except (MemoryError, RuntimeError) as error:
         if not ((run.machine.auto_batch or run.micro_batches > 1) and is_out_of_memory(error)):
             raise
-        return ()
+        return
     if device != "cpu":
         torch.cuda.empty_cache()  # give back the memory that the check took, for the workers
-    return checked.unused
 
 
 def _describe(run: Run) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +51,15 @@ def take_local_steps(
     loss_scales: tuple[float, ...] = ()
     for index in indices:
         gradient = gradient_of(index)
-        optimizer.step(gradients, learning_rate)
-        loss += gradient.loss * gradient.weight
+        if gradient.weight:
+            optimizer.step(gradients, learning_rate)
+            loss += gradient.loss * gradient.weight
         weight += gradient.weight
         num_samples += gradient.num_samples
         loss_scales += gradient.loss_scales
     with torch.no_grad():
         torch.sub(start, parameters, out=gradients)
-    return Gradient(loss / weight, weight, num_samples, loss_scales)
+    return Gradient(loss / weight if weight else math.nan, weight, num_samples, loss_scales)
 
 
 class Loss(nn.Module):
@@ -96,6 +99,41 @@ class OnAllGPUs(nn.Module):
         losses = parallel_apply(replicate(self.loss, devices), parts, devices=devices)
         # The mean over no loss term at all may not be a number.
         return torch.stack([share * loss.to(first) for loss, share in zip(losses, shares, strict=True) if share]).sum()
+
+
+class Replicated(DistributedDataParallel):
+    """A `Loss` whose gradients are summed over ranks, also where a batch leaves parameters unused, as experts do.
+
+    DistributedDataParallel sends gradients in buckets, and sends none that waits for a parameter. So `complete` hands
+    zeros to the parameters that the last backward pass did not reach. It is called after that pass, on every rank.
+
+    Args:
+        loss: its trainable parameters are set to rank 0's, in place; its buffers stay as each rank built them.
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for it that older versions do not know.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            super().__init__(loss, broadcast_buffers=False)
+        self._trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+        self._reached: set[int] = set()
+        self._nodes = []
+        for number, parameter in enumerate(self._trained):
+            # The node that adds up a parameter's gradient, whose end torch's own hook waits for too.
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            node.register_hook(lambda *_, number=number: self._reached.add(number))
+            self._nodes.append(node)
+
+    def forward(self, *batch: Any) -> Any:
+        self._reached.clear()
+        return super().forward(*batch)
+
+    def complete(self) -> None:
+        """Hand zeros to the parameters that the last backward pass has not reached."""
+        missing = [one for number, one in enumerate(self._trained) if number not in self._reached]
+        if missing:
+            torch.autograd.backward(missing, [torch.zeros_like(one) for one in missing])
 
 
 _NO_SAVINGS = Machine()
@@ -227,6 +265,10 @@ class Worker:
         """
         parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
+        if not weight:
+            self._exchange_nothing(index)
+            scales = () if self._loss_scale is None else (self._loss_scale.value,)
+            return Gradient(math.nan, 0.0, self.task.batch_size, scales)
         while True:
             self.flat.release_gradients()
             used = self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
@@ -252,14 +294,27 @@ class Worker:
             # The one allowed use of torch's default generator: dropout draws from nothing else.
             torch.manual_seed(dropout_seed(self._seed, self._stream, index, part.number))
             # The last part's backward pass makes the exchange with other ranks, for all parts at once.
-            ddp = self.loss if isinstance(self.loss, DistributedDataParallel) and part is not parts[-1] else None
+            ddp = self.loss if isinstance(self.loss, Replicated) and part is not parts[-1] else None
             with contextlib.nullcontext() if ddp is None else ddp.no_sync():
+                versions = self.flat.versions()
                 with self._autocast():
                     loss = self.loss(part.batch)
+                self.flat.check_forward(versions)
                 scale = factor * part.share
                 (loss if scale == 1.0 else loss * scale).backward()
             losses.append(loss.detach())
+        if isinstance(self.loss, Replicated):
+            self.loss.complete()
         return sum(part.share * float(loss) for part, loss in zip(parts, losses, strict=True))
+
+    def _exchange_nothing(self, index: int) -> None:
+        """The gradient of a batch without a loss term: zero. Other ranks wait for it, who exchange theirs."""
+        self.flat.release_gradients()
+        if isinstance(self.loss, Replicated):
+            with self._autocast():
+                self.loss(self._moved(self.data.batch(self._stream, index)))  # the exchange begins with a forward pass
+            self.loss.complete()
+        self.flat.gather_gradients()
 
     def pseudo_gradient(
         self,

@@ -39,6 +39,20 @@ IDENTITIES = "tests/test_identities.py"
 
 MUTANTS = [
     Mutant(
+        "an update without a loss term that takes a step",
+        "asyncsgd/server.py",
+        "if reply.direction is not None and reply.uses and self._without_terms.issuperset(reply.uses):",
+        "if False:",
+        "tests/test_uneven_batches.py",
+    ),
+    Mutant(
+        "a forward pass that may change parameters",
+        "asyncsgd/flat.py",
+        "if tensor._version != versions[number]:",
+        "if False:",
+        "tests/test_uneven_batches.py",
+    ),
+    Mutant(
         "a scorer that fails late ends the run",
         "asyncsgd/runtime/fit.py",
         "if measured.score_error is not None and not self.evaluations:",

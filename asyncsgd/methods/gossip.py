@@ -69,7 +69,7 @@ class Averaging(Peers[ADPSGD]):
             models[partner].copy_(models[worker])
             self.versions[partner] += 1
         learning_rate = self._schedule(self._num_arrived)
-        self._optimizers[worker].step(arrived.vector, learning_rate)
+        self._step(worker, arrived, learning_rate)
         self.versions[worker] += 1
         self.view.version += 1
         return learning_rate, [worker], True
@@ -113,7 +113,7 @@ class Pushing(Peers[SGP]):
         worker = arrived.work.worker
         # One learning rate a round: everybody's, with the round's samples counted.
         learning_rate = self._schedule(self.num_samples + self._num_workers * self._batch_size)
-        self._optimizers[worker].step(arrived.vector, learning_rate)
+        self._step(worker, arrived, learning_rate)
         self.versions[worker] += 1
         self.view.version += 1
         self._drawn[worker] = arrived.work.drawn

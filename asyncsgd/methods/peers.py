@@ -19,7 +19,7 @@ from torch import Tensor
 from asyncsgd.batches import Source
 from asyncsgd.flights import Arrived, Happened, Joined, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD
-from asyncsgd.records.events import APPLIED, Event, Extended, Membership, Started
+from asyncsgd.records.events import APPLIED, DROPPED, Event, Extended, Membership, Started
 from asyncsgd.rules.base import PeerRule, View
 from asyncsgd.schedules import Schedule
 
@@ -81,6 +81,11 @@ class Peers(abc.ABC, Generic[R]):
         Returns:
             The learning rate of the step, who is to start a gradient now, and whether what is evaluated has changed.
         """
+
+    def _step(self, worker: int, arrived: Arrived, learning_rate: float) -> None:
+        """Step `worker`'s model along its gradient; a batch without a loss term has none."""
+        if arrived.gradient.weight:
+            self._optimizers[worker].step(arrived.vector, learning_rate)
 
     def _point(self, worker: int) -> Tensor:
         """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
@@ -150,7 +155,7 @@ class Peers(abc.ABC, Generic[R]):
             read_version=work.version,
             version=work.version + delay + 1,
             arrival_delay=delay,
-            outcome=APPLIED,
+            outcome=APPLIED if gradient.weight else DROPPED,
             uses=((work.dispatch, delay),),
             drops=(),
             abandoned=(),

@@ -71,7 +71,7 @@ class Streaming(Peers[StreamingDiLoCo]):
         """An inner step is done: send what is to be sent, then receive what is due or wait for it, then go on."""
         worker, rule = arrived.work.worker, self.rule
         learning_rate = self._rate(worker)
-        self._optimizers[worker].step(arrived.vector, learning_rate)
+        self._step(worker, arrived, learning_rate)
         self._steps[worker] += 1
         self.versions[worker] += 1
         self._idle_since[worker] = self._clock()

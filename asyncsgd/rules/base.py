@@ -256,7 +256,8 @@ class Held:
             for gradient, its_weight in others:
                 mean.add_(gradient, alpha=its_weight)
                 weight += its_weight
-            mean.div_(weight)
+            if weight:  # else all are zero
+                mean.div_(weight)
         return mean, tuple([dispatch for _, dispatch in keys])
 
 

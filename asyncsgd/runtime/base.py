@@ -173,9 +173,9 @@ class TrainingClock:
         self._since = awake()
 
 
-def diverged(what: str) -> Result:
-    """The result of a run whose loss is no longer a number."""
-    return Result(DIVERGED, f"{what}; try a smaller --learning-rate, a longer --warmup or --clip-norm 1")
+def diverged(what: str, why: str = "") -> Result:
+    """The result of a run whose loss is no longer a number; `why`, where that is known."""
+    return Result(DIVERGED, f"{what}; {why or 'try a smaller --learning-rate, a longer --warmup or --clip-norm 1'}")
 
 
 class Judge:

@@ -16,7 +16,6 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
@@ -25,7 +24,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd import runtimes
 from asyncsgd.checkpoints import load_state
@@ -41,7 +39,7 @@ from asyncsgd.runtime.worker_process import Straggling, fail, set_up_process
 from asyncsgd.settings.run import Run
 from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Sums, decode_sums, encode_sums
-from asyncsgd.worker import Worker
+from asyncsgd.worker import Replicated, Worker
 
 LOST_CONTACT = 3
 """Exit code of a rank that failed because another one is gone."""
@@ -162,12 +160,14 @@ class Replica(abc.ABC):
             row = torch.tensor([weight if self.number < count else 0.0], dtype=torch.float64)
             weights = self.ranks.gather(row)[self.speakers, 0]
             waited = time.perf_counter() - asked
-            return float(row[0] / weights.sum())
+            total = float(weights.sum())
+            return float(row[0]) / total if total else 0.0
 
         gradient = self.gradient(first + (self.number if self.number < count else 0), weigh)
         computed = time.perf_counter()
         self._own_seconds = computed - began - waited - stretched
-        self.step(self._rate((first + count) * self.task.batch_size))
+        if bool(weights.any()):
+            self.step(self._rate((first + count) * self.task.batch_size))
         row = [gradient.loss, computed - began - waited, waited, time.perf_counter() - computed]
         rows = self.ranks.gather(torch.tensor(row, dtype=torch.float64))[self.speakers].tolist()
         return [
@@ -193,19 +193,13 @@ class DataParallel(Replica):
     backward pass; without that the result would be a mean of means. The replicas take identical steps.
     """
 
-    def __init__(self, run: Run, worker: Worker, find_unused: bool) -> None:
+    def __init__(self, run: Run, worker: Worker) -> None:
         super().__init__(run)
-        self._worker, self._flat = worker, (flat := worker.flat)
-        self._optimizer = run.recipe.on(flat.parameters, flat.layout)
-        (some_unused,) = self.ranks.told(find_unused)
-        with warnings.catch_warnings():
-            # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
-            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            # Copies rank 0's parameters to all ranks, in place.
-            self._worker.loss = DistributedDataParallel(
-                self._worker.loss, broadcast_buffers=False, find_unused_parameters=bool(some_unused)
-            )
-        flat.check()
+        self._worker = worker
+        self._flat = worker.flat
+        self._optimizer = run.recipe.on(self._flat.parameters, self._flat.layout)
+        worker.loss = Replicated(worker.loss)
+        self._flat.check()
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
         return self._worker.gradient(index, lambda weight: self.ranks.number * weigh(weight))
@@ -338,14 +332,13 @@ def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int],
     return ahead
 
 
-def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None, *, find_unused: bool = False) -> InStep:
+def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) -> InStep:
     """This rank's part of a run, on the initialised process group; called by all ranks together.
 
     Args:
         run: of `Run.at`.
         worker: with the whole model at the parameters to begin with; not used where it is to be cut.
         resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
-        find_unused: whether some parameters have no gradient; what rank 0 has here holds for all ranks.
     """
     if isinstance(run.runtime, runtimes.Pipeline):
         # torch.distributed.pipelining is slow to import, and most runs have no pipeline.
@@ -354,7 +347,7 @@ def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None, *,
         replica: Replica = (TwoVersions if run.runtime.schedule == "2bw" else Pipeline)(run)
     else:
         assert worker is not None
-        replica = DataParallel(run, worker, find_unused)
+        replica = DataParallel(run, worker)
     if resume is not None:
         replica.load_state_dict(load_state(*resume, replica.device))
     return InStep(replica)

@@ -123,6 +123,8 @@ class Sink:
     """Takes states for checkpoints, and one when the run is asked to stop."""
     stop_requested: Callable[[], bool] = lambda: False
     """Looked at between events."""
+    explain: Callable[[Work], str] = lambda work: ""
+    """Says why the loss of a work is no number, where that does not come from its parameters."""
 
 
 class Fit:
@@ -244,7 +246,7 @@ class Fit:
         if happened is None:
             return self._pass_time(backend.now, limit)
         changed = self._tell(happened)
-        if isinstance(happened, Arrived) and not math.isfinite(happened.gradient.loss):
+        if isinstance(happened, Arrived) and happened.gradient.weight and not math.isfinite(happened.gradient.loss):
             return self._diverged(happened)
         passed = changed and points.by_samples and points.passes(method.num_samples)
         if isinstance(happened, Arrived) and budget.spent_by(method.num_samples):
@@ -263,7 +265,7 @@ class Fit:
         loss, worker = arrived.gradient.loss, arrived.work.worker
         what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
         self._report(Fault(what, worker, self.method.version, self.train_seconds))
-        return diverged(what)
+        return diverged(what, self._sink.explain(arrived.work))
 
     def _tell(self, happened: Happened) -> bool:
         """Tell the method, and carry out what follows; whether what is evaluated has changed."""

@@ -230,6 +230,11 @@ class Pipeline(Replica):
         weights = [self.task.weight(part) for part in split]
         whole, parts = sum(weights), list[Part]()
         share = weigh(whole)
+        if not whole:
+            raise RunError(
+                f"batch {index} has no loss term, and the stages of a pipeline cannot leave a batch out; train in "
+                f"another mode, or leave such samples out of the data"
+            )
         for number, (part, weight) in enumerate(zip(split, weights, strict=True)):
             seed = dropout_seed(self._seed, 0, index, number * self._stages + self._stage)
             parts.append(Part(to_device(part, self.device), weight / whole, share * weight / whole, seed))

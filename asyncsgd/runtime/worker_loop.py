@@ -188,7 +188,8 @@ class Steps(Gradients):
         if not self._may_step():
             return False
         control = self._shared.control
-        self._optimizer.step(self._flat.gradients, self._schedule(int(control[SAMPLES]) + gradient.num_samples))
+        if gradient.weight:
+            self._optimizer.step(self._flat.gradients, self._schedule(int(control[SAMPLES]) + gradient.num_samples))
         taken = Taken(compute=computed - began, wait=began - self._idle_since)
         self._link.send(Computed(command.dispatch, version, gradient, taken))
         self._idle_since = time.perf_counter()

@@ -1,0 +1,265 @@
+"""Batches that leave parameters unused or have no loss term, and forward passes that change what is trained."""
+
+import dataclasses
+import json
+from typing import ClassVar
+
+import pytest
+import torch
+from doors import (
+    SGD,
+    AllReduce,
+    Asynchronous,
+    AsyncLocalSGD,
+    Hogwild,
+    InProcess,
+    KSync,
+    Processes,
+    Synchronous,
+    Task,
+    Virtual,
+    asyncsgd,
+    seeded,
+)
+from torch import nn
+
+BATCHES = 16
+
+
+class Experts(nn.Module):
+    """Each row goes to one of three layers, by its first feature."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
+
+    def forward(self, x):
+        which = x[:, 0].clamp(0, 2).long()
+        out = torch.zeros(len(x), 1)
+        for number, expert in enumerate(self.experts):
+            if bool((which == number).any()):
+                out[which == number] = expert(x[which == number])
+        return out
+
+
+class Fixed:
+    """16 batches of 6 rows. Batch 0 uses all experts, each later one only one of them."""
+
+    def __init__(self, empty):
+        draw = torch.Generator().manual_seed(5)
+        self.x = torch.randn(BATCHES, 6, 4, generator=draw)
+        self.x[0, :, 0] = torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
+        for batch in range(1, BATCHES):
+            self.x[batch, :, 0] = float(batch % 3)
+        self.y = torch.randint(0, 2, (BATCHES, 6), generator=draw)
+        self.y[list(empty)] = -100
+
+    def batch(self, stream, index):
+        return {"x": self.x[index % BATCHES], "y": self.y[index % BATCHES]}
+
+    @property
+    def evaluation(self):
+        return {"main": [self.batch(0, index) for index in (1, 2, 5, 7)]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven(Task):
+    name: ClassVar[str] = "uneven"
+    batch_size: int = 6
+    empty: tuple[int, ...] = ()
+
+    def model(self, seed):
+        with seeded(seed):
+            return Experts()
+
+    def data(self, seed):
+        return Fixed(self.empty)
+
+    def outputs(self, model, batch):
+        return model(batch["x"])[:, 0]
+
+    def loss(self, outputs, batch):
+        counts = batch["y"] >= 0
+        losses = nn.functional.binary_cross_entropy_with_logits(
+            outputs, batch["y"].clamp(0, 1).float(), reduction="none"
+        )
+        return (losses * counts).sum() / counts.sum()
+
+    def weight(self, batch):
+        return float((batch["y"] >= 0).sum())
+
+
+def plain(task, groups, *, rate=0.5, decay=0.1):
+    """Plain torch: a step for each group of batches, along the gradient of its mean loss; none where nothing counts."""
+    model, data = task.model(0), task.data(0)
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups_of_parameters = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups_of_parameters, lr=rate)
+    for group in groups:
+        batches = [data.batch(0, index) for index in group]
+        total = sum(task.weight(batch) for batch in batches)
+        if not total:
+            continue
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for batch in batches:
+            if task.weight(batch):
+                (task.loss(task.outputs(model, batch), batch) * task.weight(batch) / total).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+
+def trained(task, runtime, rule=None, samples=96, folder=None, **more):
+    more = {"learning_rate": 0.5, "weight_decay": 0.1, "evaluations": 1, "quiet": True} | more
+    return asyncsgd.train(task, runtime=runtime, rule=rule, samples=samples, folder=folder, **more)
+
+
+def vector(run):
+    with torch.no_grad():
+        return torch.cat([parameter.flatten() for parameter in run.model().parameters()])
+
+
+def in_groups(size):
+    return [range(first, min(first + size, BATCHES)) for first in range(0, BATCHES, size)]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(("ranks", "parts"), [(2, 1), (2, 3), (3, 1)])
+@pytest.mark.parametrize("empty", [(), (1, 4, 5)], ids=["all count", "some batches have no target"])
+def test_ranks_train_what_batches_leave_unused_as_one_process_does(ranks, parts, empty, tmp_path):
+    task = Uneven(empty=empty)
+    run = trained(task, AllReduce(ranks), folder=tmp_path / "run", micro_batches=parts)
+    assert run.status == "DONE"
+    torch.testing.assert_close(vector(run), plain(task, in_groups(ranks)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_an_update_without_a_loss_term_takes_no_step_in_one_process(accumulate, tmp_path):
+    task = Uneven(empty=(3, 4, 5, 12, 13, 14, 15))
+    run = trained(task, InProcess(accumulate=accumulate), folder=tmp_path / "run")
+    torch.testing.assert_close(vector(run), plain(task, in_groups(accumulate)), rtol=1e-6, atol=1e-7)
+    arrivals = arrivals_of(run.folder)
+    assert run.summary["num_samples"] == 96
+    dropped = {1: 7, 2: 6, 4: 4}[accumulate]
+    assert sum(len(arrival["drops"]) for arrival in arrivals) == dropped
+    assert run.summary["num_updates"] == {1: 9, 2: 5, 4: 3}[accumulate]
+    assert {arrival["loss"] for arrival in arrivals if not arrival["weight"]} == {None}
+    assert asyncsgd.replay(run.folder, task).identical
+
+
+def arrivals_of(folder):
+    records = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "arrival"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("runtime", "rule"),
+    [(Virtual(1), Asynchronous()), (Processes(1), Asynchronous()), (Virtual(1), Synchronous())],
+    ids=["virtual", "processes", "synchronous"],
+)
+def test_one_worker_leaves_such_batches_out_as_plain_torch_does(runtime, rule):
+    task = Uneven(empty=(3, 4, 12))
+    expected = plain(task, in_groups(1))
+    torch.testing.assert_close(vector(trained(task, runtime, rule)), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_round_in_which_one_worker_has_nothing_is_the_mean_of_the_others():
+    task = Uneven(empty=(1, 6, 7))
+    run = trained(task, Virtual(2), Synchronous())
+    torch.testing.assert_close(vector(run), plain(task, in_groups(2)), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", [KSync(quorum=2), AsyncLocalSGD(num_local_steps=2)], ids=str)
+def test_other_rules_end_well_and_replay(rule, tmp_path):
+    task = Uneven(empty=(1, 2, 3, 9))
+    more = {"optimizer": SGD()} if rule.local_steps else {}
+    run = trained(task, Virtual(3), rule, folder=tmp_path / "run", weight_decay=0.0, **more)
+    assert run.status == "DONE"
+    assert asyncsgd.replay(run.folder, task).identical
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_hogwild_worker_leaves_such_batches_out():
+    task = Uneven(empty=(3, 4, 12))
+    run = trained(task, Hogwild(1), optimizer=SGD(), weight_decay=0.0)
+    model, data = task.model(0), task.data(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for index in range(BATCHES):
+        batch = data.batch(0, index)
+        if task.weight(batch):
+            optimizer.zero_grad()
+            task.loss(task.outputs(model, batch), batch).backward()
+            optimizer.step()
+    expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(vector(run), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_evaluation_batches_without_a_loss_term_add_nothing():
+    some = trained(Uneven(empty=(1, 2)), InProcess(), samples=0)
+    data, model = Fixed((1, 2)), Uneven().model(0)
+    with torch.no_grad():
+        batches = [data.batch(0, index) for index in (5, 7)]
+        losses = [Uneven().loss(Uneven().outputs(model, batch), batch) for batch in batches]
+    assert some.evaluations[0].loss == pytest.approx(sum(float(loss) for loss in losses) / 2)
+    with pytest.raises(asyncsgd.UsageError, match="no batch of the evaluation set 'main' has a loss term"):
+        trained(Uneven(empty=(1, 2, 5, 7)), InProcess())
+
+
+@dataclasses.dataclass(frozen=True)
+class Silent(Uneven):
+    """Does not say how many targets count."""
+
+    weight = Task.weight
+
+
+def test_a_task_that_does_not_count_its_targets_is_told_to():
+    run = trained(Silent(empty=(3,)), InProcess())
+    assert run.status == "DIVERGED"
+    assert (
+        "no target of batch 3 counts (all are -100), and Silent does not say so; give it weight(batch)"
+        in (run.summary["message"])
+    )
+
+
+class Changing(nn.Module):
+    """Changes what it is trained on at its fourth forward pass in training."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.how, self.passes = how, 0
+        if how == "thaw":
+            self.first.weight.requires_grad_(False)
+
+    def forward(self, x):
+        self.passes += self.training
+        if self.training and self.passes == 4:
+            if self.how == "change":
+                with torch.no_grad():
+                    self.first.weight.mul_(0.5)
+            else:
+                self.first.weight.requires_grad_(self.how == "thaw")
+        return self.last(self.first(x).tanh())
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes(Uneven):
+    how: str = "change"
+
+    def model(self, seed):
+        with seeded(seed):
+            return Changing(self.how)
+
+
+@pytest.mark.parametrize("how", ["change", "freeze", "thaw"])
+def test_a_forward_pass_that_changes_what_is_trained_ends_the_run_and_names_the_parameter(how, tmp_path):
+    with pytest.raises(asyncsgd.RunError, match=r"the parameter 'first\.weight'"):
+        trained(Changes(how=how), InProcess(), folder=tmp_path / "run", checkpoint_every=6)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["num_updates"]) == ("FAILED", 3)
+    assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
