@@ -122,6 +122,7 @@ class Replicated(DistributedDataParallel):
         for number, parameter in enumerate(self._trained):
             # The node that adds up a parameter's gradient, whose end torch's own hook waits for too.
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            assert node is not None
             node.register_hook(lambda *_, number=number: self._reached.add(number))
             self._nodes.append(node)
 
