@@ -1,12 +1,12 @@
 """Pairs: the runs of a treatment and its reference on the same seeds, and what may be compared in them.
 
-What makes two runs comparable is decided in `unlike`, over the columns of `runs`, and nowhere else.
+Whether two runs are comparable is decided in `analysis.gate`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,80 +14,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
+from analysis.gate import BEGAN, Compared, compared
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing
 
 FROM_SCRATCH = "from scratch: not STILT"
 UNEQUAL_BATCHES = "unequal batches"
 BY_RANKS = "a diverged run is worse than any other, so the pairs are compared by ranks"
-WHOLE, OTHERS, SAME_BATCH = 0.95, 0.1, 0.01
-"""Share of the planned samples that a run must have; of the cores that others may have had; by which the samples of an
-update may differ."""
+WHOLE, SAME_BATCH = 0.95, 0.01
+"""Share of the planned samples that a run must have; by which the samples of an update may differ."""
+ALSO = "the arms also differ in"
+"""How the note on what arms differ in begins."""
 RISEN = "at the target and"
 """In the note on runs that do not hold the target at their end."""
-RESULT = {
-    "task": "task",
-    "model": "model",
-    "data": "data",
-    "evaluation": "evaluation masks",
-    "sample_order": "order of samples",
-    "terms": "evaluated terms",
-    "from_scratch": "random start",
-    "start": "initial parameters",
-}
-"""Columns of `runs` that both runs of a pair must share for their losses to be compared, in words."""
-NOT_IN_EVERY_TASK = ("model", "evaluation", "terms", "from_scratch", "device", "threads")
-"""Those that some runs have no value of; where neither run has one, they are alike."""
-BUDGET = ("samples", "epochs", "seconds", "budget_seconds", "target_loss", "patience")
-"""Settings that end a run, and that its learning rate may follow: no pair may differ in them unless it is meant to."""
-RECIPE = (
-    *("learning_rate", "schedule", "warmup", "optimizer", "weight_decay", "momentum", "beta1", "beta2", "clip_norm"),
-    *("precision", "dropout", "seq_len", "blocks", "sampling", "mask", "mask_prob"),
-)
-"""Settings that decide a result, in which loose runs of a pair must not differ unless the reader says so."""
-TIMED = {"machine": "machine", "device": "device", "threads": "threads a worker"}
-"""What they must share beside that for measured seconds to be compared."""
-PLANNED = {"device": "device", "threads": "threads"}
-"""The settings by which a plan may mean arms to differ in such a column."""
-
-
-def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False, control: bool = False) -> str:
-    """The first thing in which two runs of a seed must not differ and do; empty where they are comparable.
-
-    What is known of one run only is a difference; so is what neither says, but where a task may have none. Arms may
-    differ in the settings in which the plan says so, or, of loose runs, the reader (`Plan.apart`). A control arm keeps
-    the budget of its config where the others get the seconds of their reference.
-    """
-    for column, words in (TIMED if seconds else RESULT).items():
-        here, there = getattr(ours, column), getattr(theirs, column)
-        known, other = (not (pd.isna(value) or value == "") for value in (here, there))
-        if known == other and (here == there if known else column in NOT_IN_EVERY_TASK):
-            continue
-        if column == "model" and ours.start and ours.start == theirs.start:
-            continue  # the same weights, in another folder
-        if column in PLANNED and _meant(ours, theirs, PLANNED[column], plan):
-            continue
-        told = [_told(value, column) if there else "not known" for value, there in ((here, known), (there, other))]
-        return f"{words} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}"
-    settings = () if seconds or control else BUDGET if plan.runs else (*BUDGET, *RECIPE)
-    for key in settings:
-        here, there = ours.settings.get(key), theirs.settings.get(key)
-        if here != there and str(here) != str(there) and not _meant(ours, theirs, key, plan):
-            hint = f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, key))})"
-            told = [_told(value, key) for value in (here, there)]
-            return f"{key} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}{hint * (not plan.runs)}"
-    return ""
-
-
-def _meant(ours: Any, theirs: Any, key: str, plan: Plan) -> bool:
-    said = [(plan.arms.get(run.arm, {}).get("settings") or {}).get(key, "") for run in (ours, theirs)]
-    return key in plan.apart or str(said[0]) != str(said[1])
-
-
-def _told(value: Any, column: str) -> str:
-    if column == "start":
-        return str(value)[:12]
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Pairs(NamedTuple):
@@ -161,20 +100,40 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
     notes += _batches(ours, theirs, treatment, reference)
     notes += [FROM_SCRATCH] * bool((both["from_scratch"] == True).any())  # noqa: E712
     matched = list(zip(ours.itertuples(), theirs.itertuples(), strict=True))
-    different = next(filter(None, (unlike(*both, plan, control=control) for both in matched)), "")
+    gated = {one.Index: compared(one, other, plan, control=control) for one, other in matched}
+    different, also = united(gated.values(), plan)
+    notes += also
     apart: dict[Any, str] = {}
     no_speed: list[str] = []
     if clock == "measured":
         no_speed = timing_caveats(both)
-        apart = {one.Index: why for one, other in matched if (why := unlike(one, other, plan, seconds=True))}
+        apart = {seed: "; ".join(one.untimed.values()) for seed, one in gated.items() if one.untimed}
         if mixed := [why for side in (ours, theirs) if (why := _mixed(side))]:
             apart = dict.fromkeys(whole, "; ".join(mixed))
         if apart and len(apart) < len(whole):
             named = ", ".join(f"{seed:g}" for seed in apart)
-            why = "were made on different hardware, so their seconds are not compared."
-            no_speed.append(f"The runs of seed {named} {why}")
+            no_speed.append(f"The seconds of the runs of seed {named} are not compared: {next(iter(apart.values()))}.")
     told = tuple(notes), tuple(caveats), tuple(no_speed)
     return Pairs(*place, ours, theirs, "; ".join(left), *told, different, apart, control)
+
+
+def united(gated: Iterable[Compared], plan: Plan) -> tuple[str, list[str]]:
+    """Why the pairs of two arms are not comparable, and a note on what the arms differ in beside that."""
+    refused: dict[str, str] = {}
+    told: dict[str, list[str]] = {}
+    for one in gated:
+        refused = {**one.refused, **refused}
+        for key, values in one.told.items():
+            told.setdefault(key, []).extend(values)
+    why = "; ".join(refused.values())
+    settings = [key for key in refused if key not in (*BEGAN, "first_loss", "micro_batches")]
+    if settings and not plan.runs:
+        why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, *settings))})"
+    differ = []
+    for key, values in told.items():
+        comma = "; " if any("," in value for value in values) else ", "
+        differ.append(f"{key} ({comma.join(dict.fromkeys(values))})")
+    return why, [f"{ALSO} {', '.join(differ)}"] if differ else []
 
 
 def _mixed(side: pd.DataFrame) -> str:
@@ -212,16 +171,11 @@ def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference
 
 def timing_caveats(runs: pd.DataFrame) -> list[str]:
     """Why the measured seconds of some of these runs are no speed comparison, each a sentence."""
-    told, busy = [], runs["other_load"] > OTHERS
+    told = []
     if (runs["oversubscribed"] == True).any():  # noqa: E712
         told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
     if (runs["resumes"] > 0).any():
         told.append("Some runs were stopped and resumed, so their seconds are no speed comparison.")
-    if busy.any():
-        told.append(
-            f"Other programs used up to {100 * runs['other_load'].max():.0f} % of the machine during {busy.sum()} of "
-            f"{len(runs)} runs, so their seconds are no speed comparison."
-        )
     return told
 
 

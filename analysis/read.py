@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.gate import asked_of, spelled_alike
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
 from asyncsgd.data.order import FIRST
@@ -22,23 +23,26 @@ from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, lost_records
 from asyncsgd.settings.yaml_reader import read_yaml
 
 RUNS = [
-    "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status",
-    "diverged", "usable", "left_out", "notes", "task", "model", "data", "evaluation", "sample_order", "terms",
-    "start", "from_scratch", "mode", "rule", "workers", "batch_size", "accumulate", "clock", "speeds",
-    "learning_rate", "loss", "metric", "seconds", "samples", "updates", "samples_per_update",
-    "samples_per_second", "delay_mean", "delay_p95", "delay_max", "computing", "waiting", "communicating",
-    "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered", "oversubscribed", "other_load", "resumes",
-    "machine", "device", "num_devices", "threads", "commit", "parameters_sha256", "settings", "details", "path",
+    "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status", "diverged",
+    "usable", "left_out", "notes", "task", "task_class", "model", "data", "train_data", "candidates", "evaluation",
+    "sample_order", "terms", "start", "initial_model", "from_scratch", "first_loss", "mode",
+    "rule", "workers", "batch_size", "accumulate", "clock", "speeds", "learning_rate", "loss", "metric", "seconds",
+    "samples", "updates", "samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max",
+    "computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered",
+    "oversubscribed", "other_load", "resumes", "machine", "device", "num_devices", "threads", "torch", "commit",
+    "parameters_sha256", "asked", "settings", "details", "path",
 ]  # fmt: skip
 CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """And a column ``metric.NAME`` for every metric of the task."""
 TEXTS = [
-    "run", "stage", "arm", "algorithm", "status", "left_out", "notes", "parent", "task", "model", "data", "evaluation",
-    "start", "mode", "rule", "clock", "speeds", "machine", "device", "commit", "parameters_sha256",
+    "run", "stage", "arm", "algorithm", "status", "left_out", "notes", "parent", "task", "task_class", "model", "data",
+    "train_data", "candidates", "evaluation", "start", "initial_model", "mode", "rule", "clock", "speeds", "machine",
+    "device", "torch", "commit", "parameters_sha256",
 ]  # fmt: skip
 SURE, PERHAPS = ("usable", "diverged"), ("oversubscribed", "from_scratch")
 """Columns of yes and no; the latter may be not known."""
-NUMBERS = [name for name in RUNS if name not in (*TEXTS, *SURE, *PERHAPS, "settings", "details", "path")]
+OBJECTS = ("asked", "settings", "details", "path")
+NUMBERS = [name for name in RUNS if name not in (*TEXTS, *SURE, *PERHAPS, *OBJECTS)]
 UNFINISHED = "UNFINISHED"
 PLAIN_RULES = ("", "asynchronous")
 PREDICTED, REPLACED = re.compile(r"(^|/)predicted-\d+$"), re.compile(r"\.before-\d+(/|$)")
@@ -95,10 +99,12 @@ def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
 
 def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """The row of one run folder, without its place in a study, and its curve."""
-    row: dict[str, Any] = {"path": path, "settings": {}, "details": {}, "left_out": "", "notes": "", "usable": False}
+    row: dict[str, Any] = {"path": path, "left_out": "", "notes": "", "usable": False}
+    row |= {"asked": {}, "settings": {}, "details": {}}
     curve = pd.DataFrame(columns=CURVES[1:], dtype=float)
     try:
         row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
+        row["asked"] = asked_of(row["settings"], {})
         summary = _summary(path / "summary.json")
         if lost := lost_records(path / EVENTS, summary):
             raise ValueError(lost)
@@ -113,6 +119,9 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             why = "no summary.json: it was killed or is still running"
             return row | {"status": UNFINISHED, "left_out": f"{UNFINISHED}: {why}"}, curve
         row |= _checked(_of_summary(summary, better))
+        row["asked"] = asked_of(row["settings"], summary)
+        at_start = curve.loc[curve["updates"] == 0, "loss"]
+        row["first_loss"] = float(at_start.iloc[0]) if len(at_start) else math.nan
         told = {key: summary[key] for key in ("metrics", "labels", "hatecheck", "undefined_scores") if summary.get(key)}
         told |= {"better": better} if better else {}
         row["details"] = {**(summary.get("details") or {}), **row["details"], **told}
@@ -243,10 +252,13 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
         "seed": get("seed"),
         "parent": _parent(get("parent")) if finetuned else None,
         "data": get("data_fingerprint"),
+        "train_data": get("train_fingerprint"),
+        "candidates": get("candidates_sha256"),
         "evaluation": get("eval_masking"),
         "sample_order": get("sample_order", FIRST),
         "terms": get("eval_weight"),
         "start": get("init_sha256"),
+        "initial_model": get("initial_model_sha256"),
         "from_scratch": get("from_scratch"),
         "loss": get("final_eval_loss"),
         "metric": metrics.get(named[0]) if named else None,
@@ -292,6 +304,7 @@ def _of_settings(path: Path) -> dict[str, Any]:
         "speeds": settings.get("speeds") or "",
         "seed": settings.get("seed"),
         "model": str(settings.get("model") or ""),
+        "task_class": str(settings.get("task_class") or "").rpartition(":")[2],
     }
 
 
@@ -306,14 +319,18 @@ def _of_environment(path: Path) -> dict[str, Any]:
         "device": f"{number} x {device}" if number and device not in ("", "cpu") else device,
         "num_devices": number,
         "threads": found.get("threads_per_worker"),
+        "torch": found.get("torch_build") or (found.get("versions") or {}).get("torch"),
         "commit": (found.get("commit") or "") + " modified" * bool(found.get("modified")),
     }
 
 
 def _machine(found: dict[str, Any]) -> str:
-    cores, build = found.get("cores"), found.get("torch_build") or (found.get("versions") or {}).get("torch")
+    """Processor, cores and GPUs; empty where neither a processor nor a GPU has a name."""
+    cores, gpus = found.get("cores"), found.get("gpus") or ()
+    if not (found.get("cpu") or gpus):
+        return ""
     parts = [found.get("cpu"), found.get("cpu_capability"), cores and f"{cores} core{'s' * (cores != 1)}"]
-    return ", ".join(map(str, filter(None, (*parts, *(found.get("gpus") or ()), build and f"torch {build}"))))
+    return ", ".join(map(str, filter(None, (*parts, *gpus))))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -327,4 +344,5 @@ def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
         runs[name] = runs[name].astype("boolean")
     for name in set(TEXTS) - {"run", "arm", "stage"}:
         runs[name] = runs[name].astype(object).where(runs[name].notna(), "")
+    runs["speeds"] = spelled_alike("speeds", runs["speeds"])
     return runs

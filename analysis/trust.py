@@ -12,7 +12,8 @@ import pandas as pd
 
 from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
-from analysis.pairs import OTHERS, UNEQUAL_BATCHES, Measure
+from analysis.gate import MOST_LOAD
+from analysis.pairs import UNEQUAL_BATCHES, Measure
 from analysis.questions import Plan, conditions
 from analysis.scores import BASELINE, not_learned
 
@@ -183,7 +184,7 @@ def others(seen: Seen) -> Row:
     load = seen.measured["other_load"].dropna()
     if not len(load):
         return ("not known", "unknown", "no run says what else used its machine") if len(seen.measured) else NOWHERE
-    most, busy = f"{100 * load.max():.0f} % of the cores", (load > OTHERS).sum()
+    most, busy = f"{100 * load.max():.0f} % of the cores", (load > MOST_LOAD).sum()
     if busy:
         return f"{busy} of {len(seen.measured)} measured runs", "bad", f"up to {most}: no speed comparison"
     unknown = len(seen.measured) - len(load)

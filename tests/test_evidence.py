@@ -137,6 +137,15 @@ UNLIKE_BUDGETS = (
 """Studies whose arms had other budgets, which no plan said: they were compared at the smaller one, with a note."""
 
 
+LOADED = (
+    "scenarios_of_machines-a_machine_that_others_used-0-0",
+    "scenarios_of_machines-a_tenth_of_the_machine_may_be_used_by_others_or_stolen-1-0",
+)
+"""Studies in which others used more than a tenth of the machine: measured seconds of such pairs are not compared."""
+EVALUATED_UNLIKE = "results-an_arm_that_adds_nothing_to_the_front_does_not_change_i-0-1"
+"""A study in which one initial model has a loss of 6 in one arm and of 6.5 in the other."""
+
+
 CHANGED = {
     # a fine-tuning of it was lost: what is left was not chosen before looking
     ("results-a_lost_fine_tuning_run_takes_its_own_pair_alone_and_a_d-0-0", "ringmaster-w4-virtual", "macro_f1"): {
@@ -168,7 +177,15 @@ def differences(study, before, now):
         return [f"{study}: {one}" for one in told if not one.startswith("not comparable, samples of ")]
     was, is_now = by_comparison(before), by_comparison(now)
     lines = [f"{study}: {' '.join(key)} is on one side only" for key in was.keys() ^ is_now.keys()]
+    if study in LOADED:
+        lines = []
     for key in was.keys() & is_now.keys():
+        if study in LOADED and key[2] != "loss_at_equal_samples":
+            assert is_now[key]["word"] == "not comparable" or is_now[key]["n"] == was[key]["n"] - 1
+            continue
+        if study == EVALUATED_UNLIKE and key[0].startswith("ringmaster"):
+            assert is_now[key]["reason"].startswith("evaluated unlike: the loss at update 0 of ringmaster")
+            continue
         if changed := CHANGED.get((study, key[0], key[2])):
             assert changed.items() <= is_now[key].items()
             continue

@@ -262,7 +262,7 @@ def test_pairs_on_two_machines_each_on_one_are_compared(tmp_path):
         ({"device": "cuda"}, "runs of sync-w4 had 1 threads a worker on "),
         (
             ({}, {"versions": {"torch": "2.13.0+cu130"}}),
-            "machine of async-w4: a processor, 2 cores, torch 2.13.0+cu130",
+            "torch of async-w4: 2.13.0+cu130; of sync-w4: 2.13.0",
         ),
     ],
 )

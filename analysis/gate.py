@@ -1,0 +1,330 @@
+"""The gate: may two runs be compared? Everything that they were asked for and began from must be the same, in its
+resolved meaning, but for what tells their arms.
+
+An absent setting has its default, so a run from before a setting equals one after it. Rules, speeds, networks and churn
+are compared as objects, ``auto`` as what it became, data and models by fingerprint and not by path. What cannot be
+known, e.g. a function in a field of a task, is told and not refused. What tells arms: of a plan the settings of its
+arms and what tuning chose, of loose runs mode, rule, number of workers and what the reader names, with what follows
+from them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.questions import Plan
+from asyncsgd.settings.flags import ADDED_SINCE, specs_of
+from asyncsgd.settings.training import ONLY, Budget, Defaults, Job, Machine, Output, Steps
+from asyncsgd.simulation.churn import parse_churn
+from asyncsgd.simulation.speeds import parse_network, parse_speeds
+from asyncsgd.tasks import TASKS, task_class
+
+TOLD = (
+    *("device", "machine", "torch", "commit", "threads", "micro_batches", "auto_batch", "gradient_checkpointing"),
+    *("compile", "prefetch", "transport", "deepspeed_config", "evaluations", "evaluate_every", "keep_best"),
+)
+"""What changes a loss by rounding or by other draws of dropout and no further. It is told where it differs. Where a
+layer normalises over the batch, micro-batches are no part of it."""
+TIMED = (
+    *("device", "machine", "torch", "threads", "micro_batches", "gradient_checkpointing", "compile", "prefetch"),
+    "transport",
+)
+"""What of it changes the seconds of a training: where it differs, measured seconds are not compared."""
+MOST_LOAD = 0.1
+"""Share of the cores that others may have had while seconds were measured."""
+BEGAN = {
+    "task": "task",
+    "task_class": "class of the task",
+    "model": "model",
+    "data": "data",
+    "train_data": "training data",
+    "candidates": "candidates for masking",
+    "evaluation": "evaluation masks",
+    "terms": "evaluated terms",
+    "from_scratch": "random start",
+    "start": "initial parameters",
+    "initial_model": "initial parameters with the head",
+}
+"""Columns of what runs begin from, in words. No arms may differ in it."""
+NOT_IN_EVERY_RUN = ("model", "evaluation", "terms", "from_scratch")
+"""Those that a task may have no value of; where neither run has one, they are alike."""
+SINCE = ("task_class", "train_data", "candidates", "initial_model")
+"""Those that only some runs record; they are compared where both runs do."""
+OF_A_PARENT = ("model", "start", "initial_model", "from_scratch")
+"""Those in which fine-tunings differ because their pretrainings do."""
+MACHINE = {
+    "machine": "machine",
+    "device": "device",
+    "threads": "threads a worker",
+    "torch": "torch",
+    "commit": "commit",
+}
+"""Columns of where runs were made, in words."""
+BY_FINGERPRINT = ("data", "data_name", "eval_data", "model", "model_name", "candidates")
+NOT_COMPARED = frozenset((*specs_of(Output), *BY_FINGERPRINT, *MACHINE, "seed", "task", "problem_seed", "save_model"))
+"""Settings that are compared as facts, and those that say where something lies."""
+ALGORITHM = ("mode", "rule", "nproc")
+"""Settings that tell arms wherever runs come from."""
+BUDGET = ("samples", "epochs", "seconds")
+NOT_KNOWN = "not known"
+SAME_START, SMALLEST = 1e-3, 1e-6
+"""How far losses at update 0 of one model on one evaluation set may be apart: a share of their mean size, and nats."""
+_WITHOUT_TEXT = re.compile(r"<.* at 0x[0-9a-f]+>|^<[\w ]+>$")
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "speeds": parse_speeds,
+    "network": parse_network,
+    "churn": lambda text: sorted(map(str, parse_churn(text))),
+}
+
+
+def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was asked for, by setting, from settings.yaml in any of its shapes and what summary.json resolves.
+
+    >>> asked_of({"task_fields": {"width": 8}, "optimizer_options": {"betas": [0.9, 0.99]}, "seed": 1}, {})
+    {'width': 8, 'beta1': 0.9, 'beta2': 0.99}
+    """
+    options = dict(settings.get("optimizer_options") or {})
+    if "betas" in options:
+        options["beta1"], options["beta2"] = options.pop("betas")
+    parts = ("task_fields", "optimizer_options", "task_class")
+    asked = {key: value for key, value in settings.items() if key not in parts}
+    asked |= {**(settings.get("task_fields") or {}), **options}
+    for key in ("rule", "transport", "micro_batches", "batch_size", "sample_order", "normalises_over_batch"):
+        if summary.get(key) is not None:
+            asked[key] = summary[key]
+    return {key: value for key, value in asked.items() if key not in NOT_COMPARED}
+
+
+def default_of(key: str, asked: Mapping[str, Any], task: str) -> Any:
+    """What the absence of a setting means beside the others of its run."""
+    if key in ADDED_SINCE:
+        return ADDED_SINCE[key]
+    kind: Any = task_class(task) if task in TASKS else None
+    defaults = Defaults() if kind is None else kind.defaults
+    has_samples = asked.get("samples") is not None or asked.get("epochs") is not None
+    if key == "learning_rate":
+        return defaults.rate(str(asked.get("optimizer", "adamw")))
+    if key in ("schedule", "warmup"):
+        return defaults.schedule_of(has_samples) if key == "schedule" else defaults.warmup_of(has_samples)
+    if key == "speeds" and asked.get("clock") == "virtual":
+        return "constant:1"
+    if key in ("weight_decay", "clip_norm"):
+        return getattr(defaults, key)
+    for part in (Job, Budget, Steps, Machine):
+        if key in specs_of(part):
+            return specs_of(part)[key].default
+    if kind is not None and key in specs_of(kind):
+        return specs_of(kind)[key].default
+    return NOT_KNOWN
+
+
+def meanings(key: str, runs: Sequence[Any]) -> list[str]:
+    """The value of a setting in each of `runs` as a text, which is equal where the value means the same."""
+    values = [run.asked[key] if key in run.asked else default_of(key, run.asked, run.task) for run in runs]
+    texts = [_meaning(key, value) for value in values]
+    if key == "rule" and len(set(texts)) > 1:
+        from asyncsgd.rules import parse_rule  # torch takes a second to import
+
+        texts = [_parsed(parse_rule, text) for text in texts]
+    return texts
+
+
+def _meaning(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    text = str(value)
+    if _WITHOUT_TEXT.search(text):
+        return NOT_KNOWN
+    if key in _READ:
+        return _parsed(_READ[key], text)
+    try:
+        return repr(float(text))
+    except ValueError:
+        return text.casefold() if key == "optimizer" else text
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> str:
+    try:
+        return str(parse(text))
+    except Exception:  # what somebody wrote into a file, or a rule of their own
+        return text
+
+
+def spelled_alike(key: str, texts: Iterable[str]) -> list[str]:
+    """The texts of a setting, of which those that mean the same are the same, the shortest of them.
+
+    >>> spelled_alike("speeds", ["slow:factor=3,worker=0", "slow:worker=0,factor=3,seconds=1.0"])
+    ['slow:factor=3,worker=0', 'slow:factor=3,worker=0']
+    """
+    known = list(texts)
+    spelled: dict[str, str] = {}
+    for text in sorted(set(known), key=len):
+        spelled.setdefault(_meaning(key, text), text)
+    return [spelled[_meaning(key, text)] for text in known]
+
+
+def varying(runs: Iterable[Any]) -> list[str]:
+    """The settings that do not mean the same in all of `runs`, but for those that are told only."""
+    known = list(runs)
+    keys = sorted({key for run in known for key in run.asked} - {*TOLD, "normalises_over_batch"})
+    return [key for key in keys if len({*meanings(key, known)}) > 1]
+
+
+class Compared(NamedTuple):
+    """What two runs do not have in common, each a key with what is said of it."""
+
+    refused: Mapping[str, str]
+    """Why nothing of them is compared."""
+    untimed: Mapping[str, str]
+    """Why their measured seconds are not."""
+    told: Mapping[str, tuple[str, str]]
+    """In what they differ beside the algorithm, with both values."""
+
+    @property
+    def why(self) -> str:
+        return "; ".join(self.refused.values())
+
+
+def compared(ours: Any, theirs: Any, plan: Plan, *, control: bool = False, tuned: bool = False) -> Compared:
+    """Two runs of a seed, rows of `runs`.
+
+    Args:
+        control: whether one is of the control arm, which keeps its batch and its budget in samples.
+        tuned: whether they are fine-tunings, of which the plan lets nothing differ but what they start from.
+    """
+    both = (ours, theirs)
+    apart = set() if tuned else told_apart(ours, theirs, plan, control=control)
+    refused: dict[str, str] = {}
+    untimed: dict[str, str] = {}
+    told: dict[str, tuple[str, str]] = {}
+    for column, words in BEGAN.items():
+        if not (tuned and column in OF_A_PARENT) and not _began_alike(column, ours, theirs):
+            refused[column] = _both(words, both, [_shown(column, getattr(run, column)) for run in both])
+    for key in sorted({*ours.asked, *theirs.asked} - {"normalises_over_batch"}, key=_place):
+        texts = meanings(key, both)
+        if texts[0] == texts[1]:
+            continue
+        shown = _values(key, both, texts)
+        follows = _follows(key, both, apart)
+        if not (follows or key in apart or NOT_KNOWN in texts or _only_rounds(key, both)):
+            refused[key] = _both(key, both, shown)
+            continue
+        if not follows and key not in ALGORITHM:
+            told[key] = (shown[0], shown[1])
+        if key in TIMED and key not in apart and not follows:
+            untimed[key] = _both(key, both, shown)
+    for column, words in MACHINE.items():
+        here, there = (_where(column, run, apart) for run in both)
+        if here == there and (here or column != "machine"):
+            continue
+        if column in TIMED and column not in apart:
+            untimed[column] = _both(words, both, [here or NOT_KNOWN, there or NOT_KNOWN])
+        if here != there:
+            told[column] = (here or NOT_KNOWN, there or NOT_KNOWN)
+    for run in both:
+        if run.other_load > MOST_LOAD:
+            used = f"{100 * run.other_load:.0f} % of the machine"
+            untimed[f"load of {run.arm}"] = f"other programs used {used} during {run.run}"
+    if not (tuned or refused) and not _evaluated_alike(ours, theirs):
+        values = [f"{run.first_loss:.6g}" for run in both]
+        refused["first_loss"] = f"evaluated unlike: {_both('the loss at update 0', both, values)}"
+    return Compared(refused, untimed, told)
+
+
+def told_apart(ours: Any, theirs: Any, plan: Plan, *, control: bool = False) -> set[str]:
+    """The settings that tell the arms of two runs: in these they may differ."""
+    keys = {*ALGORITHM, *(BUDGET if control else ()), *(("batch_size",) if control else ())}
+    if not plan.runs:
+        return keys | {*plan.apart}
+    arms = [plan.arms.get(run.arm, {}) for run in (ours, theirs)]
+    own, other = ({**(arm.get("settings") or {}), **(arm.get("chosen") or {})} for arm in arms)
+    return keys | {key for key in {**own, **other} if _meaning(key, own.get(key)) != _meaning(key, other.get(key))}
+
+
+def _only_rounds(key: str, both: Sequence[Any]) -> bool:
+    """Whether a setting is of `TOLD`; micro-batches are not where a layer normalises over the batch."""
+    by_batch = any(run.asked.get("normalises_over_batch") for run in both)
+    return key in TOLD and not (key == "micro_batches" and by_batch)
+
+
+def _follows(key: str, both: Sequence[Any], apart: set[str]) -> bool:
+    """Whether a setting differs because of others that tell the arms: it is for one mode or optimizer alone, or both
+    runs have the default that theirs imply.
+    """
+    other, allowed = ONLY.get(key, ("", ()))
+    if key == "micro_batches":  # a pipeline cuts its batches
+        other, allowed = "mode", ("single", "sync", "async", "hogwild")
+    if other in apart and not all(run.asked.get(other) in allowed for run in both):
+        return True
+    if key not in ("learning_rate", "schedule", "warmup") or not apart & {"optimizer", *BUDGET}:
+        return False
+    defaults = [_meaning(key, default_of(key, run.asked, run.task)) for run in both]
+    return meanings(key, both) == defaults
+
+
+def _began_alike(column: str, ours: Any, theirs: Any) -> bool:
+    here, there = getattr(ours, column), getattr(theirs, column)
+    known, other = (_is_known(value) for value in (here, there))
+    if column in SINCE and not (known and other):
+        return True
+    if column == "train_data" and here.partition("/")[2] != there.partition("/")[2]:
+        return True  # of batches of unlike sizes nothing is known
+    if known == other and (here == there if known else column in NOT_IN_EVERY_RUN):
+        return True
+    # the same weights, in another folder
+    return bool(column == "model" and ours.start and ours.start == theirs.start)
+
+
+def _evaluated_alike(ours: Any, theirs: Any) -> bool:
+    """Whether the losses at update 0, of one model on one set, are the same up to rounding; not known without them."""
+    here, there = ours.first_loss, theirs.first_loss
+    if not (math.isfinite(here) and math.isfinite(there)):
+        return True
+    return bool(abs(here - there) <= SAME_START * (abs(here) + abs(there)) / 2 + SMALLEST)
+
+
+def _where(column: str, run: Any, apart: set[str]) -> str:
+    value = getattr(run, column)
+    if not _is_known(value):
+        return ""
+    if column == "device" and apart & {"mode", "nproc"}:
+        return str(value).partition(" x ")[2] or str(value)  # how many there are follows from the workers
+    return _shown(column, value)
+
+
+def _is_known(value: Any) -> bool:
+    return not (value is None or pd.isna(value) or value == "")
+
+
+def _values(key: str, both: Sequence[Any], texts: Sequence[str]) -> list[str]:
+    values = [run.asked.get(key, default_of(key, run.asked, run.task)) for run in both]
+    return [NOT_KNOWN if text == NOT_KNOWN else _shown(key, value) for text, value in zip(texts, values, strict=True)]
+
+
+def _both(words: str, both: Sequence[Any], shown: Sequence[str]) -> str:
+    return f"{words} of {both[0].arm}: {shown[0]}; of {both[1].arm}: {shown[1]}"
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in BEGAN and not _is_known(value):
+        return NOT_KNOWN
+    if key in ("start", "initial_model"):
+        return str(value)[:12]
+    if value is None or value == "":
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _place(key: str) -> tuple[int, str]:
+    """Budgets are named first."""
+    return (BUDGET.index(key) if key in BUDGET else len(BUDGET)), key
+
+
+def names_of(runs: pd.DataFrame) -> set[str]:
+    """The settings that runs have, which a reader may name."""
+    return {key for asked in runs["asked"] for key in asked} | {*MACHINE}
