@@ -148,6 +148,15 @@ def _meaning(key: str, value: Any) -> str:
         return text.casefold() if key == "optimizer" else text
 
 
+def means_the_same(key: str, here: Any, there: Any) -> bool:
+    """Whether two values of a setting mean the same.
+
+    >>> means_the_same("samples", "1e3", 1000), means_the_same("speeds", "constant", "constant:1")
+    (True, True)
+    """
+    return _meaning(key, here) == _meaning(key, there)
+
+
 def _parsed(parse: Callable[[str], Any], text: str) -> str:
     try:
         return str(parse(text))
@@ -207,7 +216,7 @@ def compared(ours: Any, theirs: Any, plan: Plan, *, control: bool = False, tuned
             refused[column] = _both(words, both, [_shown(column, getattr(run, column)) for run in both])
     for key in sorted({*ours.asked, *theirs.asked} - {"normalises_over_batch"}, key=_place):
         texts = meanings(key, both)
-        if texts[0] == texts[1]:
+        if texts[0] == texts[1] != NOT_KNOWN:
             continue
         shown = _values(key, both, texts)
         follows = _follows(key, both, apart)

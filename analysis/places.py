@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.gate import means_the_same
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing, resolve
 
@@ -63,17 +64,15 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         expected = {}
     for key, value in expected.items():
         here = row["settings"].get(key)
-        if key not in OF_THE_MACHINE and here is not None and value is not None and not _same(here, value):
+        if (
+            key not in OF_THE_MACHINE
+            and here is not None
+            and value is not None
+            and not means_the_same(key, here, value)
+        ):
             why = f"its folder holds another run: {key} {here}, not {value}"
             return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": why}
     return {}
-
-
-def _same(here: Any, there: Any) -> bool:
-    try:
-        return bool(here == there or float(str(here)) == float(str(there)))
-    except ValueError:
-        return str(here) == str(there)
 
 
 def placed(name: str, row: Mapping[str, Any]) -> dict[str, Any]:

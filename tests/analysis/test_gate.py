@@ -1,0 +1,132 @@
+"""What two runs may differ in: everything that they were asked for is compared, by its meaning."""
+
+import dataclasses
+
+import pytest
+import yaml
+from doors import asyncsgd
+from scenarios import ASYNC, EIGHT, LOSSES_DECIDE, SOONER, SYNC, ends_at, reaches, row_of, two_arms
+from synthetic import edit_json, write_run
+
+CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
+LOSS, TIME = "loss_at_equal_samples", "time_to_target"
+
+
+def asked(folder, arm, **settings):
+    for path in sorted((folder / "test" / arm.name).glob("s*/settings.yaml")):
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
+
+
+def said(folder, arm, **summary):
+    for path in sorted((folder / "test" / arm.name).glob("s*/summary.json")):
+        edit_json(path, **summary)
+
+
+def study(folder, ours, theirs=None, arms=(SYNC, ASYNC), curves=CURVES):
+    def change(path):
+        asked(path, arms[1], **ours)
+        asked(path, arms[0], **(theirs or {}))
+
+    return two_arms(folder, *curves, arms=arms, afterwards=change)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"weight_decay": 0.5}, "weight_decay of async-w4-virtual: 0.5; of sync-w4-virtual: 0.01"),
+        ({"task_fields": {"lossscale": 0.5}}, None),
+        ({"sample_order": 2}, "sample_order of async-w4-virtual: 2; of sync-w4-virtual: 1"),
+        ({"optimizer_options": {"betas": [0.8, 0.999]}}, "beta1 of async-w4-virtual: 0.8; of sync-w4-virtual: 0.9"),
+    ],
+)
+def test_a_setting_that_changes_a_loss_and_that_no_plan_names_is_a_difference(tmp_path, settings, told):
+    theirs = {"task_fields": {"lossscale": 1.0}} if told is None else None
+    found = study(tmp_path, settings, theirs)
+    told = told or "lossscale of async-w4-virtual: 0.5; of sync-w4-virtual: 1"
+    assert set(found.tests["word"]) == {"not comparable"}
+    assert set(found.tests["reason"]) == {told}
+
+
+def test_every_difference_is_named_with_both_values(tmp_path):
+    found = study(tmp_path, {"warmup": 80, "precision": "bf16"})
+    assert set(found.tests["reason"]) == {
+        "precision of async-w4-virtual: bf16; of sync-w4-virtual: fp32; "
+        "warmup of async-w4-virtual: 80; of sync-w4-virtual: 640"
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"weight_decay": 0.01, "sample_order": 1, "accumulate": 1}, {}),
+        ({"data": "texts.csv"}, {"data": "/home/me/texts.csv"}),
+        ({"speeds": "slow:factor=3.0,worker=0,seconds=1"}, {}),
+        ({"churn": "leave:worker=1,seconds=2"}, {"churn": "leave:seconds=2.0,worker=1"}),
+        ({"checkpoint_seconds": 60.0, "cache_dir": "a", "track": "tensorboard"}, {}),
+        ({"optimizer": "AdamW", "optimizer_options": {"betas": [0.9, 0.999]}}, {"optimizer": "adamw"}),
+    ],
+    ids=["defaults", "paths", "speeds", "churn", "places", "shapes"],
+)
+def test_what_means_the_same_is_no_difference(tmp_path, ours, theirs):
+    found = study(tmp_path, ours, theirs)
+    assert row_of(found, LOSS).word == "better"
+    assert not any(note.startswith("the arms also differ") for note in row_of(found, LOSS).notes)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"),
+    [
+        ({"threads": 2, "compile": True}, {}, "the arms also differ in compile (True, False)"),
+        (
+            {"task_fields": {"scale": "<function half at 0x7f5a>"}},
+            {"task_fields": {"scale": "<function half at 0x7f5b>"}},
+            "the arms also differ in scale (not known)",
+        ),
+    ],
+)
+def test_what_only_rounds_or_is_not_known_is_told_and_not_refused(tmp_path, ours, theirs, told):
+    row = row_of(study(tmp_path, ours, theirs), LOSS)
+    assert (row.word, told in row.notes) == ("better", True)
+
+
+def test_micro_batches_are_a_difference_where_a_layer_normalises_over_the_batch(tmp_path):
+    for name, fact in (("with", True), ("without", None)):
+        found = two_arms(
+            tmp_path / name,
+            *CURVES,
+            afterwards=lambda path, fact=fact: said(path, ASYNC, micro_batches=2, normalises_over_batch=fact),
+        )
+        assert row_of(found, LOSS).word == ("not comparable" if fact else "better")
+
+
+def test_two_runs_of_one_model_have_one_loss_at_update_0(tmp_path):
+    for share, word in ((1.0005, "worse"), (1.002, "not comparable")):
+        ours = [[(0, 0.0, 6.0 * share), *ends_at(5.5 + 0.01 * k)[1:]] for k in range(8)]
+        theirs = [ends_at(5.0)] * 8
+        row = row_of(two_arms(tmp_path / str(share), theirs, ours, registration=LOSSES_DECIDE), LOSS)
+        assert row.word == word
+    assert row.reason == "evaluated unlike: the loss at update 0 of async-w4-virtual: 6.012; of sync-w4-virtual: 6"
+
+
+def test_measured_seconds_of_a_busy_machine_are_not_compared_and_losses_are(tmp_path):
+    arms = [dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC)]
+    load = {"own_share": 0.5, "others_share": 0.2, "stolen_share": 0.0, "cores": 2}
+    found = two_arms(tmp_path, *CURVES, arms=arms, afterwards=lambda path: said(path, arms[1], machine_load=load))
+    names = (arms[1].name, arms[0].name)
+    assert row_of(found, TIME, *names).word == "not comparable"
+    assert row_of(found, TIME, *names).reason.startswith("other programs used 20 % of the machine during test/async-w4")
+    assert row_of(found, LOSS, *names).word == "better"
+
+
+def test_arms_may_differ_in_what_tells_them_and_in_what_follows_from_it(tmp_path):
+    own = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1}
+    other = {"optimizer": "adamw", "beta1": 0.8, "learning_rate": 5e-4}
+    for arm, times, settings in ((SYNC, EIGHT, own), (ASYNC, SOONER, other)):
+        for seed, time in enumerate(times):
+            path = write_run(tmp_path / f"{arm.algorithm}{seed}", arm, reaches(time), seed=seed)
+            settings_yaml = path / "settings.yaml"
+            settings_yaml.write_text(yaml.safe_dump(yaml.safe_load(settings_yaml.read_text()) | settings))
+    assert row_of(asyncsgd.load(tmp_path), LOSS).reason.endswith("--arms beta1,learning_rate,momentum,optimizer)")
+    row = row_of(asyncsgd.load(tmp_path, arms=["optimizer"]), LOSS)
+    assert row.word == "better"
+    assert "the arms also differ in optimizer (adamw, sgd)" in row.notes
