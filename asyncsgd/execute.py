@@ -141,7 +141,8 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
 
 def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
     """The loop, where the run goes on from."""
-    sink = Sink(live.record, live.saver, live.stop_requested, lambda work: _ignored_targets(live.run, work))
+    live.stop_requested.at_step()  # the first evaluation is a step too
+    sink = Sink(live.record, live.saver, live.stop_requested.at_step, lambda work: _ignored_targets(live.run, work))
     fit = Fit(method, backend, live.run.limits, live.run.budget.evaluations, sink, parameters)
     if live.resume is not None:
         restore(fit, live.resume.load(live.flat.parameters.device, live.run.rule))

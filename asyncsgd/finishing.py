@@ -30,7 +30,8 @@ SHORTEST_SECONDS = 1.0
 """Of training. The rates of a shorter run say how it began."""
 BATCHES = 8
 """Samples have different lengths, so tokens and operations are means over so many batches."""
-TWICE = Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved", has_parameters=False)
+AT_ONCE = Result(INTERRUPTED, "interrupted by the user, at once: only the records are saved", has_parameters=False)
+AMID_A_STEP = dataclasses.replace(AT_ONCE, message="interrupted by the user, and killed before its step had ended")
 
 
 def facts_of(run: Run) -> dict[str, Any]:
@@ -111,6 +112,14 @@ def write_last(folder: RunFolder | None, summary: Mapping[str, Any], live: Live 
         folder.close()
 
 
+def note_interrupted(live: Live) -> None:
+    """Write what summary.json says if this process is killed from now on; it may be amid a step."""
+    folder = live.record.folder
+    if folder is not None:
+        with contextlib.suppress(Exception):  # the step may change what is counted here
+            folder.write_summary(_summary(live, AMID_A_STEP, None, facts_of(live.run)))
+
+
 def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     """Save the model, write the summary and tell the user the results. Return how the run ended, and the summary."""
     run, totals, folder = live.run, live.record.totals, live.record.folder
@@ -132,7 +141,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
-        sha256, result = None, TWICE
+        sha256, result = None, AT_ONCE
     except Exception as error:  # of a task's own save(), too
         what = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -19,6 +21,24 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_REQUEST_SECONDS = 1.0
 """torchrun passes on a signal that its ranks may have had already, and a shell passes on the SIGHUP of its terminal:
 within this time both are one request."""
+_PATIENCE, _PATIENCE_BY_TORCHRUN, _NUM_STEPS = 30.0, 25.0, 3
+"""Seconds, and longest steps so far, that a step may still take after the first signal. Torchrun kills its ranks 30
+seconds after it has passed a signal on.
+"""
+_NOTE_SECONDS, _LEAVE_SECONDS = 5.0, 5.0
+"""After the first signal, until the folder says that the run is interrupted, in case that somebody kills it; after the
+second, for the main thread to leave in good order.
+"""
+
+
+def seconds_to_end(longest_step: float) -> float:
+    """How many seconds after the first signal a run is ended amid its step, however long that would still take.
+
+    >>> seconds_to_end(0.5), seconds_to_end(40.0)
+    (30.0, 120.0)
+    """
+    patience = _PATIENCE_BY_TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else _PATIENCE
+    return max(patience, _NUM_STEPS * longest_step)
 
 
 class StopRequest:
@@ -42,14 +62,29 @@ class StopRequest:
 
     def __init__(self, *, ends_with_process: bool = False) -> None:
         self._num_requests = 0
+        self._num_handled = 0
+        """Requests of which the main thread has heard."""
         self._asked_at = -math.inf
         self._ends_with_process = ends_with_process
         self._in_a_run = False
         self._before: dict[int, Any] = {}
         self._depth = 0
+        self._step_began = math.inf
+        self._longest_step = 0.0
+        self._pipe: tuple[int, int] | None = None
+        """Within `watched`: the system writes the number of each signal into it, whatever the main thread does."""
+        self._lock = threading.RLock()
+        """Of the pipe and of what is counted."""
 
     def __call__(self) -> bool:
         return self._num_requests > 0
+
+    def at_step(self) -> bool:
+        """The same, asked when a step begins, and the one before it has ended. An evaluation is a part of its step."""
+        now = time.monotonic()
+        self._longest_step = max(self._longest_step, now - self._step_began)
+        self._step_began = now
+        return self()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if the user has asked to stop. An import from C, as numpy's, discards one."""
@@ -60,10 +95,88 @@ class StopRequest:
     def during_a_run(self) -> Iterator[None]:
         """Within it the first signal is noted and the second raises; for what saves what it has, or looks itself."""
         before, self._in_a_run = self._in_a_run, True
+        self._step_began, self._longest_step = math.inf, 0.0
         try:
             yield
         finally:
             self._in_a_run = before
+
+    @contextlib.contextmanager
+    def watched(self, note: Callable[[], None], free: Callable[[], None], leave: Callable[[], None]) -> Iterator[None]:
+        """Within it a thread hears signals too, since the main one hears none while it waits or computes in C.
+
+        What has not ended `seconds_to_end` after the first signal is ended as by a second one.
+
+        Args:
+            note: called a few seconds after the first signal, where nothing has ended: others may kill this process.
+            free: called at the second, to end what the main thread may wait for.
+            leave: called where that was of no use; it ends the process. Not called at a prompt, whose process is the
+                user's.
+
+        Raises:
+            KeyboardInterrupt: at the end, after a second signal.
+        """
+        if not self._before:  # a thread that hears no signals
+            yield
+            return
+        over = threading.Event()
+        pipe = os.pipe()
+        for end in pipe:
+            os.set_blocking(end, False)
+        wakeup_before = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
+        self._pipe = pipe
+        _WATCHED.append(self)
+        thread = threading.Thread(target=self._watch, args=(over, note, free, leave), name="signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            os.write(pipe[1], b"\0")
+            thread.join()
+            self._hear()
+            self._pipe = None
+            signal.set_wakeup_fd(wakeup_before)
+            _WATCHED.remove(self)
+            for end in pipe:
+                os.close(end)
+            if self._num_requests > 1:
+                raise KeyboardInterrupt
+
+    def _watch(
+        self, over: threading.Event, note: Callable[[], None], free: Callable[[], None], leave: Callable[[], None]
+    ) -> None:
+        self._wait(over, 1, math.inf)
+        if not self._wait(over, 2, self._asked_at + _NOTE_SECONDS):
+            note()
+        if not self._wait(over, 2, self._asked_at + seconds_to_end(self._longest_step)):
+            signal.raise_signal(signal.SIGINT)
+            self._hear()
+        if not over.is_set():
+            free()
+        if not over.wait(_LEAVE_SECONDS) and not hasattr(sys, "ps1"):
+            leave()
+
+    def _wait(self, over: threading.Event, num_requests: int, until: float) -> bool:
+        """Wait for so many requests, or until all is over; False if neither comes up to the time `until`."""
+        assert self._pipe is not None
+        poll = select.poll()
+        poll.register(self._pipe[0], select.POLLIN)
+        while self._num_requests < num_requests and not over.is_set():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(1000 * min(left, 1.0))  # not longer: the main thread may take what comes
+            self._hear()
+        return True
+
+    def _hear(self) -> None:
+        """Count what lies in the pipe: each signal once, whichever thread comes first."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while self._pipe is not None:
+                for number in os.read(self._pipe[0], 64):
+                    if number in self._before:
+                        self._count(number)
 
     def __enter__(self) -> StopRequest:
         self._depth += 1
@@ -81,23 +194,52 @@ class StopRequest:
                 signal.signal(number, signal.SIG_IGN if self._ends_with_process else handler)
 
     def _ask(self, number: int, frame: Any) -> None:
+        """What the main thread does at a signal, between two bytecodes."""
+        if self._pipe is not None:
+            self._hear()
+        else:
+            self._count(number)
+        handled = self._num_handled
+        self._num_handled = self._num_requests
+        if handled == self._num_requests:
+            return
+        previous = self._before[number]
+        if handled == 0 and callable(previous) and previous is not signal.default_int_handler:
+            with contextlib.suppress(KeyboardInterrupt):  # whether one is raised is for this listener to say
+                previous(number, frame)
+        if not self._in_a_run or handled < 2 <= self._num_requests:
+            raise KeyboardInterrupt
+
+    def _count(self, number: int) -> None:
         now = time.monotonic()
         passed_on = number == signal.SIGHUP or "TORCHELASTIC_RUN_ID" in os.environ
         if passed_on and now - self._asked_at <= _SAME_REQUEST_SECONDS:
             return
         self._num_requests += 1
-        if self._num_requests == 1:
-            self._asked_at = now
-            previous = self._before[number]
-            if callable(previous) and previous is not signal.default_int_handler:
-                with contextlib.suppress(KeyboardInterrupt):  # whether one is raised is for this listener to say
-                    previous(number, frame)
-        if not self._in_a_run or self._num_requests == 2:
-            raise KeyboardInterrupt
-        if self._num_requests == 1:
+        if self._num_requests > 1:
+            return
+        self._asked_at = now
+        if self._in_a_run:
+            line = "stopping after this step; press Ctrl-C again to stop at once"
+            if self._pipe is not None:
+                line += f"; in {seconds_to_end(self._longest_step):.0f} s it stops anyhow"
             with contextlib.suppress(OSError):  # the terminal may be closed
-                # Not print: the signal may have come in the middle of one.
-                os.write(2, b"stopping after the current step; a second Ctrl-C leaves at once\n")
+                os.write(2, f"{line}\n".encode())  # not print: the signal may have come in the middle of one
+
+
+_WATCHED: list[StopRequest] = []
+"""Those whose pipe is open: a process that is forked meanwhile gets its own signals, and writes none of them there."""
+
+
+def _hear_nothing_of_parent() -> None:
+    if _WATCHED:
+        signal.set_wakeup_fd(-1)
+    for each in _WATCHED:
+        each._pipe = None
+    _WATCHED.clear()
+
+
+os.register_at_fork(after_in_child=_hear_nothing_of_parent)
 
 
 @contextlib.contextmanager

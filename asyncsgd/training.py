@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
@@ -24,7 +26,7 @@ from asyncsgd.checkpoints import Found, Policy, Saver
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.execute import Live, execute
-from asyncsgd.finishing import TWICE, facts_of, finish, write_last
+from asyncsgd.finishing import AT_ONCE, facts_of, finish, note_interrupted, write_last
 from asyncsgd.fitting import find_micro_batches
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.measure import by_ranks, forget_peaks, hardware
@@ -49,6 +51,8 @@ EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
 SAMPLE_ORDER = "order of samples"
 """What its number is called among the things that a run began from."""
+_LAST_SECONDS = 20.0
+"""For the summary of a run whose main thread stands still, and for a checkpoint that is being written."""
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
 
@@ -130,7 +134,10 @@ def carry_out(
             closing.enter_context(listening.during_a_run())
             live = opened
             live.machine.start()
-            result = execute(live, board)
+            note = functools.partial(note_interrupted, opened)
+            leave = functools.partial(_leave, opened)
+            with listening.watched(note, opened.machine.kill_others, leave):
+                result = execute(opened, board)
             if live.saver is not None:
                 live.saver.finish()  # here, where it can be left
             return result, None
@@ -141,7 +148,7 @@ def carry_out(
             write_last(folder, summary, live)
             raise
         except KeyboardInterrupt:
-            return BEFORE_TRAINING if live is None else TWICE, None
+            return BEFORE_TRAINING if live is None else AT_ONCE, None
         except RunError as error:
             return Result(FAILED, str(error), has_parameters=False), None
         except OSError as error:
@@ -172,6 +179,20 @@ def carry_out(
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
             summary = run.summary() | {"status": result.status, "message": result.message}
     return Ended(result, summary, live, unexpected)
+
+
+def _leave(live: Live) -> None:
+    """End this process from a thread, where the main one stands still in C."""
+    last = threading.Timer(_LAST_SECONDS, os._exit, (EXIT_CODES[INTERRUPTED],))
+    last.daemon = True
+    last.start()
+    try:
+        if live.saver is not None:
+            live.saver.finish()
+        finish(live, AT_ONCE)
+        print(f"{INTERRUPTED}: {AT_ONCE.message}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(EXIT_CODES[INTERRUPTED])
 
 
 def _advised(live: Live, result: Result) -> Result:

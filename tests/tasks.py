@@ -1,7 +1,10 @@
 """Small tasks that need no transformers, for tests whose subject is not a text."""
 
+import ctypes
 import dataclasses
+import multiprocessing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +45,27 @@ class Plane(Task):
 
     def metrics(self, sums):
         return {"error": sums["absolute"] / sums["weight"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stuck(Plane):
+    """In its 40th gradient the process `stuck_on` waits in C, for a lock that nobody gives back."""
+
+    name: ClassVar[str] = "stuck"
+    stuck_on: str = "MainProcess"
+
+    def outputs(self, model, batch):
+        if model.training and multiprocessing.current_process().name == self.stuck_on:
+            GRADIENTS.append(True)
+            if len(GRADIENTS) == 40:
+                Path("stuck").touch()
+                lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+                for _ in range(2):
+                    libc.pthread_mutex_lock(lock)
+        return super().outputs(model, batch)
+
+
+GRADIENTS = []
 
 
 @dataclasses.dataclass(frozen=True)

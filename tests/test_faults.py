@@ -212,8 +212,8 @@ class Command:
 def start(small, tmp_path):
     started = []
 
-    def run(flags):
-        words = [sys.executable, str(ROOT / "experiments" / "stilt_mlm.py"), *small, "--run-dir", "run", *flags.split()]
+    def run(flags, script="stilt_mlm.py", settings=small):
+        words = [sys.executable, str(ROOT / "experiments" / script), *settings, "--run-dir", "run", *flags.split()]
         started.append(Command(words, tmp_path))
         return started[-1]
 
@@ -239,13 +239,45 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(mode, number, start, t
     run = Finished(tmp_path / "run")
     assert (run.summary["status"], run.summary["message"]) == ("INTERRUPTED", "interrupted by the user")
     assert (run.summary["num_updates"] > 0, run.records("leave")) == (True, [])
-    assert command.err == (
-        "stopping after the current step; a second Ctrl-C leaves at once\nINTERRUPTED: interrupted by the user\n"
-    )
+    said, end = command.err.splitlines()
+    assert said.startswith("stopping after this step; press Ctrl-C again to stop at once; in ")
+    assert end == "INTERRUPTED: interrupted by the user"
     until(lambda: not command.pids(), "all processes to be gone", 30)
     assert command.left() == []
     flat = FlatModel(run.model())
     assert parameters_sha256(flat.layout, flat.parameters) == run.summary["parameters_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("mode", "numbers", "seconds"),
+    [
+        ("sync --nproc 2 --stuck-on worker1", [signal.SIGTERM], 30),
+        ("sync --nproc 2", [signal.SIGINT] * 2, 1),
+        ("single", [signal.SIGINT] * 2, 1),
+    ],
+)
+def test_a_step_that_does_not_end_is_left_after_half_a_minute_or_at_the_second_signal(
+    mode, numbers, seconds, start, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    flags = f"--mode {mode} --samples 200000 --evaluations 2 --checkpoint-every 80"
+    command = start(flags, "train.py", ["tasks:Stuck"])
+    until((tmp_path / "stuck").exists, "a gradient that does not end")
+    began = time.monotonic()
+    for number in numbers:
+        os.killpg(command.process.pid, number)
+        until(lambda: "stopping after this step" in command.err, "an answer", 5)
+    assert command.process.wait(seconds + 40) == 130, command.err
+    assert time.monotonic() - began > seconds
+    run = Finished(tmp_path / "run")
+    assert run.summary["status"] == "INTERRUPTED"
+    assert run.summary["message"] == "interrupted by the user, at once: only the records are saved"
+    assert run.summary["num_updates"] == len(run.records("arrival")) / (1 + ("sync" in mode))
+    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert not (tmp_path / "run" / "model").exists()
+    until(lambda: not command.pids(), "all processes to be gone", 30)
 
 
 @pytest.mark.slow

@@ -111,15 +111,14 @@ class Machine:
         return {"cores": psutil.cpu_count() or 1} | {name: seconds / total for name, seconds in shares.items()}
 
     def start(self) -> None:
-        if self._folder is None:
-            return
         self.follow("leader", os.getpid())
         if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started other ranks beside this process
             with contextlib.suppress(psutil.Error):
                 for process in psutil.Process(os.getppid()).children():
                     if process.pid != os.getpid() and "RANK" in (environment := process.environ()):
                         self.follow(f"worker {environment['RANK']}", process.pid)
-        self._thread.start()
+        if self._folder is not None:
+            self._thread.start()
 
     def follow(self, name: str, pid: int | None) -> None:
         """Look at the process `pid` too, until it has ended."""
@@ -127,6 +126,13 @@ class Machine:
             process = psutil.Process(pid)
             process.cpu_percent()  # the next call tells what was used since this one
             self._processes[name] = process
+
+    def kill_others(self) -> None:
+        """End all processes that are followed, this one excepted, at once, also those that are stopped."""
+        for process in list(self._processes.values()):
+            if process.pid != os.getpid():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
     def finish(self) -> dict[str, Any] | None:
         """Stop looking; means over the looks, and peaks, for the summary. None where there was none."""
