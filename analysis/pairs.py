@@ -123,8 +123,8 @@ def united(gated: Iterable[Compared], plan: Plan) -> tuple[str, list[str]]:
     told: dict[str, list[str]] = {}
     for one in gated:
         refused = {**one.refused, **refused}
-        for key, values in one.told.items():
-            told.setdefault(key, []).extend(values)
+        for key, both in one.told.items():
+            told.setdefault(key, []).extend(both)
     why = "; ".join(refused.values())
     settings = [key for key in refused if key not in (*BEGAN, "first_loss", "micro_batches")]
     if settings and not plan.runs:

@@ -106,8 +106,8 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
         row["asked"] = asked_of(row["settings"], {})
         summary = _summary(path / "summary.json")
-        if lost := lost_records(path / EVENTS, summary):
-            raise ValueError(lost)
+        if missing_records := lost_records(path / EVENTS, summary):
+            raise ValueError(missing_records)
         better: dict[str, str] = {}
         if (path / EVENTS).is_file():
             header = read_header(path / EVENTS)

@@ -75,7 +75,7 @@ def test_what_is_known_of_neither_run_is_not_the_same(tmp_path, key, what):
             edit_json(path, **{key: None})
             events = path.with_name("events.jsonl")
             told = events.read_text()
-            events.write_text(told.replace('"masked_lm"', "null", 1) if key == "task" else told)
+            events.write_text(told.replace('"masked_lm"', "null       ", 1) if key == "task" else told)
 
     study = two_arms(tmp_path, *CURVES, afterwards=change)
     assert set(study.tests["word"]) == {"not comparable"}
