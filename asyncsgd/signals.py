@@ -120,13 +120,26 @@ class StopRequest:
             yield
             return
         over = threading.Event()
+
+        def watch() -> None:
+            self._wait(over, 1, math.inf)
+            if not self._wait(over, 2, self._asked_at + _NOTE_SECONDS):
+                note()
+            if not self._wait(over, 2, self._asked_at + seconds_to_end(self._longest_step)):
+                signal.raise_signal(signal.SIGINT)
+                self._hear()
+            if not over.is_set():
+                free()
+            if not over.wait(_LEAVE_SECONDS) and not hasattr(sys, "ps1"):
+                leave()
+
         pipe = os.pipe()
         for end in pipe:
             os.set_blocking(end, False)
         wakeup_before = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
         self._pipe = pipe
         _WATCHED.append(self)
-        thread = threading.Thread(target=self._watch, args=(over, note, free, leave), name="signals", daemon=True)
+        thread = threading.Thread(target=watch, name="signals", daemon=True)
         thread.start()
         try:
             yield
@@ -142,20 +155,6 @@ class StopRequest:
                 os.close(end)
             if self._num_requests > 1:
                 raise KeyboardInterrupt
-
-    def _watch(
-        self, over: threading.Event, note: Callable[[], None], free: Callable[[], None], leave: Callable[[], None]
-    ) -> None:
-        self._wait(over, 1, math.inf)
-        if not self._wait(over, 2, self._asked_at + _NOTE_SECONDS):
-            note()
-        if not self._wait(over, 2, self._asked_at + seconds_to_end(self._longest_step)):
-            signal.raise_signal(signal.SIGINT)
-            self._hear()
-        if not over.is_set():
-            free()
-        if not over.wait(_LEAVE_SECONDS) and not hasattr(sys, "ps1"):
-            leave()
 
     def _wait(self, over: threading.Event, num_requests: int, until: float) -> bool:
         """Wait for so many requests, or until all is over; False if neither comes up to the time `until`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
 import threading
@@ -134,9 +133,11 @@ def carry_out(
             closing.enter_context(listening.during_a_run())
             live = opened
             live.machine.start()
-            note = functools.partial(note_interrupted, opened)
-            leave = functools.partial(_leave, opened)
-            with listening.watched(note, opened.machine.kill_others, leave):
+            with listening.watched(
+                note=lambda: note_interrupted(opened),
+                free=opened.machine.kill_others,
+                leave=lambda: _leave(opened),
+            ):
                 result = execute(opened, board)
             if live.saver is not None:
                 live.saver.finish()  # here, where it can be left

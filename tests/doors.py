@@ -37,6 +37,7 @@ fields_of, read_fields = (
     getattr(importlib.import_module("asyncsgd.recorded_run"), name) for name in ("fields_of", "read_fields")
 )
 setting = importlib.import_module("asyncsgd.settings.flags").setting
+StopRequest = importlib.import_module("asyncsgd.signals").StopRequest
 partners = importlib.import_module("asyncsgd.methods.gossip").partners
 move_last_bits = importlib.import_module("asyncsgd.rounding").move_last_bits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL

@@ -39,6 +39,13 @@ IDENTITIES = "tests/test_identities.py"
 
 MUTANTS = [
     Mutant(
+        "a second signal frees nobody who waits in C",
+        "asyncsgd/signals.py",
+        "                free()",
+        "                pass",
+        "tests/test_signals.py",
+    ),
+    Mutant(
         "an update without a loss term that takes a step",
         "asyncsgd/server.py",
         "if reply.direction is not None and reply.uses and self._without_terms.issuperset(reply.uses):",

@@ -1,13 +1,16 @@
 """However often and whenever a user asks a run to stop, its folder says how it ended."""
 
+import ctypes
+import functools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
-from doors import Finished, asyncsgd
+from doors import Finished, StopRequest, asyncsgd
 from tasks import Plane
 
 
@@ -51,6 +54,33 @@ def test_a_hangup_that_nohup_ignores_stays_ignored_and_handlers_are_as_before_th
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_frees_a_main_thread_that_waits_in_c_and_hears_nothing():
+    lock, libc, called = ctypes.create_string_buffer(64), ctypes.CDLL(None), []
+
+    def let_go(name):
+        called.append(name)
+        libc.pthread_mutex_unlock(lock)
+
+    for seconds in (0.2, 0.4):
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    listens = (functools.partial(let_go, name) for name in ("note", "free", "leave"))
+    libc.pthread_mutex_lock(lock)
+    with StopRequest() as stop, stop.during_a_run(), pytest.raises(KeyboardInterrupt), stop.watched(*listens):
+        libc.pthread_mutex_lock(lock)
+    assert called == ["free"]
+
+
+def test_a_signal_to_a_process_that_is_forked_amid_a_run_is_no_request_of_the_run():
+    with StopRequest() as stop, stop.during_a_run(), stop.watched(*3 * [lambda: None]):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert not stop()
 
 
 STOPS = """
