@@ -47,7 +47,7 @@ from asyncsgd.runtime.collective import (
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Method, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
-from asyncsgd.runtime.link import Inherited, Link, Meeting, Pair
+from asyncsgd.runtime.link import FOLDERS, Inherited, Link, Meeting, Pair
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
@@ -225,10 +225,10 @@ def _serve_workers(
     shares, at_zero = live.run.runtime.transport == "shared_memory", (live.profile, not live.record.quiet)
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        meeting = Meeting("", None)
+        folder, meeting = "", Meeting("", None)
         if board is not None or not shares:
-            folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True))
-            meeting = Meeting(folder, segment.path if shares else None)
+            folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True))
+            meeting = Meeting(Path(folder).name, segment.place if shares else None)
         processes = closing.enter_context(Processes(live.context))
         if board is not None:
             board.put("run", _notice(live, meeting))
@@ -240,7 +240,7 @@ def _serve_workers(
                 links[worker], way = Link(ours), Inherited(pipe, segment)
             else:
                 slot = None if shares else segment.slots[worker]
-                links[worker] = Pair(meeting.folder, worker, serves=True, carries_vectors=not shares, slot=slot)
+                links[worker] = Pair(folder, worker, serves=True, carries_vectors=not shares, slot=slot)
             if child:
                 processes.start(worker, serve, live.run.at(worker), way, worker, *(() if worker else at_zero))
                 live.machine.follow(f"worker {worker}", processes.pid(worker))

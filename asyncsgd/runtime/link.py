@@ -17,18 +17,23 @@ import dataclasses
 import datetime
 import json
 import multiprocessing
+import os
+import stat
 import struct
+import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
+import psutil
 import torch
 import torch.distributed as dist
 from msgspec import Struct
 from torch import Tensor
 
+from asyncsgd.errors import RunError
 from asyncsgd.records.events import Gradient, Range, Taken
 from asyncsgd.runtime.segment import Segment
 
@@ -317,9 +322,40 @@ class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Where workers meet the server that are not its children, or share no segment with it; names and numbers only."""
 
     folder: str
-    segment: tuple[str, int, int, int] | None
-    """`Segment.path`; None: vectors travel too."""
+    """The name of a folder for temporary files, and never a path; empty where no worker needs one."""
+    segment: tuple[int, int, int, int, int] | None
+    """`Segment.place`; None: vectors travel too."""
 
     def join(self, worker: int) -> tuple[Link, Segment | None]:
-        link = Pair(self.folder, worker, serves=False, carries_vectors=self.segment is None)
-        return link, None if self.segment is None else Segment.opened(*self.segment)
+        """Meet the server.
+
+        Raises:
+            RunError: if what was told is no place that a server of this user has made; then nothing was written.
+        """
+        try:
+            folder = private_folder(self.folder)
+            segment = None if self.segment is None else Segment.opened(*self.segment)
+        except (ValueError, OSError, psutil.Error) as error:
+            raise RunError(f"rank 0 sent a start message that cannot be used ({error}); start the run again") from error
+        return Pair(folder, worker, serves=False, carries_vectors=segment is None), segment
+
+
+FOLDERS = "asyncsgd-"
+"""How the names of the folders begin in which processes meet."""
+
+
+def private_folder(name: str) -> str:
+    """The path of a folder in which the processes of this user meet.
+
+    Raises:
+        ValueError: if it is not one that only this user can enter.
+        OSError: if there is none.
+    """
+    path = os.path.join(tempfile.gettempdir(), name)
+    if os.path.basename(name) != name or not name.startswith(FOLDERS):
+        raise ValueError(f"{name!r} is no name of a folder in which processes meet")
+    folder = os.lstat(path)
+    is_private = stat.S_ISDIR(folder.st_mode) and stat.S_IMODE(folder.st_mode) == stat.S_IRWXU
+    if not is_private or folder.st_uid != os.getuid():
+        raise ValueError(f"{path} is no folder that this user alone can enter")
+    return path

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import tempfile
 import time
 import weakref
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -46,7 +48,7 @@ class Segment:
     """
 
     def __init__(self, size: int, slots: int, extra: int = 0, descriptor: int | None = None) -> None:
-        length = _PAGE + 4 * (size * (1 + slots) + extra)
+        length = _length(size, slots, extra)
         if descriptor is None:
             descriptor = _nameless(length)
         self._shape, self._descriptor = (size, slots, extra), descriptor
@@ -60,14 +62,34 @@ class Segment:
         return _inherited, (*self._shape, DupFd(self._descriptor))
 
     @property
-    def path(self) -> tuple[str, int, int, int]:
-        """What `opened` takes in a process that is no child; on Linux, as long as this process lives."""
-        return (f"/proc/{os.getpid()}/fd/{self._descriptor}", *self._shape)
+    def place(self) -> tuple[int, int, int, int, int]:
+        """What `opened` takes in a process that is no child, as long as this process lives: this process, the
+        descriptor, and the shape.
+        """
+        return (os.getpid(), self._descriptor, *self._shape)
 
     @classmethod
-    def opened(cls, path: str, size: int, slots: int, extra: int) -> Segment:
-        """The segment of another process of this user."""
-        return cls(size, slots, extra, os.open(path, os.O_RDWR))
+    def opened(cls, process: int, descriptor: int, size: int, slots: int, extra: int) -> Segment:
+        """The segment of another process of this user; on Linux.
+
+        The numbers may come from a stranger. So nothing is opened for writing but a file without a name, of this user
+        and of the right length, of a process that has the parent of this one, as the ranks of a torchrun have.
+
+        Raises:
+            ValueError: if they are of anything else.
+            OSError: if there is no such process or descriptor.
+        """
+        looked_at = os.open(f"/proc/{process}/fd/{descriptor}", os.O_PATH)  # opened, and not for reading or writing
+        try:
+            file = os.fstat(looked_at)
+            is_nameless = stat.S_ISREG(file.st_mode) and file.st_nlink == 0
+            is_ours = file.st_uid == os.getuid() and psutil.Process(process).ppid() == os.getppid()
+            fits = min(size, slots, extra) >= 0 and file.st_size == _length(size, slots, extra)
+            if not (is_nameless and is_ours and fits):
+                raise ValueError(f"descriptor {descriptor} of process {process} is no segment of this run")
+            return cls(size, slots, extra, os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR))
+        finally:
+            os.close(looked_at)
 
     @property
     def version(self) -> int:
@@ -95,6 +117,11 @@ class Segment:
                     return before // 2
             time.sleep(0)  # let the server have the core
             alive()
+
+
+def _length(size: int, slots: int, extra: int) -> int:
+    """Bytes of a segment."""
+    return _PAGE + 4 * (size * (1 + slots) + extra)
 
 
 def _nameless(length: int) -> int:

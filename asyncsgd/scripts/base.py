@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import util
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
@@ -47,6 +49,7 @@ def run_script(
     if ends_with_process and os.environ.get("WORLD_SIZE", "1") != "1":
         sys.stdout.flush()
         sys.stderr.flush()
+        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # of the fork server's socket: exits would remove it
         os._exit(code)  # threads that wait for other ranks may abort the end of the interpreter
     return code
 
