@@ -410,7 +410,7 @@ def _read(path: Path) -> Checkpoint:
                 f"version"
             )
         found = msgspec.convert(description, type=Checkpoint)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged("its description cannot be read") from error
     if not seal or found.name != path.stem:  # a name, and never a path
         raise Damaged("its description was changed")
