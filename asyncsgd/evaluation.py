@@ -132,12 +132,14 @@ def _numbers(task: Task, name: str, sums: Sums, errors: list[str]) -> dict[str, 
     """Loss, weight and metrics of the evaluation set `name`; metrics that could not be computed are NaN."""
     if not sums["weight"]:
         raise UsageError(f"no batch of the evaluation set {name!r} has a loss term; give it targets that count")
-    said = scored("metrics", lambda: {name: float(value) for name, value in task.metrics(sums).items()}, errors)
-    metrics = dict.fromkeys(said or task.better, math.nan)
-    for name, value in said.items():
-        if value is not None:
-            metrics[name] = value
+    said = scored("metrics", lambda: _plain_metrics(task.metrics(sums)), errors)
+    metrics = said or dict.fromkeys(task.scored_by(), math.nan)
     return {"loss": sums["loss"] / sums["weight"], "weight": float(sums["weight"]), "metrics": metrics}
+
+
+def _plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Numbers of Python; None for a score that is undefined."""
+    return {name: None if value is None else float(value) for name, value in metrics.items()}
 
 
 def evaluate_sets(

@@ -222,6 +222,9 @@ def test_a_score_that_the_labels_leave_undefined_is_told_at_the_start_and_refuse
     facts = task.facts()
     assert "pearson is not defined: all texts to score on have one number" in facts["notes"]
     assert facts["undefined_scores"].keys() == {"pearson", "spearman"}
+    sums = evaluate_sets(task, task.model(0), task.data(0).evaluation, 0, 1, torch.device("cpu"))
+    found = measured(task, sums).metrics
+    assert (found["pearson"], found["spearman"], found["mse"] > 0) == (None, None, True)
     with pytest.raises(UsageError, match=r"--score spearman is not defined: .* choose of mse"):
         prepared(constant, "number", score="spearman").prepare(0, tmp_path)
 
