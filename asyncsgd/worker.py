@@ -266,14 +266,14 @@ class Worker:
         """
         parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
-        if not weight:
-            self._exchange_nothing(index)
-            scales = () if self._loss_scale is None else (self._loss_scale.value,)
-            return Gradient(math.nan, 0.0, self.task.batch_size, scales)
+        loss = math.nan
         while True:
             self.flat.release_gradients()
             used = self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
-            loss = self._backward(index, parts, factor if used is None else factor * used)
+            if weight:
+                loss = self._backward(index, parts, factor if used is None else factor * used)
+            else:  # other ranks' gradients come with their scale, and are computed again by all of them
+                self._exchange_nothing(index)
             self.flat.gather_gradients()
             if used is not None:
                 self.flat.gradients.div_(used)
@@ -310,12 +310,10 @@ class Worker:
 
     def _exchange_nothing(self, index: int) -> None:
         """The gradient of a batch without a loss term: zero. Other ranks wait for it, who exchange theirs."""
-        self.flat.release_gradients()
         if isinstance(self.loss, Replicated):
             with self._autocast():
                 self.loss(self._moved(self.data.batch(self._stream, index)))  # the exchange begins with a forward pass
             self.loss.complete()
-        self.flat.gather_gradients()
 
     def pseudo_gradient(
         self,

@@ -38,7 +38,7 @@ class Experts(nn.Module):
         out = torch.zeros(len(x), 1)
         for number, expert in enumerate(self.experts):
             if bool((which == number).any()):
-                out[which == number] = expert(x[which == number])
+                out[which == number] = expert(x[which == number]).float()
         return out
 
 
@@ -263,3 +263,13 @@ def test_a_forward_pass_that_changes_what_is_trained_ends_the_run_and_names_the_
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["num_updates"]) == ("FAILED", 3)
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("empty", [(3,), (2, 9)], ids=["of rank 1", "of rank 0 and of rank 1"])
+def test_ranks_whose_batch_has_no_loss_term_step_as_the_others_in_float16(empty):
+    task = Uneven(empty=empty)
+    more = {"optimizer": SGD(), "weight_decay": 0.0, "precision": "fp16"}
+    together, alone = trained(task, AllReduce(2), **more), trained(task, InProcess(accumulate=2), **more)
+    torch.testing.assert_close(vector(together), vector(alone), rtol=1e-4, atol=1e-5)
