@@ -261,10 +261,9 @@ def _serve(
     server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
     assert isinstance(server, Server)  # peers are on the virtual clock alone
     workers = Workers(links, segment, live.run.task, clock, dead=dead, stop_requested=live.stop_requested)
-    fit = _fit(live, server, workers)
     try:
         workers.meet(live.flat.layout.fingerprint)
-        return fit.run()
+        return _fit(live, server, workers).run()
     except Interrupted:  # while workers came up
         return Result(INTERRUPTED, "interrupted by the user")
     finally:
