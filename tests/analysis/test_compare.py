@@ -87,10 +87,7 @@ def test_a_seed_that_occurs_twice_and_other_machines_are_warnings(tmp_path):
     edit_json(tmp_path / "b" / "environment.json", cpu="another")
     out = compare(tmp_path).out
     assert "2 runs have seed 0; its ± is not over different seeds only" in out
-    assert (
-        "WARNING: seconds of different machines must not be compared: a processor, 2 cores (1 runs)"
-        in out
-    )
+    assert "WARNING: seconds of different machines must not be compared: a processor, 2 cores (1 runs)" in out
 
 
 def test_measured_and_virtual_seconds_share_no_picture(tmp_path):
