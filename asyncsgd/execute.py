@@ -47,7 +47,7 @@ from asyncsgd.runtime.collective import (
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Backend, Fit, Method, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
-from asyncsgd.runtime.link import FOLDERS, Inherited, Link, Meeting, Pair
+from asyncsgd.runtime.link import FOLDERS, Inherited, Link, Meeting, MeetingOfParent, Pair, Way
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap
@@ -234,13 +234,15 @@ def _serve_workers(
             board.put("run", _notice(live, meeting))
         for worker in range(live.num_workers):
             child, pipe = board is None or worker == 0, None
-            way: Inherited | Meeting = meeting
+            way: Way = meeting
             if child and shares:
                 ours, pipe = live.context.Pipe()
                 links[worker], way = Link(ours), Inherited(pipe, segment)
             else:
                 slot = None if shares else segment.slots[worker]
                 links[worker] = Pair(folder, worker, serves=True, carries_vectors=not shares, slot=slot)
+                if child:
+                    way = MeetingOfParent(folder)
             if child:
                 processes.start(worker, serve, live.run.at(worker), way, worker, *(() if worker else at_zero))
                 live.machine.follow(f"worker {worker}", processes.pid(worker))

@@ -135,4 +135,5 @@ def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(command, small,
     (hardware,) = environment["hardware_of_ranks"]
     assert hardware.pop("ranks") == [0, 1]
     assert hardware == {key: environment[key] for key in hardware}
-    assert {"cpu", "cores", "gpus", "torch_build", "cpu_capability"} == set(hardware)
+    names = {"cpu", "cores", "gpus", "torch_build", "cpu_capability"}
+    assert names | {"processor", "instruction_limits", "gpu_libraries"} == set(hardware)

@@ -318,6 +318,17 @@ class Inherited:
         return Link(self.connection), self.segment
 
 
+@dataclasses.dataclass(frozen=True)
+class MeetingOfParent:
+    """Where a child meets its server if vectors travel too. The folder is its parent's word, who may have set another
+    folder for temporary files since children are forked; can be pickled for a child alone."""
+
+    folder: str
+
+    def join(self, worker: int) -> tuple[Link, Segment | None]:
+        return Pair(self.folder, worker, serves=False, carries_vectors=True), None
+
+
 class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Where workers meet the server that are not its children, or share no segment with it; names and numbers only."""
 
@@ -339,6 +350,9 @@ class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
             raise RunError(f"rank 0 sent a start message that cannot be used ({error}); start the run again") from error
         return Pair(folder, worker, serves=False, carries_vectors=segment is None), segment
 
+
+Way = Inherited | MeetingOfParent | Meeting
+"""How a worker comes to its link."""
 
 FOLDERS = "asyncsgd-"
 """How the names of the folders begin in which processes meet."""

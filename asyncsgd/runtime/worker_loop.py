@@ -25,13 +25,12 @@ from asyncsgd.runtime.link import (
     Evaluated,
     Gone,
     Holding,
-    Inherited,
-    Meeting,
     Pair,
     Proceed,
     Pushing,
     Ready,
     Stop,
+    Way,
 )
 from asyncsgd.runtime.segment import FROZEN, SAMPLES
 from asyncsgd.runtime.worker_process import Straggling, fail, set_up_process
@@ -40,7 +39,13 @@ from asyncsgd.settings.run import Run
 from asyncsgd.tasks.base import encode_sums
 
 
-def serve(run: Run, way: Inherited | Meeting, worker: int, profile: Profile | None = None, tells: bool = False) -> None:
+def serve(
+    run: Run,
+    way: Way,
+    worker: int,
+    profile: Profile | None = None,
+    tells: bool = False,
+) -> None:
     """Entry point of a worker; blocks until it is told to stop, and ends the process.
 
     Args:
@@ -63,7 +68,7 @@ def serve(run: Run, way: Inherited | Meeting, worker: int, profile: Profile | No
 class Gradients:
     """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
 
-    def __init__(self, run: Run, way: Inherited | Meeting, number: int, profile: Profile | None, tells: bool) -> None:
+    def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:
         self._run, self._straggling = run, Straggling.of(run, number)
         self._num_batches = run.limits.num_batches(run.task.batch_size)
         self._device = torch.device(run.device)
@@ -157,7 +162,7 @@ class Gradients:
 class Steps(Gradients):
     """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
 
-    def __init__(self, run: Run, way: Inherited | Meeting, number: int, profile: Profile | None, tells: bool) -> None:
+    def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:
         super().__init__(run, way, number, profile, tells)
         assert self._segment is not None
         assert isinstance(run.runtime, Hogwild)
