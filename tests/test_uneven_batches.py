@@ -14,6 +14,7 @@ from doors import (
     Hogwild,
     InProcess,
     KSync,
+    Pipeline,
     Processes,
     Synchronous,
     Task,
@@ -263,6 +264,76 @@ def test_a_forward_pass_that_changes_what_is_trained_ends_the_run_and_names_the_
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["num_updates"]) == ("FAILED", 3)
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("runtime", [Processes(2), Hogwild(2)], ids=["asynchronous", "Hogwild"])
+def test_a_run_with_workers_ends_so_too_and_names_the_parameter(runtime):
+    with pytest.raises(asyncsgd.RunError, match=r"worker \d: the forward pass changes the parameter 'first\.weight'"):
+        trained(Changes(), runtime, optimizer=SGD(), weight_decay=0.0)
+
+
+class Added(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden):
+        return hidden + self.inner(hidden).tanh()
+
+
+class Stack(nn.Module):
+    """Blocks that a pipeline can cut, of which the first changes."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.start, self.end = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.blocks = nn.ModuleList(Added(inner) for inner in (Changing(how), nn.Linear(4, 4), nn.Linear(4, 4)))
+
+    def forward(self, x):
+        hidden = self.start(x)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.end(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked(Changes):
+    def model(self, seed):
+        with seeded(seed):
+            return Stack(self.how)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["change", "freeze"])
+def test_a_stage_of_a_pipeline_does_not_change_what_is_trained_either(how):
+    with pytest.raises(asyncsgd.RunError, match=r"the parameter '.*first\.weight'"):
+        trained(Stacked(how=how), Pipeline(2, stages=2), micro_batches=2)
+
+
+class Short(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rows, self.last = kind(3, 4, max_norm=1.0), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(self.rows(x[:, :1].clamp(0, 2).long()).reshape(len(x), 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortens(Uneven):
+    kind: type = nn.Embedding
+
+    def model(self, seed):
+        with seeded(seed):
+            return Short(self.kind)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_rows_with_a_largest_norm_are_refused_before_anything_is_trained(kind):
+    with pytest.raises(asyncsgd.UsageError, match="the module 'rows' has max_norm=1, so its forward pass changes"):
+        asyncsgd.check(Shortens(kind=kind))
 
 
 @pytest.mark.slow

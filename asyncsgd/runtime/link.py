@@ -109,7 +109,13 @@ class Pushing(Told):
     """A gradient comes through the group of two, before its `Computed`."""
 
 
-Message = Compute | Evaluate | Wake | Proceed | Stop | Ready | Computed | Evaluated | Holding | Pushing
+class Refused(Told):
+    """The model cannot be trained so, whoever computes; the worker ends."""
+
+    reason: str
+
+
+Message = Compute | Evaluate | Wake | Proceed | Stop | Ready | Computed | Evaluated | Holding | Pushing | Refused
 
 
 def encode(message: Message) -> bytes:

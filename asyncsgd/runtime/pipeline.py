@@ -106,7 +106,9 @@ class HeldStage(nn.Module):
         # The one allowed use of torch's default generator: dropout draws from nothing else.
         torch.manual_seed(part.seed)
         with torch.autocast(self.flat.parameters.device.type, dtype=self._precision if lower else None, enabled=lower):
+            versions = self.flat.versions()
             said = self.stage(part.batch, hidden)
+            self.flat.check_forward(versions)
             if not self.stage.is_last:
                 # Where all before is frozen, nothing needs a gradient, and torch's stage would fail.
                 return said if said.requires_grad else said.requires_grad_()
@@ -128,7 +130,12 @@ class TimedStage(PipelineStage):
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         began = self._moment()
-        result = super().forward_one_chunk(*arguments, **named)
+        try:
+            result = super().forward_one_chunk(*arguments, **named)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, RunError):  # torch wraps what a stage raises
+                raise error.__cause__ from None
+            raise
         self.passes.append((began, self._moment()))
         return result
 

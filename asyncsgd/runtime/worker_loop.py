@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.batches import indices_of
+from asyncsgd.errors import RunError
 from asyncsgd.flat import FlatModel
 from asyncsgd.measure import Profile, peak_bytes
 from asyncsgd.optimizers import Optimizer
@@ -29,6 +30,7 @@ from asyncsgd.runtime.link import (
     Proceed,
     Pushing,
     Ready,
+    Refused,
     Stop,
     Way,
 )
@@ -95,9 +97,17 @@ class Gradients:
                 self._pull(None)
                 self._evaluate(command)
                 self._idle_since = time.perf_counter()
-            elif isinstance(command, Compute) and not self._compute(command):
+            elif isinstance(command, Compute) and not self._carry_out(command):
                 return
         self._flat.check()
+
+    def _carry_out(self, command: Compute) -> bool:
+        """`_compute`; where the model cannot be trained, the server says so, and the run ends."""
+        try:
+            return self._compute(command)
+        except RunError as error:
+            self._link.send(Refused(str(error)))
+            return False
 
     def _evaluate(self, command: Evaluate) -> None:
         sums = encode_sums(self._worker.evaluate(command.shard, command.num_shards))

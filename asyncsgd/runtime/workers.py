@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from asyncsgd.errors import RunError
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.flights import Arrived, Happened, Left, Work
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
@@ -43,6 +44,7 @@ from asyncsgd.runtime.link import (
     Pair,
     Proceed,
     Ready,
+    Refused,
     Stop,
     Wake,
 )
@@ -268,10 +270,14 @@ class Workers:
                 link.send_vector(vector)
 
     def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
-        """See `_messages`; raises `Interrupted` where the user has asked to stop."""
+        """See `_messages`; raises `Interrupted` where the user has asked to stop, RunError where a worker refuses."""
         if self._stop_requested():
             raise Interrupted
-        return self._messages(seconds)
+        messages = self._messages(seconds)
+        for worker, message in messages:
+            if isinstance(message, Refused):
+                raise RunError(f"worker {worker}: {message.reason}")
+        return messages
 
     def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
         """The next message, or none within `seconds`; None from a worker that is lost. One at a time: handling it may

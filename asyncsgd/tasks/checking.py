@@ -77,6 +77,12 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                 f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
                 f"`with asyncsgd.seeded(seed):` around what draws them in model()"
             )
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                raise UsageError(
+                    f"the module {name!r} has max_norm={module.max_norm:g}, so its forward pass changes its weight, "
+                    f"which the server alone may change; leave max_norm out, and shorten the rows in your forward pass"
+                )
         data, again = task.data(seed), task.data(seed)
         batch = data.batch(0, 0)
         first = [_bits(tensor) for tensor in tensors_in(batch)]
