@@ -198,6 +198,12 @@ class FlatModel:
         self._tensors = [named[name] for name in self.layout.names]
         self._frozen = [(name, parameter) for name, parameter in named.items() if not parameter.requires_grad]
         self._gradient_views = list(self.layout.views(self.gradients).values())
+        self.may_freeze = False
+        """Whether parameters may be frozen in the middle of a run, and thawed again: this model computes all gradients,
+        or ranks in step compute as many each."""
+        self.frozen: tuple[str, ...] = ()
+        """The parameters that were frozen in all forward passes since `release_gradients`, by name; before the first
+        all of them."""
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self.layout.views(self.parameters).values(), strict=True):
                 if not keep_parameters:
@@ -213,6 +219,7 @@ class FlatModel:
         """
         for tensor in self._tensors:
             tensor.grad = None
+        self.frozen = self.layout.names
 
     def gather_gradients(self) -> None:
         """Copy every ``.grad`` into the flat vector, zeros where there is none, and bind it there again."""
@@ -225,37 +232,46 @@ class FlatModel:
                     view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
 
-    def versions(self) -> list[int]:
-        """How often each parameter has been changed in place, as torch counts it; for `check_forward`."""
-        return [tensor._version for tensor in self._tensors]
+    def before_forward(self) -> list[tuple[int, bool]]:
+        """How often each parameter has been changed in place, as torch counts it, and whether it is trained."""
+        return [(tensor._version, tensor.requires_grad) for tensor in self._tensors]
 
-    def check_forward(self, versions: list[int]) -> None:
-        """Refuse a forward pass that has changed a parameter, or which parameters are trained, since `versions`.
+    def check_forward(self, before: list[tuple[int, bool]]) -> None:
+        """Refuse a forward pass that has changed a parameter, or what is trained where that may not change.
 
         The server alone changes parameters, and no other process would see it.
+
+        Args:
+            before: what `before_forward` said before the pass.
 
         Raises:
             RunError: with the parameter by name.
         """
-        for number, tensor in enumerate(self._tensors):
-            if tensor._version != versions[number]:
-                name = self.layout.names[number]
+        frozen = []
+        for name, tensor, (version, trained) in zip(self.layout.names, self._tensors, before, strict=True):
+            if tensor._version != version:
                 raise RunError(
                     f"the forward pass changes the parameter {name!r}, which the server alone may change; compute what "
                     f"it needs from the parameter, and leave the parameter as it is (nn.Embedding: no max_norm)"
                 )
-            if not tensor.requires_grad:
-                name = self.layout.names[number]
-                raise RunError(
-                    f"the parameter {name!r} was frozen (requires_grad) in the middle of the run, and the server would "
-                    f"go on moving it; freeze it in model(), and continue from this run's model with another run"
-                )
+            if not (trained and tensor.requires_grad):
+                frozen.append(name)
+                if not self.may_freeze:
+                    raise cannot_freeze(name)
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise RunError(
                     f"the parameter {name!r} was frozen when model() returned it, and is trained now (requires_grad), "
-                    f"which the server does not know; return it trainable, or continue from this run's model"
+                    f"which the server does not know; return it trainable from model(), and freeze it in the first "
+                    f"forward pass"
                 )
+        self.frozen = tuple(name for name in frozen if name in self.frozen)
+
+    def leave_out_used(self) -> None:
+        """After the backward passes: what was thawed in a forward pass, and used by it, was not frozen in it."""
+        if self.frozen:
+            tensors = dict(zip(self.layout.names, self._tensors, strict=True))
+            self.frozen = tuple(name for name in self.frozen if tensors[name].grad is None)
 
     def check(self) -> None:
         """Assert that every parameter and gradient of the model still is the view it should be.
@@ -272,6 +288,15 @@ class FlatModel:
                 raise RuntimeError(f"parameter {name!r} was rebound and no longer lies in the flat vector")
             if tensor.grad is None or tensor.grad.data_ptr() != gradient_views[name].data_ptr():
                 raise RuntimeError(f"the gradient of {name!r} was rebound; use zero_grad(set_to_none=False)")
+
+
+def cannot_freeze(name: str) -> RunError:
+    """Of a parameter that was frozen or thawed in the middle of a run that cannot follow it."""
+    return RunError(
+        f"the parameter {name!r} was frozen (requires_grad) in the middle of the run. Only a single process, sync, and "
+        f"one worker whose rule has no momentum or steps of its own can follow that; train so, or freeze it in "
+        f"model(), and continue from this run's model with another run"
+    )
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,7 +55,9 @@ class Optimizer:
         parameters: `(P,)`, changed in place by `step`; borrowed.
         num_decayed: elements from the beginning that `weight_decay` acts on.
         build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
-        layout: of the tensors that the torch optimizer steps one by one; None: it steps the vector as a whole.
+        layout: of the vector's tensors; None: it is one.
+        apart: whether the torch optimizer steps the tensors one by one, or the vector as a whole. It steps them one by
+            one from the first step on that leaves one of them out.
         weight_decay: as in the torch optimizer.
         clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
             (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
@@ -74,11 +76,14 @@ class Optimizer:
         build: BuildOptimizer,
         *,
         layout: Layout | None = None,
+        apart: bool = False,
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
         peak: float = 1.0,
     ) -> None:
-        self._size, self._num_decayed, self._layout = len(parameters), num_decayed, layout
+        self._vector, self._num_decayed = parameters, num_decayed
+        self._layout = layout or Layout.of_vector(len(parameters))
+        self._apart = apart
         # Leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
         decayed, undecayed = ([nn.Parameter(part) for part in parts] for parts in self._cut(parameters))
         self._tensors = [*decayed, *undecayed]
@@ -89,8 +94,8 @@ class Optimizer:
         groups: list[dict[str, Any]] = []
         for tensors, decay, first in ((decayed, weight_decay, 0), (undecayed, 0.0, len(decayed))):
             group: dict[str, Any] = {"params": tensors, "weight_decay": decay, "lr": peak}
-            if layout is not None:
-                group["param_names"] = list(layout.names[first : first + len(tensors)])
+            if apart:
+                group["param_names"] = list(self._layout.names[first : first + len(tensors)])
             if tensors:
                 groups.append(group)
         # An optimizer must have something. Without a gradient it is not looked at.
@@ -100,6 +105,7 @@ class Optimizer:
             )
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise TypeError("it makes no torch optimizer from parameter groups")
+        self._optimizer.register_load_state_dict_pre_hook(self._step_apart_as_saved)
         self._ratios = _ratios(self._optimizer, without_rate, peak)
         self.decays = "weight_decay" in self._optimizer.defaults
         """Whether the torch optimizer knows what weight decay is."""
@@ -111,16 +117,31 @@ class Optimizer:
         )
         """Whether a step is x <- x - eta d and nothing else."""
 
-    def step(self, direction: Tensor, learning_rate: float, norm: float | None = None) -> None:
+    def step(
+        self,
+        direction: Tensor,
+        learning_rate: float,
+        norm: float | None = None,
+        *,
+        frozen: Collection[str] = (),
+    ) -> None:
         """Take one step along `direction`, `(P,)`, which is read and not changed.
 
         Args:
             norm: that it is clipped by, where it is a part of a longer direction; None: its own.
+            frozen: names of tensors that are not stepped, as torch leaves out what has no gradient: no weight decay,
+                no moment, no count.
         """
+        if frozen and not self._apart:
+            self._step_apart()
         if self._clip_norm > 0:
             direction = self._clip(direction, norm)
         for tensor, gradient in zip(self._tensors, itertools.chain(*self._cut(direction)), strict=True):
             tensor.grad = gradient
+        if frozen:
+            for name, tensor in zip(self._layout.names, self._tensors, strict=True):
+                if name in frozen:
+                    tensor.grad = None
         for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = ratio * learning_rate
             if ratio == 0.0:
@@ -130,9 +151,38 @@ class Optimizer:
         for tensor in self._tensors:
             tensor.grad = None  # the direction is borrowed for this call only
 
+    def _step_apart(self) -> None:
+        """Step tensor by tensor from here on, since one that has been frozen has taken fewer steps than the others.
+
+        Each is a group, because torch's fused SGD cannot step one that has no momentum yet beside others that have.
+        """
+        optimizer = self._optimizer
+        parts, groups, ratios = self._tensors, optimizer.param_groups, self._ratios
+        self._tensors, optimizer.param_groups, self._ratios = [], [], []
+        self._apart = True
+        views_by_part = filter(None, self._cut(self._vector))
+        for part, group, ratio, views in zip(parts, groups, ratios, views_by_part, strict=True):
+            state = optimizer.state.pop(part, {})
+            for view in views:
+                tensor = nn.Parameter(view)
+                self._tensors.append(tensor)
+                self._ratios.append(ratio)
+                optimizer.param_groups.append({**group, "params": [tensor], "apart": True})
+                begin = view.storage_offset() - part.storage_offset()
+                for key, value in state.items():
+                    if value.shape == part.shape:
+                        optimizer.state[tensor][key] = value[begin : begin + view.numel()].view(view.shape)
+                    else:  # how many steps it has taken
+                        optimizer.state[tensor][key] = value.clone()
+
+    def _step_apart_as_saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Before a state is loaded of an optimizer that stepped tensor by tensor, do so too."""
+        if "apart" in state["param_groups"][0] and not self._apart:
+            self._step_apart()
+
     def _cut(self, vector: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of what decays and of what does not."""
-        if self._layout is None:
+        if not self._apart:
             parts = vector.split([self._num_decayed, len(vector) - self._num_decayed])
             return [part for part in parts[:1] if len(part)], [part for part in parts[1:] if len(part)]
         views = list(self._layout.views(vector).values())
@@ -169,12 +219,13 @@ class Optimizer:
 
     def move(self, parameters: Tensor) -> None:
         """Step another vector of the same size from now on, with the same state; borrowed."""
+        self._vector = parameters
         for tensor, part in zip(self._tensors, itertools.chain(*self._cut(parameters)), strict=True):
             tensor.data = part
 
     def create_state(self) -> None:
         """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""
-        self.step(torch.zeros(self._size, dtype=torch.float32), 0.0)
+        self.step(torch.zeros(len(self._vector), dtype=torch.float32), 0.0)
 
 
 @contextlib.contextmanager
@@ -264,7 +315,8 @@ class OptimizerRecipe:
                 parameters,
                 layout.num_decayed,
                 self.build,
-                layout=None if self.is_elementwise else layout,
+                layout=layout,
+                apart=not self.is_elementwise,
                 weight_decay=self.weight_decay,
                 clip_norm=self.clip_norm,
                 peak=self.peak,

@@ -10,13 +10,14 @@ Shapes: P parameters (gaps of the flat vector included).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from asyncsgd.batches import Source
+from asyncsgd.flat import cannot_freeze
 from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
 from asyncsgd.records.events import APPLIED, DROPPED, HELD, Event, Extended, Membership, RuleActed, Started
@@ -64,7 +65,7 @@ class Server:
 
     KEPT = (
         *("parameters", "num_samples", "view", "rule_acted", "rule_state", "_optimizer", "_batches", "_waiting"),
-        *("_draws", "_round_is_cut", "_read_versions", "_worker_of", "_without_terms"),
+        *("_draws", "_round_is_cut", "_read_versions", "_worker_of", "_without_terms", "_frozen"),
     )
 
     def __init__(
@@ -107,6 +108,8 @@ class Server:
         self._read_versions, self._worker_of = list[int](), list[int]()
         self._without_terms: set[int] = set()
         """Dispatches whose batches had no loss term."""
+        self._frozen: dict[int, tuple[str, ...]] = {}
+        """Of dispatches that are to be used: the parameters that were frozen, by name."""
 
     @property
     def version(self) -> int:
@@ -160,6 +163,10 @@ class Server:
         delay = view.version - read_version
         if not gradient.weight:
             self._without_terms.add(dispatch)
+        if gradient.frozen:
+            if self.rule.needs_plain_sgd:
+                raise cannot_freeze(gradient.frozen[0])
+            self._frozen[dispatch] = gradient.frozen
         arrival = Arrival(
             worker,
             dispatch,
@@ -276,7 +283,8 @@ class Server:
             elif reply.direction is not None:
                 version = view.version
                 uses += tuple([(dispatch, version - read_versions[dispatch]) for dispatch in reply.uses])
-                self._step(reply.direction, view.learning_rate * reply.learning_rate_factor)
+                frozen = self._frozen_in_all(reply.uses) if self._frozen and reply.uses else ()
+                self._step(reply.direction, view.learning_rate * reply.learning_rate_factor, frozen)
                 stepped = True
             drops += reply.drops
             if reply.abandon:
@@ -297,15 +305,26 @@ class Server:
     def _forgot_everybody(self) -> bool:
         return bool(self._present and self._starts and not self._waiting and self.num_samples < self._samples)
 
-    def _step(self, direction: Tensor, learning_rate: float) -> None:
-        view = self.view
+    def _frozen_in_all(self, uses: Sequence[int]) -> Collection[str]:
+        """The parameters that were frozen in all gradients of an update that have a loss term; each is used once."""
+        with_terms = [dispatch for dispatch in uses if dispatch not in self._without_terms]
+        return set.intersection(*[set(self._frozen.pop(dispatch, ())) for dispatch in with_terms])
+
+    def _step(self, direction: Tensor, learning_rate: float, frozen: Collection[str]) -> None:
         if self._writing is None:
-            self._optimizer.step(direction, learning_rate)
-            view.version += 1
+            self._move(direction, learning_rate, frozen)
             return
-        with self._writing(view.version):
-            self._optimizer.step(direction, learning_rate)
-            view.version += 1
+        with self._writing(self.view.version):
+            self._move(direction, learning_rate, frozen)
+
+    def _move(self, direction: Tensor, learning_rate: float, frozen: Collection[str]) -> None:
+        optimizer = self._optimizer
+        if frozen:
+            assert isinstance(optimizer, Optimizer)  # nothing else steps a model's parameters
+            optimizer.step(direction, learning_rate, frozen=frozen)
+        else:
+            optimizer.step(direction, learning_rate)
+        self.view.version += 1
 
     def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
         if self._local_steps:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets
-from asyncsgd.flat import FlatModel
+from asyncsgd.flat import FlatModel, cannot_freeze
 from asyncsgd.optimizers import Optimizer, PlainSGD
 from asyncsgd.prefetching import Prefetching
 from asyncsgd.records.events import Gradient
@@ -51,6 +51,8 @@ def take_local_steps(
     loss_scales: tuple[float, ...] = ()
     for index in indices:
         gradient = gradient_of(index)
+        if gradient.frozen:
+            raise cannot_freeze(gradient.frozen[0])
         if gradient.weight:
             optimizer.step(gradients, learning_rate)
             loss += gradient.loss * gradient.weight
@@ -133,8 +135,13 @@ class Replicated(DistributedDataParallel):
     def complete(self) -> None:
         """Hand zeros to the parameters that the last backward pass has not reached."""
         missing = [one for number, one in enumerate(self._trained) if number not in self._reached]
+        frozen = [one for one in missing if not one.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(True)  # a bucket waits for those that are frozen, too
         if missing:
             torch.autograd.backward(missing, [torch.zeros_like(one) for one in missing])
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 _NO_SAVINGS = Machine()
@@ -279,7 +286,8 @@ class Worker:
                 self.flat.gradients.div_(used)
             if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
                 continue
-            return Gradient(loss, weight, self.task.batch_size, () if used is None else (used,))
+            scales = () if used is None else (used,)
+            return Gradient(loss, weight, self.task.batch_size, scales, self.flat.frozen)
 
     def cut_into(self, micro_batches: int) -> None:
         """Compute batches in so many parts from here on, as a run did that went on in more."""
@@ -297,23 +305,30 @@ class Worker:
             # The last part's backward pass makes the exchange with other ranks, for all parts at once.
             ddp = self.loss if isinstance(self.loss, Replicated) and part is not parts[-1] else None
             with contextlib.nullcontext() if ddp is None else ddp.no_sync():
-                versions = self.flat.versions()
-                with self._autocast():
-                    loss = self.loss(part.batch)
-                self.flat.check_forward(versions)
+                loss = self._forward(part.batch)
                 scale = factor * part.share
                 (loss if scale == 1.0 else loss * scale).backward()
             losses.append(loss.detach())
+        self.flat.leave_out_used()
         if isinstance(self.loss, Replicated):
             self.loss.complete()
         return sum(part.share * float(loss) for part, loss in zip(parts, losses, strict=True))
 
+    def _forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch, or of a part of one."""
+        before = self.flat.before_forward()
+        with self._autocast():
+            loss: Tensor = self.loss(batch)
+        self.flat.check_forward(before)
+        return loss
+
     def _exchange_nothing(self, index: int) -> None:
         """The gradient of a batch without a loss term: zero. Other ranks wait for it, who exchange theirs."""
         if isinstance(self.loss, Replicated):
-            with self._autocast():
-                self.loss(self._moved(self.data.batch(self._stream, index)))  # the exchange begins with a forward pass
+            self._forward(self._moved(self.data.batch(self._stream, index)))  # the exchange begins with a forward pass
             self.loss.complete()
+        else:
+            self.flat.frozen = ()
 
     def pseudo_gradient(
         self,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.batches import Source
+from asyncsgd.flat import cannot_freeze
 from asyncsgd.flights import Arrived, Happened, Joined, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD
 from asyncsgd.records.events import APPLIED, DROPPED, Event, Extended, Membership, Started
@@ -138,6 +139,8 @@ class Peers(abc.ABC, Generic[R]):
             return Step(list(self.in_flight.values()) if everybody else (), record=record)
         assert isinstance(happened, Arrived)  # nobody leaves
         work, gradient = happened.work, happened.gradient
+        if gradient.frozen:
+            raise cannot_freeze(gradient.frozen[0])
         worker, delay = work.worker, self.versions[work.worker] - work.version
         del self.in_flight[worker]
         self._is_cut |= bool(self._waiting)

@@ -40,6 +40,8 @@ class Gradient(NamedTuple):
     num_samples: int
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss in each local step, which a replay needs; else empty."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that were frozen in all its forward passes, by name: they have no gradient, and are not stepped."""
 
 
 class Taken(NamedTuple):

@@ -16,6 +16,7 @@ import math
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from asyncsgd import runtimes
 from asyncsgd.checkpoints import load_state
+from asyncsgd.errors import RunError
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.flights import Arrived
 from asyncsgd.measure import peak_bytes
@@ -119,8 +121,8 @@ class Replica(abc.ABC):
         """
 
     @abc.abstractmethod
-    def step(self, learning_rate: float) -> None:
-        """Step along the gradient."""
+    def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
+        """Step along the gradient all but the parameters `frozen`."""
 
     @abc.abstractmethod
     def sums(self) -> Sums:
@@ -167,9 +169,16 @@ class Replica(abc.ABC):
         computed = time.perf_counter()
         self._own_seconds = computed - began - waited - stretched
         if bool(weights.any()):
-            self.step(self._rate((first + count) * self.task.batch_size))
-        row = [gradient.loss, computed - began - waited, waited, time.perf_counter() - computed]
+            self.step(self._rate((first + count) * self.task.batch_size), gradient.frozen)
+        frozen = json.dumps(gradient.frozen)
+        digest = zlib.crc32(frozen.encode())
+        row = [gradient.loss, computed - began - waited, waited, time.perf_counter() - computed, digest]
         rows = self.ranks.gather(torch.tensor(row, dtype=torch.float64))[self.speakers].tolist()
+        if len({row.pop() for row in rows}) > 1:
+            raise RunError(
+                f"ranks have frozen (requires_grad) different parameters in one update: "
+                f"{', '.join(self.ranks.gather_texts(frozen))}; freeze the same ones on all of them at the same step"
+            )
         return [
             (Gradient(loss, weight, self.task.batch_size), Taken(compute=compute, wait=wait, apply=apply))
             for weight, (loss, compute, wait, apply) in zip(weights.tolist()[:count], rows, strict=False)
@@ -197,6 +206,7 @@ class DataParallel(Replica):
         super().__init__(run)
         self._worker = worker
         self._flat = worker.flat
+        self._flat.may_freeze = True
         self._optimizer = run.recipe.on(self._flat.parameters, self._flat.layout)
         worker.loss = Replicated(worker.loss)
         self._flat.check()
@@ -204,8 +214,8 @@ class DataParallel(Replica):
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
         return self._worker.gradient(index, lambda weight: self.ranks.number * weigh(weight))
 
-    def step(self, learning_rate: float) -> None:
-        self._optimizer.step(self._flat.gradients, learning_rate)
+    def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
+        self._optimizer.step(self._flat.gradients, learning_rate, frozen=frozen)
         self.norm = self._optimizer.norm
 
     def sums(self) -> Sums:

@@ -106,9 +106,9 @@ class HeldStage(nn.Module):
         # The one allowed use of torch's default generator: dropout draws from nothing else.
         torch.manual_seed(part.seed)
         with torch.autocast(self.flat.parameters.device.type, dtype=self._precision if lower else None, enabled=lower):
-            versions = self.flat.versions()
+            before = self.flat.before_forward()
             said = self.stage(part.batch, hidden)
-            self.flat.check_forward(versions)
+            self.flat.check_forward(before)
             if not self.stage.is_last:
                 # Where all before is frozen, nothing needs a gradient, and torch's stage would fail.
                 return said if said.requires_grad else said.requires_grad_()
@@ -295,7 +295,7 @@ class Pipeline(Replica):
         self._used[SENT] += sum(gradients[name].nbytes for name in self._shared)
         return [dist.all_reduce(gradients[name], group=group, async_op=True) for name, group in self._shared.items()]
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
         gradients = self._held.flat.gradients
         if self._clips:  # by the norm of the gradient of all stages
             views = self._held.views(gradients)

@@ -24,7 +24,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtimes import Hogwild, InProcess, Pipeline, Runtime, Virtual, runtime_of
+from asyncsgd.runtimes import Hogwild, InProcess, Pipeline, Processes, Runtime, Virtual, runtime_of
 from asyncsgd.schedules import WarmupSchedule, constant, cosine, linear
 from asyncsgd.settings import training as settings
 from asyncsgd.tasks.base import Task
@@ -195,6 +195,8 @@ class Run:
             profile: what to trace of it.
             tells: whether the user is told what compiling took.
         """
+        alone = isinstance(self.runtime, Processes | Virtual) and self.runtime.num_workers == 1
+        flat.may_freeze = alone or isinstance(self.runtime, InProcess)
         worker = (Worker if profile is None else ProfiledWorker)(
             flat,
             self.task,

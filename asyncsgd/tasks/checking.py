@@ -100,6 +100,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                 f"the mean of"
             )
         trial.to(where)
+        learned = [parameter for parameter in trial.parameters() if parameter.requires_grad]
 
         def gradients(batch: Batch, part: int = 0) -> tuple[float, Tensor]:
             """The loss as the task gives it, and the gradient in one float64 vector, zeros where there is none.
@@ -113,8 +114,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             loss = task.loss(task.outputs(trial, moved), moved)
             _check_loss(loss)
             loss.backward()
-            trained = [parameter for parameter in trial.parameters() if parameter.requires_grad]
-            each = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in trained]
+            each = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in learned]
             return float(loss.detach()), torch.cat([one.detach().cpu().double().flatten() for one in each])
 
         loss, _ = gradients(batch)
