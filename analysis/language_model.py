@@ -136,7 +136,8 @@ def _draw_grid(axes: Any, points: pd.DataFrame) -> str:
         shown, x="learning_rate", y="seconds", hue="batch", style="length", markers=True,
         palette="colorblind", ax=axes,
     )  # fmt: skip
-    axes.set(xscale="log", xlabel="learning rate", ylabel="seconds to the loss")
+    plots.logarithmic(axes)
+    axes.set(xlabel="learning rate", ylabel="seconds to the loss")
     axes.set_ylim(bottom=0)
     return "; ".join(f"{row.learning_rate:g}: {row.seconds:.3g} s" for row in shown.itertuples())
 

@@ -16,6 +16,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
@@ -59,10 +61,20 @@ def looks(arms: pd.DataFrame) -> dict[str, Look]:
     return dict(zip(arms.index, kinds, strict=True))
 
 
+class Literal(Figure):
+    """A figure whose texts are texts and never formulas, however it is shown: a name may hold dollar signs."""
+
+    def draw(self, renderer: Any) -> None:
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+        with matplotlib.rc_context({"text.parse_math": False}):  # of labels that are made as the picture is drawn
+            super().draw(renderer)
+
+
 def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[Figure, NDArray[Any]]:
     """A figure in the style of all, with its axes beside each other."""
     with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(width * columns, height))
+        drawn = Literal(figsize=(width * columns, height))
         axes = drawn.subplots(1, columns, squeeze=False)[0]
         for one in axes:
             one.tick_params(color=MUTED)
@@ -234,9 +246,15 @@ def against(
         told.append(f"{name}: {', '.join(f'{one.estimate:.3g} at {place:.3g}' for place, one in means)}")
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     if log:
-        axes.set_xscale("log", base=2 if x == "workers" else 10)
-        axes.xaxis.set_major_formatter("{x:g}")
+        logarithmic(axes, base=2 if x == "workers" else 10)
     return "; ".join(told)
+
+
+def logarithmic(axes: Axes, base: float = 10) -> None:
+    """Scale the x axis by logarithms, with its numbers written out: 0.001, and not a formula."""
+    axes.set_xscale("log", base=base)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(LogFormatter(base))
 
 
 def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[str, Look]) -> str:

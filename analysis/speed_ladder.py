@@ -307,8 +307,7 @@ def _draw(axes: Any, rungs: pd.DataFrame) -> str:
     named = {f"{rung.name}: {rung.word}": rung for rung in rungs.itertuples()}
     cast = {name: plots.Look(colours[rung.word], "", "") for name, rung in named.items()}
     told = plots.bars(axes, {name: rung.speed.interval for name, rung in named.items()}, 1.0, TIMES_BEFORE, cast)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    plots.logarithmic(axes, base=2)
     return told
 
 

@@ -8,15 +8,18 @@ sync there is no server: its row shows the ranks' common step, and their compute
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
 
 from analysis.commands import begun
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import read_events
+from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import find_run
 
 COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
@@ -42,7 +45,7 @@ def spans_of(records: Iterable[dict[str, Any]]) -> Iterator[Span]:
             yield Span(SERVER, "evaluate", record["train_seconds"], 0.0, arguments)
         if record["kind"] != "arrival":
             continue
-        worker = f"worker {record['worker']}"
+        worker = f"worker {record['worker']:d}"
         arguments = {name: record[name] for name in ("dispatch", "read_version", "version", "arrival_delay", "outcome")}
         end = record["train_seconds"] - record["apply_seconds"]
         yield Span(SERVER, "apply", end, record["apply_seconds"], arguments)
@@ -53,37 +56,55 @@ def spans_of(records: Iterable[dict[str, Any]]) -> Iterator[Span]:
                 yield Span(worker, kind, end, seconds, arguments)
 
 
-def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
-    """The spans in Chrome's trace format, in microseconds, one thread per row."""
-    rows: dict[str, int] = {}
-    events: list[dict[str, Any]] = []
+@dataclasses.dataclass
+class Drawn:
+    """What is kept of the spans of a log, which may be more than memory holds."""
+
+    rows: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The row's number in the trace."""
+    last: float = 0.0
+    """Where the last span ends, in seconds of the training clock."""
+    arrived: bool = False
+
+
+def write_trace(spans: Iterable[Span], file: BinaryIO) -> Drawn:
+    """Write the spans in Chrome's trace format, in microseconds, one thread per row."""
+    encode = msgspec.json.Encoder().encode
+    found = Drawn()
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
     for span in spans:
-        thread = rows.setdefault(span.row, len(rows))
+        thread = found.rows.setdefault(span.row, len(found.rows))
         event = {"name": span.kind, "pid": 0, "tid": thread, "ts": 1e6 * span.start, "args": span.arguments}
-        instant = span.kind == "evaluate"
-        events.append(event | ({"ph": "i", "s": "g"} if instant else {"ph": "X", "dur": 1e6 * span.seconds}))
+        if span.kind == "evaluate":
+            event |= {"ph": "i", "s": "g"}
+        else:
+            event |= {"ph": "X", "dur": 1e6 * span.seconds}
+            found.arrived = True
+        found.last = max(found.last, span.start + span.seconds)
+        file.write(encode(event) + b",\n")
     names = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}}
-        for row, thread in rows.items()
+        for row, thread in found.rows.items()
     ]
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+    file.write(encode(names)[1:-1] + b"]}\n")
+    return found
 
 
-def draw(spans: list[Span], begin: float, seconds: float, path: Path) -> None:
+def draw(rows: Iterable[str], spans: Iterable[Span], begin: float, seconds: float, path: Path) -> None:
     """Save a picture of the window [begin, begin + seconds]."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rows = sorted({span.row for span in spans if span.row != SERVER}, key=lambda row: int(row.split()[1]))
-    rows.append(SERVER)
-    figure = Figure(figsize=(10, 0.55 * len(rows) + 1.2), layout="constrained")
+    workers = sorted((row for row in rows if row != SERVER), key=lambda row: int(row.split()[1]))
+    shown = [*workers, SERVER]
+    figure = Figure(figsize=(10, 0.55 * len(shown) + 1.2), layout="constrained")
     axes = figure.subplots()
     inside = [span for span in spans if span.start < begin + seconds and span.start + span.seconds > begin]
     for kind, colour in COLOURS.items():
-        for place, row in enumerate(rows):
+        for place, row in enumerate(shown):
             bars = [(span.start, span.seconds) for span in inside if span.kind == kind and span.row == row]
             axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
-    axes.set(xlim=(begin, begin + seconds), xlabel="training seconds", yticks=range(len(rows)), yticklabels=rows)
+    axes.set(xlim=(begin, begin + seconds), xlabel="training seconds", yticks=range(len(shown)), yticklabels=shown)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(facecolor=colour, label=kind) for kind, colour in COLOURS.items()]
@@ -101,20 +122,30 @@ def write(run: str | Path, seconds: float, begin: float | None) -> None:
     run = find_run(run)
     if seconds <= 0:
         raise UsageError(f"--seconds must be more than 0, got {seconds:g}")
+    events = run / EVENTS
+    trace = run / "timeline.json"
+    partial = trace.with_name(f"{trace.name}.partial")
     try:
-        spans = list(spans_of(read_events(run / "events.jsonl")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{run} holds no event log that can be read: {error}") from error
-    if all(span.kind == "evaluate" for span in spans):
-        raise UsageError(f"{run} has no arrival: nothing to draw")
-    last = max(span.start + span.seconds for span in spans)
-    if begin is None:
-        begin = max(0.0, (last - seconds) / 2)
-    if not 0 <= begin < last:
-        raise UsageError(f"--begin {begin:g} is outside the run, which trained for {last:.1f} seconds")
-    (run / "timeline.json").write_text(json.dumps(chrome_trace(spans)), encoding="utf-8")
-    draw(spans, begin, min(seconds, last), run / "timeline.png")
-    print(f"{run / 'timeline.json'}\n{run / 'timeline.png'}")
+        drawn = _read(events, partial)
+        if not drawn.arrived:
+            raise UsageError(f"{run} has no arrival: nothing to draw")
+        if begin is None:
+            begin = max(0.0, (drawn.last - seconds) / 2)
+        if not 0 <= begin < drawn.last:
+            raise UsageError(f"--begin {begin:g} is outside the run, which trained for {drawn.last:.1f} seconds")
+        draw(drawn.rows, spans_of(read_events(events)), begin, min(seconds, drawn.last), run / "timeline.png")
+        os.replace(partial, trace)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"{trace}\n{run / 'timeline.png'}")
+
+
+def _read(events: Path, trace: Path) -> Drawn:
+    with open(trace, "wb") as file:
+        try:
+            return write_trace(spans_of(read_events(events)), file)
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            raise UsageError(f"{events.parent} holds no event log that can be read: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

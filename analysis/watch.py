@@ -9,7 +9,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import signal
@@ -19,6 +18,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
 
 from analysis.commands import begun
 from asyncsgd.errors import UsageError
@@ -39,8 +41,61 @@ evaluates."""
 RECENT_ARRIVALS, EVALUATIONS_SHOWN, WORKERS_SHOWN, SPARKLINE_WIDTH = 200, 5, 16, 48
 LONGEST_LOOK = 1 << 16
 """Bytes of a line of the file about the machine."""
+BLOCK = 1 << 20
+"""Bytes of the log that are read at a time."""
 SPARKS = "▁▂▃▄▅▆▇█"
 RUNNING, DEAD = "running", "ended without a summary"
+
+
+class Reached(Struct):
+    """What the view reads of a record that says how far the run has come; a record without it is damaged."""
+
+    version: int
+    total_samples: int
+    train_seconds: float
+    uses: tuple[tuple[int, int], ...] = ()
+
+
+class Arrived(Reached, kw_only=True):
+    worker: int
+    num_samples: int
+    wait_seconds: float = 0.0
+    pull_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    push_seconds: float = 0.0
+
+
+class Evaluated(Reached, kw_only=True):
+    loss: float | None
+    metrics: dict[str, float | None] = {}
+
+
+class Came(Reached, kw_only=True):
+    """A worker came, or went."""
+
+    worker: int
+    reason: str = ""
+
+
+class Failed(Struct):
+    message: str
+
+
+KINDS: Mapping[str, type[Struct]] = {
+    "arrival": Arrived,
+    "evaluate": Evaluated,
+    "join": Came,
+    "leave": Came,
+    "fault": Failed,
+}
+
+
+class Usage(Struct):
+    """The last look at the machine: of every process its busy cores and its bytes."""
+
+    machine: float
+    processes: dict[str, tuple[float, float]]
+    gpus: tuple[dict[str, float], ...] = ()
 
 
 @dataclasses.dataclass
@@ -76,11 +131,11 @@ class Watched:
         self._num_lines, self._offset, self._rest = 0, 0, b""
         self._inode = self._events.stat().st_ino
         self.progress = Totals()
-        self.evaluations: list[Mapping[str, Any]] = []
+        self.evaluations: list[Evaluated] = []
         self.workers: dict[int, Worker] = collections.defaultdict(Worker)
         self.faults: list[str] = []
-        self.usage: Mapping[str, Any] = {}
-        """The last look at the machine; empty where nobody looks."""
+        self.usage: Usage | None = None
+        """None where nobody looks."""
         self._recent: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)], RECENT_ARRIVALS)
         self.status, self.message = RUNNING, ""
 
@@ -102,7 +157,7 @@ class Watched:
                 self.status = DEAD
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} is gone or was renamed while it was watched") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, AttributeError, OSError) as error:
             raise UsageError(f"{self.path} is damaged at line {self._num_lines} of {EVENTS}: {error}") from error
 
     def _has_summary(self) -> bool:
@@ -115,39 +170,46 @@ class Watched:
     def _read_records(self) -> None:
         with open(self._events, "rb") as file:
             file.seek(self._offset)
-            *lines, self._rest = (self._rest + file.read()).split(b"\n")
-            self._offset = file.tell()
-        for line in lines:
-            self._num_lines += 1
-            if (record := record_in(line, EVENTS)) is not None:
-                self._take(record)
+            while block := file.read(BLOCK):
+                *lines, self._rest = (self._rest + block).split(b"\n")
+                self._offset = file.tell()
+                for line in lines:
+                    self._num_lines += 1
+                    if (record := record_in(line, EVENTS)) is not None:
+                        self._take(record)
 
     def _read_usage(self) -> None:
         """The last whole line of the file; what is torn or of another kind is left out."""
         with contextlib.suppress(OSError, ValueError, IndexError), open(self.path / USAGE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
-            self.usage = json.loads(file.read().split(b"\n")[-2])
+            self.usage = msgspec.json.decode(file.read().split(b"\n")[-2], type=Usage)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
-        if kind in ("arrival", "evaluate", "join", "leave"):
-            done = record["version"], record["total_samples"], record["train_seconds"]
-            self.progress.advance(*done, record.get("uses", ()))
-        if kind == "arrival":
-            self._recent.append((record["train_seconds"], record["total_samples"]))
-            worker = self.workers[record["worker"]]
+        known = KINDS.get(str(kind))
+        if known is None:
+            return
+        seen = msgspec.convert(record, known)
+        if isinstance(seen, Reached):
+            self.progress.advance(seen.version, seen.total_samples, seen.train_seconds, seen.uses)
+        if isinstance(seen, Arrived):
+            self._recent.append((seen.train_seconds, seen.total_samples))
+            worker = self.workers[seen.worker]
             worker.num_arrivals += 1
-            worker.num_samples += record["num_samples"]
-            worker.wait_seconds += record.get("wait_seconds", 0.0)
-            worker.busy_seconds += sum(record.get(f"{part}_seconds", 0.0) for part in ("pull", "compute", "push"))
-        elif kind == "evaluate":
-            self.evaluations.append(record)
-        elif kind in ("join", "leave"):
-            reason = record.get("reason")
-            state = "" if kind == "join" else f"lost: {reason}" if reason else "left"
-            self.workers[record["worker"]].state = state
-        elif kind == "fault":
-            self.faults.append(record["message"])
+            worker.num_samples += seen.num_samples
+            worker.wait_seconds += seen.wait_seconds
+            worker.busy_seconds += seen.pull_seconds + seen.compute_seconds + seen.push_seconds
+        elif isinstance(seen, Evaluated):
+            self.evaluations.append(seen)
+        elif isinstance(seen, Came):
+            state = "left"
+            if kind == "join":
+                state = ""
+            elif seen.reason:
+                state = f"lost: {seen.reason}"
+            self.workers[seen.worker].state = state
+        elif isinstance(seen, Failed):
+            self.faults.append(seen.message)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -209,14 +271,14 @@ def frame(run: Watched) -> Group:
         "samples": f"{done.num_samples}{share}   {done.num_updates} updates   {done.train_seconds:.1f} {seconds}",
         "speed": "-" if speed is None else f"{speed:.0f} samples/s",
         "delay": f"p50 {at['p50']}   p95 {at['p95']}   max {at['max']} updates" if done.delays else "-",
-        "loss": sparkline([evaluation["loss"] for evaluation in run.evaluations]) or "-",
+        "loss": sparkline([evaluation.loss for evaluation in run.evaluations]) or "-",
     }
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="bold"), Text(value))
     parts: list[Any] = [grid]
     if run.evaluations:
-        metrics = list(run.evaluations[-1].get("metrics") or {})
+        metrics = list(run.evaluations[-1].metrics)
         rows = [_evaluation(record, metrics) for record in run.evaluations[-EVALUATIONS_SHOWN:]]
         headings = "samples", seconds, "loss", *metrics
         parts.append(_table(f"the last {EVALUATIONS_SHOWN} evaluations", headings, rows))
@@ -227,10 +289,8 @@ def frame(run: Watched) -> Group:
         parts.append(_table("workers", ("worker", "gradients", "samples", "waits", ""), rows))
         if len(run.workers) > len(shown):
             parts.append(Text(f"and {len(run.workers) - len(shown)} more"))
-    if run.usage:
-        parts.append(
-            _table(f"machine, {run.usage['machine']:.1f} cores busy", ("", "busy", "memory"), _used(run.usage))
-        )
+    if run.usage is not None:
+        parts.append(_table(f"machine, {run.usage.machine:.1f} cores busy", ("", "busy", "memory"), _used(run.usage)))
     return Group(*parts, *(Text(f"fault: {fault}", style="red") for fault in run.faults[-EVALUATIONS_SHOWN:]))
 
 
@@ -246,10 +306,10 @@ def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -
     return table
 
 
-def _evaluation(record: Mapping[str, Any], metrics: Iterable[str]) -> list[str]:
-    values = [record["loss"], *(record.get("metrics", {}).get(name) for name in metrics)]
+def _evaluation(record: Evaluated, metrics: Iterable[str]) -> list[str]:
+    values = [record.loss, *(record.metrics.get(name) for name in metrics)]
     shown = ["-" if value is None else f"{value:.4g}" for value in values]
-    return [str(record["total_samples"]), f"{record['train_seconds']:.1f}", *shown]
+    return [str(record.total_samples), f"{record.train_seconds:.1f}", *shown]
 
 
 def _worker(number: int, worker: Worker) -> list[str]:
@@ -258,12 +318,13 @@ def _worker(number: int, worker: Worker) -> list[str]:
     return [str(number), str(worker.num_arrivals), str(worker.num_samples), waits, worker.state]
 
 
-def _used(look: Mapping[str, Any]) -> list[list[str]]:
+def _used(look: Usage) -> list[list[str]]:
     """Busy cores and memory of every process, and of every GPU."""
-    used = [(name, f"{cores:.2f} cores", resident) for name, (cores, resident) in look["processes"].items()]
+    used = [(name, f"{cores:.2f} cores", resident) for name, (cores, resident) in look.processes.items()]
     used = used[:WORKERS_SHOWN]
-    for number, gpu in enumerate(look.get("gpus", ())):
-        used.append((f"GPU {number}", f"{100 * gpu['utilisation']:.0f} %", gpu["bytes"]))
+    for number, gpu in enumerate(look.gpus):
+        share = gpu.get("utilisation", math.nan)
+        used.append((f"GPU {number}", f"{100 * share:.0f} %", gpu.get("bytes", math.nan)))
     return [[name, busy, f"{size / 2**30:.2f} GiB"] for name, busy, size in used]
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from asyncsgd import __version__
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.errors import UsageError, nearest, reason
 from asyncsgd.records.console import best_effort
 
 COMMANDS = {
@@ -43,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error.filename or 'standard output'}: {reason(error)}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

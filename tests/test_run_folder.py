@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doors import ROOT, Evaluation, Event, Finished, Membership, UsageError, asyncsgd, load_run
+from doors import ROOT, Evaluation, Event, Finished, Membership, UsageError, asyncsgd, cli, load_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marks import slow
@@ -179,3 +179,16 @@ def test_a_run_killed_at_a_hundred_moments_leaves_readable_folders_and_ends_as_i
         if (path / "summary.json").exists():
             assert (len(arrived), Finished(path).summary["parameters_sha256"]) == (200, expected)
     assert (path / "summary.json").exists()
+
+
+def test_a_run_goes_on_in_its_own_folder_alone_and_one_that_cannot_be_written_is_named(train, tmp_path):
+    """A folder in place of the records is refused to everybody who would write them, root included."""
+    path = shutil.copytree(train(mode="single", samples=40).path, tmp_path / "run")
+    (path / "events.jsonl").unlink()
+    (path / "events.jsonl").mkdir()
+    before = sorted(path.rglob("*"))
+    ended = cli(f"train.py masked_lm --config {path / 'settings.yaml'} --resume {path}")
+    assert ended.code == 2
+    assert f"error: {path} cannot be written (" in ended.err
+    assert "copy the folder to where you may write, and go on there\n" in ended.err
+    assert sorted(path.rglob("*")) == before

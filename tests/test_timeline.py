@@ -63,3 +63,20 @@ def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last(run):
     assert last.splitlines()[0] == "runs/first/timeline.json"
     said = "error: fi is no folder, and these runs begin so: runs/fist, runs/first; type more of one\n"
     assert cli("analysis.timeline fi").err == said
+
+
+@pytest.mark.parametrize("key", ["worker", "train_seconds", "apply_seconds", "pull_seconds", "dispatch"])
+@pytest.mark.parametrize("value", ["seven", None, [1]])
+def test_a_damaged_record_is_refused_in_one_sentence_and_leaves_no_file(run, key, value):
+    lines = (run / "events.jsonl").read_text().splitlines()
+    arrivals = [number for number, line in enumerate(lines) if '"arrival"' in line]
+    record = json.loads(lines[arrivals[-1]])
+    del record[key]
+    if key != "dispatch":
+        record[key] = value
+    lines[arrivals[-1]] = json.dumps(record)
+    (run / "events.jsonl").write_text("\n".join(lines) + "\n")
+    ended = cli("analysis.timeline runs/first")
+    assert ended.code == 2
+    assert ended.err.startswith("error: runs/first holds no event log that can be read: ")
+    assert not list(run.glob("timeline.*"))

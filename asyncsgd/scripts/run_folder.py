@@ -88,12 +88,18 @@ def open_again(path: Path, different: Sequence[tuple[str, Any, Any]], settings_y
 
     Raises:
         UsageError: if anything but a larger number of samples or of micro-batches differs, if the run is DONE, or has
-            no checkpoint.
+            no checkpoint, or if its folder cannot be written.
     """
     from asyncsgd.checkpoints import find  # imports torch, which is slow
 
     with contextlib.ExitStack() as undo:
-        events = undo.enter_context(own(path))
+        try:
+            events = undo.enter_context(own(path))
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be written ({error.strerror}), and a run goes on in its own folder; copy the folder to "
+                f"where you may write, and go on there"
+            ) from error
         if not any(path.glob(_DESCRIPTIONS)):
             find(path)  # refuses, before anything is asked for that would not help
         grow = ("samples", "epochs", "micro_batches")

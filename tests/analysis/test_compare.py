@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import html
 import io
 import itertools
 import re
@@ -52,6 +53,18 @@ def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
     out = compare(mixed, other).out
     assert next(line.split()[3] for line in out.splitlines() if line.split()[:1] == ["sync"]) == "2/2"
     assert compare(mixed, mixed).err.startswith("error: a folder is given twice")
+
+
+@pytest.mark.parametrize("name", [r"$\frac{1$", "$x$ {0} %", r"\$<b>&"])
+def test_a_name_is_text_in_tables_and_pictures(tmp_path, name):
+    other = dataclasses.replace(ASYNC, algorithm=name)
+    for folder, arm in (("s", SYNC), ("o", other)):
+        write_run(tmp_path / folder, arm, straight(9.0, 5.0, seconds=20.0))
+    ended = compare(tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    assert name in ended.out
+    drawn = (tmp_path / "figures" / "loss_vs_seconds.svg").read_text("utf-8")
+    assert f"<!-- {html.escape(name, quote=False)}" in drawn.replace("- -", "--")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from doors import arrival
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.watch import DEAD, QUIET_SECONDS, RUNNING, Watched, main
+from analysis.watch import BLOCK, DEAD, QUIET_SECONDS, RUNNING, Watched, main
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, Evaluation, Fault, Membership
 from asyncsgd.records.run_folder import RunFolder
@@ -198,3 +199,49 @@ def test_the_last_look_at_the_machine_is_shown(tmp_path, capsys):
     assert "1.5 cores busy" in shown
     assert "0.25 cores  1.00 GiB" in shown
     assert "50 %  2.00 GiB" in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "evaluate"}',
+        '{"kind": "evaluate", "version": 1, "total_samples": 4, "train_seconds": 1.0, "loss": "low"}',
+        '{"kind": "evaluate", "version": 1, "total_samples": 4, "train_seconds": 1.0, "loss": 1.0, "metrics": [2]}',
+        '{"kind": "evaluate", "version": "1", "total_samples": 4, "train_seconds": 1.0, "loss": 1.0}',
+        '{"kind": "arrival", "version": 1, "total_samples": 4, "train_seconds": 1.0, "worker": {}, "num_samples": 4}',
+        '{"kind": "leave", "version": 1, "total_samples": 4, "train_seconds": 1.0, "worker": 0, "reason": 9}',
+        '{"kind": "fault", "message": null}',
+        "[]",
+        "\0\0\0\0",
+    ],
+)
+def test_a_damaged_line_is_named_in_one_sentence(tmp_path, capsys, line):
+    finished(tmp_path / "a")
+    with open(tmp_path / "a" / "events.jsonl", "a") as file:
+        file.write(line + "\n")
+    assert main([str(tmp_path / "a"), "--once"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"is damaged at line {len(RECORDS) + 2} of events.jsonl: " in said
+
+
+@pytest.mark.parametrize("look", ["9", '{"machine": "all"}', '{"machine": 1.0, "processes": {"leader": 7}}', "\0"])
+def test_a_damaged_look_at_the_machine_is_not_shown(tmp_path, capsys, look):
+    begin(tmp_path).close()
+    (tmp_path / "usage.jsonl").write_text(look + "\n")
+    assert main([str(tmp_path), "--once"]) == 0
+    assert "cores busy" not in capsys.readouterr().out
+
+
+def test_a_long_log_is_never_in_memory_as_a_whole(tmp_path):
+    begin(tmp_path).close()
+    with open(tmp_path / "events.jsonl", "ab") as file:
+        lines = (tmp_path / "events.jsonl").read_bytes().split(b"\n")
+        arrivals = [line for line in lines if b'"arrival"' in line]
+        file.write(b"\n".join(arrivals * (16 * BLOCK // len(b"".join(arrivals)))) + b"\n")
+    run = Watched(tmp_path)
+    tracemalloc.start()
+    run.read()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert run.workers[0].num_arrivals > 10_000
+    assert most < 8 * BLOCK
