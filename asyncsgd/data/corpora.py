@@ -20,8 +20,10 @@ import numpy as np
 
 from asyncsgd.data.folders import TRAIN, evaluation_sets
 from asyncsgd.data.pydocs import package_versions
+from asyncsgd.data.pydocs_pairs import LABELS as PAIR_LABELS
 from asyncsgd.data.tables import (
     AS_IT_IS,
+    PAIRS,
     TABLES,
     Documents,
     Reading,
@@ -363,9 +365,9 @@ def _labels(
 
 
 def _names_of(source: Source, column: str) -> Names:
-    """The names of ``pydocs``, in ``labels.json`` beside the files, or left by the Hugging Face library."""
+    """The names of what is built in, in ``labels.json`` beside the files, or left by the Hugging Face library."""
     if source.is_built_in:
-        return tuple(package_versions())
+        return PAIR_LABELS if source.data == PAIRS else tuple(package_versions())
     if source.is_hub:
         return _names_in(source.sides["train"].features.to_dict()[column])
     files = [path for paths in source.sides.values() for path in paths]

@@ -63,7 +63,7 @@ def load_pydocs(cache_dir: Path) -> Documents:
     """The documentation of the installed packages, from the cache where it is there."""
 
     def make(folder: Path) -> None:
-        documents = collect_docstrings(_package_folders())
+        documents = collect_docstrings(package_folders())
         (folder / "documents.json").write_text(json.dumps([documents.texts, documents.labels]))
 
     key = CORPUS_FORMAT, platform.python_version(), package_versions()
@@ -71,7 +71,7 @@ def load_pydocs(cache_dir: Path) -> Documents:
     return Documents(tuple(texts), tuple(labels))
 
 
-def _package_folders() -> dict[str, Path]:
+def package_folders() -> dict[str, Path]:
     """The source folder of each package that is installed, found without importing it."""
     specs = {name: importlib.util.find_spec(name) for name in _PACKAGES}
     found = {name: Path(spec.origin).parent for name, spec in specs.items() if spec is not None and spec.origin}
@@ -87,7 +87,13 @@ def package_versions() -> dict[str, str]:
 
 def collect_docstrings(folders: dict[str, Path]) -> Documents:
     """Read, clean and deduplicate the docstrings below `folders` (label: folder); the first of equal texts stays."""
-    found: dict[bytes, tuple[str, str]] = {}
+    found = docstrings_with_modules(folders)
+    return Documents(tuple(text for text, _, _ in found), tuple(label for _, label, _ in found))
+
+
+def docstrings_with_modules(folders: dict[str, Path]) -> list[tuple[str, str, str]]:
+    """The text, the label and the module, as a path below its folder, of each docstring of `collect_docstrings`."""
+    found: dict[bytes, tuple[str, str, str]] = {}
     for label, folder in folders.items():
         # By the name below the folder: where a package is installed must not change the order.
         for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
@@ -96,9 +102,9 @@ def collect_docstrings(folders: dict[str, Path]) -> Documents:
                     # It says enough, in English.
                     num_letters = sum(character.isascii() and character.isalpha() for character in text)
                     if len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text):
-                        found.setdefault(hashlib.sha256(text.lower().encode()).digest(), (text, label))
-    texts, labels = zip(*found.values(), strict=True) if found else ((), ())
-    return Documents(texts, labels)
+                        digest = hashlib.sha256(text.lower().encode()).digest()
+                        found.setdefault(digest, (text, label, name))
+    return list(found.values())
 
 
 def _docstrings(path: Path) -> Iterator[str]:

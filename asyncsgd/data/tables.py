@@ -31,6 +31,8 @@ ALWAYS_UNPACKED = 2**20
 third or a thirtieth of its size."""
 MOST_LINE_ENDS = 10
 """In a field of a table, beyond which a quotation mark is taken for one that nobody closed."""
+PAIRS = "pydocs:pairs"
+BUILT_IN = ("pydocs", PAIRS)
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 Rows = list[tuple[str, tuple[Any, ...]]]
@@ -75,7 +77,7 @@ class Source:
     It is there; nothing of it is read yet.
 
     Args:
-        data: ``"pydocs"``, ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it with `flag`.
+        data: ``"pydocs"``, ``"pydocs:pairs"``, ``"hub:NAME[:CONFIG]"`` or a path, as the user typed it with `flag`.
         kinds: endings of the files that can be read.
         sides: patterns for the names of the files of each split.
         needs: a split that a folder must have; where it is None, all files of a folder are ``train`` unless it has
@@ -100,7 +102,7 @@ class Source:
         """What the user is told of how it was read."""
         self._reading = reading
         self.path: Path | None = None
-        self.is_built_in = data == "pydocs" and data in takes
+        self.is_built_in = data in BUILT_IN and data in takes
         self.is_hub = "hub:NAME" in takes and re.fullmatch("hub:[^:]+(:[^:]+)?", data) is not None
         if self.is_hub or self.is_built_in:
             return
@@ -124,6 +126,8 @@ class Source:
     @functools.cached_property
     def sides(self) -> Mapping[str, Any]:
         """The files of each split, or the splits of the Hub data set; a file and ``pydocs`` are ``train``."""
+        if self.is_built_in and self.data == PAIRS:
+            return {"train": None, "test": None}
         if self.is_built_in:
             return {"train": None}
         return hub_splits(self.data) if self.is_hub else self._files
@@ -136,16 +140,24 @@ class Source:
         cache: Path | None = None,
         may_lack: Collection[str] = (),
     ) -> Rows:
-        """The rows of a split; see `read_table`, which `read` may replace; those of ``pydocs`` are texts and labels.
+        """The rows of a split; see `read_table`, which `read` may replace. Those of ``pydocs`` are texts and labels,
+        and those of ``pydocs:pairs`` have a second text behind them.
 
         Args:
             cache: folder in which ``pydocs`` is kept between runs.
             may_lack: columns that need not be there; their values are then None.
         """
         if self.is_built_in:
+            assert cache is not None
+            if self.data == PAIRS:
+                from asyncsgd.data.pydocs_pairs import in_words, load_pairs
+
+                pairs, accuracy = load_pairs(cache)
+                if side == "train":
+                    self.notes.append(in_words(accuracy))
+                return [(f"{PAIRS}:", row) for row in pairs[side]]
             from asyncsgd.data.pydocs import load_pydocs
 
-            assert cache is not None
             documents = load_pydocs(cache)
             return [("pydocs:", row) for row in zip(documents.texts, documents.labels, strict=True)]
         if not self.is_hub:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import LABELLED, Corpus, Kind
-from asyncsgd.data.tables import Documents
+from asyncsgd.data.tables import BUILT_IN, PAIRS, Documents
 from asyncsgd.data.tokens import Samples, encodings_of, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
@@ -80,7 +80,8 @@ class Classification(LabelledTask):
 
     data_name: str = setting(
         "pydocs",
-        "pydocs (which package documents this?), a folder with train.*, a file, or hub:NAME",
+        "pydocs (which package documents this?), pydocs:pairs (are both of one module?), a folder with train.*, a "
+        "file, or hub:NAME",
         name="data",
         aliases=("train_file",),
     )
@@ -123,9 +124,17 @@ class Classification(LabelledTask):
             if getattr(self, name) and self.labels != needs:
                 raise UsageError(f"{flag_of(name)} is for --labels {needs}, not for {self.labels}; drop one of them")
         if self.hatecheck is not None and self.is_pair:
-            raise UsageError("--hatecheck holds single texts, and --text-pair-column makes pairs; drop one of them")
-        if self.labels != "single" and self.data_name == "pydocs":
-            raise UsageError(f"--labels {self.labels} does nothing for --data pydocs, whose texts have one label each")
+            pairs = "--text-pair-column" if self.data_name != PAIRS else f"--data {PAIRS}"
+            raise UsageError(f"--hatecheck holds single texts, and {pairs} makes pairs; drop one of them")
+        if self.hatecheck is not None and (self.encoding, self.quoting) != ("utf-8", None):
+            raise UsageError(
+                "--encoding and --quoting are not for --hatecheck, whose cases are read as published, in UTF-8; save "
+                "the data as UTF-8 with quotation marks around texts, or drop --hatecheck"
+            )
+        if self.labels != "single" and self.data_name in BUILT_IN:
+            raise UsageError(
+                f"--labels {self.labels} does nothing for --data {self.data_name}, whose texts have one label each"
+            )
         if self.score is not None and self.score not in self.scored.better:
             known = ", ".join(self.scored.better)
             raise UsageError(f"--score {self.score} is no score of --labels {self.labels}; its scores are {known}")
@@ -136,7 +145,12 @@ class Classification(LabelledTask):
 
     @property
     def is_pair(self) -> bool:
-        return self.text_pair_column is not None
+        return self.second_column is not None
+
+    @property
+    def second_column(self) -> str | None:
+        """The column of the second text; None where texts are single."""
+        return "text_pair" if self.data_name == PAIRS else self.text_pair_column
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -150,8 +164,8 @@ class Classification(LabelledTask):
         """The columns to read, each with the flag that chooses it: of the text, the labels and the second text."""
         columns = {self.text_column: "--text-column", **dict.fromkeys(self.label_columns, "--label-column")}
         wanted = 1 + len(self.label_columns)
-        if self.text_pair_column is not None:
-            columns[self.text_pair_column] = "--text-pair-column"
+        if self.second_column is not None:
+            columns[self.second_column] = "--text-pair-column"
             wanted += 1
         if len(columns) < wanted and self.row_kind() is not LABELLED:
             raise UsageError(f"a column is named twice; the columns of texts and labels are {', '.join(columns)}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncsgd.data.corpora import NO_LABEL, Kind, Names, label_name
-from asyncsgd.data.tables import without_surrogates
+from asyncsgd.data.tables import PAIRS, without_surrogates
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.heads import Labels
 
@@ -50,6 +50,7 @@ class LabelledRows:
             text=word,
             filling=f"{filling} and a number" if self.labels == "number" else filling,
             unit=word,
+            takes=(PAIRS if self.is_pair else "pydocs", "hub:NAME"),
             label="number" if self.labels == "number" else "label",
             has_classes=self.labels != "number",
             fewest=1 if self.labels == "multi" else 2,

@@ -20,7 +20,7 @@ import numpy as np
 from asyncsgd.data.corpora import PLAIN, Corpus, Kind, evenly, load_corpus
 from asyncsgd.data.order import FIRST, NEWEST, ORDERS, is_by_length
 from asyncsgd.data.random import Purpose, generator
-from asyncsgd.data.tables import Reading
+from asyncsgd.data.tables import BUILT_IN, Reading
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer, pad_id_of
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
 from asyncsgd.errors import UsageError
@@ -99,9 +99,10 @@ class TextTask(Task):
 
     def __post_init__(self) -> None:
         given = [name for name in self.column_fields if getattr(self, name) != getattr(type(self), name)]
-        if given and (self.data_name, self.eval_data) == ("pydocs", None):
+        if given and self.data_name in BUILT_IN and self.eval_data is None:
             raise UsageError(
-                f"{flag_of(given[0])} does nothing for --data pydocs, which has no columns; drop it, or name other data"
+                f"{flag_of(given[0])} does nothing for --data {self.data_name}, which has no columns; drop it, or name "
+                f"other data"
             )
 
     @property

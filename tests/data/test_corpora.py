@@ -301,7 +301,7 @@ def test_documents_are_the_prose_of_docstrings_in_the_order_of_files_without_rep
     documents = collect_docstrings(folders)
     subjects = ["built-ins", "sorting", "modules", "classes", "functions", "imports", "two", "Größe"]
     assert documents == Documents(tuple(map(prose, subjects)), ("one",) * 6 + ("two",) * 2)
-    monkeypatch.setattr(pydocs, "_package_folders", lambda: folders)
+    monkeypatch.setattr(pydocs, "package_folders", lambda: folders)
     assert load_pydocs(tmp_path / "new") == documents
-    monkeypatch.setattr(pydocs, "_package_folders", dict)
+    monkeypatch.setattr(pydocs, "package_folders", dict)
     assert load_pydocs(tmp_path / "new") == documents

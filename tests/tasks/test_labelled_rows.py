@@ -110,6 +110,10 @@ def test_numbers_are_taken_as_they_are_and_missing_ones_are_left_out(tmp_path):
         ({"score": "f1"}, "name it with --positive LABEL"),
         ({"text_pair_column": "b", "hatecheck": "cases"}, "--hatecheck holds single texts"),
         ({"labels": "multi", "data_name": "pydocs"}, "does nothing for --data pydocs"),
+        ({"labels": "number", "data_name": "pydocs:pairs"}, "does nothing for --data pydocs:pairs"),
+        ({"text_column": "b", "data_name": "pydocs:pairs"}, "--text-column does nothing for --data pydocs:pairs"),
+        ({"hatecheck": "cases", "data_name": "pydocs:pairs"}, "and --data pydocs:pairs makes pairs"),
+        ({"hatecheck": "cases", "encoding": "latin-1"}, "--encoding and --quoting are not for --hatecheck"),
     ],
 )
 def test_what_does_nothing_for_a_kind_of_labels_is_refused(values, said):
