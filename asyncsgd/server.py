@@ -178,11 +178,16 @@ class Server:
             work.num_local_steps,
             work.point if self._needs_points else None,
         )
-        reply = self.rule.arrive(self.rule_state, arrival, view)
+        again: Sequence[Start | Work] = ()
+        if gradient.weight or self.rule.hears_of_empty:
+            reply = self.rule.arrive(self.rule_state, arrival, view)
+        else:
+            reply = Reply(drops=(dispatch,))
+            again = [self._again(work)]
         self.rule_acted.arrivals += 1
-        if not is_asynchronous(reply, arrival):
+        if gradient.weight and not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
-        uses, drops, stop, start, stepped = self._carry_out(reply)
+        uses, drops, stop, start, stepped = self._carry_out(reply, again)
         if not self._records:
             return Step(start, stop, stepped)
         if dispatch in drops:
@@ -200,6 +205,14 @@ class Server:
             gradient.loss_scales, self._optimizer.norm if stepped else None,
         )  # fmt: skip
         return Step(start, stop, stepped, event)
+
+    def _again(self, work: Work) -> Start | Work:
+        """A start after a gradient without a loss term: where that began, if the rule chose the point, or if it is the
+        worker's own.
+        """
+        if self.rule.exact_start or (self._local_steps and self._needs_points):
+            return Work(work.worker, -1, work.version, work.num_local_steps, (), work.point, None, 0.0, 0)
+        return self._at_points([Start(work.worker, work.num_local_steps)])[0]
 
     def _join(self, worker: int) -> Step:
         if worker in self._present:
@@ -266,16 +279,15 @@ class Server:
         return next(iter(self._give([each])), None)
 
     def _carry_out(
-        self, reply: Reply
+        self, reply: Reply, starts: Sequence[Start | Work] = ()
     ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
-        """Step, abandon and start what the rule asks for, as often as it wants to go on: uses, drops, what stops, what
-        starts, and whether a step was taken.
+        """Step, abandon and start what the rule asks for, as often as it wants to go on, and start `starts` before:
+        uses, drops, what stops, what starts, and whether a step was taken.
         """
         view, read_versions = self.view, self._read_versions
         uses: tuple[tuple[int, int], ...] = ()
         drops: tuple[int, ...] = ()
         stop: list[Work] = []
-        starts: Sequence[Start | Work] = ()
         stepped = False
         while True:
             if reply.direction is not None and reply.uses and self._without_terms.issuperset(reply.uses):

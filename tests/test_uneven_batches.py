@@ -7,10 +7,15 @@ from typing import ClassVar
 import pytest
 import torch
 from doors import (
+    ADPSGD,
+    ALL,
+    EASGD,
     SGD,
+    SGP,
     AllReduce,
     Asynchronous,
     AsyncLocalSGD,
+    Downpour,
     Hogwild,
     InProcess,
     KSync,
@@ -46,7 +51,7 @@ class Experts(nn.Module):
 class Fixed:
     """16 batches of 6 rows. Batch 0 uses all experts, each later one only one of them."""
 
-    def __init__(self, empty):
+    def __init__(self, empty, left_out=False):
         draw = torch.Generator().manual_seed(5)
         self.x = torch.randn(BATCHES, 6, 4, generator=draw)
         self.x[0, :, 0] = torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
@@ -54,9 +59,11 @@ class Fixed:
             self.x[batch, :, 0] = float(batch % 3)
         self.y = torch.randint(0, 2, (BATCHES, 6), generator=draw)
         self.y[list(empty)] = -100
+        self.order = [batch for batch in range(BATCHES) if not (left_out and batch in empty)]
 
     def batch(self, stream, index):
-        return {"x": self.x[index % BATCHES], "y": self.y[index % BATCHES]}
+        number = self.order[index % len(self.order)]
+        return {"x": self.x[number], "y": self.y[number]}
 
     @property
     def evaluation(self):
@@ -68,13 +75,15 @@ class Uneven(Task):
     name: ClassVar[str] = "uneven"
     batch_size: int = 6
     empty: tuple[int, ...] = ()
+    left_out: bool = False
+    """Whether those that are empty are not there at all."""
 
     def model(self, seed):
         with seeded(seed):
             return Experts()
 
     def data(self, seed):
-        return Fixed(self.empty)
+        return Fixed(self.empty, self.left_out)
 
     def outputs(self, model, batch):
         return model(batch["x"])[:, 0]
@@ -172,6 +181,29 @@ def test_a_round_in_which_one_worker_has_nothing_is_the_mean_of_the_others():
     task = Uneven(empty=(1, 6, 7))
     run = trained(task, Virtual(2), Synchronous())
     torch.testing.assert_close(vector(run), plain(task, in_groups(2)), rtol=1e-6, atol=1e-7)
+
+
+ONE_BY_ONE = [rule for rule in ALL if not rule.local_steps and rule.name not in ("k_batch_async", "rennala")]
+WITH_OWN_PARAMETERS = [EASGD(alpha=0.3, num_local_steps=1), Downpour(n_push=1, n_fetch=2)]
+
+
+@pytest.mark.parametrize("rule", [*ONE_BY_ONE, *WITH_OWN_PARAMETERS, ADPSGD(), SGP(delay=0)], ids=str)
+def test_under_every_rule_one_worker_trains_as_if_a_batch_without_a_loss_term_were_not_there(rule, tmp_path):
+    more = {"learning_rate": 0.1, "weight_decay": 0.0, "optimizer": SGD()}
+    run = trained(Uneven(empty=(3, 4, 12)), Virtual(1), rule, folder=tmp_path / "run", **more)
+    without = trained(Uneven(empty=(3, 4, 12), left_out=True), Virtual(1), rule, samples=78, **more)
+    assert torch.equal(vector(run), vector(without))
+    assert run.summary["num_updates"] == without.summary["num_updates"]
+    empty = [arrival for arrival in arrivals_of(run.folder) if not arrival["weight"]]
+    assert [arrival["outcome"] for arrival in empty] == ["dropped"] * 3
+    assert all(arrival["uses"] == [] and arrival["drops"] == [arrival["dispatch"]] for arrival in empty)
+
+
+def test_peers_do_not_meet_over_a_batch_without_a_loss_term(tmp_path):
+    run = trained(Uneven(empty=(1, 2, 9)), Virtual(2), ADPSGD(), folder=tmp_path / "run")
+    assert run.summary["num_updates"] == BATCHES - 3
+    assert run.summary["num_samples"] == 96
+    assert asyncsgd.replay(run.folder, Uneven(empty=(1, 2, 9))).identical
 
 
 @pytest.mark.parametrize("rule", [KSync(quorum=2), AsyncLocalSGD(num_local_steps=2)], ids=str)

@@ -63,14 +63,15 @@ class Averaging(Peers[ADPSGD]):
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         worker, models = arrived.work.worker, self._vectors
+        learning_rate = self._schedule(self._num_arrived)
+        if not arrived.gradient.weight:
+            return learning_rate, [worker], True
         if self._num_workers > 1:
             partner = self._partner(worker, arrived.work.draw)
             models[worker].add_(models[partner]).mul_(0.5)
             models[partner].copy_(models[worker])
             self.versions[partner] += 1
-        learning_rate = self._schedule(self._num_arrived)
         self._step(worker, arrived, learning_rate)
-        self.versions[worker] += 1
         self.view.version += 1
         return learning_rate, [worker], True
 
@@ -114,8 +115,8 @@ class Pushing(Peers[SGP]):
         # One learning rate a round: everybody's, with the round's samples counted.
         learning_rate = self._schedule(self.num_samples + self._num_workers * self._batch_size)
         self._step(worker, arrived, learning_rate)
-        self.versions[worker] += 1
-        self.view.version += 1
+        if arrived.gradient.weight:
+            self.view.version += 1
         self._drawn[worker] = arrived.work.drawn
         if self.in_flight:
             return learning_rate, [], False

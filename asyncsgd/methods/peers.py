@@ -84,9 +84,10 @@ class Peers(abc.ABC, Generic[R]):
         """
 
     def _step(self, worker: int, arrived: Arrived, learning_rate: float) -> None:
-        """Step `worker`'s model along its gradient; a batch without a loss term has none."""
+        """Step `worker`'s model along its gradient, a version more; a batch without a loss term has no gradient."""
         if arrived.gradient.weight:
             self._optimizers[worker].step(arrived.vector, learning_rate)
+            self.versions[worker] += 1
 
     def _point(self, worker: int) -> Tensor:
         """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
@@ -141,7 +142,11 @@ class Peers(abc.ABC, Generic[R]):
         work, gradient = happened.work, happened.gradient
         if gradient.frozen:
             raise cannot_freeze(gradient.frozen[0])
-        worker, delay = work.worker, self.versions[work.worker] - work.version
+        worker, version = work.worker, self.versions[work.worker]
+        delay = version - work.version
+        has_terms = bool(gradient.weight)
+        if has_terms:
+            version += 1
         del self.in_flight[worker]
         self._is_cut |= bool(self._waiting)
         self._num_arrived += gradient.num_samples
@@ -156,11 +161,11 @@ class Peers(abc.ABC, Generic[R]):
             worker=worker,
             batches=work.batches,
             read_version=work.version,
-            version=work.version + delay + 1,
+            version=version,
             arrival_delay=delay,
-            outcome=APPLIED if gradient.weight else DROPPED,
-            uses=((work.dispatch, delay),),
-            drops=(),
+            outcome=APPLIED if has_terms else DROPPED,
+            uses=((work.dispatch, delay),) if has_terms else (),
+            drops=() if has_terms else (work.dispatch,),
             abandoned=(),
             started=self._started(works),
             loss=gradient.loss,

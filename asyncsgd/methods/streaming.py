@@ -73,7 +73,6 @@ class Streaming(Peers[StreamingDiLoCo]):
         learning_rate = self._rate(worker)
         self._step(worker, arrived, learning_rate)
         self._steps[worker] += 1
-        self.versions[worker] += 1
         self._idle_since[worker] = self._clock()
         step = self._steps[worker]
         sending = self._sends.get(step % rule.num_local_steps)

@@ -154,6 +154,10 @@ class Rule(Named):
 
     The server then steps plain SGD at learning rate 1, so a direction is a displacement. Abandoning is not possible.
     """
+    hears_of_empty: ClassVar[bool] = False
+    """`arrive` is called for a gradient without a loss term too, whose weight is 0. By default the server drops it and
+    starts its worker again, and the rule does not hear of it.
+    """
     in_rounds: ClassVar[bool] = False
     """All workers of a round start together, and one step takes all their gradients. So a budget in samples cuts the
     last round short. Under other rules a run ends while workers still compute.
@@ -266,6 +270,8 @@ class Collecting(Rule):
 
     By default that is when nobody is in flight any more, and everybody idle starts again.
     """
+
+    hears_of_empty: ClassVar[bool] = True
 
     def init(self, like: Tensor) -> Any:
         return Held()

@@ -99,6 +99,8 @@ class KBatchAsync(Rule):
         batch: K, gradients per update.
     """
 
+    hears_of_empty: ClassVar[bool] = True
+
     batch: int = parameter(4, at_least=1)
 
     def init(self, like: Tensor) -> Held:

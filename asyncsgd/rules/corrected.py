@@ -141,6 +141,7 @@ class DANA(Rule):
     """
 
     needs_plain_sgd: ClassVar[bool] = True
+    hears_of_empty: ClassVar[bool] = True
 
     momentum: float = parameter(0.9, at_least=0, below=1)
 
@@ -158,6 +159,8 @@ class DANA(Rule):
         return Reply()
 
     def arrive(self, state: Momenta, arrival: Arrival, view: View) -> Reply:
+        if not arrival.weight:  # it looks ahead again
+            return Reply(drops=(arrival.dispatch,), start=(self._ahead(state, arrival.worker, view),))
         momentum = state.of[arrival.worker]
         state.total.add_(momentum, alpha=self.momentum - 1.0).add_(arrival.gradient)
         momentum.mul_(self.momentum).add_(arrival.gradient)
