@@ -26,6 +26,8 @@ NOT_OF_AN_ARM = frozenset(
     )
 )
 """Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""
+WITHOUT_ARM = ("before", "after", "finetune")
+"""Stages of a study whose runs do not have the settings of an arm."""
 PLACED = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_seed", "algorithm")
 """Columns that say where a run belongs, for which a plan's word goes before the run's."""
 
@@ -39,7 +41,7 @@ def planned(entry: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     arm = plan.arms.get(entry["arm"], {})
     place = {key: entry.get(key) for key in PLACED if key != "algorithm"}
     place["algorithm"] = arm.get("algorithm") or re.sub(r"-w\d+(-.*)?$", "", str(entry["arm"]))
-    if entry["stage"] == "finetune":
+    if entry["stage"] in WITHOUT_ARM:
         return place
     return place | {
         "workers": arm.get("num_workers"),
@@ -60,7 +62,7 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     if row["stage"] == "tuning":
         tuned = trials[int(row["trial"])] if row["trial"] is not None and row["trial"] < len(trials) else {}
     expected = {"seed": row["seed"], **(resolve({**(arm.get("settings") or {}), **tuned}))}
-    if row["stage"] == "finetune":
+    if row["stage"] in WITHOUT_ARM:
         expected = {}
     for key, value in expected.items():
         here = row["settings"].get(key)

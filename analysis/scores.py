@@ -30,7 +30,7 @@ def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """
     tuned = runs[runs["stage"] == "finetune"].copy()
     metric, lower = metric_of(tuned)
-    diverged = set(runs.index[runs["diverged"]])
+    diverged = _without_model(runs)
     missing = tuned["status"].eq("MISSING")
     tuned["metric"] = tuned["metric"].where(tuned["usable"])
     undefined = tuned["details"].map(lambda details: metric in (details.get("undefined_scores") or {}))
@@ -42,6 +42,15 @@ def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
         tuned.loc[(tuned["data"] != data.iloc[0]) & ~nowhere, "metric"] = math.nan
     found = tuned.groupby(["arm", "seed"], sort=False)["metric"].agg(lambda one: one.mean(skipna=False))
     return found.unstack(0)
+
+
+def _without_model(runs: pd.DataFrame) -> set[str]:
+    """The runs that diverged, and those that could not begin since a run that they descend from diverged."""
+    without = set(runs.index[runs["diverged"]])
+    missing = runs[runs["status"].eq("MISSING")]
+    while more := set(missing.index[missing["parent"].isin(without)]) - without:
+        without |= more
+    return without
 
 
 def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
@@ -104,7 +113,7 @@ def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     """The runs of every stage that a score needed and that have no result: what is left was not chosen before looking.
     A model that diverged is a result, and so is that nothing could be made of it.
     """
-    diverged = set(runs.index[runs["diverged"]])
+    diverged = _without_model(runs)
     told = []
     for arm in arms:
         own = runs[(runs["arm"] == arm) & (runs["replicate"] == 0)]

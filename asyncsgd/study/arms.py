@@ -76,8 +76,8 @@ def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dic
         raise UsageError(f"{where}: {error}") from error
 
 
-def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
-    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out."""
+def arms_of(config: Config, base: Mapping[str, Any], task: str = "masked_lm") -> tuple[Arm, ...]:
+    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out; of a task."""
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
     used: set[int] = set()
     points = []
@@ -98,7 +98,7 @@ def arms_of(config: Config, base: Mapping[str, Any]) -> tuple[Arm, ...]:
         useless = [entry for i, entry in enumerate(excluded) if i not in used]
         raise UsageError(f"exclude must leave an arm, and every entry take one out; {useless} is no arm's")
     arms = tuple(
-        _typed(name, algorithm, settings, trials, base)
+        _typed(name, algorithm, settings, trials, base, task)
         for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True)
     )
     counts = {arm.name: len(arm.trials) for arm in arms}
@@ -187,17 +187,19 @@ def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
     return names
 
 
-def _typed(name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: Mapping[str, Any]) -> Arm:
+def _typed(
+    name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: Mapping[str, Any], task: str
+) -> Arm:
     """The arm with values of the types that settings have, all of them valid now and not after hours."""
     settings: Settings = {}
     typed_trials = []
     for trial in trials or ({},):
         values = {**base, **given, **trial}
         resolved = resolve(values)
-        all_settings = valid(f"arm {name}", resolved)
+        all_settings = valid(f"arm {name}", resolved, task)
         settings = {key: all_settings[key] for key in resolved if key in given or resolved[key] != values.get(key)}
         typed_trials.append({key: all_settings[key] for key in trial})
-    return Arm(name, algorithm, settings, tuple(typed_trials) if trials else ())
+    return Arm(name, algorithm, settings, tuple(typed_trials) if trials else (), task)
 
 
 def differing(settings: Iterable[Mapping[str, Any]], ignored: Set[str] = NOT_A_VARIANT) -> list[str]:
@@ -216,7 +218,7 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
     """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
     places = {}
     for arm in arms:
-        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}))
+        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}), arm.task)
         places[arm.name] = [settings[key] for key in (*CONDITION_KEYS, "batch_size")]
     references = {}
     for arm in arms:

@@ -54,6 +54,7 @@ NOT_TUNED = frozenset(
         *("evaluations", "evaluate_every", "eval_samples", "vocab_size", "model", "tech"),
         *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
         *("eval_mask", "eval_mask_prob", "encoding", "quoting", "documents", "sample_order"),
+        *("text_pair_column", "label_column", "label_separator", "labels", "positive", "score", "eval_split"),
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
@@ -143,8 +144,8 @@ class Config(Keys, frozen=True, kw_only=True):
                 f"seeds, tuning.seeds and pilots must name each seed once, they share {shared}: a seed that chose the "
                 "learning rate, or fixed the target, cannot test it"
             )
-        if self.finetune is not None and max(self.seeds) >= (most := SEED_LIMIT // FINETUNE_SEEDS):
-            raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(self.seeds)}")
+        if self.finetune is not None and max(counts) >= (most := SEED_LIMIT // FINETUNE_SEEDS):
+            raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(counts)}")
         if self.base_model is not None and "model" in self.base:
             raise ValueError("base_model makes the model that every run starts from; take model out of base")
         if (analysis := self.analysis) is None:

@@ -11,7 +11,9 @@ from asyncsgd.study.plan import PlannedRun
 
 
 class Tried(Struct):
-    """A trial of an arm: its settings, and the final loss on each seed, None where there is none."""
+    """A trial of an arm: its settings, and the final loss on each seed, None where there is none. `score` is the mean
+    of what trials are chosen by: the loss, or the score of a labelled task.
+    """
 
     settings: dict[str, Any]
     seeds: list[int]

@@ -26,6 +26,8 @@ Two more keys, each with its default:
 `analysis` may also name a `control`, an algorithm whose updates are as small as those of an asynchronous one, e.g.
 `small: {mode: sync, batch_size: "{16//nproc}"}`: at equal samples it makes as many updates.
 
+A config with `stages` in place of `algorithms` is a chain of several stages; see `asyncsgd.study.chain`.
+
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
 
 A config with `models` in place of `algorithms` has comparisons of arms that differ in settings, and a grid: test runs
@@ -50,6 +52,7 @@ import msgspec
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
 from asyncsgd.study.arms import Arm, arms_of, compared, of_grid, references_of, resolve, valid
+from asyncsgd.study.chain import Chain, two_stages
 from asyncsgd.study.config import (
     ENDPOINTS,
     FINETUNE_SEEDS,
@@ -59,13 +62,14 @@ from asyncsgd.study.config import (
     Comparisons,
     Config,
     Finetune,
+    Settings,
     settings_of,
     typed,
 )
 from asyncsgd.tasks import task_class
 
-Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
-STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
+Stage = Literal["base", "before", "tuning", "pilot", "test", "after", "finetune"]
+STAGES: tuple[Stage, ...] = ("base", "before", "tuning", "pilot", "test", "after", "finetune")
 TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test")
 """Stages in which a run's seconds are a result, unless its clock is virtual."""
 BASE = "base"
@@ -85,8 +89,9 @@ class PlannedRun:
     replicate: int = 0
     trial: int | None = None
     parent: str | None = None
-    """Folder of the pretraining run that a fine-tuning run starts from; None for the baseline."""
+    """Folder of the run that it starts from; None where it starts from the base model."""
     finetune_seed: int | None = None
+    """Its own seed, where `seed` is that of its block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,19 +113,38 @@ class Plan:
     timed_by: Mapping[str, str]
     """Arm -> the reference arm whose seconds are the budget of its test runs; empty where the config's budgets stay."""
     config_sha256: str
+    chain: Chain = dataclasses.field(default_factory=Chain)
+    """The stages before and after that of the arms."""
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
     def task(self, run: PlannedRun) -> str:
         """What is learned in it."""
+        if run.stage == "base":
+            return "masked_lm"
+        given = self.given(run)
+        return self.arm(run.arm).task if given is None else given[0]
+
+    def given(self, run: PlannedRun) -> tuple[str, Mapping[str, Any]] | None:
+        """Task and settings of a run of a stage that has no arms; None for other runs."""
         if run.stage == "finetune" and self.finetune is not None:
-            return self.finetune.task
-        return self.arm(run.arm).task if run.stage != "base" else "masked_lm"
+            return self.finetune.task, self.finetune.settings
+        if run.stage in ("before", "after"):
+            stage = self.chain.stage(run.folder.split("/")[1])
+            return stage.task, stage.settings
+        return None
+
+    @property
+    def first_model(self) -> str:
+        """What the first run starts from, where the sweep makes no base model."""
+        first = self.chain.before[0].settings if self.chain.before else self.base
+        return str(first.get("model", "tiny"))
 
     def models_and_data(self) -> list[tuple[str, str]]:
         """What its runs name."""
         given = [*({**self.base, **arm.settings} for arm in self.arms), self.base_model or {}]
+        given += [stage.settings for stage in (*self.chain.before, *self.chain.after)]
         given += [self.finetune.settings] if self.finetune is not None else []
         return [(str(one.get("model", "tiny")), f"{one.get('data')} {one.get('eval_data')}") for one in given]
 
@@ -159,15 +183,21 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     >>> sorted(run.folder for run in plan.runs)
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
+    sha256, chain = sha256_of(given), Chain()
     if "models" in given:
-        return _comparisons(typed(given, Comparisons, name), sha256_of(given))
+        return _comparisons(typed(given, Comparisons, name), sha256)
+    if "stages" in given:
+        given, chain = two_stages(given)
+        given = _by_its_last_stage(given)
     config: Config = typed(given, Config, name)
     base, base_model = settings_of(config.base, "base"), None
     if config.base_model is not None:
         base_model = settings_of(config.base_model, "base_model", OF_BASE_MODEL)
         all_settings = valid("base_model", {**base_model, "mode": "single"})
         base_model = {key: all_settings[key] for key in base_model}
-    arms = arms_of(config, base)
+    if config.base_model is not None and chain.before and "model" in chain.before[0].settings:
+        raise UsageError("base_model makes the model that the first stage starts from; take model out of that stage")
+    arms = arms_of(config, base, chain.task)
     finetune = None if config.finetune is None else _finetune(config.finetune)
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
     family: list[str] = []
@@ -175,10 +205,9 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
         place, apart = (analysis.primary.num_workers, analysis.primary.clock), (analysis.reference, analysis.control)
         family = [arm.name for arm in arms if arm.place == place and arm.algorithm not in apart]
     timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
-    runs = tuple(_runs(config, arms, base_model, finetune, analysis))
-    return Plan(
-        config.name, config, base, base_model, arms, runs, finetune, analysis, tuple(family), timed_by, sha256_of(given)
-    )
+    runs = tuple(_runs(config, arms, base_model, finetune, analysis, chain))
+    primary = tuple(family)
+    return Plan(config.name, config, base, base_model, arms, runs, finetune, analysis, primary, timed_by, sha256, chain)
 
 
 def _comparisons(config: Comparisons, sha256: str) -> Plan:
@@ -243,6 +272,22 @@ def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune 
     return msgspec.structs.replace(analysis, primary=msgspec.structs.replace(primary, num_workers=workers, clock=clock))
 
 
+def _by_its_last_stage(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a chain, which is compared by the score of its last stage and by nothing else."""
+    score = _finetune(given["finetune"]).score
+    if given.get("analysis") is None:
+        return dict(given)
+    analysis = typed(given["analysis"], Settings, "analysis")
+    primary = typed(analysis.get("primary", {}), Settings, "analysis.primary")
+    named = primary.get("endpoint", score)
+    if named != score:
+        raise UsageError(
+            f"analysis.primary.endpoint is {named}, and a chain is compared by the score of its last stage, {score}; "
+            f"take endpoint out, or write another score into that stage"
+        )
+    return {**given, "analysis": {**analysis, "primary": {**primary, "endpoint": score}}}
+
+
 def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, config: Config) -> dict[str, str]:
     """Arm -> the reference whose seconds its test runs get, where the time to a target is compared."""
     if analysis.primary.endpoint != "time_to_target":
@@ -251,7 +296,7 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
     budgets: dict[str, float | None] = {}
     for arm in (arm for arm in arms if arm.name in references):
         for trial in arm.trials or ({},):
-            settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
+            settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}), arm.task)
             named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
             budgets[arm.name] = seconds = named["seconds"]
             told = bool(config.pilots or config.tuning.seeds) and bool(named["samples"]) and seconds is None
@@ -271,30 +316,54 @@ def _runs(
     base_model: Mapping[str, Any] | None,
     finetune: Finetune | None,
     analysis: Analysis | None,
+    chain: Chain,
 ) -> Iterator[PlannedRun]:
     """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
 
     if base_model is not None:
         yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
+    for seed in (*config.tuning.seeds, *config.pilots, *config.seeds):
+        parent = None
+        for stage in chain.before:
+            folder = f"before/{stage.name}/s{seed}"
+            yield PlannedRun(folder, "before", stage.name, seed, parent=parent, finetune_seed=stage.seed(seed))
+            parent = folder
+
+    def start(seed: int) -> str | None:
+        """Where the arms of a block start, all of them."""
+        return f"before/{chain.before[-1].name}/s{seed}" if chain.before else None
+
     for seed in config.tuning.seeds:
         for number in range(len(arms[0].trials)):
             for arm in shuffled(arms, 0, "tuning", seed, number):
                 if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
-                    yield PlannedRun(f"tuning/{arm.name}/t{number}-s{seed}", "tuning", arm.name, seed, trial=number)
+                    folder = f"tuning/{arm.name}/t{number}-s{seed}"
+                    yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=start(seed))
     for seed in config.pilots:
         for arm in shuffled(arms, 0, "pilot", seed):
             if analysis is not None and arm.algorithm == analysis.reference:
-                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed)
+                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed, parent=start(seed))
     for seed in config.seeds:
         for replicate in range(config.replicates):
             for arm in shuffled(arms, 0, "test", seed, replicate):
                 if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
-                    yield PlannedRun(folder_of_test(arm.name, seed, replicate), "test", arm.name, seed, replicate)
+                    folder = folder_of_test(arm.name, seed, replicate)
+                    yield PlannedRun(folder, "test", arm.name, seed, replicate, parent=start(seed))
+    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
+    for seed in config.seeds:
+        for name in [*baseline, *(arm.name for arm in arms)]:
+            parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
+            for stage in chain.after:
+                folder = f"after/{stage.name}/{name}/s{seed}"
+                yield PlannedRun(folder, "after", name, seed, parent=parent, finetune_seed=stage.seed(seed))
+                parent = folder
     for seed in config.seeds:
         for repetition in range(0 if finetune is None else finetune.repetitions):
             names = [arm.name for arm in shuffled(arms, 0, "finetune", seed, repetition)]
-            for name in [BASELINE, *names] if finetune is not None and finetune.baseline else names:
-                parent = None if name == BASELINE else folder_of_test(name, seed)
+            for name in [*baseline, *names]:
+                parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
+                if chain.after:
+                    parent = f"after/{chain.after[-1].name}/{name}/s{seed}"
                 # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.
                 number = seed * FINETUNE_SEEDS + repetition
                 folder = f"finetune/{name}/s{seed}-f{repetition}"
@@ -313,7 +382,8 @@ def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:
 def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
 
-    Whole blocks where time is measured, so that what is compared was measured on one machine; single runs elsewhere.
+    Whole blocks where time is measured, so that what is compared was measured on one machine, and in a chain, whose
+    runs start from one another; single runs elsewhere.
     A function of the plan alone: shards need not know what the others have done.
     """
     index, number = shard
@@ -321,7 +391,7 @@ def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     seeds = list(dict.fromkeys(run.seed for run in runs))
     in_shard = set()
     for position, run in enumerate(runs):
-        measured = stage in TIMED and not plan.arm(run.arm).virtual
-        if (seeds.index(run.seed) if measured else position) % number == index - 1:
+        by_block = stage != "base" and (plan.chain != Chain() or (stage in TIMED and not plan.arm(run.arm).virtual))
+        if (seeds.index(run.seed) if by_block else position) % number == index - 1:
             in_shard.add(run.folder)
     return in_shard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
 
 from asyncsgd.errors import RunError
@@ -10,7 +11,7 @@ from asyncsgd.records.events import DONE
 from asyncsgd.runtime.launch import fork_server
 from asyncsgd.runtimes import KINDS
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import STAGES, Plan, Stage
+from asyncsgd.study.plan import STAGES, Plan, PlannedRun, Stage
 from asyncsgd.study.runner import PRELOAD, Job, Runner
 from asyncsgd.study.sweep import Sweep
 from asyncsgd.tasks import task_class
@@ -42,25 +43,32 @@ def carry_out(
                 f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
                 f"command with --retry, or mend the config and type another --out"
             )
+        if stage == "tuning" and (missing := sweep.unfinished("before")):
+            raise RunError(_not_finished("before", missing, shard, failed))
         if stage in ("pilot", "test"):
             before: Stage = "tuning" if stage == "pilot" else "pilot"
             sweep.choose()
             if missing := sweep.unfinished(before):
-                do = "look at its log in logs/, then type the same command with --retry"
-                if shard[1] > 1 and not failed:
-                    do = "run the other shards, then this command again"
-                are = "run is" if len(missing) == 1 else "runs are"
-                raise RunError(f"{len(missing)} {before} {are} not finished, the first is {missing[0].folder}; {do}")
+                raise RunError(_not_finished(before, missing, shard, failed))
         if stage == "test":
             sweep.register()
             for name, tried in sweep.tried.items():
                 if tried and all(trial.score is None for trial in tried):
                     print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
-        todo = sweep.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
-        if stage == "base" and todo and shard[0] > 1:
-            raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
-        if todo:
-            runner = Runner(context, stop, jobs)
-            runner.run(todo)
-            failed += runner.failed
+        for _ in range(sweep.plan.chain.length(stage)):  # what starts from another run is to do when that is there
+            todo = sweep.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
+            if stage == "base" and todo and shard[0] > 1:
+                raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
+            if todo:
+                runner = Runner(context, stop, jobs)
+                runner.run(todo)
+                failed += runner.failed
     return failed
+
+
+def _not_finished(stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[Job]) -> str:
+    do = "look at its log in logs/, then type the same command with --retry"
+    if shard[1] > 1 and not failed:
+        do = "run the other shards, then this command again"
+    are = "run is" if len(missing) == 1 else "runs are"
+    return f"{len(missing)} {stage} {are} not finished, the first is {missing[0].folder}; {do}"

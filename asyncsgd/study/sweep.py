@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from asyncsgd.data.tables import BUILT_IN
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock
@@ -30,10 +31,11 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import Arm, resolve
-from asyncsgd.study.config import Analysis, read_config
+from asyncsgd.study.config import Analysis, Finetune, read_config
 from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of, share
 from asyncsgd.study.runner import NOT_STARTED, Job, status_of
+from asyncsgd.tasks.text_task import LabelledTask
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
 """Settings of runs that go on where they were stopped, unless the config has others."""
@@ -102,23 +104,26 @@ class Sweep:
     def job(self, run: PlannedRun, *, pretend: bool = False) -> Job | None:
         """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
         plan, model = self.plan, self._model_of(run, pretend)
-        finetune = plan.finetune if run.stage == "finetune" else None
-        if finetune is None:
+        origin = str(model.get("model", plan.first_model))
+        if run.parent is not None and read_summary(self.out / run.parent).get("status") == DONE:
+            origin = str(self.out / run.parent)
+        elif run.parent is not None and not pretend:
+            return None
+        without_arms = plan.given(run)
+        if without_arms is None:
             stand_in = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials and pretend}
             if (values := plan.values(run, {**stand_in, **self.chosen}, self.budgets)) is None:
                 return None
             values |= model
+            if run.parent is not None:
+                values["model"] = origin
         else:
-            origin = str(model.get("model", plan.base.get("model", "tiny")))
-            if run.parent is not None and read_summary(self.out / run.parent).get("status") == DONE:
-                origin = str(self.out / run.parent)
-            elif run.parent is not None and not pretend:
-                return None
-            values = {**finetune.settings, "model": origin, "seed": run.finetune_seed}
+            _, settings = without_arms
+            values = {**settings, "model": origin, "seed": run.finetune_seed}
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
         values["run_dir"] = str(self.out / run.folder)
-        tags, kept = {"stage": run.stage, "arm": run.arm}, finetune is None
+        tags, kept = {"stage": run.stage, "arm": run.arm}, run.stage != "finetune"
         return Job(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name)
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
@@ -133,23 +138,38 @@ class Sweep:
     def choose(self) -> None:
         """Read what tuning has found and choose for every arm whose trials are all finished.
 
-        The chosen trial has the lowest mean of the final evaluation losses over the tuning seeds; a diverged one
-        counts as infinite. Of equal ones the first wins.
+        The chosen trial has the lowest mean of the final evaluation losses over the tuning seeds, or in a labelled task
+        the best mean of its score. A diverged one, and a model that leaves the score undefined, counts as the worst. Of
+        equal ones the first wins.
         """
         seeds, missing = list(self.plan.config.tuning.seeds), {run.arm for run in self.unfinished("tuning")}
+        score_name, sign = self._tuned_by() if seeds else (None, 1)
         for arm in self.plan.arms:
             tried = self.tried[arm.name] = []
             for trial in arm.trials:
                 folders = [self.out / f"tuning/{arm.name}/t{arm.trials.index(trial)}-s{seed}" for seed in seeds]
                 ended = [one if one.get("status") == DONE else {} for one in map(read_summary, folders)]
                 losses = [one.get("final_eval_loss") for one in ended]
-                finite = [loss for loss in losses if loss is not None]
-                score = statistics.fmean(finite) if len(finite) == len(losses) else None
+                values = losses
+                if score_name is not None:
+                    values = [(one.get("metrics") or {}).get(score_name) for one in ended]
+                finite = [value for value in values if value is not None]
+                score = statistics.fmean(finite) if len(finite) == len(values) else None
                 tried.append(Tried(dict(trial), seeds, losses, score))
             if tried and arm.name not in missing:
-                best = min(range(len(tried)), key=lambda n: math.inf if (score := tried[n].score) is None else score)
+                scores = [math.inf if each.score is None else sign * each.score for each in tried]
+                best = scores.index(min(scores))
                 self.chosen[arm.name] = arm.trials[best]
         self._find_budgets()
+
+    def _tuned_by(self) -> tuple[str | None, int]:
+        """The score by which trials are chosen, None for the loss, and the sign that makes less of it the better."""
+        arm = self.plan.arms[0]
+        task = Job(arm.name, arm.task, resolve({**self.plan.base, **arm.settings})).settings.task
+        if not isinstance(task, LabelledTask):
+            return None, 1
+        name, better = next(iter(task.scored_by().items()))
+        return name, -1 if better == "higher" else 1
 
     def register(self) -> None:
         """Write analysis.yaml, once, before the first test run; and check that it still says the same afterwards.
@@ -293,6 +313,23 @@ def _missing(task: Any) -> Iterator[str]:
         yield str(error) if os.path.isdir(task.model_name) else hint + nearest(task.model_name, task.shapes)
 
 
+def _check_score(finetune: Finetune, analysis: Analysis) -> None:
+    """Refuse to compare by a score that the labels to score on leave undefined; the data are read for that."""
+    from asyncsgd.settings.run import run_of
+
+    job = Job("finetune", finetune.task, finetune.settings)
+    task = job.settings.task
+    if analysis.primary.endpoint != finetune.score or task.data_name in BUILT_IN or not isinstance(task, LabelledTask):
+        return
+    undefined = task.undefined_scores(task.read(run_of(job.experiment, job.settings).cache))
+    if finetune.score in undefined:
+        known = ", ".join(name for name in task.scored.better if name not in (*undefined, "f1"))
+        raise UsageError(
+            f"the runs of this study would be compared by {finetune.score}, which is not defined: "
+            f"{undefined[finetune.score]} in {task.data_name}; name other data, or write score: with one of {known}"
+        )
+
+
 @contextlib.contextmanager
 def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[None]:
     """Keep out every other process that locks this file: ``.lock-1-of-2`` of the first of two shards, ``.lock-files``
@@ -332,13 +369,19 @@ def check(plan: Plan, left: Collection[str] = ()) -> None:
                 raise UsageError(f"arm {arm.name}: {error}") from error
         if arm.name in left:
             tasks[repr(task)] = task
+    others = {stage.name: (stage.task, stage.settings) for stage in (*plan.chain.before, *plan.chain.after)}
     if plan.finetune is not None:
-        job = Job("finetune", plan.finetune.task, plan.finetune.settings)
+        others["finetune"] = plan.finetune.task, plan.finetune.settings
+    for name, (name_of_task, settings) in others.items():
+        job = Job(name, name_of_task, settings)
+        tasks[repr(job.settings.task)] = job.settings.task
         if not kind_of(job.settings.job.mode, job.settings.job.clock).in_one_process:
             raise UsageError(
-                f"finetune: mode: {job.settings.job.mode} needs processes of its own, and a sweep fine-tunes several "
-                f"models side by side; write mode: single, or clock: virtual"
+                f"{name}: mode: {job.settings.job.mode} needs processes of its own, and a sweep trains several "
+                f"models side by side where there are no arms; write mode: single, or clock: virtual"
             )
+    if plan.finetune is not None and plan.analysis is not None:
+        _check_score(plan.finetune, plan.analysis)
     if reasons := dict.fromkeys(reason for task in tasks.values() for reason in _missing(task)):
         listed = "".join(f"\n  {reason}" for reason in reasons)
         raise UsageError(

@@ -260,6 +260,12 @@ class Classification(LabelledTask):
         labels, counts = self.known["labels"], self.known["counts"]
         return "labels: " + ", ".join(f"{label} {count}" for label, count in zip(labels, counts, strict=True))
 
+    def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
+        """The scores that the labels to score on leave undefined, and why, before anything is prepared."""
+        truth = self.scored.truth_of(self._label_values(corpus, corpus.eval), len(corpus.labels))
+        positive = corpus.labels.index(self.positive) if self.positive in corpus.labels else None
+        return self.scored.undefined(truth, positive)
+
     def _undefined(self, held_out: Samples) -> Mapping[str, str]:
         """The scores that the labels to score on leave undefined, and why.
 

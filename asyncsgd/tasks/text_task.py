@@ -515,6 +515,10 @@ class LabelledTask(HeadTask):
         found = self.scored.metrics(sums, None)
         return {name: found[name] for name in self.scored_by()}
 
+    def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
+        """The scores that the labels to score on leave undefined, and why."""
+        return {}
+
     def details(self, sums: Sums) -> dict[str, Any]:
         """What the kind of labels says beside its scores."""
         return self.scored.details(sums, self.known["labels"])

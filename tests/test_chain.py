@@ -1,0 +1,194 @@
+"""A chain of trainings as a study: which run starts from which, with which seed, and every refusal."""
+
+import copy
+import json
+import random
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from doors import asyncsgd
+
+import sweep as sweep_script
+from analysis.scores import by_seed
+from asyncsgd.errors import UsageError
+from asyncsgd.study.plan import make_plan
+from asyncsgd.study.sweep import check
+
+SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
+RATES = {"learning_rate": [5.0e-4, 1.0e-3]}
+
+
+PAIRS = {"name": "intermediate", "task": "classification", "data": "pydocs:pairs", "samples": 64}
+ARMS = {"sync": {"mode": "sync"}, "async": {"mode": "async"}, "none": None}
+TARGET = {"name": "target", "task": "classification", "data": "pydocs", "samples": 64, "score": "accuracy"}
+CHAIN = {
+    "name": "chain",
+    "stages": [
+        {"name": "further", "task": "masked_lm", "model": "small", "samples": 64},
+        {"name": "more", "task": "masked_lm", "samples": 32},
+        {**PAIRS, "arms": ARMS, "conditions": {"nproc": 2, "clock": "virtual"}, "tune": RATES},
+        {"name": "next", "task": "token_classification", "data": "words.jsonl", "samples": 32},
+        {**TARGET, "repetitions": 2},
+    ],
+    "seeds": [7, 8],
+    "tuning": {"seeds": [1]},
+    "analysis": {"reference": "sync"},
+}
+
+
+def test_in_a_chain_every_run_starts_from_the_stage_before_which_arms_share_and_the_arm_none_leaves_its_stage_out():
+    plan = make_plan(CHAIN)
+    parents = {run.folder: run.parent for run in plan.runs}
+    assert parents.pop("before/further/s1") is None
+    assert len(parents) == len(plan.runs) - 1
+    assert parents["before/more/s7"] == "before/further/s7"
+    assert parents["tuning/async-w2-virtual/t1-s1"] == "before/more/s1"
+    for arm in ("sync-w2-virtual", "async-w2-virtual"):
+        assert parents[f"test/{arm}/s8"] == "before/more/s8"
+        assert parents[f"after/next/{arm}/s8"] == f"test/{arm}/s8"
+        assert parents[f"finetune/{arm}/s8-f1"] == f"after/next/{arm}/s8"
+    assert parents["after/next/baseline/s8"] == "before/more/s8"
+    assert parents["finetune/baseline/s8-f0"] == "after/next/baseline/s8"
+    places = {run.folder: place for place, run in enumerate(plan.runs)}
+    assert all(places[parent] < places[folder] for folder, parent in parents.items() if parent is not None)
+    counts = Counter(run.stage for run in plan.runs)
+    assert counts == {"before": 6, "tuning": 4, "test": 4, "after": 6, "finetune": 12}
+
+
+def test_the_seed_of_a_run_of_a_chain_is_a_function_of_block_stage_and_repetition_equal_for_all_arms():
+    plan, seeds = make_plan(CHAIN), {}
+    for run in plan.runs:
+        part = run.folder.split("/")[1] if run.stage in ("before", "after") else run.folder.partition("-f")[2]
+        own = run.seed if run.finetune_seed is None else run.finetune_seed
+        seeds.setdefault((run.seed, plan.task(run), part), set()).add(own)
+    assert all(len(own) == 1 for own in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_of_today_are_a_case_of_it():
+    assert make_plan(CHAIN).analysis.primary.endpoint == "accuracy"
+    arms = {"sync": SYNC, "async": ASYNC, "none": {}}
+    first = {
+        "name": "a",
+        "task": "masked_lm",
+        "data": "pydocs",
+        "samples": 64,
+        "arms": arms,
+        "conditions": {"nproc": 2},
+    }
+    last = {"name": "b", "task": "classification", "data": "pydocs", "repetitions": 2}
+    chain = make_plan({"name": "n", "stages": [first, last], "seeds": [3, 4], "base_model": {"samples": 64}})
+    base = {"data": "pydocs", "samples": 64}
+    finetune = {"data": "pydocs", "repetitions": 2}
+    two = {"algorithms": {"sync": SYNC, "async": ASYNC}, "conditions": {"nproc": 2}, "base": base}
+    two = make_plan({**two, "name": "n", "seeds": [3, 4], "base_model": {"samples": 64}, "finetune": finetune})
+    assert (chain.runs, chain.arms, chain.finetune) == (two.runs, two.arms, two.finetune)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda stages: stages[2].pop("arms"), "there are arms in none"),
+        (lambda stages: stages[4].update(arms=ARMS), "arms in intermediate, target"),
+        (lambda stages: stages[2].update(name="further"), "every stage needs a name of its own"),
+        (lambda stages: stages[0].update(task="classification", data="pydocs"), "more: masked_lm cannot start from"),
+        (lambda stages: stages[1].update(model="tiny"), "stages.more: its model is that of the stage before"),
+        (lambda stages: stages[3].update(tune=RATES), "stages.next: tune is for the stage intermediate"),
+        (lambda stages: stages[2].update(repetitions=2), "stages.intermediate: repetitions is for the stage target"),
+        (lambda stages: stages[3].update(mode="sync", nproc=2), "next: mode: sync needs processes of its own"),
+        (lambda stages: stages[3].update(sed=3), "stages.next"),
+        (lambda stages: stages[1].update(seed=3), "stages.more: seed is decided by the study"),
+        (lambda stages: stages[0].update(task="tensors"), "stages.further.task: Invalid enum value 'tensors'"),
+        (lambda stages: stages[2].update(arms={**ARMS, "none": SYNC}), "the arm none leaves the stage out"),
+    ],
+)
+def test_what_is_wrong_in_a_chain_is_named_with_its_stage(change, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("words.jsonl").write_text('{"tokens": ["a"], "ner_tags": ["O"]}\n')
+    config = copy.deepcopy(CHAIN)
+    change(config["stages"])
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check(make_plan(config))
+    for unwanted in ({"algorithms": {}}, {"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}):
+        with pytest.raises(
+            UsageError, match=r"a config with stages has no algorithms|macro_f1, and a chain is compared"
+        ):
+            make_plan({**CHAIN, **unwanted})
+
+
+def test_a_study_whose_labels_leave_its_score_undefined_is_refused_when_it_is_planned(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na a,1\nb b,2\n")
+    (tmp_path / "test.csv").write_text("text,label\nc c,3\nd d,3\n")
+    target = {"task": "classification", "data": str(tmp_path), "labels": "number", "cache_dir": str(tmp_path / "cache")}
+    analysis = {"reference": "sync", "primary": {"endpoint": "pearson"}}
+    config = {"algorithms": {"sync": SYNC, "async": ASYNC}, "conditions": {"nproc": 2}}
+    refused = r"pearson, which is not defined: all texts to score on have one number in .*; name .* with one of mse$"
+    with pytest.raises(UsageError, match=refused):
+        check(make_plan({**config, "finetune": target, "analysis": analysis}))
+    by_error = {"reference": "sync", "primary": {"endpoint": "mse"}}
+    check(make_plan({**config, "finetune": {**target, "score": "mse"}, "analysis": by_error}))
+
+
+@pytest.mark.slow
+def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_it(tmp_path, monkeypatch, capsys):
+    draw = random.Random(0)
+    for side, number in (("train", 40), ("test", 20)):
+        rows = []
+        for _ in range(number):
+            words = draw.choices(("bada", "gimo", "sune", "lopi"), k=6)
+            rows.append({"text": " ".join(words), "more": " ".join(words[::-1]), "label": words[0]})
+        (tmp_path / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    of_all = {"data": str(tmp_path), "cache_dir": str(tmp_path / "cache"), "seq_len": 16, "batch_size": 4}
+    of_all |= {"samples": 16, "evaluations": 1, "device": "cpu"}
+    labelled = {**of_all, "task": "classification"}
+    pairs = {**labelled, "text_pair_column": "more"}
+    config = {
+        "name": "chain",
+        "stages": [
+            {"name": "further", "task": "masked_lm", "model": "tiny", "vocab_size": 256, **of_all},
+            {"name": "pairs", **pairs, "arms": ARMS, "conditions": {"nproc": 2, "clock": "virtual"}},
+            {"name": "next", **pairs},
+            {"name": "target", **labelled, "score": "accuracy"},
+        ],
+        "seeds": [7],
+        "analysis": {"reference": "sync"},
+    }
+    path, out = tmp_path / "config.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", ["sweep.py", str(path), "--out", str(out)])
+    assert sweep_script.main() == 0
+    assert "9 of 9 runs" in capsys.readouterr().out
+    names = {"async-w2-virtual": ["before/further", "test/async-w2-virtual", "after/next/async-w2-virtual"]}
+    names |= {"baseline": ["before/further", "after/next/baseline"]}
+    for arm, parents in names.items():
+        parent = json.loads((out / f"finetune/{arm}/s7-f0" / "summary.json").read_text())["parent"]
+        for folder in reversed(parents):
+            summary = json.loads((out / folder / "s7" / "summary.json").read_text())
+            assert parent["parameters_sha256"] == summary["parameters_sha256"]
+            parent = parent.get("parent")
+        assert parent is None
+    study = asyncsgd.load(out)
+    assert study.plan.problems == ()
+    assert not study.runs["left_out"].any()
+    tests = study.tests[study.tests["endpoint"] == "accuracy"]
+    pairs_of_arms = set(zip(tests["treatment"], tests["reference"], strict=True))
+    assert pairs_of_arms == {("async-w2-virtual", "sync-w2-virtual"), ("sync-w2-virtual", "baseline")}
+
+
+def test_an_arm_that_diverged_upstream_has_the_worst_score_after_every_stage_in_between():
+    rows = [
+        ("test/async/s1", "test", "async", "DIVERGED", None),
+        ("after/next/async/s1", "after", "async", "MISSING", "test/async/s1"),
+        ("finetune/async/s1-f0", "finetune", "async", "MISSING", "after/next/async/s1"),
+        ("finetune/sync/s1-f0", "finetune", "sync", "DONE", "after/next/sync/s1"),
+    ]
+    runs = pd.DataFrame(rows, columns=["run", "stage", "arm", "status", "parent"]).set_index("run")
+    runs = runs.assign(seed=1, replicate=0, data="", metric=0.5, details=[{"metrics": {"accuracy": 0.5}}] * 4)
+    runs["diverged"] = runs["status"] == "DIVERGED"
+    runs["usable"] = runs["status"] == "DONE"
+    assert by_seed(runs).loc[1].to_dict() == {"async": -float("inf"), "sync": 0.5}
