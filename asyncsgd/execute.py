@@ -69,8 +69,8 @@ class Live:
     """Prepared."""
     flat: FlatModel
     """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
-    init_sha256: str
-    """Hash of the parameters that training starts from."""
+    facts: Mapping[str, Any]
+    """Of its task, its data, and the model that training starts from, as summary.json has them."""
     record: Recorder
     context: ForkServerContext | None
     stop_requested: StopRequest

@@ -24,6 +24,8 @@ from asyncsgd.runtime.base import Best, Result
 from asyncsgd.settings.run import Run, device_of_worker
 from asyncsgd.signals import held
 from asyncsgd.tasks.base import Task, fingerprint
+from asyncsgd.tasks.checking import normalising_over_batch
+from asyncsgd.tasks.tensors import train_fingerprint
 
 RATES = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second", "model_flops_utilisation")
 SHORTEST_SECONDS = 1.0
@@ -39,6 +41,21 @@ def facts_of(run: Run) -> dict[str, Any]:
     facts = {"data": run.task.name, **run.task.facts()}
     if "data_fingerprint" not in facts:
         facts["data_fingerprint"] = fingerprint(run.task.data(run.seed))
+    return facts
+
+
+def began_with(run: Run, flat: FlatModel) -> dict[str, Any]:
+    """`facts_of` a run that is about to train, and what else it begins from: the hash of its whole model, a fingerprint
+    of training data that have no other one, and whether a layer normalises over the batch.
+    """
+    task, sha256 = run.task, parameters_sha256(flat.layout, flat.parameters)
+    facts = {"data": task.name, "init_sha256": sha256, **task.facts()}
+    if "data_fingerprint" not in facts:
+        data = task.data(run.seed)
+        facts["data_fingerprint"] = fingerprint(data)
+        facts["train_fingerprint"] = train_fingerprint(data, task.batch_size, run.limits.samples)
+    facts["initial_model_sha256"] = sha256
+    facts["normalises_over_batch"] = normalising_over_batch(flat.model) is not None
     return facts
 
 
@@ -117,13 +134,14 @@ def note_interrupted(live: Live) -> None:
     folder = live.record.folder
     if folder is not None:
         with contextlib.suppress(Exception):  # the step may change what is counted here
-            folder.write_summary(_summary(live, AMID_A_STEP, None, facts_of(live.run)))
+            folder.write_summary(_summary(live, AMID_A_STEP, None, live.facts))
 
 
 def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     """Save the model, write the summary and tell the user the results. Return how the run ended, and the summary."""
     run, totals, folder = live.run, live.record.totals, live.record.folder
-    sha256, facts = None, facts_of(run)
+    sha256: str | None = None
+    facts = dict(live.facts)
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(live.flat.layout, live.flat.parameters)
@@ -188,7 +206,6 @@ def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str,
         "micro_batches": totals.micro_batches,
         "rule_acted": None if acted is None else dataclasses.asdict(acted),
         "num_parameters": live.flat.layout.num_parameters,
-        "init_sha256": live.init_sha256,
         "parameters_sha256": sha256,
         "best": best,
         **facts,

@@ -25,9 +25,9 @@ from asyncsgd.checkpoints import Found, Policy, Saver
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.execute import Live, execute
-from asyncsgd.finishing import AT_ONCE, facts_of, finish, note_interrupted, write_last
+from asyncsgd.finishing import AT_ONCE, began_with, finish, note_interrupted, write_last
 from asyncsgd.fitting import find_micro_batches
-from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.flat import FlatModel
 from asyncsgd.measure import by_ranks, forget_peaks, hardware
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
@@ -246,11 +246,11 @@ def _open(
     if resume is not None and policy == Policy():
         policy = resume.checkpoint.policy
     environment = _environment(run, launch, board)
-    init_sha256 = parameters_sha256(flat.layout, flat.parameters)
+    facts = began_with(run, flat)
     if folder is not None:
         if not type(run.rule).__module__.startswith("asyncsgd."):
             check_state(run.rule, run.rule.init(torch.zeros(1)))
-        began_from = _began_from(run, init_sha256)
+        began_from = _began_from(run, facts)
         if resume is not None:
             _check_began_from(resume, began_from)
         else:
@@ -271,7 +271,7 @@ def _open(
         now = record.totals
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
     saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
-    return Live(run, flat, init_sha256, record, context, stop, tell, saver, tracking, machine)
+    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine)
 
 
 def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:
@@ -289,9 +289,9 @@ def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any
     return described
 
 
-def _began_from(run: Run, init_sha256: str) -> dict[str, Any]:
-    facts = facts_of(run)
-    began_from = {"data": facts["data_fingerprint"], "initial parameters": init_sha256}
+def _began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resumed run must find as it was."""
+    began_from = {"data": facts["data_fingerprint"], "initial parameters": facts["initial_model_sha256"]}
     if "candidates_sha256" in facts:
         began_from["candidates"] = facts["candidates_sha256"]
     if run.task.sample_order is not None:

@@ -1,6 +1,7 @@
 """The public functions: what they compute is what a plain loop computes, and what cannot be meant is refused."""
 
 import dataclasses
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 from doors import (
+    ADPSGD,
     DANA,
     SGD,
     Asynchronous,
@@ -20,6 +22,7 @@ from doors import (
     Virtual,
     load_run,
     replay,
+    seeded,
     train,
 )
 from tasks import Plane, points
@@ -59,10 +62,38 @@ def test_one_worker_process_is_the_same_and_its_folder_tells_all(tmp_path, via):
     assert torch.equal(next(run.model().parameters()), plain_loop(20))
     replayed = replay(tmp_path / "run", Plane())
     assert (replayed.identical, replayed.num_updates, replayed.num_checked) == (True, 20, 20)
+    assert len(run.summary["train_fingerprint"]) == 16
     loaded = load_run(tmp_path / "run", Plane())
     assert torch.equal(next(loaded.model().parameters()), plain_loop(20))
     assert loaded.evaluations == run.evaluations
     assert loaded.summary["metrics"] == run.summary["metrics"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalised(Plane):
+    """A plane whose inputs are normalised over the batch."""
+
+    name: ClassVar[str] = "normalised"
+
+    def model(self, seed):
+        with seeded(seed):
+            return torch.nn.Sequential(torch.nn.BatchNorm1d(16, track_running_stats=False), torch.nn.Linear(16, 1))
+
+
+def test_every_run_of_a_task_of_one_s_own_says_what_it_began_from(tmp_path):
+    kept = {"folder": tmp_path / "single", "checkpoint_every": 4 * BATCH}
+    runs = [
+        train(Plane(), samples=8 * BATCH, **kept, **STEPS),
+        train(Plane(), runtime=Virtual(2), samples=4 * BATCH, **STEPS),
+        train(Plane(), rule=ADPSGD(), runtime=Virtual(2), samples=4 * BATCH, **STEPS),
+        train(Plane(), samples=12 * BATCH, resume=True, **kept, **STEPS),
+        train(Normalised(), samples=BATCH, **STEPS),
+    ]
+    data = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in points(100, 1))).hexdigest()[:16]
+    model = hashlib.sha256(Plane().model(0).weight.detach().numpy().tobytes()).hexdigest()
+    assert {run.summary["train_fingerprint"] for run in runs} == {data}
+    assert {run.summary["initial_model_sha256"] for run in runs[:4]} == {model}
+    assert [run.summary["normalises_over_batch"] for run in runs] == [False] * 4 + [True]
 
 
 def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path):

@@ -147,7 +147,7 @@ def test_the_summary_names_the_pretraining_run(tune, parent):
         "learning_rate": 0.01,
         "parameters_sha256": pretraining["parameters_sha256"],
     }
-    assert summary["init_sha256"] == pretraining["parameters_sha256"]
+    assert summary["init_sha256"] == pretraining["parameters_sha256"] != summary["initial_model_sha256"]
     assert (summary["experiment"], summary["model"]) == ("classification", str(parent.path))
     assert (summary["split"], summary["labels"]) == ("test", ["a", "b", "c"])
     assert (summary["num_train_samples"], summary["num_eval_samples"]) == (60, 25)

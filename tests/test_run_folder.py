@@ -51,6 +51,8 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
     assert summary | exact == summary
     assert summary["eval_seconds"] > 0
     assert (len(summary["data_fingerprint"]), len(summary["parameters_sha256"])) == (16, 64)
+    assert summary["initial_model_sha256"] == summary["init_sha256"] != summary["parameters_sha256"]
+    assert (summary["normalises_over_batch"], "train_fingerprint" in summary) == (False, False)
     assert summary["delay"].keys() == {"mean", "p50", "p95", "max"}
     assert set(summary["delay"].values()) == {0} or mode in ("async", "hogwild")
 

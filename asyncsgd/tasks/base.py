@@ -313,15 +313,22 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
 
 def fingerprint(data: Data) -> str:
     """16 hexadecimal digits that change whenever an evaluation batch does."""
-    import torch
-
     digest = hashlib.sha256()
     for name, batches in data.evaluation.items():
         digest.update(name.encode())
         for index in range(len(batches)):
-            for tensor in tensors_in(batches[index]):
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            digest_tensors(digest, batches[index])
     return digest.hexdigest()[:16]
+
+
+def digest_tensors(digest: Any, batch: Batch) -> int:
+    """Add the bytes of a batch's tensors to a hash of hashlib, and return how many tensors there are."""
+    import torch
+
+    tensors = tensors_in(batch)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return len(tensors)
 
 
 def add_sums(many: Iterable[Sums]) -> Sums:

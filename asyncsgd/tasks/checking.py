@@ -249,15 +249,22 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
+def normalising_over_batch(model: nn.Module) -> str | None:
+    """The first module of `model`, as it is trained, whose output for a sample depends on the others of its batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return name
+    return None
+
+
 def _check_halves(
     task: Task, model: nn.Module, batch: Batch, gradients: Callable[..., tuple[float, Tensor]], tolerance: float
 ) -> str:
     """Refuse a weight that is not the number of terms that the loss is a mean over: without dropout, the loss and the
     gradient of a batch are the weighted means of those of its halves. Return why this cannot be checked, if so.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            return f"the module {name!r} normalises over the samples of a batch"
+    if (name := normalising_over_batch(model)) is not None:
+        return f"the module {name!r} normalises over the samples of a batch"
     for module in model.modules():  # no dropout; modules that call F.dropout themselves heed the mode too
         if isinstance(module, nn.RNNBase):
             module.dropout = 0.0  # cuDNN computes no gradient of a recurrent network in evaluation mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Batch, Batches, map_tensors, row_counts
+from asyncsgd.tasks.base import Batch, Batches, Data, digest_tensors, map_tensors, row_counts
 
 Samples = Any
 """Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or mapping of them."""
@@ -46,7 +47,7 @@ class TensorData:
     def __init__(self, train: Samples, evaluation: Samples, batch_size: int, seed: int) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, got {batch_size}")
-        self._train, self._num_train = _tensors(train, "train")
+        self.train, self._num_train = _tensors(train, "train")
         main, num_evaluation = _tensors(evaluation, "evaluation")
         bounds = range(0, num_evaluation, batch_size)
         self.evaluation: Mapping[str, Batches] = {
@@ -62,10 +63,45 @@ class TensorData:
         epochs, places = np.divmod(positions, self._num_train)
         orders = [self._order(stream, int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)]
         rows = torch.from_numpy(np.concatenate(orders))
-        return map_tensors(lambda tensor: tensor[rows], self._train)
+        return map_tensors(lambda tensor: tensor[rows], self.train)
 
     def _shuffle(self, stream: int, epoch: int) -> np.ndarray:
         return generator(self._seed, Purpose.ORDER, stream, epoch).permutation(self._num_train)
+
+
+FINGERPRINT_BATCHES = 64
+"""The most that are read to tell training data apart which are made batch by batch."""
+
+
+def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str | None:
+    """16 hexadecimal digits that change with the training samples: of `TensorData` with any of them; of other data with
+    those of the first batches of stream 0, up to 64 and no more than a run of `samples` takes. Then a slash and the
+    batch size follow, since only such fingerprints of one batch size can be compared.
+
+    None where no batch has a tensor. Data that end early, by an exception, are read up to there.
+
+    >>> rows = torch.arange(5)
+    >>> train_fingerprint(TensorData(rows, rows, batch_size=4, seed=0), 4, None)
+    '281b02b10f5f4997'
+    """
+    digest = hashlib.sha256()
+    if isinstance(data, TensorData) and type(data).batch is TensorData.batch:
+        digest_tensors(digest, data.train)
+        return digest.hexdigest()[:16]
+    number = FINGERPRINT_BATCHES
+    if samples is not None:
+        number = min(number, -(-samples // batch_size))
+    num_read = num_tensors = 0
+    try:
+        for index in range(number):
+            num_tensors += digest_tensors(digest, data.batch(0, index))
+            num_read += 1
+    except Exception:  # of data of one's own; training says what is wrong, if it comes so far
+        digest.update(b"ended")
+    if not num_tensors:
+        return None
+    counted = "" if num_read == FINGERPRINT_BATCHES else f"x{num_read}"
+    return f"{digest.hexdigest()[:16]}/{batch_size}{counted}"
 
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:

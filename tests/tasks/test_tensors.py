@@ -1,6 +1,7 @@
 """Batches of tensors: any mapping is counted and cut alike; of samples in memory they are pure functions."""
 
 import collections
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from transformers import BatchEncoding
 
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import row_counts, split_rows, tensors_in
-from asyncsgd.tasks.tensors import TensorData
+from asyncsgd.tasks.tensors import TensorData, train_fingerprint
 
 sizes = st.integers(1, 40)
 
@@ -95,3 +96,45 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, ro
     assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
     assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
     assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]
+
+
+class Drawn:
+    """Batches made one by one, as of data of one's own; `length` are there."""
+
+    def __init__(self, length=1000, altered=None):
+        self.length, self.altered, self.asked = length, altered, []
+
+    def batch(self, stream, index):
+        if index >= self.length:
+            raise IndexError(index)
+        self.asked.append((stream, index))
+        return {"x": torch.full((2,), index + 0.5 * (index == self.altered)), "text": ["a", "b"]}
+
+
+def test_the_fingerprint_of_training_data_in_memory_is_that_of_their_bytes():
+    rows = torch.arange(7)
+    made = [TensorData(rows, rows[:2], size, seed) for size, seed in ((4, 0), (3, 5))]
+    expected = hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
+    assert {train_fingerprint(data, data.batch(0, 0).shape[0], None) for data in made} == {expected}
+    assert train_fingerprint(TensorData(rows.flip(0), rows[:2], 4, 0), 4, None) != expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "length", "read", "counted"), [(None, 1000, 64, ""), (9, 1000, 5, "x5"), (None, 3, 3, "x3")]
+)
+def test_the_fingerprint_of_batches_is_that_of_the_first_64_that_a_run_takes(samples, length, read, counted):
+    digest = hashlib.sha256(b"".join(torch.full((2,), float(index)).numpy().tobytes() for index in range(read)))
+    digest.update(b"ended" if read == length else b"")
+    data = Drawn(length)
+    assert train_fingerprint(data, 2, samples) == f"{digest.hexdigest()[:16]}/2{counted}"
+    assert data.asked == [(0, index) for index in range(read)]
+    altered = [train_fingerprint(Drawn(length, at), 2, samples) for at in (read - 1, read)]
+    assert [one == train_fingerprint(Drawn(length), 2, samples) for one in altered] == [False, True]
+
+
+def test_batches_without_tensors_have_no_fingerprint():
+    class Texts(Drawn):
+        def batch(self, stream, index):
+            return ["a", "b"]
+
+    assert train_fingerprint(Texts(), 2, None) is None
