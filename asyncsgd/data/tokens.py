@@ -111,12 +111,11 @@ def pad(rows: Sequence[np.ndarray], fill: int) -> Tensor:
 
 
 def encodings_of(
-    texts: Sequence[str] | Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, seq_len: int | None = None
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, seq_len: int | None = None
 ) -> Iterator[Encoding]:
     """Tokenize texts; a special token spelled out in a text, such as ``[MASK]``, becomes ordinary characters.
 
     With a `seq_len`, each text is cut so that a row fits with its special tokens; else it is whole and without these.
-    A pair of texts is cut at the end of the longer one, piece by piece.
     """
     backend = plain_backend(tokenizer)
     if seq_len is not None:
@@ -124,6 +123,54 @@ def encodings_of(
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
         yield from backend.encode_batch(chunk, add_special_tokens=seq_len is not None)
+
+
+def pair_rows(
+    pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, seq_len: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The ids and the token types, int32, of each pair in the tokenizer's own form, cut to `seq_len` as it cuts pairs.
+
+    The tokenizer is not asked to cut: it keeps all pieces that it cuts off, and those of the first text times those of
+    the second. 13,556 pairs of docstrings cut to 32 tokens took 5.9 GB.
+    """
+    sample = plain_backend(tokenizer).encode("a", "a")
+    around = special_around(tokenizer, 2)
+    types: dict[int | None, list[int]] = {None: [], 0: [], 1: []}
+    for type_id, text in zip(sample.type_ids, sample.sequence_ids, strict=True):
+        types[text].append(type_id)
+    of_special = iter(types[None])
+    special_types = [[next(of_special) for _ in tokens] for tokens in around]
+    room = seq_len - sum(map(len, around))
+    for first in range(0, len(pairs), _TEXTS_PER_CHUNK):
+        chunk = pairs[first : first + _TEXTS_PER_CHUNK]
+        sides = [encodings_of([pair[side] for pair in chunk], tokenizer) for side in (0, 1)]
+        for encodings in zip(*sides, strict=True):
+            lengths = cut_lengths(len(encodings[0]), len(encodings[1]), room)
+            ids, type_ids = list(around[0]), list(special_types[0])
+            for side, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
+                ids += encoding.ids[:length]
+                ids += around[side + 1]
+                type_ids += types[side][:1] * length
+                type_ids += special_types[side + 1]
+            yield np.array(ids, dtype=np.int32), np.array(type_ids, dtype=np.int32)
+
+
+def cut_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text of a pair stay where there is room for so many: the longer one is cut first.
+
+    As ``longest_first`` of the tokenizers library: where both are longer than half of the room, each gets half of it,
+    and the longer one the odd token; of equally long ones that is the second.
+
+    >>> cut_lengths(3, 9, 8), cut_lengths(9, 9, 7), cut_lengths(9, 8, 7), cut_lengths(2, 3, 8)
+    ((3, 5), (3, 4), (4, 3), (2, 3))
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    if 2 * shorter > room:
+        shorter = room // 2
+    longer = room - shorter
+    return (longer, shorter) if first > second else (shorter, longer)
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

@@ -26,7 +26,7 @@ import numpy as np
 
 from asyncsgd.data.corpora import LABELLED, Corpus, Kind
 from asyncsgd.data.tables import BUILT_IN, PAIRS, Documents
-from asyncsgd.data.tokens import Samples, encodings_of, pad
+from asyncsgd.data.tokens import Samples, encodings_of, pad, pair_rows
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults
@@ -211,10 +211,10 @@ class Classification(LabelledTask):
         labels = self._label_values(corpus, documents)
         if not self.is_pair:
             return Samples.of(ids=_beginnings(documents.texts, tokenizer, self.seq_len), labels=labels)
-        encodings = list(encodings_of(list(map(texts_of, documents.texts)), tokenizer, self.seq_len))
-        columns = {"ids": [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]}
+        rows = list(pair_rows(list(map(texts_of, documents.texts)), tokenizer, self.seq_len))
+        columns = {"ids": [ids for ids, _ in rows]}
         if "token_type_ids" in tokenizer.model_input_names:
-            columns["types"] = [np.array(encoding.type_ids, dtype=np.int32) for encoding in encodings]
+            columns["types"] = [types for _, types in rows]
         return Samples.of(**columns, labels=labels)
 
     def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:

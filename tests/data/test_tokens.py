@@ -13,7 +13,7 @@ from transformers import CanineTokenizer
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.tables import Documents
 from asyncsgd.data.tokenizer import load_tokenizer, train_byte_bpe, train_wordpiece
-from asyncsgd.data.tokens import Samples, cached, encodings_of, first_pieces, rows_of
+from asyncsgd.data.tokens import Samples, cached, encodings_of, first_pieces, pair_rows, rows_of
 from asyncsgd.errors import UsageError
 
 TEXTS = tuple(
@@ -230,3 +230,13 @@ def test_words_behind_the_cut_and_words_without_pieces_have_none():
     assert first[:4] == [0, -1, -1, 1]
     seq_len = first[6] + 2  # with [CLS] and [SEP]
     assert pieces_of(sentence, tokenizer, seq_len) == (whole[: first[6]], [*first[:6], -1, -1])
+
+
+@pytest.mark.parametrize("seq_len", [8, 9, 14])
+def test_a_pair_is_cut_as_its_tokenizer_cuts_it_whatever_the_lengths(seq_len):
+    tokenizer = word_tokenizer("a", "b")
+    pairs = [("a " * first, "b " * second) for first in range(16) for second in range(16)]
+    encoded = tokenizer([pair[0] for pair in pairs], [pair[1] for pair in pairs], truncation=True, max_length=seq_len)
+    rows = list(pair_rows(pairs, tokenizer, seq_len))
+    assert [ids.tolist() for ids, _ in rows] == encoded["input_ids"]
+    assert [types.tolist() for _, types in rows] == encoded["token_type_ids"]
