@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves import reached
+from analysis.gate import MOST_LOAD, by_seed, set_apart, unlike, untimed
 from analysis.judge import answer, of_numbers
 from analysis.pairs import Measure
 from analysis.read import read as read_study
@@ -23,14 +24,13 @@ from asyncsgd.records.events import FINISHED, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 
 CONFIG = "config.yaml"
-MOST_OTHER_LOAD = 0.1
-"""Share of all cores' time that others may have had while a run trained of which the machine's use is said."""
 ARMS = {
     "comparison": "name in the config",
     "model": "name in the config",
     "arm": "name in the config",
     "reference": "arm that it is compared with",
-    "margin": "of equivalence, in nats",
+    "unit": "of the loss",
+    "margin": "of equivalence, in this unit",
     "runs": "finished ones",
     "diverged": "of these; they are in no other number, so an arm with any is not judged",
     "loss": "at the end, after equal samples; mean and t interval over seeds",
@@ -38,7 +38,9 @@ ARMS = {
     "difference": "of the loss, arm - reference; none where a run of either diverged",
     "p_holm": "of the difference, over all arms of the comparison",
     "word": "what the difference shows",
+    "why": "what makes runs of the arm and of the reference not comparable",
     "speed": "geometric mean of the ratios of samples a second, arm / reference",
+    "no_speed": "what makes their seconds not comparable",
     "samples_per_second": "mean and t interval over seeds",
     "computing": "share of the workers' time",
     "waiting": "share of the workers' time",
@@ -51,7 +53,7 @@ ARMS = {
     "gpu_gib": "the same on GPUs",
 }
 COSTS = (*list(ARMS)[list(ARMS).index("computing") :],)
-GRID = ("model", "learning_rate", "batch", "length", "threshold", "seconds", "reached", "runs", "loss")
+GRID = ("model", "unit", "learning_rate", "batch", "length", "threshold", "seconds", "reached", "runs", "why", "loss")
 
 
 class Comparisons(NamedTuple):
@@ -123,13 +125,9 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
             row["perplexity"] = row["loss"].mapped(math.exp)
         seeds = own.index.intersection(theirs.index)
         ours, theirs = own.loc[seeds], theirs.loc[seeds]
-        if arm != given["reference"] and len(seeds) and not (ours["diverged"] | theirs["diverged"]).any():
-            row["difference"] = t_interval(np.round(ours["loss"] - theirs["loss"], 12))
-            row["speed"] = t_interval(np.log(ours["samples_per_second"] / theirs["samples_per_second"])).mapped(
-                math.exp
-            )
-            row["question"] = of_numbers(ours["loss"].to_numpy(), theirs["loss"].to_numpy(), margin=row["margin"])
-            row["word"] = "undecided"
+        row["unit"] = unit_of(own)
+        if arm != given["reference"] and len(seeds):
+            row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), row["margin"])
         rows.append(row)
     tested = [
         row
@@ -141,28 +139,60 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
     return rows
 
 
+def unit_of(runs: pd.DataFrame) -> str:
+    """The unit of a loss: nats of a cross entropy."""
+    return str(runs["details"].iloc[0].get("loss_unit", "nats"))
+
+
+def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:
+    """The settings that tell two arms of a config."""
+    own, other = ({key.replace("-", "_"): value for key, value in arms[arm].items()} for arm in (ours, theirs))
+    return set_apart(own, other)
+
+
+def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], margin: float) -> dict[str, Any]:
+    """What sets an arm against its reference; nothing but the reason where their runs are not comparable."""
+    gated = by_seed(ours, theirs, apart)
+    if why := unlike(gated.values()):
+        return {"word": "not comparable", "why": why}
+    if (ours["diverged"] | theirs["diverged"]).any():
+        return {}
+    row: dict[str, Any] = {"word": "undecided", "difference": t_interval(np.round(ours["loss"] - theirs["loss"], 12))}
+    row["question"] = of_numbers(ours["loss"].to_numpy(), theirs["loss"].to_numpy(), margin=margin)
+    timed = [seed for seed, one in gated.items() if not one.untimed]
+    row["no_speed"] = untimed(gated.values())
+    ratios = ours.loc[timed, "samples_per_second"] / theirs.loc[timed, "samples_per_second"]
+    row["speed"] = t_interval(np.log(ratios)).mapped(math.exp)
+    return row
+
+
 def _costs(runs: pd.DataFrame) -> dict[str, float]:
     """Means over runs; nothing is said of the machine's use where others used it too."""
     seconds = [(one.get("seconds") or {}).get("apply", math.nan) for one in runs["summary"]]
     cores = [sum(one["usage"]["cores"].values()) if one.get("usage") else math.nan for one in runs["summary"]]
     table = runs.assign(applying=np.array(seconds) / runs["seconds"], busy_cores=cores)
-    shared = table["other_load"] > MOST_OTHER_LOAD
+    shared = table["other_load"] > MOST_LOAD
     table.loc[shared, ["mfu", "busy_cores"]] = math.nan
     return {name: float(table[name].mean()) for name in COSTS}
 
 
 def _grid(runs: pd.DataFrame, measure: Measure, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
     """A row for each point that has a run; those that diverged reached nothing."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    first: dict[tuple[str, int], pd.DataFrame] = {}
     for model, *at in itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"]):
         rate, batch, length = float(at[0]), int(at[1]), int(at[2])
         own = of_arm(runs, "grid", model, f"lr{rate:g}-b{batch}-l{length}")
         if own.empty:
             continue
+        other = first.setdefault((model, length), own)
+        gated = by_seed(own, other, {"learning_rate", "batch_size"}).values()
         alive, threshold = own[~own["diverged"]], float(given["threshold"][model])
         times = [reached(measure.curve(run, "seconds"), threshold) for run in alive["run"]]
         there = [seconds for seconds in times if math.isfinite(seconds)]
-        means = (t_interval(alive[name].to_numpy()) for name in ("loss", "samples_per_second"))
-        row = (model, rate, batch, length, threshold, t_interval(there), len(there), len(own), *means)
-        rows.append(dict(zip((*GRID, "samples_per_second"), row, strict=True)))
+        row = {"model": model, "unit": unit_of(own), "learning_rate": rate, "batch": batch, "length": length}
+        row |= {"threshold": threshold, "seconds": t_interval(there), "reached": len(there), "runs": len(own)}
+        row["why"] = unlike(gated) or untimed(gated)
+        row |= {name: t_interval(alive[name].to_numpy()) for name in ("loss", "samples_per_second")}
+        rows.append(row)
     return rows

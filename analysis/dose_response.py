@@ -30,6 +30,8 @@ from matplotlib.lines import Line2D
 from analysis import plots
 from analysis.crossing import Crossing, crossing_point
 from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached
+from analysis.gate import by_seed, told_apart, unlike, untimed
+from analysis.questions import Plan
 from analysis.read import read
 from analysis.stats import Interval, Numbers, t_interval
 from analysis.trust import at_edge
@@ -46,7 +48,7 @@ PAIRS = {
     "delay": "in updates",
     "seed": "of both runs",
     **dict.fromkeys(RATIOS, "log(T_delayed / T_sync)"),
-    "gap": "loss at equal seconds, delayed - sync (nats)",
+    "gap": "loss at equal seconds, delayed - sync, in the unit of the loss",
     "target_loss": "registered before the runs",
     "delayed_loss": "at the end, after equal samples",
     "sync_loss": "at the end, after equal samples",
@@ -67,13 +69,16 @@ class Dose(NamedTuple):
     """By run."""
     targets: Mapping[int, float]
     """The registered loss, by delay."""
+    unit: str = "nats"
+    """Of the loss."""
 
 
 def read_dose(folder: Path) -> Dose:
     """Read a finished sweep.
 
     Raises:
-        UsageError: if a run has no finite loss at every evaluation: it has no time, and its delay says nothing.
+        UsageError: if a run has no finite loss at every evaluation: it has no time, and its delay says nothing; or if
+            runs are not comparable.
     """
     runs, curves, plan = read(folder)
     runs = runs[runs["stage"] == "test"]
@@ -87,8 +92,22 @@ def read_dose(folder: Path) -> Dose:
             )
     if 0 not in set(runs.loc[runs["algorithm"] == REFERENCE, "delay"]):  # one process under either name
         runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
+    _refuse_unlike(runs, plan)
     targets = {plan.arms[arm]["num_workers"] - 1: loss for arm, loss in plan.targets.items()}
-    return Dose(runs, by_run, targets)
+    return Dose(runs, by_run, targets, str(runs["details"].iloc[0].get("loss_unit", "nats")))
+
+
+def _refuse_unlike(runs: pd.DataFrame, plan: Plan) -> None:
+    """Every arm is set against the first one: pairs of a delay against each other, delays by the slope over them."""
+    arms = {arm: own.drop_duplicates("seed").set_index("seed") for arm, own in runs.groupby("arm", sort=False)}
+    first, *others = arms
+    for arm in others:
+        gated = by_seed(arms[arm], arms[first], told_apart(arm, first, plan)).values()
+        why = unlike(gated)
+        if (runs["clock"] == "measured").any():
+            why = why or untimed(gated)
+        if why:
+            raise UsageError(f"the runs of {arm} and {first} are not comparable: {why}")
 
 
 def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> pd.DataFrame:
@@ -158,7 +177,7 @@ def text(dose: Dose, pairs: pd.DataFrame) -> str:
         f"final loss at equal samples, mean [95 % t interval], {seeds}; learning rate tuned per delay",
         _aligned(_losses(dose)),
         "* at the edge of its grid: a better one may lie outside",
-        f"each doubling of tau + 1 adds {slope:.4f} nats at equal samples",
+        f"each doubling of tau + 1 adds {slope:.4f} {dose.unit} at equal samples",
     ]
     for speeds, own in pairs.groupby("speeds", sort=False):
         clock = f"speeds {speeds} (virtual clock)"
@@ -200,7 +219,7 @@ def _responses(pairs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for delay, own in pairs.groupby("delay"):
         row = {"tau": delay} | {f"seconds {name}": f"{_ratio(own[column]):.3f}" for column, name in RATIOS.items()}
-        row["loss at equal seconds, nats"] = f"{t_interval(own['gap'].to_numpy()):.4f}"
+        row["loss at equal seconds, - sync"] = f"{t_interval(own['gap'].to_numpy()):.4f}"
         row["target reached"] = " and ".join(f"{own[name].sum()}/{len(own)}" for name in REACHED)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -281,8 +300,8 @@ def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
     delays = sorted(dose.runs["delay"].unique())
     for axes, label in (
         (left, "seconds to the same loss, delayed / sync"),
-        (middle, "loss at equal seconds, delayed - sync (nats)"),
-        (right, "evaluation loss at equal samples (nats)"),
+        (middle, f"loss at equal seconds, delayed - sync ({dose.unit})"),
+        (right, f"evaluation loss at equal samples ({dose.unit})"),
     ):
         axes.set_xticks(np.log2(np.array(delays) + 1), delays)
         axes.set(xlabel="delay tau (updates)", ylabel=label)

@@ -177,13 +177,6 @@ def spelled_alike(key: str, texts: Iterable[str]) -> list[str]:
     return [spelled[_meaning(key, text)] for text in known]
 
 
-def varying(runs: Iterable[Any]) -> list[str]:
-    """The settings that do not mean the same in all of `runs`, but for those that are told only."""
-    known = list(runs)
-    keys = sorted({key for run in known for key in run.asked} - {*TOLD, "normalises_over_batch"})
-    return [key for key in keys if len({*meanings(key, known)}) > 1]
-
-
 class Compared(NamedTuple):
     """What two runs do not have in common, each a key with what is said of it."""
 
@@ -199,15 +192,14 @@ class Compared(NamedTuple):
         return "; ".join(self.refused.values())
 
 
-def compared(ours: Any, theirs: Any, plan: Plan, *, control: bool = False, tuned: bool = False) -> Compared:
+def compared(ours: Any, theirs: Any, apart: set[str], *, tuned: bool = False) -> Compared:
     """Two runs of a seed, rows of `runs`.
 
     Args:
-        control: whether one is of the control arm, which keeps its batch and its budget in samples.
-        tuned: whether they are fine-tunings, of which the plan lets nothing differ but what they start from.
+        apart: of `told_apart`, the settings in which they may differ.
+        tuned: whether they are fine-tunings, which differ in what they start from.
     """
     both = (ours, theirs)
-    apart = set() if tuned else told_apart(ours, theirs, plan, control=control)
     refused: dict[str, str] = {}
     untimed: dict[str, str] = {}
     told: dict[str, tuple[str, str]] = {}
@@ -231,10 +223,13 @@ def compared(ours: Any, theirs: Any, plan: Plan, *, control: bool = False, tuned
         here, there = (_where(column, run, apart) for run in both)
         if here == there and (here or column != "machine"):
             continue
-        if column in TIMED and column not in apart:
+        follows = column == "threads" and ours.workers != theirs.workers  # they share the cores
+        if column in TIMED and column not in apart and not follows:
             untimed[column] = _both(words, both, [here or NOT_KNOWN, there or NOT_KNOWN])
         if here != there:
             told[column] = (here or NOT_KNOWN, there or NOT_KNOWN)
+    if ours.clock != theirs.clock:
+        untimed["clock"] = _both("clock", both, [ours.clock, theirs.clock])
     for run in both:
         if run.other_load > MOST_LOAD:
             used = f"{100 * run.other_load:.0f} % of the machine"
@@ -245,14 +240,44 @@ def compared(ours: Any, theirs: Any, plan: Plan, *, control: bool = False, tuned
     return Compared(refused, untimed, told)
 
 
-def told_apart(ours: Any, theirs: Any, plan: Plan, *, control: bool = False) -> set[str]:
-    """The settings that tell the arms of two runs: in these they may differ."""
-    keys = {*ALGORITHM, *(BUDGET if control else ()), *(("batch_size",) if control else ())}
+def by_seed(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], *, tuned: bool = False) -> dict[Any, Compared]:
+    """Seed -> how the runs of two arms compare, of the seeds that both have; the index of both is the seed."""
+    seeds = ours.index.intersection(theirs.index)
+    matched = zip(ours.loc[seeds].itertuples(), theirs.loc[seeds].itertuples(), strict=True)
+    return {one.Index: compared(one, other, apart, tuned=tuned) for one, other in matched}
+
+
+def unlike(gated: Iterable[Compared]) -> str:
+    """Why nothing of several pairs is compared; empty where it is."""
+    return _each_once(one.refused for one in gated)
+
+
+def untimed(gated: Iterable[Compared]) -> str:
+    """Why measured seconds of several pairs are not compared; empty where they are."""
+    return _each_once(one.untimed for one in gated)
+
+
+def _each_once(reasons: Iterable[Mapping[str, str]]) -> str:
+    """One reason for each key, that of the first pair that has it."""
+    known: dict[str, str] = {}
+    for own in reasons:
+        known = {**own, **known}
+    return "; ".join(known.values())
+
+
+def told_apart(ours: str, theirs: str, plan: Plan) -> set[str]:
+    """The settings that tell two arms: in these their runs may differ."""
     if not plan.runs:
-        return keys | {*plan.apart}
-    arms = [plan.arms.get(run.arm, {}) for run in (ours, theirs)]
+        return {*ALGORITHM, *plan.apart}
+    arms = [plan.arms.get(arm, {}) for arm in (ours, theirs)]
     own, other = ({**(arm.get("settings") or {}), **(arm.get("chosen") or {})} for arm in arms)
-    return keys | {key for key in {**own, **other} if _meaning(key, own.get(key)) != _meaning(key, other.get(key))}
+    return set_apart(own, other)
+
+
+def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
+    """The settings that tell arms of which these are the settings."""
+    given = {*ours, *theirs}
+    return {*ALGORITHM, *(key for key in given if _meaning(key, ours.get(key)) != _meaning(key, theirs.get(key)))}
 
 
 def _only_rounds(key: str, both: Sequence[Any]) -> bool:

@@ -205,13 +205,15 @@ def _warnings(runs: pd.DataFrame, plan: Plan) -> list[str]:
     return [*lines, *left_out(tests), *["problems:"] * bool(plan.problems), *(f"  {one}" for one in plan.problems)]
 
 
-def render(rows: Sequence[Row], lines: Sequence[str], form: str) -> str:
+def render(rows: Sequence[Row], lines: Sequence[str], form: str, plan: Plan) -> str:
     """The tables and their lines; `form` is ``text`` or ``md``."""
-    told = [PERPLEXITY, PER_PROCESS if any(row.shares for row in rows) else EXACT_ONLY, THE_NOTES, *lines]
+    agreement, reasons = _agreement(rows, plan)
+    about = PER_PROCESS if any(row.shares for row in rows) else EXACT_ONLY
+    told = [PERPLEXITY, about, THE_NOTES, *lines, *reasons]
     if not rows:
         return "\n".join(["no pretraining run has been found", "", *told]) + "\n"
     line_end = "\n\n" if form == "md" else "\n"  # Markdown joins lines with no empty one between them
-    parts = [_drawn(_cells(rows), form), line_end.join(told), _drawn(_agreement(rows), form), AGREES]
+    parts = [_drawn(_cells(rows), form), line_end.join(told), _drawn(agreement, form), AGREES]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -221,11 +223,11 @@ def _drawn(table: pd.DataFrame, form: str) -> str:
     return tables.markdown(table) if form == "md" else table.to_string(index=False)
 
 
-def _agreement(rows: Sequence[Row]) -> pd.DataFrame:
-    """The ratios of asynchronous to synchronous rows, beside those of the notes."""
+def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]]:
+    """The ratios of asynchronous to synchronous rows, beside those of the notes; and why some are not compared."""
     import pandas as pd
 
-    lines = []
+    lines, reasons = [], []
     for (workers, batch), there in reference_ratios().items():
         pairs = [
             (ours, other)
@@ -236,14 +238,33 @@ def _agreement(rows: Sequence[Row]) -> pd.DataFrame:
         if not pairs:
             lines.append([name, MISSING, MISSING, theirs[0], MISSING, theirs[1], MISSING])
         for ours, other in pairs:
+            why, no_speed = _not_compared(ours, other, plan)
+            if why or no_speed:
+                what = "not comparable" if why else "their seconds are not comparable"
+                reasons.append(f"WARNING: async and sync, {name}, {ours.clock} clock: {what}: {why or no_speed}")
+            if why:
+                lines.append([name, ours.clock, MISSING, theirs[0], MISSING, theirs[1], "not comparable"])
+                continue
             known = [one.done.set_index("seed")[["loss", "seconds"]].dropna() for one in (ours, other)]
             both = pd.concat(known, axis=1, join="inner", keys=(0, 1))
             # logarithms of ratios; a loss is the logarithm of a perplexity already
             logs = (both[0]["seconds"] / both[1]["seconds"]).map(math.log), both[0]["loss"] - both[1]["loss"]
+            if no_speed:
+                logs = (logs[0].iloc[:0], logs[1])
             seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
             lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
     header = ["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]
-    return pd.DataFrame(lines, columns=pd.Index(header))
+    return pd.DataFrame(lines, columns=pd.Index(header)), reasons
+
+
+def _not_compared(ours: Row, theirs: Row, plan: Plan) -> tuple[str, str]:
+    """Why two rows are not comparable, and why their seconds are not."""
+    from analysis.gate import by_seed, told_apart, unlike, untimed
+
+    arm, other = (str(row.runs["arm"].iloc[0]) for row in (ours, theirs))
+    own, others = (row.done.set_index("seed", drop=False) for row in (ours, theirs))
+    gated = by_seed(own, others, told_apart(arm, other, plan)).values()
+    return unlike(gated), untimed(gated) if ours.clock == "measured" else ""
 
 
 def _ratio(logs: pd.Series, form: str) -> str:
@@ -255,7 +276,7 @@ def _ratio(logs: pd.Series, form: str) -> str:
 
 def _agrees(there: tuple[float, float], logs: tuple[pd.Series, pd.Series]) -> str:
     """In which of the two our mean lies on the same side of 1."""
-    if not len(logs[0]):
+    if not (len(logs[0]) and len(logs[1])):
         return MISSING
     both = zip(("seconds", "perplexity"), there, logs, strict=True)
     same = [name for name, ratio, own in both if math.log(ratio) * own.mean() > 0]
@@ -319,7 +340,7 @@ def _run(runs_dir: Path, form: str) -> None:
     from analysis.read import read
 
     runs, _, plan = read(runs_dir)
-    print(render(rows_of(runs, plan), _warnings(runs, plan), form), end="")
+    print(render(rows_of(runs, plan), _warnings(runs, plan), form, plan), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -46,10 +46,10 @@ def tables_of(found: Comparisons) -> Tables:
             shown = shown.drop(columns="perplexity")
         shown = shown.rename(columns={"difference": "loss - reference", "speed": "samples/s, times the reference"})
         lead = (
-            f"Losses at the end, after equal samples, paired by seed. Equivalent: within ±{first['margin']:g} nats by "
-            "the equivalence test. Both tests are corrected by Holm's method over the arms."
+            f"Losses at the end, after equal samples, paired by seed. Equivalent: within ±{first['margin']:g} "
+            f"{first['unit']} by the equivalence test. Both tests are corrected by Holm's method over the arms."
         )
-        notes = (lead, *[PERPLEXITY] * bool(known))
+        notes = (lead, *[PERPLEXITY] * bool(known), *_not_compared(arms))
         made[f"comparison-{name}"] = f"{name}: against {first['reference']}", shown, notes
         costs = tables.without_empty(arms[["model", "arm", "samples_per_second", *COSTS]])
         made[f"costs-{name}"] = f"{name}: rates and memory", costs, (ABOUT_COSTS,)
@@ -58,8 +58,18 @@ def tables_of(found: Comparisons) -> Tables:
     return made
 
 
+def _not_compared(arms: pd.DataFrame) -> Iterator[str]:
+    """Why arms, or their seconds, are not compared, a sentence for each."""
+    for arm in arms.itertuples():
+        if arm.word == "not comparable":
+            yield f"{arm.model}, {arm.arm}: not comparable with {arm.reference}: {arm.why}."
+        elif arm.no_speed and arm.no_speed == arm.no_speed:
+            pairs = f"of {arm.difference.n - arm.speed.n} of {arm.difference.n} pairs"
+            yield f"{arm.model}, {arm.arm}: the seconds {pairs} are not compared: {arm.no_speed}."
+
+
 def _word(arm: Any) -> str:
-    if arm.diverged:
+    if arm.diverged and arm.word != "not comparable":
         return f"{arm.diverged} diverged"
     return "reference" if arm.arm == arm.reference else arm.word
 
@@ -68,16 +78,26 @@ def _grid(grid: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Within a model those first that most seeds reached it with, and the fastest of them."""
     seconds = grid["seconds"].map(lambda one: one.estimate)
     ordered = grid.assign(missed=-grid["reached"] / grid["runs"], fastest=seconds)
-    shown = ordered.sort_values(["model", "missed", "fastest"], kind="stable").drop(columns=["missed", "fastest"])
+    different = [
+        f"{row.model}, learning rate {row.learning_rate:g}, batch {row.batch}, length {row.length}: {row.why}."
+        for row in grid.itertuples()
+        if row.why
+    ]
+    if not different:
+        ordered = ordered.sort_values(["model", "missed", "fastest"], kind="stable")
+    shown = ordered.drop(columns=["missed", "fastest", "unit", "why"])
     shown["loss"] = [one if one.n else "diverged" for one in shown["loss"]]
     shown["learning_rate"] = shown["learning_rate"].map("{:g}".format)
     shown["reached"] = [f"{row.reached} of {row.runs}" for row in shown.itertuples()]
-    losses = sorted({(row.model, row.threshold) for row in grid.itertuples()})
-    lead = f"One process; the loss to reach, in nats: {', '.join(f'{model} {loss:g}' for model, loss in losses)}."
+    losses = sorted({(row.model, row.threshold, row.unit) for row in grid.itertuples()})
+    lead = f"One process; the loss to reach: {', '.join(f'{model} {loss:g} {unit}' for model, loss, unit in losses)}."
     names = {"seconds": "seconds to the loss", "reached": "reached it", "loss": "final loss"}
     return (
         shown.drop(columns=["threshold", "runs"]).rename(columns=names),
-        (f"{lead} Means over the seeds that reached it, with t intervals.", CHOSEN),
+        (
+            f"{lead} Means over the seeds that reached it, with t intervals.",
+            *(["The rows are in no order, since they are not comparable.", *different] if different else [CHOSEN]),
+        ),
     )
 
 
@@ -89,20 +109,22 @@ def sentences(found: Comparisons) -> list[str]:
             told.append(
                 f"{arm.model}, {arm.arm}: {arm.diverged} of {arm.runs} runs diverged, so its loss is not judged."
             )
-        if not arm.word:
+        if not arm.word or arm.word == "not comparable":
             continue
         speed = f"{arm.speed.estimate:.2f} times the samples a second of {arm.reference}"
         if arm.speed.low == arm.speed.low and arm.speed.n > 2:  # of two seeds it would say nothing, at length
             speed += f" (95 % CI {arm.speed.low:.2f} to {arm.speed.high:.2f})"
+        if not arm.speed.n:
+            speed = "no speed is compared"
         shown = {
-            "equivalent": f"the loss is equivalent within ±{arm.margin:g} nats",
-            "different but negligible": f"the loss differs, by less than ±{arm.margin:g} nats",
+            "equivalent": f"the loss is equivalent within ±{arm.margin:g} {arm.unit}",
+            "different but negligible": f"the loss differs, by less than ±{arm.margin:g} {arm.unit}",
             "better": "the loss is lower",
             "worse": "the loss is higher",
             "undecided": "the loss is not distinguishable",
         }.get(arm.word, "no verdict on the loss")
-        told.append(f"{arm.model}, {arm.arm}: {speed}; {shown} ({arm.difference.estimate:+.3f} nats).")
-    return told
+        told.append(f"{arm.model}, {arm.arm}: {speed}; {shown} ({arm.difference.estimate:+.3f} {arm.unit}).")
+    return [*told, *_not_compared(found.arms)]
 
 
 def cast_of(found: Comparisons) -> Mapping[str, Any]:
@@ -126,7 +148,7 @@ def grids(grid: pd.DataFrame) -> Iterator[Drawing]:
     """Seconds to the loss against the learning rate, a picture for each model."""
     for model, points in grid[grid["reached"] > 0].groupby("model", sort=False):
         loss = points["threshold"].iloc[0]
-        caption = f"{model}: mean over the seeds that reached {loss:g} nats; no point: none did."
+        caption = f"{model}: mean over the seeds that reached {loss:g} {points['unit'].iloc[0]}; no point: none did."
         yield pages.drawing(gallery.drawn(f"grid-{slug(str(model))}", f"Grid: {model}", caption, _draw_grid, points))
 
 

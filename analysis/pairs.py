@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
-from analysis.gate import BEGAN, Compared, compared
+from analysis.gate import BEGAN, BUDGET, Compared, by_seed, told_apart, unlike
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing
 
@@ -99,8 +99,10 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
     both = pd.concat((ours, theirs))
     notes += _batches(ours, theirs, treatment, reference)
     notes += [FROM_SCRATCH] * bool((both["from_scratch"] == True).any())  # noqa: E712
-    matched = list(zip(ours.itertuples(), theirs.itertuples(), strict=True))
-    gated = {one.Index: compared(one, other, plan, control=control) for one, other in matched}
+    may_differ = told_apart(treatment, reference, plan)
+    if control:
+        may_differ |= {*BUDGET, "batch_size"}
+    gated = by_seed(ours, theirs, may_differ)
     different, also = united(gated.values(), plan)
     notes += also
     apart: dict[Any, str] = {}
@@ -119,14 +121,14 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
 
 def united(gated: Iterable[Compared], plan: Plan) -> tuple[str, list[str]]:
     """Why the pairs of two arms are not comparable, and a note on what the arms differ in beside that."""
-    refused: dict[str, str] = {}
+    pairs = list(gated)
     told: dict[str, list[str]] = {}
-    for one in gated:
-        refused = {**one.refused, **refused}
+    for one in pairs:
         for key, both in one.told.items():
             told.setdefault(key, []).extend(both)
-    why = "; ".join(refused.values())
-    settings = [key for key in refused if key not in (*BEGAN, "first_loss", "micro_batches")]
+    why = unlike(pairs)
+    refused = {key for one in pairs for key in one.refused}
+    settings = sorted(refused - {*BEGAN, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, *settings))})"
     differ = []

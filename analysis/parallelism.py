@@ -69,13 +69,16 @@ def ways_of(found: Comparisons) -> pd.DataFrame:
             (one := of_arm(found.runs, arm.comparison, arm.model, name))[~one["diverged"]]
             for name in (arm.reference, arm.arm)
         )
+        if arm.why and arm.why == arm.why:
+            theirs = theirs.iloc[:0]
         own_curves = found.curves[found.curves["run"].isin(own["run"])]
         rows.append({"model": arm.model, "name": arm.arm, **_way(own, theirs, measure), "curve": f1_curve(own_curves)})
     return pd.DataFrame(rows, columns=[*WAYS])
 
 
 def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str, Any]:
-    target, ratios = theirs["loss"].max() + ROUNDING, []
+    target = theirs["loss"].max() + ROUNDING
+    ratios: list[float] = []
     for seed in runs.index.intersection(theirs.index):
         curves = [measure.curve(side.loc[seed, "run"], "samples") for side in (runs, theirs)]
         ours, other = (reached(curve, target) for curve in on_common_looks(curves))
@@ -93,7 +96,7 @@ def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str
         "formula": (stages - 1) / (parts + stages - 1) if formula else math.nan,
         **{name: pd.Series([one[name] for one in used], dtype=float).mean() for name in used[0]},
         "samples_to_target": math.exp(statistics.fmean(ratios)) if ratios else math.nan,
-        "reached": len(ratios),
+        "reached": len(ratios) if len(theirs) else math.nan,
         "silent": _silent(first["summary"]),
         "loss": t_interval(runs["loss"].to_numpy()),
         "answerable": _detail(rows, "has_answer", "f1"),

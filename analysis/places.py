@@ -77,6 +77,25 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     return {}
 
 
+def of_another(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A fine-tuning of another run than the plan says: the place stays, without a run.
+
+    Args:
+        parent: the run that the plan says; None where it is no run, or is not there.
+    """
+    recorded = row["details"].get("parent") or {}
+    if row["stage"] != "finetune" or not recorded:
+        return {}
+    name, planned_name = (Path(str(path or "base")).name for path in (recorded.get("run"), row["parent"]))
+    hashes = recorded.get("parameters_sha256"), (parent or {}).get("parameters_sha256")
+    if name == planned_name and (None in hashes or "" in hashes or hashes[0] == hashes[1]):
+        return {}
+    why = f"its folder holds another run: it was fine-tuned from {name}, not from {row['parent'] or 'the base model'}"
+    if name == planned_name:
+        why = f"its folder holds another run: it was fine-tuned from other parameters than {row['parent']} ended with"
+    return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": why}
+
+
 def placed(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Where a run belongs that no plan speaks of: as its folder is named, else a test run of its own settings."""
     if found := PLACE.search(name):
@@ -102,14 +121,19 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
         return runs
     known = runs[loose & (runs["status"] != UNREADABLE)]
     tasks, batches = known["task"].nunique() > 1, known["batch_size"].nunique() > 1
+    rows = runs[CONDITION].itertuples(index=False)
+    conditions = pd.Series(["\n".join(map(str, row)) for row in rows], index=runs.index, dtype=object)
+    alike_in = dict(iter(known.groupby(conditions[known.index])))
+    differing_in = {condition: differing(of["settings"], NOT_OF_AN_ARM) for condition, of in alike_in.items()}
     names = {}
     for name, row in runs[loose].iterrows():
-        alike = known[(known[CONDITION].astype(str) == row[CONDITION].astype(str)).all(axis=1)]
+        condition = conditions[name]
+        alike = alike_in.get(condition, known.iloc[:0])
         parts = [row["rule"] if alike["rule"].nunique() > 1 else row["algorithm"]]
         parts += [row["task"]] * (tasks and bool(row["task"]))
         parts += [f"w{row['workers']:g}"] if row["workers"] == row["workers"] else []
         parts += [f"b{row['batch_size']:g}"] * batches + ["virtual"] * (row["clock"] == "virtual")
-        apart = differing(alike["settings"], NOT_OF_AN_ARM)
+        apart = differing_in.get(condition, [])
         names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
     runs.loc[list(names), "arm"] = pd.Series(names, dtype=object)
     # of several runs of a seed the first by name is in the tests

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.gate import asked_of, spelled_alike
-from analysis.places import PLACED, UNREADABLE, misplaced, missing, placed, planned, with_arms, with_parents
+from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
@@ -64,6 +64,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
         if name in in_plan:
             row |= {key: value for key, value in in_plan[name].items() if key in PLACED or row.get(key) in (None, "")}
             row |= misplaced(row, plan)
+            row |= of_another(row, read_ones.get(row["parent"], ({}, None))[0])
         else:
             row |= placed(name, row)
             if plan.runs:
@@ -122,7 +123,11 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         row["asked"] = asked_of(row["settings"], summary)
         at_start = curve.loc[curve["updates"] == 0, "loss"]
         row["first_loss"] = float(at_start.iloc[0]) if len(at_start) else math.nan
-        told = {key: summary[key] for key in ("metrics", "labels", "hatecheck", "undefined_scores") if summary.get(key)}
+        told = {
+            key: summary[key]
+            for key in ("metrics", "labels", "hatecheck", "undefined_scores", "parent")
+            if summary.get(key)
+        }
         told |= {"better": better} if better else {}
         row["details"] = {**(summary.get("details") or {}), **row["details"], **told}
         if row["status"] == DONE and row.get("task") != "finetuning" and (path / EVENTS).is_file():

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.gate import by_seed as gated_by_seed
+from analysis.gate import told_apart, unlike
 from analysis.pairs import BY_RANKS, FROM_SCRATCH, lost_runs, values_of
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import words_of_score
@@ -37,9 +39,6 @@ def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     collapsed = tuned["usable"] & tuned["metric"].isna() & ~undefined
     nowhere = tuned["diverged"] | (missing & tuned["parent"].isin(diverged)) | collapsed
     tuned.loc[nowhere, "metric"] = math.inf if lower else -math.inf
-    data = tuned["data"][tuned["metric"].notna() & (tuned["data"] != "")].mode()
-    if len(data):
-        tuned.loc[(tuned["data"] != data.iloc[0]) & ~nowhere, "metric"] = math.nan
     found = tuned.groupby(["arm", "seed"], sort=False)["metric"].agg(lambda one: one.mean(skipna=False))
     return found.unstack(0)
 
@@ -72,6 +71,7 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
         for treatment, other in asked:
             assert other is not None
             caveats = _lost(runs, (treatment, other))
+            why = _unlike(runs, (treatment, other), plan)
             yield {
                 "group": str(group),
                 "endpoint": metric,
@@ -79,7 +79,22 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
                 "lower": lower,
                 "caveats": caveats,
                 **_score(tuned, means, treatment, other),
+                **({"nothing": why, "unlike": True} if why else {}),
             }
+
+
+def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> str:
+    """Why scores are not comparable: because of the fine-tunings, or of the pretrainings that these began from."""
+    treatment, reference = arms
+    usable = runs[runs["usable"] & (runs["replicate"] == 0)]
+    tests = usable[usable["stage"] == "test"].set_index("seed", drop=False)
+    ours, theirs = (tests[tests["arm"] == arm] for arm in arms)
+    gated = [*gated_by_seed(ours, theirs, told_apart(treatment, reference, plan)).values()]
+    tuned = usable[usable["stage"] == "finetune"]
+    tuned = tuned.set_index([tuned["seed"], tuned.groupby(["arm", "seed"]).cumcount()])
+    ours, theirs = (tuned[tuned["arm"] == arm] for arm in arms)
+    gated += gated_by_seed(ours, theirs, set(), tuned=True).values()
+    return unlike(gated)
 
 
 def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:

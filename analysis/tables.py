@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.gate import by_seed, told_apart, unlike, untimed
 from analysis.questions import BASELINE, Plan, groups, labels
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
@@ -34,7 +35,7 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
         ]
         row |= _to_the_target(timed, str(arm))
         row |= {name: t_interval(alive[name].to_numpy()) for name in MEANS}
-        row |= _over_one_worker(used, own)
+        row |= _over_one_worker(used, own, plan)
         row |= {name: float(alive[name].mean()) for name in COSTS}
         rows.append(row)
     return without_empty(pd.DataFrame(rows))
@@ -50,15 +51,20 @@ def _to_the_target(timed: pd.DataFrame, arm: str) -> dict[str, Any]:
     return {"reached": told, "time": t_interval(row[name])}
 
 
-def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame) -> dict[str, Any]:
-    """Throughput as a multiple of one worker's and its share per worker, where both are known to be of one machine."""
+def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame, plan: Plan) -> dict[str, Any]:
+    """Throughput as a multiple of one worker's and its share per worker, and why there is none."""
     first = own.iloc[0]
-    one = used[(used["workers"] == 1) & (used["clock"] == first["clock"]) & (used["task"] == first["task"])]
-    machines = set(one["machine"]) | set(own["machine"])
-    if one.empty or (first["clock"] == "measured" and (len(machines) > 1 or "" in machines)):
-        return {"speed_up": math.nan, "efficiency": math.nan}
-    ratio = float(own["samples_per_second"].mean() / one["samples_per_second"].mean())
-    return {"speed_up": ratio, "efficiency": ratio / first["workers"]}
+    alone = used[(used["workers"] == 1) & (used["clock"] == first["clock"]) & (used["task"] == first["task"])]
+    reasons = []
+    for arm, one in alone.groupby("arm", sort=False):
+        ours, theirs = (side.set_index("seed", drop=False) for side in (own, one))
+        gated = by_seed(ours, theirs, told_apart(first["arm"], str(arm), plan)).values()
+        reasons.append(unlike(gated) or (untimed(gated) if first["clock"] == "measured" else ""))
+    why = next(filter(None, reasons), "")
+    if why or not reasons:
+        return {"speed_up": math.nan, "efficiency": math.nan, "no_speed_up": why}
+    ratio = float(own["samples_per_second"].mean() / alone["samples_per_second"].mean())
+    return {"speed_up": ratio, "efficiency": ratio / first["workers"], "no_speed_up": ""}
 
 
 def settings(runs: pd.DataFrame) -> pd.DataFrame:
@@ -73,7 +79,7 @@ def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
     level = 1 - tests["alpha"] / tests["family_size"]
     asked = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
     parts = {name: tests[name] for name in asked}
-    parts["better"] = [f"{won} of {n}" for won, n in zip(tests["wins"], tests["n"], strict=True)]
+    parts["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
     for name, columns in (("difference", ("estimate", "low", "high")), ("ratio", ("ratio", "ratio_low", "ratio_high"))):
         ends = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
         parts[name] = pd.Series([Interval(*one) for one in ends], index=tests.index, dtype=object)

@@ -8,6 +8,7 @@ the share of the reference's mean improvement that a run has made at equal sampl
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import textwrap
@@ -52,6 +53,10 @@ class Task(NamedTuple):
     """Share of the reference's mean improvement (seeds x algorithms). A run that diverged has made none of it."""
     median_times: Mapping[str, float]
     """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
+    untimed: str
+    """Why there are no such seconds."""
+    models: frozenset[str]
+    """What the parameters of its runs ended as, by hash."""
 
 
 class Across(NamedTuple):
@@ -74,7 +79,9 @@ class Across(NamedTuple):
     refused: str
     """Why there is no interval; empty where there are."""
     time_scores: dict[str, float]
-    """AlgoPerf's score of its median times to the target; empty where not every study has a target."""
+    """AlgoPerf's score of its median times to the target; empty where not every study has such times."""
+    untimed: str
+    """Why there is no such score."""
 
 
 def read_task(folder: Path) -> Task:
@@ -106,15 +113,29 @@ def read_task(folder: Path) -> Task:
         raise UsageError(f"{folder}: the reference {first.reference} learned nothing, so that no score has a scale")
     start = first.gained + first.reference_values[np.isfinite(first.reference_values)].mean()
     scores = ((start - table) / first.gained).where(np.isfinite(table), 0.0)
-    times = _times(study, [first.reference, *rows["treatment"]], table.index)
+    untimed = _untimed(study, rows, table.index)
+    times = {} if untimed else _times(study, [first.reference, *rows["treatment"]], table.index)
     clock = str(arms.loc[first.reference, "clock"])
-    return Task(folder.name, clock, algorithm[first.reference], scores, times)
+    models = frozenset(study.runs["parameters_sha256"]) - {""}
+    return Task(folder.name, clock, algorithm[first.reference], scores, times, untimed, models)
+
+
+def _untimed(study: Study, rows: pd.DataFrame, seeds: pd.Index) -> str:
+    """Why the seconds to the target are not compared: what limits the rows of the tests on them."""
+    if study.plan.targets.get(rows["reference"].iloc[0]) is None:
+        return "it has no target"
+    timed = study.tests[study.tests["endpoint"] == "time_to_target"].set_index(["treatment", "reference"])
+    for row in rows.itertuples():
+        test = timed.loc[(row.treatment, row.reference)]
+        if test["word"] == "not comparable":
+            return str(test["reason"])
+        if test["caveats"] or not set(seeds) <= set(test["seeds"]):
+            return " ".join(test["caveats"]) or "the seconds of some pairs are not comparable"
+    return ""
 
 
 def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
-    target = study.plan.targets.get(names[0])
-    if target is None:
-        return {}
+    target = study.plan.targets[names[0]]
     measure, used = Measure(study.curves), study.runs[study.runs["replicate"] == 0]
     runs = [[used[(used["arm"] == arm) & (used["seed"] == seed)].iloc[0] for arm in names] for seed in seeds]
     seen = np.array([measure.crossings(of_seed, target) for of_seed in runs])[:, :, 1]
@@ -134,6 +155,9 @@ def across(tasks: Sequence[Task], generator: np.random.Generator) -> Across:
     if any((task.clock, task.reference) != (first.clock, first.reference) for task in tasks):
         got = ", ".join(f"{task.name} ({task.reference}, {task.clock} clock)" for task in tasks)
         raise UsageError(f"studies of one clock and one reference go together, got {got}")
+    for one, other in itertools.combinations(tasks, 2):
+        if one.models & other.models:
+            raise UsageError(f"{one.name} and {other.name} hold runs of the same parameters: a study counts once")
     shared = [name for name in first.scores if all(name in task.scores for task in tasks)]
     counts = [len(task.scores) for task in tasks]
     scores = {name: np.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
@@ -153,6 +177,7 @@ def across(tasks: Sequence[Task], generator: np.random.Generator) -> Across:
         *(scores, middle, better, profile),
         too_few(scores[first.reference]),
         dict(zip(shared, times, strict=False)),
+        "; ".join(f"{task.name}: {task.untimed}" for task in tasks if task.untimed),
     )
 
 
@@ -173,7 +198,7 @@ def lines(found: Across) -> list[str]:
         shown = ", ".join(f"{algorithm} {score:.3f}" for algorithm, score in found.time_scores.items())
         told.append(f"AlgoPerf score of median times to the target (1: fastest everywhere): {shown}")
     else:
-        told.append("no AlgoPerf score: not every study has a target")
+        told.append(f"no AlgoPerf score: {found.untimed}")
     return told
 
 

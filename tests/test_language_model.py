@@ -51,11 +51,13 @@ def made(folder, name, loss, rate, seed, status="DONE"):
         **{"schema": 2, "status": status, "mode": "single", "final_eval_loss": ended, "samples_per_second": rate},
         **{"num_samples": 100, "train_seconds": 100 / rate, "seed": seed},
         **{"num_workers": 1, "batch_size": 4, "num_parameters": 10},
+        **{"data_fingerprint": "f00d", "init_sha256": f"{seed}"},
         "metrics": {"perplexity": None if ended is None else math.exp(ended)},
         "memory": {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]},
         "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
     }
     (path / "summary.json").write_text(json.dumps(summary))
+    (path / "environment.json").write_text(json.dumps({"cpu": "a processor", "cores": 2, "device": "cpu"}))
     records = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
     for share in (0.0, 0.5, 1.0):
         at = 100 * share

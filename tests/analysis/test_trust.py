@@ -98,7 +98,7 @@ def test_a_guard_that_failed_stands_in_the_small_type_of_the_headline(tmp_path):
 def test_classifiers_that_predict_one_class_are_flagged(tmp_path):
     runs = [planned(f"test/{SYNC.name}/s0", "test", SYNC.name, 0), planned("ft", "finetune", SYNC.name, 0)]
     write_run(tmp_path / runs[0]["folder"], SYNC, straight(6.0, 5.0, seconds=10.0))
-    write_finetuning(tmp_path / "ft", seed=0, macro_f1=0.3, parent={"run": "x"}, confusion=((50, 0), (50, 0)))
+    write_finetuning(tmp_path / "ft", seed=0, macro_f1=0.3, parent=None, confusion=((50, 0), (50, 0)))
     write_plan(tmp_path, [SYNC], runs)
     item = trust_of(results_of(tmp_path), "fine-tuned models that learned")
     assert (item.value, item.level) == ("not in 1 of 1 arms", "bad")
