@@ -21,6 +21,13 @@ def run(folder, name, code):
     return subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
+NUMBER = r"\d+(?:\.\d+)?"
+
+
+def numbers(text):
+    return [float(number) for number in re.findall(NUMBER, text)]
+
+
 @pytest.mark.slow
 def test_the_page_about_own_models_is_two_files_that_run(tmp_path):
     task, *rest = blocks(ROOT / "docs" / "own_model.md")
@@ -35,7 +42,11 @@ def test_the_page_about_own_models_is_two_files_that_run(tmp_path):
     said = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=300).stdout
     page = (ROOT / "docs" / "own_model.md").read_text(encoding="utf-8")
     (verdict,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    assert all(line in said for line in verdict.splitlines())
+    told, shown = (re.sub(NUMBER, "#", text) for text in (said, verdict))
+    assert all(line in told for line in shown.splitlines())
+    # Another processor rounds otherwise, and the look at which a run is at the target may be the next one.
+    first = len(re.findall(NUMBER, verdict.splitlines()[0]))
+    assert numbers(said)[:first] == pytest.approx(numbers(verdict)[:first], rel=0.3)
 
 
 @pytest.mark.slow

@@ -61,6 +61,8 @@ DROPOUT = {"dropout": 0.1}
     ids=str,
 )
 def test_a_run_that_saves_is_the_run_that_does_not(saving, distance, mode, more, train):
+    if "compile" in saving and os.environ.get("ATEN_CPU_CAPABILITY") == "default":
+        pytest.skip("torch 2.13 generates code for vectors here that its own headers do not compile")
     values = MODES[mode] | {"optimizer": "sgd", "learning_rate": 0.1} | more
     without, saves = train(**values), train(**values, **saving)
     same_bits = without.summary["parameters_sha256"] == saves.summary["parameters_sha256"]
