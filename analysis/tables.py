@@ -71,7 +71,7 @@ def settings(runs: pd.DataFrame) -> pd.DataFrame:
     """The settings in which arms differ, as their runs were started."""
     first = runs[(runs["stage"] == "test") & runs["usable"]].groupby("arm", sort=False)["settings"].first()
     table = pd.DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
-    return table.loc[:, table.astype(str).nunique() > 1].reset_index()
+    return table.loc[:, table.astype(str).nunique(dropna=False) > 1].reset_index()
 
 
 def comparisons(tests: pd.DataFrame) -> pd.DataFrame:

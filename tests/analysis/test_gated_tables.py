@@ -1,0 +1,165 @@
+"""No table sets two arms against each other whose runs differ in what no plan says: a walk over all public tables."""
+
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from synthetic import SyntheticArm, planned, straight, write_finetuning, write_plan, write_registration, write_run
+
+from analysis import __main__ as commands
+from analysis import comparisons, lab_notes, language_model, parallelism, tasks
+from analysis.load import TABLES, load
+from asyncsgd.errors import UsageError
+
+SEEDS = range(100, 106)
+ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
+SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))
+ARMS = (ONE, SYNC, ASYNC)
+REASON = "weight_decay of"
+AGAINST = {
+    "tests": {"better", "difference", "ratio", "p", "p_holm", "p_equal", "test"},
+    "arms": {"speed_up", "efficiency"},
+    "paper": {"ratio"},
+    "settings": set(),
+    "tuning": set(),
+    "downstream": set(),
+    "runs": set(),
+    "environments": set(),
+    "trust": set(),
+    "comparison": {"loss - reference", "p_holm", "samples/s, times the reference"},
+    "costs": set(),
+    "ways": {"samples to the loss of one process", "came there"},
+    "scores": set(),
+    "agreement": {"seconds, async / sync", "perplexity, async / sync"},
+}
+"""Table -> its columns that set two arms against each other, beside those of words."""
+WORDS = {"tests": "word", "paper": "verdict", "comparison": "word", "agreement": "agrees"}
+NO_ARMS = ("candidates", "timeline", "watch")
+"""Commands that look at one run or one corpus."""
+WALKED = ("report", "compare", "tasks", "language_model", "parallelism", "lab_notes")
+LADDER = ("speed_ladder",)
+"""Its trainings are made in turns by one script, which gives them their settings."""
+
+
+def written(folder, unlike=False, number=0):
+    """A study with every part, and, `unlike`, with a weight decay in the asynchronous runs that no plan speaks of."""
+    runs = []
+    for arm, end, seconds in zip(ARMS, (5.0, 5.1, 5.3), (20.0, 10.0, 8.0), strict=True):
+        for seed in SEEDS:
+            at = f"test/{arm.name}/s{seed}"
+            runs.append(planned(at, "test", arm.name, seed))
+            last = end + 0.01 * number + 0.001 * (seed % 5)
+            path = write_run(folder / at, arm, straight(6.0, last, seconds=seconds, evaluations=41), seed=seed)
+            _changed(path, unlike and arm is ASYNC)
+            if arm is ONE:
+                continue
+            at = f"finetune/{arm.name}/s{seed}-f0"
+            runs.append(planned(at, "finetune", arm.name, seed, parent=runs[-1]["folder"], finetune_seed=0))
+            parent = {"run": f"s{seed}"}
+            write_finetuning(
+                folder / at, seed=0, macro_f1=0.6 + 0.01 * (seed % 4) + 0.05 * (arm is ASYNC), parent=parent
+            )
+    primary = {"endpoint": "loss_at_equal_samples", "num_workers": 2, "clock": "measured"}
+    write_registration(folder, num_seeds=len(SEEDS), primary=primary, targets={SYNC.name: 5.5})
+    write_plan(folder, ARMS, runs)
+    return folder
+
+
+def compared(folder, unlike=False):
+    """A folder of experiments/language_model.py."""
+    arms = {"single": ONE, "sync": SYNC, "async": ASYNC}
+    settings = {name: {"mode": arm.mode, "nproc": arm.num_workers} for name, arm in arms.items()}
+    for arm in settings.values():
+        arm["batch_size"] = 32
+    settings["single"]["batch_size"] = 64
+    comparison = {"reference": "single", "margin": 0.1, "arms": settings}
+    folder.mkdir()
+    config = {"name": "small", "models": {"tiny": {}}, "comparisons": {"workers": comparison}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for name, arm in arms.items():
+        for seed in SEEDS:
+            curve = straight(6.0, 5.0 + 0.01 * (name != "single") + 0.001 * (seed % 5), seconds=10.0 + seed % 3)
+            path = write_run(folder / f"workers/tiny/{name}/s{seed}", arm, curve, seed=seed)
+            _changed(path, unlike and arm is ASYNC)
+    return folder
+
+
+def _changed(path, unlike):
+    if unlike:
+        file = path / "settings.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"weight_decay": 0.5}))
+
+
+def tables(kind, folder):
+    """The tables of a command by name, and all that is told beside them."""
+    if kind == "report":
+        study = load(folder)
+        return {name: of(study) for name, (_, of) in TABLES.items()}, study.verdict
+    if kind == "lab_notes":
+        runs, _, plan = comparisons.read_study(folder)
+        table, reasons = lab_notes._agreement(lab_notes.rows_of(runs, plan), plan)
+        return {"agreement": table[table["clock"] == "measured"]}, " ".join(reasons)
+    found = comparisons.read(folder)
+    made = language_model.tables_of(found)
+    if kind == "parallelism":
+        made = made | parallelism.more(found)[1]
+    told = " ".join(language_model.sentences(found))
+    return {re.sub("-.*", "", name): frame for name, (_, frame, _) in made.items()}, told
+
+
+def empty(value):
+    return value is None or value in ("", "-") or bool(pd.isna(getattr(value, "estimate", value)))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    place = tmp_path_factory.mktemp("gate")
+    made = {}
+    for name, unlike in (("alike", False), ("unlike", True)):
+        made["study", name] = written(place / name, unlike)
+        made["comparisons", name] = compared(place / f"{name}-comparisons", unlike)
+    return made
+
+
+def test_every_command_is_walked_or_has_no_arms():
+    assert {*WALKED, *NO_ARMS, *LADDER} == {*commands.COMMANDS}
+
+
+@pytest.mark.parametrize("kind", ["report", "lab_notes", "language_model", "parallelism"])
+def test_a_setting_of_one_arm_empties_all_that_sets_it_against_another_and_is_named(folders, kind):
+    source = "study" if kind in ("report", "lab_notes") else "comparisons"
+    before, _ = tables(kind, folders[source, "alike"])
+    after, told = tables(kind, folders[source, "unlike"])
+    assert set(before) <= set(AGAINST)
+    assert REASON in told
+    for name, frame in after.items():
+        assert AGAINST[name] <= {*before[name]}, f"{name} has other columns than it had"
+        rows = frame
+        if kind != "lab_notes":
+            rows = frame[[any(ASYNC.algorithm in str(cell) for cell in row) for row in frame.to_numpy().tolist()]]
+        assert [
+            (name, column, cell) for column in AGAINST[name] & {*rows} for cell in rows[column] if not empty(cell)
+        ] == []
+        if name in WORDS:
+            assert set(rows[WORDS[name]]) == {"not comparable"}
+            assert "not comparable" not in set(before[name][WORDS[name]])
+    for name in {"runs", "environments", "downstream", "costs"} & {*before}:
+        assert after[name].equals(before[name])
+    if kind == "report":
+        assert "weight_decay" in after["settings"]
+        assert set(after["tests"]["endpoint"]) >= {"macro_f1", "time_to_target", "loss_at_equal_samples"}
+
+
+def test_no_score_over_tasks_has_a_study_whose_arms_are_not_comparable(folders, tmp_path):
+    studies = [tasks.read_task(folders["study", "alike"]), tasks.read_task(written(tmp_path / "second", number=1))]
+    assert [study.untimed for study in studies] == ["", ""]
+    with pytest.raises(UsageError, match=f"no task: {REASON} async-w2: 0.5; of sync-w2: 0.01"):
+        tasks.read_task(folders["study", "unlike"])
+
+
+def test_a_task_is_not_counted_twice(folders):
+    one = tasks.read_task(folders["study", "alike"])
+    copied = [one, one._replace(name="a copy"), one._replace(name="another", models=frozenset())]
+    with pytest.raises(UsageError, match="alike and a copy hold runs of the same parameters"):
+        tasks.across(copied, None)
