@@ -75,10 +75,12 @@ def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
     own, cast, named = _of_group(study, group), plots.looks(study.arms), _in_group(study, group)
     if own.empty or not len(study.curves):
         return
-    note = "Thin: one run; a cross: it diverged. Thick: the mean, with its 95 % t band. Dashed: the target."
+    note = "Thin: one run; a cross: it diverged. Thick: the mean, with its 95 % t band."
+    target = _target(study, group)
+    if target is not None:
+        note += " Dashed: the target."
     for x in ("seconds", "samples"):
         name, told = f"loss-{x}" + f"-{number}" * (number > 0), f"{conditions(group)}. {note}"
-        target = _target(study, group)
         yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, cast, named, x, target=target)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import judge, tables, trust, verdict
+from analysis import gate, judge, tables, trust, verdict
 from analysis.commands import write
 from analysis.pairs import Measure, pairs_of
 from analysis.questions import conditions, exploratory, groups
@@ -31,6 +31,13 @@ class Study:
     def __init__(self, folder: Path | str, arms: Sequence[str] = ()) -> None:
         self.folder = Path(folder)
         self.runs, self.curves, plan = read(self.folder)
+        if arms and plan.runs:
+            raise UsageError(
+                "arms are named for loose runs alone; plan.json says in what the arms of this folder differ"
+            )
+        for name in arms:
+            if name not in (known := gate.names_of(self.runs)):
+                raise UsageError(f"no run here has a setting {name!r}{nearest(name, sorted(known))}")
         self.plan = plan._replace(apart=tuple(arms))
 
     @functools.cached_property
@@ -119,6 +126,9 @@ class Study:
             return f"No verdict: none of {len(used)} test runs has a result yet."
         if finished["arm"].nunique() > 1 and self.plan.reference not in names:
             return f"No verdict: there is no {self.plan.reference} arm to compare {', '.join(names)} with."
+        groups = self.arms.groupby("group")["algorithm"]
+        if any(of.eq(self.plan.reference).any() and of.nunique() > 1 for _, of in groups):
+            return f"No verdict: no {self.plan.reference} arm has the settings that another arm shares with it alone."
         if finished["arm"].nunique() > 1:
             same = "the same workers, clock, speeds and batch size"
             return f"No verdict: no arm has a {self.plan.reference} arm with {same}."

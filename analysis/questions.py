@@ -219,7 +219,7 @@ def labels(arms: pd.DataFrame) -> dict[str, str]:
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-SLOW_WORKER = re.compile(r"slow:(?:worker=\d+,)?factor=(\d+(?:\.\d+)?)")
+SLOW_WORKER = re.compile(r"slow:(?:(?:worker|seconds)=[\d.]+,)*factor=(\d+(?:\.\d+)?)(?:,(?:worker|seconds)=[\d.]+)*")
 """`speeds` that slow one worker down."""
 
 
@@ -228,6 +228,8 @@ def conditions(group: str) -> str:
 
     >>> conditions("4 workers, virtual clock, slow:worker=0,factor=3")
     'one of 4 workers 3× slower, simulated'
+    >>> conditions("4 workers, virtual clock, slow:factor=3.0,worker=0,seconds=1.0, batch 8")
+    'one of 4 workers 3× slower, simulated, batch 8'
     """
     slow = SLOW_WORKER.search(group)
     told = SLOW_WORKER.sub("", group).replace("virtual clock", "simulated").replace("measured clock", "measured")

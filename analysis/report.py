@@ -50,7 +50,7 @@ def _run(
         raise UsageError("--table goes with tables, not with the page; add --format md, latex or csv")
     from analysis.load import load
 
-    study = load(runs_dir, arms.split(",") if arms else ())
+    study = load(runs_dir, [name.strip() for name in arms.split(",")] if arms else ())
     file = runs_dir / "report.html" if out is None else out
     if form == "html":
         study.report(file)
@@ -88,8 +88,17 @@ def tables_of(study: Study, form: str, name: str | None) -> str:
         return tables.numbers(made[key][1]).to_csv(index=False)
     chosen = made if name is None else {name: made[name]}
     if form == "md":
-        return "\n".join(tables.markdown(frame, title) for title, frame in chosen.values())
+        said = [] if name is not None else [_as_markdown(study)]
+        return "\n".join([*said, *(tables.markdown(frame, title) for title, frame in chosen.values())])
     return "\n".join(tables.latex(frame, key, title) for key, (title, frame) in chosen.items())
+
+
+def _as_markdown(study: Study) -> str:
+    """The headlines with their small type, as the page begins with them."""
+    lines = []
+    for one in study.headlines:
+        lines += [f"**{one.text}**", "", *(f"- {detail}" for detail in one.details), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,29 @@ import re
 import pandas as pd
 import pytest
 import yaml
-from synthetic import SyntheticArm, planned, straight, write_finetuning, write_plan, write_registration, write_run
+from synthetic import (
+    SyntheticArm,
+    edit_json,
+    planned,
+    straight,
+    write_finetuning,
+    write_plan,
+    write_registration,
+    write_run,
+)
 
 from analysis import __main__ as commands
 from analysis import comparisons, lab_notes, language_model, parallelism, tasks
+from analysis.dose_response import read_dose
 from analysis.load import TABLES, load
+from analysis.report import tables_of
 from asyncsgd.errors import UsageError
 
 SEEDS = range(100, 106)
-ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
-SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))
+ONE, SYNC, ASYNC = (
+    SyntheticArm(name, workers, "measured", None, batch_size=batch, settings={"batch_size": batch})
+    for name, workers, batch in (("single", 1, 64), ("sync", 2, 32), ("async", 2, 32))
+)
 ARMS = (ONE, SYNC, ASYNC)
 REASON = "weight_decay of"
 AGAINST = {
@@ -79,7 +92,7 @@ def compared(folder, unlike=False):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     for name, arm in arms.items():
         for seed in SEEDS:
-            curve = straight(6.0, 5.0 + 0.01 * (name != "single") + 0.001 * (seed % 5), seconds=10.0 + seed % 3)
+            curve = straight(6.0, 5.0 + (0.001 * (seed % 5) if name == "single" else -0.01), seconds=10.0 + seed % 3)
             path = write_run(folder / f"workers/tiny/{name}/s{seed}", arm, curve, seed=seed)
             _changed(path, unlike and arm is ASYNC)
     return folder
@@ -106,6 +119,13 @@ def tables(kind, folder):
         made = made | parallelism.more(found)[1]
     told = " ".join(language_model.sentences(found))
     return {re.sub("-.*", "", name): frame for name, (_, frame, _) in made.items()}, told
+
+
+def _of_async(frame, kind):
+    """The rows of the arm that is changed; the lab notes have no others."""
+    if kind == "lab_notes":
+        return frame
+    return frame[[any(ASYNC.algorithm in str(cell) for cell in row) for row in frame.to_numpy().tolist()]]
 
 
 def empty(value):
@@ -135,12 +155,11 @@ def test_a_setting_of_one_arm_empties_all_that_sets_it_against_another_and_is_na
     assert REASON in told
     for name, frame in after.items():
         assert AGAINST[name] <= {*before[name]}, f"{name} has other columns than it had"
-        rows = frame
-        if kind != "lab_notes":
-            rows = frame[[any(ASYNC.algorithm in str(cell) for cell in row) for row in frame.to_numpy().tolist()]]
-        assert [
-            (name, column, cell) for column in AGAINST[name] & {*rows} for cell in rows[column] if not empty(cell)
-        ] == []
+        rows = _of_async(frame, kind)
+        were = _of_async(before[name], kind)
+        for column in AGAINST[name]:
+            assert not all(map(empty, were[column])), f"{column} of {name} was empty before"
+            assert column not in rows or all(map(empty, rows[column])), f"{column} of {name} is not empty"
         if name in WORDS:
             assert set(rows[WORDS[name]]) == {"not comparable"}
             assert "not comparable" not in set(before[name][WORDS[name]])
@@ -158,8 +177,52 @@ def test_no_score_over_tasks_has_a_study_whose_arms_are_not_comparable(folders, 
         tasks.read_task(folders["study", "unlike"])
 
 
+def test_a_dose_of_runs_that_are_not_comparable_is_refused(folders):
+    with pytest.raises(UsageError, match=f"are not comparable: {REASON}"):
+        read_dose(folders["study", "unlike"])
+
+
 def test_a_task_is_not_counted_twice(folders):
     one = tasks.read_task(folders["study", "alike"])
     copied = [one, one._replace(name="a copy"), one._replace(name="another", models=frozenset())]
     with pytest.raises(UsageError, match="alike and a copy hold runs of the same parameters"):
         tasks.across(copied, None)
+
+
+def test_a_fine_tuning_of_another_run_than_the_plan_says_is_misplaced(tmp_path):
+    folder = written(tmp_path / "study")
+    tuned = folder / f"finetune/{ASYNC.name}"
+    edit_json(tuned / "s100-f0/summary.json", parent={"run": "s101"})
+    edit_json(tuned / "s101-f0/summary.json", parent={"run": "s101", "parameters_sha256": "that of another arm"})
+    runs = load(folder).runs
+    assert [*runs.index[runs["status"] == "MISPLACED"]] == [f"finetune/{ASYNC.name}/s{seed}-f0" for seed in (100, 101)]
+    assert runs.loc[f"finetune/{ASYNC.name}/s100-f0", "left_out"].endswith(
+        f"from s101, not from test/{ASYNC.name}/s100"
+    )
+
+
+def test_fine_tunings_on_other_data_are_not_compared_whatever_their_pretrainings_are(tmp_path):
+    folder = written(tmp_path / "study")
+    for path in folder.glob(f"finetune/{ASYNC.name}/*/summary.json"):
+        edit_json(path, data_fingerprint="beef")
+    words = load(folder).tests.set_index("endpoint")
+    assert words.loc["macro_f1", ["word", "reason"]].to_list() == [
+        "not comparable",
+        "data of async-w2: beef; of sync-w2: feed",
+    ]
+    assert "not comparable" not in set(words["word"].drop("macro_f1"))
+
+
+def test_a_misspelled_setting_of_arms_is_refused(folders):
+    loose = folders["comparisons", "alike"] / "workers"
+    with pytest.raises(UsageError, match="no run here has a setting 'batch_sise'; did you mean 'batch_size'"):
+        load(loose, arms=["learning_rate", "batch_sise"])
+    with pytest.raises(UsageError, match=r"plan\.json says in what the arms of this folder differ"):
+        load(folders["study", "alike"], arms=["learning_rate"])
+
+
+def test_markdown_begins_with_the_headline_as_the_page_does(folders):
+    study = load(folders["study", "alike"])
+    first, *_ = tables_of(study, "md", None).splitlines()
+    assert first == f"**{study.headlines[0].text}**"
+    assert not tables_of(study, "md", "tests").startswith(f"**{study.headlines[0].text}")

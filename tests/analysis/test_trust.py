@@ -71,14 +71,14 @@ def test_tuning_is_equal_or_not_and_its_edges_are_told(tmp_path):
     assert any("Tuning: UNEQUAL budgets" in line for line in study.headlines[0].details)
 
 
-def guarded(folder, ends, batch=64, rate=5e-4):
+def guarded(folder, ends, batch=64, rate=5e-4, afterwards=None):
     """Two sync workers beside one process with a batch of its own; curves end at `ends`."""
     sync = dataclasses.replace(MEASURED[0], num_workers=2, batch_size=32)
     single = dataclasses.replace(sync, algorithm="single", num_workers=1, batch_size=batch, learning_rates=(rate,))
     other = dataclasses.replace(MEASURED[1], num_workers=2, batch_size=32)
     curves = [ends_at(5.0 + 0.01 * seed) for seed in range(6)]
     arms = [(sync, curves), (other, curves), (single, [ends_at(end + 0.01 * k) for k, end in enumerate(ends)])]
-    return trust_of(study_of(folder, arms), "sync guard")
+    return trust_of(study_of(folder, arms, afterwards=afterwards), "sync guard")
 
 
 def test_sync_is_checked_against_one_process_with_the_same_global_batch_and_rate(tmp_path):
@@ -87,6 +87,16 @@ def test_sync_is_checked_against_one_process_with_the_same_global_batch_and_rate
     assert guarded(tmp_path / "noisy", [4.4, 5.6, 5.0, 5.5, 4.6, 5.0]).value == "not shown"
     assert guarded(tmp_path / "batch", [5.0] * 6, batch=32).value == "not run"
     assert guarded(tmp_path / "rate", [5.0] * 6, rate=1e-3).value == "not run"
+
+
+def test_the_sync_guard_is_not_passed_by_runs_that_were_given_something_else(tmp_path):
+    def change(folder):
+        for path in folder.glob("test/single-w1/*/settings.yaml"):
+            path.write_text(path.read_text() + "weight_decay: 0.5\n")
+
+    found = guarded(tmp_path, [5.0] * 6, afterwards=change)
+    assert found.value == "not shown"
+    assert "not comparable: weight_decay of sync-w2: 0.01; of single-w1: 0.5" in found.detail
 
 
 def test_a_guard_that_failed_stands_in_the_small_type_of_the_headline(tmp_path):
