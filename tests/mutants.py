@@ -37,7 +37,87 @@ ORACLES = "tests/rules/test_rules_oracles.py"
 VIRTUAL = "tests/runtime/test_virtual.py"
 IDENTITIES = "tests/test_identities.py"
 
+FREEZING = "tests/test_freezing.py"
+UNEVEN = "tests/test_uneven_batches.py"
+
 MUTANTS = [
+    Mutant(
+        "a layer that was frozen in mid-run and is stepped",
+        "asyncsgd/server.py",
+        "frozen = self._frozen_in_all(reply.uses) if self._frozen and reply.uses else ()",
+        "frozen = ()",
+        FREEZING,
+    ),
+    Mutant(
+        "an update leaves out what one of its batches froze",
+        "asyncsgd/server.py",
+        "set.intersection(*[set(",
+        "set.union(*[set(",
+        f"{FREEZING} -k all_its_forward_passes",
+    ),
+    Mutant(
+        "what is thawed and used in one forward pass is left out",
+        "asyncsgd/flat.py",
+        "tuple(name for name in self.frozen if tensors[name].grad is None)",
+        "tuple(self.frozen)",
+        f"{FREEZING} -k in_one_process",
+    ),
+    Mutant(
+        "what is frozen is counted as stepped",
+        "asyncsgd/optimizers.py",
+        "optimizer.state[tensor][key] = value.clone()",
+        "optimizer.state[tensor][key] = value",
+        f"{FREEZING} -k in_one_process",
+    ),
+    Mutant(
+        "one model of several workers freezes, and trains on",
+        "asyncsgd/settings/run.py",
+        "flat.may_freeze = alone or isinstance(self.runtime, InProcess)",
+        "flat.may_freeze = True",
+        f"{FREEZING} -k cannot_follow",
+    ),
+    Mutant(
+        "a run that goes on amid an update has forgotten what was frozen",
+        "asyncsgd/server.py",
+        '"_without_terms", "_frozen"),',
+        '"_without_terms"),',
+        f"{FREEZING} -k never_stopped",
+    ),
+    Mutant(
+        "a rank that freezes something else than the others",
+        "asyncsgd/runtime/collective.py",
+        "if len({row.pop() for row in rows}) > 1:",
+        "if len({row.pop() for row in rows}) > 2:",
+        f"{FREEZING} -m slow -k different_parameters",
+    ),
+    Mutant(
+        "a batch without a loss term that a rule hears of",
+        "asyncsgd/server.py",
+        "if gradient.weight or self.rule.hears_of_empty:",
+        "if True:",
+        f"{UNEVEN} -k as_if_a_batch_without",
+    ),
+    Mutant(
+        "peers that meet over a batch without a loss term",
+        "asyncsgd/methods/gossip.py",
+        "if not arrived.gradient.weight:",
+        "if False:",
+        f"{UNEVEN} -k peers_do_not_meet",
+    ),
+    Mutant(
+        "rows with a largest norm that are trained",
+        "asyncsgd/tasks/checking.py",
+        "and module.max_norm is not None:",
+        "and False:",
+        f"{UNEVEN} -k largest_norm",
+    ),
+    Mutant(
+        "a worker that says why it cannot train, and nobody listens",
+        "asyncsgd/runtime/workers.py",
+        "if isinstance(message, Refused):",
+        "if False:",
+        f"{UNEVEN} -k with_workers",
+    ),
     Mutant(
         "a second signal frees nobody who waits in C",
         "asyncsgd/signals.py",
@@ -55,9 +135,9 @@ MUTANTS = [
     Mutant(
         "a forward pass that may change parameters",
         "asyncsgd/flat.py",
-        "if tensor._version != versions[number]:",
+        "if tensor._version != version:",
         "if False:",
-        "tests/test_uneven_batches.py",
+        f"{UNEVEN} -k changes_what_is_trained",
     ),
     Mutant(
         "a scorer that fails late ends the run",
