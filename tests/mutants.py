@@ -42,6 +42,55 @@ UNEVEN = "tests/test_uneven_batches.py"
 
 MUTANTS = [
     Mutant(
+        "the stages of a chain share one seed",
+        "asyncsgd/study/chain.py",
+        "FINETUNE_SEEDS - 1 - self.number",
+        "FINETUNE_SEEDS - 1",
+        "tests/test_chain.py",
+    ),
+    Mutant(
+        "an arm starts from the first stage of a chain, not from the one before",
+        "asyncsgd/study/plan.py",
+        "chain.before[-1].name}/s{seed}",
+        "chain.before[0].name}/s{seed}",
+        "tests/test_chain.py",
+    ),
+    Mutant(
+        "a labelled stage is tuned to its worst score",
+        "asyncsgd/study/sweep.py",
+        'return name, -1 if better == "higher" else 1',
+        'return name, 1 if better == "higher" else -1',
+        "tests/test_chain.py",
+    ),
+    Mutant(
+        "a study by a score that its labels leave undefined",
+        "asyncsgd/study/sweep.py",
+        "if finetune.score in undefined:",
+        "if False:",
+        "tests/test_chain.py",
+    ),
+    Mutant(
+        "what an arm that diverged leaves undone behind a stage in between is lost",
+        "analysis/scores.py",
+        'missing = runs[runs["status"].eq("MISSING")]',
+        "missing = runs[:0]",
+        "tests/test_chain.py",
+    ),
+    Mutant(
+        "the shorter text of a pair is cut first",
+        "asyncsgd/data/tokens.py",
+        "return (longer, shorter) if first > second else (shorter, longer)",
+        "return (longer, shorter) if first < second else (shorter, longer)",
+        "tests/data/test_tokens.py",
+    ),
+    Mutant(
+        "two texts of one module as a pair of two",
+        "asyncsgd/data/pydocs_pairs.py",
+        "if each[0] != module), None)",
+        "if each != pair), None)",
+        "tests/data/test_pydocs_pairs.py",
+    ),
+    Mutant(
         "a layer that was frozen in mid-run and is stepped",
         "asyncsgd/server.py",
         "frozen = self._frozen_in_all(reply.uses) if self._frozen and reply.uses else ()",

@@ -17,7 +17,7 @@ import sweep as sweep_script
 from analysis.scores import by_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.study.plan import make_plan
-from asyncsgd.study.sweep import check
+from asyncsgd.study.sweep import Sweep, check
 
 SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
 RATES = {"learning_rate": [5.0e-4, 1.0e-3]}
@@ -104,6 +104,7 @@ def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_o
         (lambda stages: stages[3].update(sed=3), "stages.next"),
         (lambda stages: stages[1].update(seed=3), "stages.more: seed is decided by the study"),
         (lambda stages: stages[0].update(task="tensors"), "stages.further.task: Invalid enum value 'tensors'"),
+        (lambda stages: stages[2].update(arms={"none": None}), "intermediate: arms must name an algorithm"),
         (lambda stages: stages[2].update(arms={**ARMS, "none": SYNC}), "the arm none leaves the stage out"),
     ],
 )
@@ -132,6 +133,25 @@ def test_a_study_whose_labels_leave_its_score_undefined_is_refused_when_it_is_pl
         check(make_plan({**config, "finetune": target, "analysis": analysis}))
     by_error = {"reference": "sync", "primary": {"endpoint": "mse"}}
     check(make_plan({**config, "finetune": {**target, "score": "mse"}, "analysis": by_error}))
+
+
+@pytest.mark.parametrize(("score", "best"), [("accuracy", 1), ("mse", 0)])
+def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_never_wins(score, best, tmp_path):
+    config = copy.deepcopy(CHAIN)
+    stage = config["stages"][2]
+    stage["tune"] = {"learning_rate": [1.0e-4, 2.0e-4, 3.0e-4]}
+    stage["score"] = score
+    if score == "mse":
+        stage |= {"data": "rated", "labels": "number"}
+    plan = make_plan(config)
+    for run in plan.of_stage("tuning"):
+        value = [0.25, 0.75, None][run.trial]
+        summary = {"status": "DONE", "final_eval_loss": 3.0 - run.trial, "metrics": {score: value}}
+        (tmp_path / run.folder).mkdir(parents=True)
+        (tmp_path / run.folder / "summary.json").write_text(json.dumps(summary))
+    sweep = Sweep(plan, "", tmp_path)
+    sweep.choose()
+    assert sweep.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
 
 
 @pytest.mark.slow

@@ -126,6 +126,8 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
     has_none = NONE in algorithms
     if algorithms.pop(NONE, None):
         raise UsageError(f"stages.{names[middle]}: the arm none leaves the stage out, so it has no settings")
+    if not algorithms:
+        raise UsageError(f"stages.{names[middle]}: arms must name an algorithm, e.g. sync: {{mode: sync}}")
     whole["algorithms"] = {name: settings or {} for name, settings in algorithms.items()}
     whole["base"] = arms
     whole["finetune"] = {**parts[last], "task": tasks[last], "baseline": has_none}

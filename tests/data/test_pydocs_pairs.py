@@ -12,7 +12,7 @@ from asyncsgd.data import pydocs_pairs
 from asyncsgd.data.pydocs_pairs import LABELS, MOST_TIMES_AS_LONG, bag_of_words_accuracy, in_words, load_pairs, pairs_of
 from asyncsgd.tasks.classification import Classification
 
-SIZES = st.lists(st.tuples(st.sampled_from("pq"), st.integers(0, 30), st.integers(1, 40)), max_size=60)
+SIZES = st.lists(st.tuples(st.sampled_from("pq"), st.integers(0, 4), st.integers(1, 9)), min_size=20, max_size=60)
 
 
 def docstrings(sizes):

@@ -186,13 +186,11 @@ def test_a_tokenizer_without_a_pad_token_gives_the_logits_of_single_rows(folder,
     torch.testing.assert_close(whole, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["domain:news", "a/b", "set:loss", "", '"', "ü"])
-def test_an_evaluation_set_may_have_any_name(name, task):
-    main = task.data(0).evaluation["main"]
-    model = task.model(0)
-    sets = {"main": main, name: main}
-    sums = evaluate_sets(task, model, sets, 0, 1, torch.device("cpu"))
+def test_an_evaluation_set_may_have_any_name(task):
+    names = ["domain:news", "a/b", "set:loss", "", '"', "ü"]
+    first = [task.data(0).evaluation["main"][0]]
+    sums = evaluate_sets(task, task.model(0), dict.fromkeys(["main", *names], first), 0, 1, torch.device("cpu"))
     said = measured(task, decode_sums(encode_sums(sums)))
-    other = said.details["evaluations"][name]
-    assert list(said.details["evaluations"]) == [name]
-    assert (other["loss"], other["weight"], other["metrics"]) == (said.loss, said.weight, said.metrics)
+    assert list(said.details["evaluations"]) == sorted(names)
+    for other in said.details["evaluations"].values():
+        assert (other["loss"], other["weight"], other["metrics"]) == (said.loss, said.weight, said.metrics)
