@@ -6,13 +6,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 
-from analysis.gate import means_the_same
+from analysis.gate import TOLD, asked_of, default_of, meanings, means_the_same
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing, resolve
+from asyncsgd.tasks import TASKS
 
 UNREADABLE, MISSING, MISPLACED = "UNREADABLE", "MISSING", "MISPLACED"
 PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
@@ -52,29 +54,52 @@ def planned(entry: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 
 def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """A folder that holds another run than the plan says: the place stays, without a run. What a run does not record
-    is not held against it.
+    is not held against it. What the plan says and changes no loss is told.
     """
     if row["status"] in (MISSING, UNREADABLE):
+        return {}
+    whole = plan.settings.get(row["run"])
+    expected = _planned_settings(row, plan) if whole is None else whole
+    recorded = row["settings"]
+    keys = [key for key in expected if key not in OF_THE_MACHINE and None not in (expected[key], recorded.get(key))]
+    unlike = [
+        f"{key} {recorded[key]}, not {expected[key]}"
+        for key in keys
+        if (whole is None or key == "seed") and not means_the_same(key, recorded[key], expected[key])
+    ]
+    told: list[str] = []
+    task = row.get("asked_task") or row.get("task")
+    if whole is not None and recorded and task in TASKS:
+        both = []
+        for one in (recorded, whole):
+            machine = {key: one[key] for key in ("threads", "device") if key in one}
+            both.append(SimpleNamespace(asked=asked_of(one, {}) | machine, task=task))
+        for key in sorted({*both[0].asked, *both[1].asked}):
+            here, there = meanings(key, both)
+            if here != there:
+                shown = [of.asked.get(key, default_of(key, of.asked, task)) for of in both]
+                (told if key in TOLD else unlike).append(f"{key} {shown[0]}, not {shown[1]}")
+    if unlike:
+        return _another_run("; ".join(unlike))
+    notes = [row.get("notes") or "", *(f"beside its plan: {one}" for one in told)]
+    return {"notes": "; ".join(filter(None, notes))}
+
+
+def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a plan of before says of a run: the settings of its arm, those that tuning chose, and its seed."""
+    if row["stage"] in WITHOUT_ARM:
         return {}
     arm = plan.arms.get(row["arm"], {})
     trials = [trial["settings"] for trial in arm.get("trials") or ()]
     tuned = arm.get("chosen") or {}
     if row["stage"] == "tuning":
         tuned = trials[int(row["trial"])] if row["trial"] is not None and row["trial"] < len(trials) else {}
-    expected = {"seed": row["seed"], **(resolve({**(arm.get("settings") or {}), **tuned}))}
-    if row["stage"] in WITHOUT_ARM:
-        expected = {}
-    for key, value in expected.items():
-        here = row["settings"].get(key)
-        if (
-            key not in OF_THE_MACHINE
-            and here is not None
-            and value is not None
-            and not means_the_same(key, here, value)
-        ):
-            why = f"its folder holds another run: {key} {here}, not {value}"
-            return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": why}
-    return {}
+    return {"seed": row["seed"], **resolve({**(arm.get("settings") or {}), **tuned})}
+
+
+def _another_run(why: str) -> dict[str, Any]:
+    told = f"its folder holds another run: {why}"
+    return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": told}
 
 
 def of_another(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict[str, Any]:

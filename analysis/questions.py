@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,8 @@ from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.files import PlanFile, Registration
 
 DEFAULT_REFERENCE = "sync"
+GIVEN = "given in the config"
+"""Where a target of no runs comes from, as analysis.yaml has it."""
 BASELINE = "baseline"
 """The arm of the base model that was fine-tuned without intermediate training."""
 
@@ -39,6 +42,8 @@ class Plan(NamedTuple):
     """Why nothing can be confirmed; empty where the registration stands."""
     problems: tuple[str, ...] = ()
     """What could not be read."""
+    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Folder -> what was planned of the run there; empty of older plans."""
     apart: tuple[str, ...] = ()
     """Of loose runs: settings in which the reader says that arms are meant to differ."""
 
@@ -98,7 +103,8 @@ def read_plan(folder: Path) -> Plan:
                 if arms and arm not in arms
             ]
     targets = registered.get("targets") if registered else planned
-    return Plan(name, arms, runs, registered, targets or {}, sha256, why, tuple(problems))
+    settings = {} if plan is None else plan["settings"]
+    return Plan(name, arms, runs, registered, targets or {}, sha256, why, tuple(problems), settings)
 
 
 def _read(content: Any, kind: type[PlanFile] | type[Registration]) -> dict[str, Any]:
@@ -113,7 +119,9 @@ def _changed(plan: Mapping[str, Any] | None, registered: Mapping[str, Any], sha2
     """Why a registration is not known to be what was declared before the runs; empty where it is."""
     if plan is None:
         return "there is no plan.json that could be read: whether all that was registered is here cannot be checked"
-    if plan.get("analysis_sha256") not in (None, sha256):
+    if plan.get("analysis_sha256") is None:
+        return "plan.json has no hash of analysis.yaml: whether it is what was declared before the runs is not known"
+    if plan["analysis_sha256"] != sha256:
         return f"analysis.yaml was changed after it was written: plan.json recorded {plan['analysis_sha256'][:16]}"
     if planned and planned != registered["targets"]:
         return "analysis.yaml is not what it was when the test runs began: plan.json has other targets"
@@ -123,6 +131,12 @@ def _changed(plan: Mapping[str, Any] | None, registered: Mapping[str, Any], sha2
     if registered.get("seeds") is not None and set(registered["seeds"]) != seeds:
         told = (", ".join(map(str, sorted(one))) for one in (set(registered["seeds"]), seeds))
         return "analysis.yaml registers test seeds {}, plan.json has {}".format(*told)
+    if not registered.get("targets") or registered.get("target_from") == GIVEN:
+        return ""
+    of_stage = {stage: {run["seed"] for run in plan["runs"] if run["stage"] == stage} for stage in ("tuning", "pilot")}
+    shared = seeds & (of_stage["pilot"] or of_stage["tuning"])
+    if shared:
+        return f"the target is of runs on seeds that test it: {', '.join(map(str, sorted(shared)))}"
     return ""
 
 
@@ -181,7 +195,7 @@ def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
         return f"the folder has no {plan.reference} arm under the registered conditions ({shown})"
     number = plan.registered.get("num_seeds")
     if number is None:
-        return ""
+        return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"
     named = here["algorithm"].eq(plan.reference) | (plan.family is None or here.index.isin(plan.family))
     names = here.index[named]
     tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]

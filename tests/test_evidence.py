@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import hashlib
 import json
 import math
 import tarfile
@@ -110,9 +111,16 @@ def test_studies_are_judged_as_before(tmp_path, names):
 
 
 def completed(study):
-    """Write what every run says and the writer of these studies did not: the parameters it began with, and its budget.
-    For that it wrote where a run had ended, also of one that diverged or that something else had stopped.
+    """Write what every study says and the writer of these did not: the hash of what was registered, the parameters that
+    every run began with, and its budget. For that it wrote where a run had ended, also of one that diverged or that
+    something else had stopped.
     """
+    registered, plan = study / "analysis.yaml", study / "plan.json"
+    if registered.is_file() and plan.is_file():
+        content = json.loads(plan.read_text("utf-8"))
+        if isinstance(content, dict) and content.get("analysis_sha256") is None:
+            content["analysis_sha256"] = hashlib.sha256(registered.read_bytes()).hexdigest()
+            plan.write_text(json.dumps(content), "utf-8")
     ends: dict[Path, dict[Path, int]] = {}
     for path in study.glob("test/*/*/summary.json"):
         content = path.read_text("utf-8")

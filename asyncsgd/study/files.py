@@ -45,6 +45,8 @@ class PlanFile(Struct, kw_only=True):
     targets: dict[str, float] = {}
     budget_seconds: dict[str, float] = {}
     runs: list[PlannedRun]
+    settings: dict[str, dict[str, Any]] = {}
+    """Folder -> all settings of the run there, as soon as they are known. Older plans have none."""
     analysis_sha256: str | None = None
 
 

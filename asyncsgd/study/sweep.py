@@ -30,7 +30,7 @@ from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.arms import Arm, resolve
+from asyncsgd.study.arms import Arm, resolve, valid
 from asyncsgd.study.config import Analysis, Finetune, read_config
 from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of, share
@@ -275,6 +275,19 @@ class Sweep:
         )
         return targets, origin, improvements
 
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """All settings of every run of which they are known by now."""
+        asked: dict[str, dict[str, Any]] = {}
+        for run in self.plan.runs:
+            without_arms = self.plan.given(run)
+            if without_arms is None:
+                values = self.plan.values(run, self.chosen, self.budgets)
+            else:
+                values = {**without_arms[1], "seed": run.finetune_seed}
+            if values is not None:
+                asked[run.folder] = valid(run.folder, values, self.plan.task(run))
+        return asked
+
     def _write_plan(self) -> None:
         file = PlanFile(
             study=self.plan.name,
@@ -291,6 +304,7 @@ class Sweep:
             targets=self._targets,
             budget_seconds=self.budgets,
             runs=list(self.plan.runs),
+            settings=self._settings(),
             analysis_sha256=self._analysis_sha256,
         )
         with locked(self.out / ".lock-files", fcntl.LOCK_EX):

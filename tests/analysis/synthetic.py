@@ -219,6 +219,8 @@ def write_plan(folder, arms, runs, **other):
     content = {"schema": 1, "study": "synthetic", "config_sha256": "00"}
     entries = [arm.as_json() if isinstance(arm, SyntheticArm) else dict(arm) for arm in arms]
     content |= {"arms": entries, "runs": list(runs), "targets": {}}
+    if (folder / "analysis.yaml").is_file():
+        content["analysis_sha256"] = hashlib.sha256((folder / "analysis.yaml").read_bytes()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "plan.json", content | other)
 

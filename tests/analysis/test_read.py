@@ -1,9 +1,11 @@
 """Run folders as tables: which run belongs where, and why a run is in no number."""
 
+import hashlib
 import json
 import shutil
 
 import pytest
+import yaml
 from doors import UsageError, asyncsgd
 from scenarios import row_of
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
@@ -88,6 +90,28 @@ def test_a_plan_says_which_runs_there_should_be(tmp_path):
     assert len(runs) == 13
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "status", "told"),
+    [
+        ("weight_decay", 0.5, "MISPLACED", "its folder holds another run: weight_decay 0.5, not 0.01"),
+        ("optimizer", "sgd", "MISPLACED", "its folder holds another run: optimizer sgd, not adamw"),
+        ("threads", 2, "DONE", "beside its plan: threads 2, not 1"),
+        ("warmup", 640.0, "DONE", ""),
+        ("cache_dir", "elsewhere", "DONE", ""),
+    ],
+)
+def test_a_run_has_every_setting_that_was_planned_or_is_told_or_leaves_its_place_empty(
+    tmp_path, key, value, status, told
+):
+    folder = two_arms(tmp_path)
+    run = f"test/{ASYNC.name}/s104"
+    planned = yaml.safe_load((folder / run / "settings.yaml").read_text())
+    edit_json(folder / "plan.json", settings={run: planned | {"weight_decay": 0.01, "cache_dir": None}})
+    (folder / run / "settings.yaml").write_text(yaml.safe_dump(planned | {key: value}))
+    row = asyncsgd.load(folder).runs.loc[run]
+    assert (row["status"], row["left_out"] or row["notes"]) == (status, told)
+
+
 def test_a_run_that_is_not_what_its_place_says_leaves_its_place_empty(tmp_path):
     folder = two_arms(tmp_path)
     shutil.rmtree(folder / f"test/{ASYNC.name}/s105")
@@ -104,6 +128,32 @@ def test_without_a_plan_that_can_be_read_folders_are_placed_by_their_names(tmp_p
     assert study.runs["arm"].value_counts().to_dict() == {SYNC.name: 6, ASYNC.name: 6}
     assert "there is no plan.json that could be read" in study.exploratory
     assert study.plan.problems[0].startswith("plan.json cannot be read")
+
+
+ON_TEST_SEEDS = "the target is of runs on seeds that test it: 101"
+
+
+@pytest.mark.parametrize(
+    ("registered", "plan", "stage", "told"),
+    [
+        ({}, {"analysis_sha256": None}, None, "plan.json has no hash of analysis.yaml"),
+        ({"num_seeds": None}, {}, None, "analysis.yaml registers no number of seeds"),
+        ({}, {}, "pilot", ON_TEST_SEEDS),
+        ({}, {}, "tuning", ON_TEST_SEEDS),
+        ({"target_from": "given in the config"}, {}, "tuning", ""),
+        ({}, {}, None, ""),
+    ],
+)
+def test_what_nobody_fixed_before_the_runs_confirms_nothing(tmp_path, registered, plan, stage, told):
+    folder = two_arms(tmp_path)
+    file, runs = folder / "analysis.yaml", json.loads((folder / "plan.json").read_text())["runs"]
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | registered))
+    if stage is not None:
+        runs.append(planned(f"{stage}/{SYNC.name}/s101", stage, SYNC.name, 101))
+    hashed = {"analysis_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    edit_json(folder / "plan.json", **{"runs": runs, **hashed, **plan})
+    why = asyncsgd.load(folder).exploratory
+    assert (why.startswith(told), bool(why)) == (True, bool(told))
 
 
 @pytest.mark.parametrize(
@@ -126,9 +176,10 @@ def test_without_a_plan_that_can_be_read_folders_are_placed_by_their_names(tmp_p
 )
 def test_a_registration_that_does_not_stand_makes_everything_exploratory(tmp_path, change, told):
     folder = two_arms(tmp_path)
-    if "was changed" in told:
-        edit_json(folder / "plan.json", analysis_sha256="00ff")
-    change(folder / "analysis.yaml")
+    file = folder / "analysis.yaml"
+    change(file)
+    if file.is_file() and "was changed" not in told:
+        edit_json(folder / "plan.json", analysis_sha256=hashlib.sha256(file.read_bytes()).hexdigest())
     study = asyncsgd.load(folder)
     assert study.exploratory.startswith(told)
     assert set(study.tests["family"]) == {"exploratory"}
