@@ -108,6 +108,40 @@ def test_two_runs_of_one_model_have_one_loss_at_update_0(tmp_path):
     assert row.reason == "evaluated unlike: the loss at update 0 of async-w4-virtual: 6.012; of sync-w4-virtual: 6"
 
 
+@pytest.mark.parametrize(
+    ("fact", "ours", "theirs", "told"),
+    [
+        ("initial_model_sha256", "ab" * 32, "cd" * 32, "initial parameters with the head of async-w4-virtual: "),
+        ("initial_model_sha256", "ab" * 32, "ab" * 32, ""),
+        ("initial_model_sha256", "ab" * 32, None, ""),
+        ("train_fingerprint", "beef", "f00d", "training data of async-w4-virtual: beef; of sync-w4-virtual: f00d"),
+        ("train_fingerprint", "beef/16", "f00d/16", "training data of async-w4-virtual: beef/16; of sync-w4-virtual"),
+        ("train_fingerprint", "beef/16", "f00d/8", ""),
+        ("train_fingerprint", "beef/16x5", "f00d/16", ""),
+        ("train_fingerprint", None, "f00d/16", ""),
+    ],
+)
+def test_what_only_newer_runs_say_of_their_beginning_is_compared_where_both_say_it(tmp_path, fact, ours, theirs, told):
+    def change(path):
+        said(path, ASYNC, **{fact: ours})
+        said(path, SYNC, **{fact: theirs})
+
+    row = row_of(two_arms(tmp_path, *CURVES, afterwards=change), LOSS)
+    assert row.word == ("not comparable" if told else "better")
+    assert not told or row.reason.startswith(told)
+
+
+@pytest.mark.parametrize("heads", [("ab" * 32, "ab" * 32), ("ab" * 32, None), (None, None)])
+def test_where_no_file_says_that_models_differ_their_loss_at_update_0_does(tmp_path, heads):
+    def change(path):
+        for arm, head in zip((ASYNC, SYNC), heads, strict=True):
+            said(path, arm, initial_model_sha256=head)
+
+    ours = [[(0, 0.0, 6.02), *ends_at(5.5 + 0.01 * k)[1:]] for k in range(8)]
+    row = row_of(two_arms(tmp_path, [ends_at(5.0)] * 8, ours, afterwards=change, registration=LOSSES_DECIDE), LOSS)
+    assert row.reason == "evaluated unlike: the loss at update 0 of async-w4-virtual: 6.02; of sync-w4-virtual: 6"
+
+
 def test_measured_seconds_of_a_busy_machine_are_not_compared_and_losses_are(tmp_path):
     arms = [dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC)]
     load = {"own_share": 0.5, "others_share": 0.2, "stolen_share": 0.0, "cores": 2}
