@@ -166,6 +166,8 @@ MUTANTS = [
         "if isinstance(message, Refused):",
         "if False:",
         f"{UNEVEN} -k with_workers",
+    ),
+    Mutant(
         "own data: the fingerprint of training data is that of the first batch alone",
         "asyncsgd/tasks/tensors.py",
         "number = FINGERPRINT_BATCHES",
