@@ -114,7 +114,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             header = read_header(path / EVENTS)
             better = header.get("better") or {}
             curve, told = _events(path / EVENTS)
-            told["details"]["loss_unit"] = header.get("loss_unit") or "nats"
+            told["details"]["loss_unit"] = header.get("loss_unit", "nats")
             row |= told | _checked({"task": header.get("task")})
         if not summary:
             why = "no summary.json: it was killed or is still running"

@@ -60,6 +60,9 @@ class Shapes(asyncsgd.Task):
     def outputs(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return model(batch[0])
 
+    def loss_unit(self) -> str:
+        return "nats"
+
     def loss(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return functional.cross_entropy(outputs, batch[1])
 

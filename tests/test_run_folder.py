@@ -194,3 +194,11 @@ def test_a_run_goes_on_in_its_own_folder_alone_and_one_that_cannot_be_written_is
     assert f"error: {path} cannot be written (" in ended.err
     assert "copy the folder to where you may write, and go on there\n" in ended.err
     assert sorted(path.rglob("*")) == before
+
+
+def test_no_unit_is_named_for_the_loss_of_a_task_that_states_none(tmp_path):
+    """Plane's loss is a squared error; a cross entropy in nats says so by its `loss_unit`."""
+    asyncsgd.train(Plane(), samples=8, folder=tmp_path / "run", quiet=True, device="cpu")
+    header = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])
+    assert header["loss_unit"] == ""
+    assert "nats" not in repr(asyncsgd.load(tmp_path))

@@ -203,8 +203,8 @@ class Task(abc.ABC):
         return self.better
 
     def loss_unit(self) -> str:
-        """The unit of `loss`, for axes and sentences: ``nats`` for a cross entropy."""
-        return "nats"
+        """The unit of `loss`, for axes and sentences: ``nats`` for a cross entropy; by default none is named."""
+        return ""
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
         """A number for each name in `scored_by`, of the sums of a whole evaluation set; None where it is undefined.

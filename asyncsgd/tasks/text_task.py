@@ -318,6 +318,9 @@ class TextTask(Task):
     def weight(self, batch: Batch) -> float:
         return float((self.targets(batch) != IGNORED).sum())
 
+    def loss_unit(self) -> str:
+        return "nats"
+
     def count_tokens(self, batch: Batch) -> int:
         return int(batch["attention_mask"].sum())
 
