@@ -53,10 +53,10 @@ def load_pairs(cache_dir: Path) -> tuple[Mapping[str, list[Row]], float]:
 def pairs_of(docstrings: Sequence[tuple[str, str, str]]) -> dict[str, list[Row]]:
     """The pairs of some texts, each with its package and its module; no module is on both sides.
 
-    >>> texts = [(f"{word} {number}", "p", word) for word in ("aa", "bb") for number in (1, 2)]
+    >>> texts = [(f"{word} {number}", "p", word) for word in ("bb", "cc") for number in (1, 2)]
     >>> rows = [row for side in pairs_of(texts).values() for row in side]
     >>> len(rows), rows[0], rows[1]
-    (4, ('aa 1', 'one module', 'aa 2'), ('aa 1', 'two modules', 'bb 2'))
+    (4, ('bb 1', 'one module', 'bb 2'), ('bb 1', 'two modules', 'cc 2'))
     """
     modules: dict[tuple[str, str], list[str]] = {}
     for text, package, module in docstrings:
@@ -121,7 +121,7 @@ def bag_of_words_accuracy(train: Sequence[Row], scored: Sequence[Row]) -> float:
     best = int(np.argmax(np.where(ends, gained, -len(gained))))
     threshold = similarities[order][best]
     right = [(_cosine(first, second) >= threshold) == (label == LABELS[1]) for first, label, second in scored]
-    return sum(right) / len(right)
+    return float(np.mean(right))
 
 
 def in_words(accuracy: float) -> str:
