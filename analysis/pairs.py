@@ -91,8 +91,12 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
     left = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
     left += [f"seed {', '.join(alone)} only in one of the two arms"] * bool(alone)
     notes, caveats = [], []
+    twins = copied(ours.loc[whole], theirs.loc[whole])
+    left += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
+    whole = [seed for seed in whole if seed not in twins]
     for side, arm in ((ours, treatment), (theirs, reference)):
         caveats += lost_runs(side, f"runs of {arm}")
+        caveats += repeated(side.loc[whole], arm)
         if number := int(side.loc[whole, "diverged"].sum()):
             notes.append(f"{arm}: diverged {number}/{len(whole)}")
     ours, theirs = ours.loc[whole], theirs.loc[whole]
@@ -117,6 +121,36 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
             no_speed.append(f"The seconds of the runs of seed {named} are not compared: {next(iter(apart.values()))}.")
     told = tuple(notes), tuple(caveats), tuple(no_speed)
     return Pairs(*place, ours, theirs, "; ".join(left), *told, different, apart, control)
+
+
+def _ends(runs: pd.DataFrame) -> dict[Any, str]:
+    """Seed -> the hash of a run's last parameters, of runs that have trained, did not diverge, and have recorded it."""
+    ended = runs[~runs["diverged"] & (runs["updates"] > 0)]
+    return {seed: one for seed, one in ended["parameters_sha256"].items() if isinstance(one, str) and one}
+
+
+def copied(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[Any, Any]:
+    """Seed -> an earlier seed whose two runs end at the same parameters: copies, or a task that ignores its seed."""
+    one, other = _ends(ours), _ends(theirs)
+    first: dict[tuple[str, str], Any] = {}
+    found = {}
+    for seed in ours.index:
+        if seed in one and seed in other:
+            earlier = first.setdefault((one[seed], other[seed]), seed)
+            if earlier != seed:
+                found[seed] = earlier
+    return found
+
+
+def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
+    """Why the runs of an arm are not independent of each other: some end at the same parameters."""
+    ends = _ends(runs)
+    if len(set(ends.values())) == len(ends):
+        return []
+    different = len(set(ends.values()))
+    return [
+        f"The {len(ends)} runs of {arm} end at {different} different sets of parameters, so they are not independent."
+    ]
 
 
 def united(gated: Iterable[Compared], plan: Plan) -> tuple[str, list[str]]:

@@ -343,6 +343,20 @@ MUTANTS = [
         "tests/runtime/test_transports.py",
     ),
     Mutant(
+        "pairs that are copies of another are counted",
+        "analysis/pairs.py",
+        "            if earlier != seed:\n",
+        "            if earlier is None:\n",
+        "tests/analysis/test_independent_pairs.py",
+    ),
+    Mutant(
+        "an arm that repeats itself confirms",
+        "analysis/pairs.py",
+        "    if len(set(ends.values())) == len(ends):\n",
+        "    if ends:\n",
+        "tests/analysis/test_independent_pairs.py",
+    ),
+    Mutant(
         "a budget of one arrival more",
         "asyncsgd/runtime/base.py",
         "return self.samples is not None and num_samples >= self.samples",
