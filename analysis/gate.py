@@ -275,9 +275,12 @@ def told_apart(ours: str, theirs: str, plan: Plan) -> set[str]:
 
 
 def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
-    """The settings that tell arms of which these are the settings."""
-    given = {*ours, *theirs}
-    return {*ALGORITHM, *(key for key in given if _meaning(key, ours.get(key)) != _meaning(key, theirs.get(key)))}
+    """The settings that tell arms of which these are the settings, in any of their shapes."""
+    own, other = asked_of(ours, {}), asked_of(theirs, {})
+    return {
+        *ALGORITHM,
+        *(key for key in {*own, *other} if _meaning(key, own.get(key)) != _meaning(key, other.get(key))),
+    }
 
 
 def _only_rounds(key: str, both: Sequence[Any]) -> bool:

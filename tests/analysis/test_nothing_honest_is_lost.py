@@ -1,0 +1,71 @@
+"""What differs on purpose, or only by rounding, keeps its word: the gate stops what misleads, and nothing else."""
+
+import dataclasses
+
+import pytest
+from doors import asyncsgd
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, row_of, two_arms
+from synthetic import edit_json, straight, write_run
+
+CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
+TIME = "time_to_target"
+
+
+def word_of(folder, reference=SYNC, treatment=ASYNC, afterwards=None):
+    found = two_arms(folder, *CURVES, arms=(reference, treatment), afterwards=afterwards)
+    row = row_of(found, TIME, treatment.name, reference.name)
+    return row.word, row.family
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"learning_rates": (2e-3, 1e-3), "trial_losses": ((4.0,), (5.0,)), "tuning_seeds": (0,)},
+        {"settings": {**ASYNC.settings, "optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}},
+        {"settings": {**ASYNC.settings, "optimizer_options": {"betas": [0.8, 0.999]}}},
+        {"settings": {**ASYNC.settings, "rule": "ringmaster:threshold=4"}},
+        {"settings": {**ASYNC.settings, "weight_decay": 0.1, "clip_norm": 0.5, "schedule": "constant"}},
+        {"algorithm": "ringmaster"},
+        {"algorithm": "single"},
+    ],
+    ids=["tuned rate", "optimizer", "its betas", "rule with parameters", "settings of an arm", "rule", "one process"],
+)
+def test_arms_of_a_plan_that_differ_on_purpose_keep_their_word(tmp_path, own):
+    assert word_of(tmp_path, treatment=dataclasses.replace(ASYNC, **own)) == ("better", "primary")
+
+
+def _elsewhere(path):
+    """The seeds from 104 on ran on another machine, with another commit and another torch."""
+    for seed in range(104, 108):
+        for arm in (SYNC, ASYNC):
+            other = {"cpu": "another", "commit": "beef", "versions": {"torch": "2.14.0", "asyncsgd": "0.1.1"}}
+            edit_json(path / "test" / arm.name / f"s{seed}" / "environment.json", **other)
+
+
+def _older(path):
+    """Runs of one arm name none of the newer facts of a beginning."""
+    for summary in (path / "test" / SYNC.name).glob("s*/summary.json"):
+        edit_json(summary, initial_model_sha256=None, train_fingerprint=None, normalises_over_batch=None)
+    for summary in (path / "test" / ASYNC.name).glob("s*/summary.json"):
+        edit_json(summary, initial_model_sha256="ab", train_fingerprint="cd/16", normalises_over_batch=False)
+
+
+@pytest.mark.parametrize("afterwards", [_elsewhere, _older])
+def test_seeds_from_elsewhere_and_runs_of_before_a_new_fact_keep_their_word(tmp_path, afterwards):
+    assert word_of(tmp_path, afterwards=afterwards) == ("better", "primary")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("learning_rate", 1e-3), ("precision", "bf16"), ("weight_decay", 0.1), ("clip_norm", 0.5), ("optimizer", "sgd")],
+)
+def test_loose_runs_may_differ_in_what_arms_names_and_in_nothing_else(tmp_path, setting, value):
+    sync, other = (dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC))
+    for seed in range(8):
+        write_run(tmp_path / f"sync-{seed}", sync, straight(9.0, 6.0 + 0.01 * seed, seconds=20.0), seed=seed)
+        changed = dataclasses.replace(other, settings={setting: value})
+        write_run(tmp_path / f"async-{seed}", changed, straight(9.0, 5.0 - 0.02 * seed, seconds=20.0), seed=seed)
+    words = [set(asyncsgd.load(tmp_path, arms=arms).tests["word"]) for arms in ((), (setting,))]
+    assert words[0] == {"not comparable"}
+    assert "better" in words[1]
+    assert "not comparable" not in words[1]
