@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.curves import reached
+from analysis.curves import reached, unit_of
 from analysis.gate import MOST_LOAD, by_seed, set_apart, unlike, untimed
 from analysis.judge import answer, of_numbers
 from analysis.pairs import Measure
@@ -137,11 +137,6 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
     for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
         row |= {"p_holm": judged["p_holm"], "word": judged["word"]}
     return rows
-
-
-def unit_of(runs: pd.DataFrame) -> str:
-    """The unit of a loss: nats of a cross entropy."""
-    return str(runs["details"].iloc[0].get("loss_unit", "nats"))
 
 
 def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:

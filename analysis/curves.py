@@ -18,6 +18,11 @@ SAME_LOOKS = 1.1
 """How many times as often one of two runs may be looked at that stop where they see a loss."""
 
 
+def unit_of(runs: pd.DataFrame) -> str:
+    """The unit of the losses of these runs: nats of a cross entropy, empty where their task states none."""
+    return str(runs["details"].iloc[0].get("loss_unit", "nats"))
+
+
 def curve(frame: pd.DataFrame, x: str, y: str = "loss") -> Curve:
     """A run's evaluations with a finite loss; of several at one position the last."""
     known = frame[np.isfinite(frame[x]) & np.isfinite(frame[y])].drop_duplicates(x, keep="last").sort_values(x)

@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 
 from analysis import plots
 from analysis.crossing import Crossing, crossing_point
-from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached
+from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached, unit_of
 from analysis.gate import by_seed, told_apart, unlike, untimed
 from analysis.questions import Plan
 from analysis.read import read
@@ -94,7 +94,7 @@ def read_dose(folder: Path) -> Dose:
         runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
     _refuse_unlike(runs, plan)
     targets = {plan.arms[arm]["num_workers"] - 1: loss for arm, loss in plan.targets.items()}
-    return Dose(runs, by_run, targets, str(runs["details"].iloc[0].get("loss_unit", "nats")))
+    return Dose(runs, by_run, targets, unit_of(runs))
 
 
 def _refuse_unlike(runs: pd.DataFrame, plan: Plan) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import stats
+from analysis.curves import unit_of
 from analysis.pairs import Measure, Pairs, pairs_of, values_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
@@ -132,7 +133,7 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
         known = values | {"endpoint": endpoint, "order": len(rows)}
         known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out")}
         if endpoint in LOSSES:
-            known["unit"] = pairs.ours["details"].iloc[0].get("loss_unit", "nats") if len(pairs.ours) else "nats"
+            known["unit"] = unit_of(pairs.ours) if len(pairs.ours) else "nats"
         known |= {"notes": (*pairs.notes, *values.get("notes", ()), *after)}
         known |= {"caveats": pairs.caveats + pairs.no_speed * seconds + values.get("caveats", ())}
         known |= {"nothing": unlike, "unlike": True} if unlike else {}

@@ -145,9 +145,9 @@ def copied(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[Any, Any]:
 def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
     """Why the runs of an arm are not independent of each other: some end at the same parameters."""
     ends = _ends(runs)
-    if len(set(ends.values())) == len(ends):
-        return []
     different = len(set(ends.values()))
+    if different == len(ends):
+        return []
     return [
         f"The {len(ends)} runs of {arm} end at {different} different sets of parameters, so they are not independent."
     ]

@@ -115,10 +115,9 @@ def of_another(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict
     hashes = recorded.get("parameters_sha256"), (parent or {}).get("parameters_sha256")
     if name == planned_name and (None in hashes or "" in hashes or hashes[0] == hashes[1]):
         return {}
-    why = f"its folder holds another run: it was fine-tuned from {name}, not from {row['parent'] or 'the base model'}"
     if name == planned_name:
-        why = f"its folder holds another run: it was fine-tuned from other parameters than {row['parent']} ended with"
-    return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": why}
+        return _another_run(f"it was fine-tuned from other parameters than {row['parent']} ended with")
+    return _another_run(f"it was fine-tuned from {name}, not from {row['parent'] or 'the base model'}")
 
 
 def placed(name: str, row: Mapping[str, Any]) -> dict[str, Any]:

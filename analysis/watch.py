@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from analysis.commands import begun
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, read_json, record_in
+from asyncsgd.records.events import EVENTS, Moment, read_json, record_in
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.machine import USAGE
 from asyncsgd.records.run_folder import find_run
@@ -47,16 +47,13 @@ SPARKS = "▁▂▃▄▅▆▇█"
 RUNNING, DEAD = "running", "ended without a summary"
 
 
-class Reached(Struct):
+class Reached(Moment, frozen=True):
     """What the view reads of a record that says how far the run has come; a record without it is damaged."""
 
-    version: int
-    total_samples: int
-    train_seconds: float
     uses: tuple[tuple[int, int], ...] = ()
 
 
-class Arrived(Reached, kw_only=True):
+class Arrived(Reached, frozen=True, kw_only=True):
     worker: int
     num_samples: int
     wait_seconds: float = 0.0
@@ -65,12 +62,12 @@ class Arrived(Reached, kw_only=True):
     push_seconds: float = 0.0
 
 
-class Evaluated(Reached, kw_only=True):
+class Evaluated(Reached, frozen=True, kw_only=True):
     loss: float | None
-    metrics: dict[str, float | None] = {}
+    metrics: Mapping[str, float | None] = {}
 
 
-class Came(Reached, kw_only=True):
+class Came(Reached, frozen=True, kw_only=True):
     """A worker came, or went."""
 
     worker: int

@@ -352,7 +352,7 @@ MUTANTS = [
     Mutant(
         "an arm that repeats itself confirms",
         "analysis/pairs.py",
-        "    if len(set(ends.values())) == len(ends):\n",
+        "    if different == len(ends):\n",
         "    if ends:\n",
         "tests/analysis/test_independent_pairs.py",
     ),
