@@ -34,7 +34,8 @@ from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import TaskScript
 from asyncsgd.tasks.base import Sums
 from asyncsgd.tasks.causal_lm import CausalLM
-from asyncsgd.tasks.text_task import IGNORED, Batch, Draw, TextData
+from asyncsgd.tasks.text_batches import Batch, Draw
+from asyncsgd.tasks.text_task import IGNORED, TextData
 
 
 def reward(text: str) -> float:

@@ -414,7 +414,7 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation masks by row and not by sample",
-        "asyncsgd/tasks/text_task.py",
+        "asyncsgd/tasks/text_batches.py",
         "generator(0, Purpose.EVALUATION, 0, int(numbers[row]))",
         "generator(0, Purpose.EVALUATION, 0, row)",
         "tests/data/test_masking.py",

@@ -35,7 +35,7 @@ from asyncsgd.study.config import Analysis, Finetune, read_config
 from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of, share
 from asyncsgd.study.runner import NOT_STARTED, Job, status_of
-from asyncsgd.tasks.text_task import LabelledTask
+from asyncsgd.tasks.labelled_task import LabelledTask
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
 """Settings of runs that go on where they were stopped, unless the config has others."""

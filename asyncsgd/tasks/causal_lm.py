@@ -30,7 +30,9 @@ from asyncsgd.data.tokenizer import pretrained_tokenizer, train_byte_bpe, traine
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, LanguageModel, by_length
+from asyncsgd.tasks.language_model import LanguageModel
+from asyncsgd.tasks.text_batches import Batch, Draw, by_length
+from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

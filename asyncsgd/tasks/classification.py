@@ -34,7 +34,8 @@ from asyncsgd.tasks import hatecheck
 from asyncsgd.tasks.base import Sums, to_device
 from asyncsgd.tasks.heads import Directions, Labels
 from asyncsgd.tasks.labelled_rows import LabelledRows, texts_of
-from asyncsgd.tasks.text_task import Batch, Draw, EvaluationBatches, LabelledTask
+from asyncsgd.tasks.labelled_task import LabelledTask
+from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn

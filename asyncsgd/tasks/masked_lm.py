@@ -27,7 +27,9 @@ from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches
-from asyncsgd.tasks.text_task import IGNORED, Batch, Draw, EvaluationBatches, LanguageModel
+from asyncsgd.tasks.language_model import LanguageModel
+from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
+from asyncsgd.tasks.text_task import IGNORED
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn

@@ -30,8 +30,10 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Sums, to_device
+from asyncsgd.tasks.labelled_task import HeadTask
 from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
-from asyncsgd.tasks.text_task import VOCABULARY, Batch, Draw, HeadTask
+from asyncsgd.tasks.text_batches import Batch, Draw
+from asyncsgd.tasks.text_task import VOCABULARY
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn

@@ -3,7 +3,6 @@
 A task's own file says how its data are read, how texts become rows, how rows become a batch, which head the model has,
 and what is scored.
 """
-# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
@@ -11,36 +10,29 @@ import abc
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from asyncsgd.data.corpora import PLAIN, Corpus, Kind, evenly, load_corpus
-from asyncsgd.data.order import FIRST, NEWEST, ORDERS, is_by_length
+from asyncsgd.data.corpora import PLAIN, Corpus, Kind
+from asyncsgd.data.order import NEWEST, ORDERS, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tables import BUILT_IN, Reading
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer, pad_id_of
-from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
+from asyncsgd.data.tokens import TOKENS_FORMAT, Samples, cached, pad
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import flag_of, setting
+from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.training import (
-    BLOCKS,
-    ENCODING,
     OF_TRANSFORMERS,
-    QUOTING,
-    QUOTING_UNSET,
-    SAMPLE_ORDER,
-    SAMPLING,
     Defaults,
     Quoting,
     Sampling,
     Units,
 )
-from asyncsgd.tasks import scores
-from asyncsgd.tasks.base import Batches, Sums, Task, found
-from asyncsgd.tasks.heads import HEADS, Directions, Head, Labels
+from asyncsgd.tasks.base import Batches, Task
+from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches, by_length
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -53,15 +45,6 @@ IGNORED = -100
 
 VOCABULARY = 8192
 """Entries of the tokenizer of a model that is made here, unless `vocab_size` says otherwise."""
-
-START = "a run of a task with an encoder, a saved model, a name on the Hub, or tiny or small (random weights)"
-"""Help of `model_name` where the model is an encoder with a new head."""
-
-Batch = dict[str, Any]
-"""Padded rows: at least ``input_ids``, int64 `(B, L)`. Owned by the caller."""
-
-Draw = Callable[[int], np.random.Generator]
-"""The random numbers of a row of a batch, for what is drawn anew each time."""
 
 
 class TextTask(Task):
@@ -350,248 +333,3 @@ class TextData:
             return generator(self._seed, Purpose.MASK, stream, first + row)
 
         return self._task.collate(self._train, self._order(stream)(index), draw)
-
-
-def by_length(samples: Samples, batch_size: int, limit: int = 0) -> list[np.ndarray]:
-    """The rows of evaluation batches, similar lengths together: at most `limit` rows, evenly over all; 0 for all."""
-    rows = evenly(len(samples), limit)
-    rows = rows[np.argsort(samples.lengths[rows], kind="stable")]
-    return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationBatches:
-    """Batches that are the same for every seed and in every mode."""
-
-    collate: Callable[[Samples, np.ndarray, Draw], Batch]
-    samples: Samples
-    rows: Sequence[np.ndarray]
-    """Of each batch, int64."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Batch:
-        numbers = self.rows[index]
-        return self.collate(self.samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadTask(TextTask):
-    """A new head on the encoder of a masked language model, learned from labels."""
-
-    has_head: ClassVar[bool] = True
-    start_from: ClassVar[tuple[str, ...]] = (
-        *("masked_lm", "classification", "token_classification", "question_answering"),
-    )
-
-    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
-    train_samples: int = setting(0, "samples to learn from; 0: all", at_least=0)
-    eval_samples: int = setting(0, "samples to score on; 0: all", at_least=0)
-    batch_size: int = setting(16, "samples in one gradient", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING)
-    sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
-    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
-    output_layer: Literal["new", "keep"] = setting(
-        "new", "new: an output layer from the seed; keep: that of --model, whose labels are the same", name="head"
-    )
-
-    prepared: str | None = found()
-
-    @property
-    def problem_type(self) -> str | None:
-        """What transformers calls the kind of its labels, where it has a name for that."""
-        return None
-
-    def head(self, initial: Built, seed: int) -> Built:
-        """With an output a label."""
-        from asyncsgd.models import build_head
-
-        return build_head(
-            initial.model,
-            str(self.auto_class).removeprefix("AutoModelFor"),
-            self.known["labels"],
-            problem_type=self.problem_type,
-            keep=self.output_layer == "keep",
-            dropout=self.dropout,
-            seed=seed,
-        )
-
-    def loaded_by(self, model: str) -> str:
-        from asyncsgd.models import class_of
-
-        return class_of(model)
-
-    def build(self, model: str, tokenizer: Any, seed: int) -> Built:
-        from asyncsgd.models import load_model
-
-        if model in self.shapes:
-            return super().build(model, tokenizer, seed)
-        loaded_by = self.loaded_by(model)
-        return load_model(model, len(tokenizer), loaded_by, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
-
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        return {"main": EvaluationBatches(self.numbered, held_out, self.test_rows(held_out))}
-
-    def numbered(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-        """A batch of an evaluation: with ``rows``, the samples that these are, of ``num_rows``."""
-        import torch
-
-        return self.collate(samples, numbers, draw) | {
-            "rows": torch.from_numpy(numbers),
-            "num_rows": torch.tensor(len(samples)),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelledTask(HeadTask):
-    """Of texts or of words, from a table with two columns.
-
-    A class of its own may have a field ``labels: Labels``: then its batches have ``labels``, as the `Head` of that kind
-    in `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
-    """
-
-    labels = "single"
-
-    data_name: str | None = setting(
-        None,
-        "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
-        unset="none: it has to be named",
-        name="data",
-        aliases=("train_file",),
-    )
-    eval_split: str | None = setting(
-        None,
-        "what to score on: test, validation or another set of the data, e.g. validation_matched",
-        unset="the first that has labels",
-        name="split",
-    )
-    encoding: str = setting("utf-8", ENCODING)
-    quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
-
-    @property
-    def scored(self) -> Head:
-        """The kind of its labels, which says the loss and the scores."""
-        return HEADS[cast(Labels, self.labels)]
-
-    @property
-    def problem_type(self) -> str | None:
-        return self.scored.problem_type if self.auto_class == "AutoModelForSequenceClassification" else None
-
-    def scored_by(self) -> Directions:
-        return self.better or {name: self.scored.better[name] for name in self.scored.usual}
-
-    def loss_unit(self) -> str:
-        return self.scored.loss_unit
-
-    def read(self, cache: Path) -> Corpus:
-        limits, split = (self.train_samples, self.eval_samples), self.eval_split
-        return load_corpus(
-            str(self.data_name),
-            self.columns,
-            self.row_kind(),
-            split=split,
-            limits=limits,
-            cache_dir=cache,
-            reading=self.reading,
-        )
-
-    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
-        return {"labels": corpus.labels}
-
-    def targets(self, batch: Batch) -> Tensor:
-        labels: Tensor = batch["labels"]
-        return labels
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return self.scored.loss(outputs, self.targets(batch))
-
-    def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        import torch
-
-        return self.scored.losses(outputs.flatten(0, -2), self.targets(batch)).sum(dtype=torch.float64)
-
-    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        return {"loss": self.summed_loss(outputs, batch), **self.scored.sums(outputs, batch)}
-
-    def metrics(self, sums: Sums) -> dict[str, Any]:
-        found = self.scored.metrics(sums, None)
-        return {name: found[name] for name in self.scored_by()}
-
-    def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
-        """The scores that the labels to score on leave undefined, and why."""
-        return {}
-
-    def details(self, sums: Sums) -> dict[str, Any]:
-        """What the kind of labels says beside its scores."""
-        return self.scored.details(sums, self.known["labels"])
-
-
-@dataclasses.dataclass(frozen=True)
-class LanguageModel(TextTask):
-    """What masked and causal language modelling share: plain texts, and evaluations of some rows."""
-
-    column_fields: ClassVar[tuple[str, ...]] = ("text_column",)
-
-    model_name: str = setting(
-        "tiny",
-        "tiny, small or tiny-distilbert (new, no network), a run, a folder or a name on the Hub",
-        name="model",
-        run=True,
-    )
-    data_name: str = setting(
-        "pydocs",
-        "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two",
-        name="data",
-        aliases=("train_file",),
-    )
-    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data", aliases=("val_file",))
-    text_column: str = setting("text", "column of the data that holds the text")
-    encoding: str = setting("utf-8", ENCODING)
-    quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
-    documents: Units | None = setting(
-        None, "what a document of a .txt file is", unset="a line, or a paragraph where a line is blank"
-    )
-    seq_len: int = setting(128, "tokens per row", at_least=8)
-    blocks: bool = setting(False, BLOCKS)
-    batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING)
-    sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
-    eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0)
-    vocab_size: int = setting(VOCABULARY, "of the tokenizer trained for a model that is new", at_least=1)
-    dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
-
-    prepared: str | None = found()
-
-    def read(self, cache: Path) -> Corpus:
-        corpus = load_corpus(
-            self.data_name, self.columns, eval_data=self.eval_data, cache_dir=cache, reading=self.reading
-        )
-        return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
-
-    def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:
-        """Those of `asyncsgd.data.tokens.rows_of`, of which there is at least one."""
-        texts = (corpus.train if side == "train" else corpus.eval).texts
-        samples = rows_of(texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **columns)
-        if not len(samples):
-            raise UsageError(
-                f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "
-                f"characters is one); give other texts with --{'data' if side == 'train' else 'eval-data'} FILE"
-            )
-        return samples
-
-    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
-        return by_length(held_out, self.eval_batch_size, self.eval_samples)
-
-    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
-
-    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        right = outputs.float().flatten(0, -2).argmax(-1) == self.targets(batch)
-        return {"loss": self.summed_loss(outputs, batch), "correct": right.sum()}
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        """`accuracy` is the share of the tokens that are predicted exactly."""
-        loss, right = sums["loss"] / sums["weight"], sums["correct"] / sums["weight"]
-        metrics = {"perplexity": scores.perplexity(loss), "accuracy": right}
-        return {name: metrics[name] for name in self.better}

@@ -25,7 +25,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks import spans
 from asyncsgd.tasks.base import Sums
-from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, LabelledTask
+from asyncsgd.tasks.labelled_task import LabelledTask
+from asyncsgd.tasks.text_batches import Batch, Draw
+from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn

@@ -41,7 +41,7 @@ from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.run import cache_folder
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
-from asyncsgd.tasks.text_task import Batch
+from asyncsgd.tasks.text_batches import Batch
 
 CANDIDATE_SHARE, SEQ_LEN, BATCH_ROUNDS, FIND_TEXTS = 0.2, 128, 100, 64
 TARGETS = {"tiny": 8.0, "small": 3.5}

@@ -23,7 +23,7 @@ from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.heads import HEADS, Labels
 from asyncsgd.tasks.labelled_rows import LabelledRows
-from asyncsgd.tasks.text_task import LabelledTask
+from asyncsgd.tasks.labelled_task import LabelledTask
 
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 NAMES = ("ant", "bee", "cat")

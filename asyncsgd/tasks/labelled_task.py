@@ -1,0 +1,180 @@
+"""Tasks whose models get a new head that is learned from labels."""
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+import numpy as np
+
+from asyncsgd.data.corpora import Corpus, load_corpus
+from asyncsgd.data.order import FIRST, NEWEST
+from asyncsgd.data.tokens import Samples
+from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import ENCODING, QUOTING, QUOTING_UNSET, SAMPLE_ORDER, SAMPLING, Quoting, Sampling
+from asyncsgd.tasks.base import Batches, Sums, found
+from asyncsgd.tasks.heads import HEADS, Directions, Head, Labels
+from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
+from asyncsgd.tasks.text_task import TextTask
+
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
+    from torch import Tensor
+
+    from asyncsgd.models import Built
+
+START = "a run of a task with an encoder, a saved model, a name on the Hub, or tiny or small (random weights)"
+"""Help of `model_name` where the model is an encoder with a new head."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTask(TextTask):
+    """A new head on the encoder of a masked language model, learned from labels."""
+
+    has_head: ClassVar[bool] = True
+    start_from: ClassVar[tuple[str, ...]] = (
+        *("masked_lm", "classification", "token_classification", "question_answering"),
+    )
+
+    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
+    train_samples: int = setting(0, "samples to learn from; 0: all", at_least=0)
+    eval_samples: int = setting(0, "samples to score on; 0: all", at_least=0)
+    batch_size: int = setting(16, "samples in one gradient", at_least=1)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
+    sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
+    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
+    output_layer: Literal["new", "keep"] = setting(
+        "new", "new: an output layer from the seed; keep: that of --model, whose labels are the same", name="head"
+    )
+
+    prepared: str | None = found()
+
+    @property
+    def problem_type(self) -> str | None:
+        """What transformers calls the kind of its labels, where it has a name for that."""
+        return None
+
+    def head(self, initial: Built, seed: int) -> Built:
+        """With an output a label."""
+        from asyncsgd.models import build_head
+
+        return build_head(
+            initial.model,
+            str(self.auto_class).removeprefix("AutoModelFor"),
+            self.known["labels"],
+            problem_type=self.problem_type,
+            keep=self.output_layer == "keep",
+            dropout=self.dropout,
+            seed=seed,
+        )
+
+    def loaded_by(self, model: str) -> str:
+        from asyncsgd.models import class_of
+
+        return class_of(model)
+
+    def build(self, model: str, tokenizer: Any, seed: int) -> Built:
+        from asyncsgd.models import load_model
+
+        if model in self.shapes:
+            return super().build(model, tokenizer, seed)
+        loaded_by = self.loaded_by(model)
+        return load_model(model, len(tokenizer), loaded_by, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
+
+    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+        return {"main": EvaluationBatches(self.numbered, held_out, self.test_rows(held_out))}
+
+    def numbered(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        """A batch of an evaluation: with ``rows``, the samples that these are, of ``num_rows``."""
+        import torch
+
+        return self.collate(samples, numbers, draw) | {
+            "rows": torch.from_numpy(numbers),
+            "num_rows": torch.tensor(len(samples)),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledTask(HeadTask):
+    """Of texts or of words, from a table with two columns.
+
+    A class of its own may have a field ``labels: Labels``: then its batches have ``labels``, as the `Head` of that kind
+    in `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
+    """
+
+    labels = "single"
+
+    data_name: str | None = setting(
+        None,
+        "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
+        unset="none: it has to be named",
+        name="data",
+        aliases=("train_file",),
+    )
+    eval_split: str | None = setting(
+        None,
+        "what to score on: test, validation or another set of the data, e.g. validation_matched",
+        unset="the first that has labels",
+        name="split",
+    )
+    encoding: str = setting("utf-8", ENCODING)
+    quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
+
+    @property
+    def scored(self) -> Head:
+        """The kind of its labels, which says the loss and the scores."""
+        return HEADS[cast(Labels, self.labels)]
+
+    @property
+    def problem_type(self) -> str | None:
+        return self.scored.problem_type if self.auto_class == "AutoModelForSequenceClassification" else None
+
+    def scored_by(self) -> Directions:
+        return self.better or {name: self.scored.better[name] for name in self.scored.usual}
+
+    def loss_unit(self) -> str:
+        return self.scored.loss_unit
+
+    def read(self, cache: Path) -> Corpus:
+        limits, split = (self.train_samples, self.eval_samples), self.eval_split
+        return load_corpus(
+            str(self.data_name),
+            self.columns,
+            self.row_kind(),
+            split=split,
+            limits=limits,
+            cache_dir=cache,
+            reading=self.reading,
+        )
+
+    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        return {"labels": corpus.labels}
+
+    def targets(self, batch: Batch) -> Tensor:
+        labels: Tensor = batch["labels"]
+        return labels
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self.scored.loss(outputs, self.targets(batch))
+
+    def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        import torch
+
+        return self.scored.losses(outputs.flatten(0, -2), self.targets(batch)).sum(dtype=torch.float64)
+
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
+        return {"loss": self.summed_loss(outputs, batch), **self.scored.sums(outputs, batch)}
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        found = self.scored.metrics(sums, None)
+        return {name: found[name] for name in self.scored_by()}
+
+    def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
+        """The scores that the labels to score on leave undefined, and why."""
+        return {}
+
+    def details(self, sums: Sums) -> dict[str, Any]:
+        """What the kind of labels says beside its scores."""
+        return self.scored.details(sums, self.known["labels"])

@@ -1,0 +1,107 @@
+"""What masked and causal language modelling share."""
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from asyncsgd.data.corpora import Corpus, evenly, load_corpus
+from asyncsgd.data.order import FIRST, NEWEST
+from asyncsgd.data.tokens import MIN_SAMPLE_IDS, Samples, rows_of
+from asyncsgd.errors import UsageError
+from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import (
+    BLOCKS,
+    ENCODING,
+    QUOTING,
+    QUOTING_UNSET,
+    SAMPLE_ORDER,
+    SAMPLING,
+    Quoting,
+    Sampling,
+    Units,
+)
+from asyncsgd.tasks import scores
+from asyncsgd.tasks.base import Sums, found
+from asyncsgd.tasks.text_batches import Batch, by_length
+from asyncsgd.tasks.text_task import VOCABULARY, TextTask
+
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
+    from torch import Tensor
+
+    from asyncsgd.models import Built
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel(TextTask):
+    """What masked and causal language modelling share: plain texts, and evaluations of some rows."""
+
+    column_fields: ClassVar[tuple[str, ...]] = ("text_column",)
+
+    model_name: str = setting(
+        "tiny",
+        "tiny, small or tiny-distilbert (new, no network), a run, a folder or a name on the Hub",
+        name="model",
+        run=True,
+    )
+    data_name: str = setting(
+        "pydocs",
+        "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two",
+        name="data",
+        aliases=("train_file",),
+    )
+    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data", aliases=("val_file",))
+    text_column: str = setting("text", "column of the data that holds the text")
+    encoding: str = setting("utf-8", ENCODING)
+    quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
+    documents: Units | None = setting(
+        None, "what a document of a .txt file is", unset="a line, or a paragraph where a line is blank"
+    )
+    seq_len: int = setting(128, "tokens per row", at_least=8)
+    blocks: bool = setting(False, BLOCKS)
+    batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
+    sample_order: int = setting(NEWEST, SAMPLE_ORDER, at_least=FIRST, at_most=NEWEST)
+    eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0)
+    vocab_size: int = setting(VOCABULARY, "of the tokenizer trained for a model that is new", at_least=1)
+    dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
+
+    prepared: str | None = found()
+
+    def read(self, cache: Path) -> Corpus:
+        corpus = load_corpus(
+            self.data_name, self.columns, eval_data=self.eval_data, cache_dir=cache, reading=self.reading
+        )
+        return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
+
+    def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:
+        """Those of `asyncsgd.data.tokens.rows_of`, of which there is at least one."""
+        texts = (corpus.train if side == "train" else corpus.eval).texts
+        samples = rows_of(texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **columns)
+        if not len(samples):
+            raise UsageError(
+                f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "
+                f"characters is one); give other texts with --{'data' if side == 'train' else 'eval-data'} FILE"
+            )
+        return samples
+
+    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        return by_length(held_out, self.eval_batch_size, self.eval_samples)
+
+    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
+
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
+        right = outputs.float().flatten(0, -2).argmax(-1) == self.targets(batch)
+        return {"loss": self.summed_loss(outputs, batch), "correct": right.sum()}
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """`accuracy` is the share of the tokens that are predicted exactly."""
+        loss, right = sums["loss"] / sums["weight"], sums["correct"] / sums["weight"]
+        metrics = {"perplexity": scores.perplexity(loss), "accuracy": right}
+        return {name: metrics[name] for name in self.better}
