@@ -82,8 +82,6 @@ _HOME = {
     # without a server
     **dict.fromkeys(["ADPSGD", "SGP", "StreamingDiLoCo"], "rules"),
     "Budget": "runtime.base",
-    # who leaves and joins on the virtual clock
-    **dict.fromkeys(["Join", "Leave"], "simulation.churn"),
     # what a run writes down
     **dict.fromkeys(["Event", "Membership", "Evaluation", "Gradient", "Taken"], "records.events"),
     # the parts

@@ -53,8 +53,17 @@ def asynchronous(task: MaskedLM, num_steps: int, num_workers: int, folder: Path)
             arrivals.append((record.total_samples, record.train_seconds))
 
     samples = task.batch_size * num_workers * (num_steps + WARMUP_STEPS)
-    runtime, how = asyncsgd.Processes(num_workers), {"samples": samples, "evaluations": 1, "clip_norm": 0.0}
-    asyncsgd.train(task, runtime=runtime, folder=folder, quiet=True, report=report, **how)
+    runtime = asyncsgd.Processes(num_workers)
+    asyncsgd.train(
+        task,
+        runtime=runtime,
+        samples=samples,
+        evaluations=1,
+        clip_norm=0.0,
+        folder=folder,
+        quiet=True,
+        report=report,
+    )
     (first, began), (last, ended) = arrivals[WARMUP_STEPS * num_workers], arrivals[-1]
     return (last - first) / (ended - began)
 
