@@ -882,6 +882,20 @@ MUTANTS = [
         "one.mean()",
         "tests/analysis/test_verdicts.py",
     ),
+    Mutant(
+        "an arm has more trials than another",
+        "asyncsgd/study/arms.py",
+        "if len(set(counts.values())) > 1 or",
+        "if len(set(counts.values())) > 2 or",
+        "tests/test_plan.py -k more_trials",
+    ),
+    Mutant(
+        "a prediction is a share of a value that is 0",
+        "asyncsgd/scripts/predict.py",
+        "if measured and predicted is not None:",
+        "if measured is not None and predicted:",
+        "tests/test_examples.py -k scripts.predict",
+    ),
 ]
 
 

@@ -107,6 +107,14 @@ def test_on_the_virtual_clock_synchronous_training_is_the_synchronous_rule():
         assert (arm.settings["mode"], arm.settings["rule"]) == ("async", "synchronous")
 
 
+def test_an_arm_with_more_trials_than_another_is_refused():
+    """Whoever tries more rates finds a better one by chance."""
+    two, three = {"learning_rate": [1e-4, 1e-3]}, {"learning_rate": [1e-4, 1e-3, 1e-2]}
+    algorithms = {"sync": {"mode": "sync", "tune": two}, "async": {"mode": "async", "tune": three}}
+    with pytest.raises(UsageError, match=r"as many trials as any other.* got sync-w2 2, async-w2 3"):
+        make_plan(config_of(algorithms=algorithms, conditions={"nproc": 2}, tuning={"seeds": [9]}))
+
+
 def test_values_have_the_types_that_settings_have_however_yaml_reads_them():
     plan = make_plan(
         config_of(

@@ -54,13 +54,24 @@ def run(argv: list[str]) -> int:
         return code
     lines = ["| | measured | predicted | predicted / measured |", "|---|---|---|---|"]
     for name, *values in compare(measured, summary, predicted, read_of_run(predicted, "summary.json")):
-        ratio = values[1] / values[0] if values[0] and values[1] is not None else None
-        shown = ("-" if value is None else f"{value:.4g}" for value in (*values, ratio))
-        lines.append(f"| {name} | {' | '.join(shown)} |")
+        lines.append(_row(name, *values))
     text = "\n".join(lines)
     (predicted / "prediction.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\nwritten to {predicted / 'prediction.md'}")
     return 0
+
+
+def _row(name: str, measured: float | None, predicted: float | None) -> str:
+    """A line of the table; what is not known, or would be a share of nothing, is a dash.
+
+    >>> _row("loss", 2.0, 3.0), _row("mean delay", 0.0, 1.0), _row("loss", 2.0, None), _row("mean delay", 2.0, 0.0)
+    ('| loss | 2 | 3 | 1.5 |', '| mean delay | 0 | 1 | - |', '| loss | 2 | - | - |', '| mean delay | 2 | 0 | 0 |')
+    """
+    ratio = None
+    if measured and predicted is not None:
+        ratio = predicted / measured
+    shown = ("-" if value is None else f"{value:.4g}" for value in (measured, predicted, ratio))
+    return f"| {name} | {' | '.join(shown)} |"
 
 
 def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, given: argparse.Namespace) -> int:
