@@ -65,8 +65,10 @@ MACHINE = {
     "commit": "commit",
 }
 """Columns of where runs were made, in words."""
-BY_FINGERPRINT = ("data", "data_name", "eval_data", "model", "model_name", "candidates")
-NOT_COMPARED = frozenset((*specs_of(Output), *BY_FINGERPRINT, *MACHINE, "seed", "task", "problem_seed", "save_model"))
+BY_FINGERPRINT = ("data", "data_name", "eval_data", "split", "model", "model_name", "candidates")
+NOT_COMPARED = frozenset(
+    (*specs_of(Output), *BY_FINGERPRINT, *MACHINE, "seed", "task", "problem_seed", "save_model", "predictions")
+)
 """Settings that are compared as facts, and those that say where something lies."""
 ALGORITHM = ("mode", "rule", "nproc")
 """Settings that tell arms wherever runs come from."""

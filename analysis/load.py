@@ -149,6 +149,7 @@ class Study:
 TABLES: dict[str, tuple[str, Callable[[Study], pd.DataFrame]]] = {
     "tests": ("Table 2. Tests", lambda study: tables.comparisons(study.tests)),
     "arms": ("Table 1. Arms", lambda study: tables.arms(study.runs, study.tests, study.plan)),
+    "sets": ("Several evaluation sets", lambda study: tables.evaluation_sets(study.runs)),
     "settings": ("Settings in which arms differ", lambda study: tables.settings(study.runs)),
     "tuning": ("Table 3. Tuning", lambda study: tables.tuning(study.runs, study.plan)),
     "downstream": ("Scores after fine-tuning", lambda study: tables.downstream(study.runs)),

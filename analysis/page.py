@@ -174,7 +174,7 @@ def page(study: Study, out: Path) -> Page:
         Section("times", "Time to the target", pictures(gallery.times(study))),
         Section("workers", "Throughput, delay, learning rate", pictures(gallery.against(study)), table_of("tuning")),
         Section("downstream", "Downstream scores", pictures(gallery.confusions(study)), scored),
-        Section("tables", "Tables", (), table_of("arms", "settings", "tests"), ABOUT_TESTS),
+        Section("tables", "Tables", (), table_of("arms", "sets", "settings", "tests"), ABOUT_TESTS),
         Section("runs", "Every run", (), table_of("runs", links=links)),
         Section("environment", "Machines and code", (), table_of("environments")),
         Section("left-out", "What is left out, and why", lead=tuple(left_out)),

@@ -125,7 +125,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         row["first_loss"] = float(at_start.iloc[0]) if len(at_start) else math.nan
         told = {
             key: summary[key]
-            for key in ("metrics", "labels", "hatecheck", "undefined_scores", "parent")
+            for key in ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "evaluation_sets")
             if summary.get(key)
         }
         told |= {"better": better} if better else {}

@@ -142,6 +142,26 @@ def _scores(details: dict[str, Any]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
+def evaluation_sets(runs: pd.DataFrame) -> pd.DataFrame:
+    """What every arm reached on each of several evaluation sets; texts that are not the same are another set."""
+    used = runs[runs["stage"].isin(("test", "finetune")) & runs["usable"] & ~runs["diverged"]]
+    rows = []
+    for run in used[used["replicate"] == 0].itertuples():
+        others = run.details.get("evaluations") or {}
+        known = run.details.get("evaluation_sets") or [{"name": "main"}]
+        texts = {one["name"]: one.get("fingerprint", run.data) for one in known}
+        first = {known[0]["name"]: {"loss": run.loss, "metrics": run.details.get("metrics") or {}}} if others else {}
+        for name, found in (first | others).items():
+            place = {"set": name, "stage": run.stage, "arm": run.arm, "texts": texts.get(name, run.data)}
+            values = {key: math.nan if value is None else value for key, value in found["metrics"].items()}
+            rows.append({**place, "seed": run.seed, "loss": found["loss"], **values})
+    if not rows:
+        return pd.DataFrame(columns=["set", "arm"])
+    by = ["set", "stage", "arm", "texts"]
+    by_seed = pd.DataFrame(rows).groupby([*by, "seed"], sort=False).mean()
+    return by_seed.groupby(by, sort=False).agg(lambda one: t_interval(one.to_numpy())).reset_index()
+
+
 def confusion(runs: pd.DataFrame, arm: str) -> pd.DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
     own = runs[(runs["stage"] == "finetune") & (runs["arm"] == arm) & runs["usable"]]["details"]

@@ -292,6 +292,8 @@ def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any
 def _began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a resumed run must find as it was."""
     began_from = {"data": facts["data_fingerprint"], "initial parameters": facts["initial_model_sha256"]}
+    for one in facts.get("evaluation_sets", ())[1:]:
+        began_from[f"texts of {one['name']}"] = one["fingerprint"]
     if "candidates_sha256" in facts:
         began_from["candidates"] = facts["candidates_sha256"]
     if run.task.sample_order is not None:

@@ -27,7 +27,7 @@ from asyncsgd.settings.flags import Parser, checked, specs_of
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 
-OF_TRAINING = ("data", "eval_data", "text_column", "encoding", "quoting", "documents", "model", "vocab_size")
+OF_TRAINING = ("data", "eval_data", "split", "text_column", "encoding", "quoting", "documents", "model", "vocab_size")
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
@@ -113,7 +113,8 @@ def parser() -> argparse.ArgumentParser:
     for name in OF_TRAINING:
         spec = specs_of(MaskedLM)[name]
         help = f"{spec.metadata['help']} (default: {spec.metadata['unset'] or spec.default})"
-        made.add_argument(*spec.flags, dest=name, default=spec.default, metavar="TEXT", help=help)
+        action = "append" if spec.metadata["repeats"] else "store"
+        made.add_argument(*spec.flags, dest=name, default=spec.default, metavar="TEXT", help=help, action=action)
     made.add_argument("--finder", required=True, metavar="NAME:VALUE", help="ner:MODEL, terms:FILE, keyness:REFERENCE")
     made.add_argument("--out", required=True, metavar="DIR", help="folder of the candidates")
     made.add_argument("--processes", type=whole_number, metavar="N", help="(default: the cores, or one per GPU)")

@@ -84,6 +84,11 @@ def do(tmp_path, monkeypatch):
                 "many": [json.dumps({"text": f"{side} {line}", **MANY[n % 2]}) for n, line in enumerate(lines)],
             }
             Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
+    Path("texts.csv").write_text("premise,hypothesis,label\nba,di,A\nfo,ba,B\n")
+    Path("glue").mkdir()
+    for side, labels in {"train": "AB", "dev_matched": "AB", "dev_mismatched": "BA", "test_matched": None}.items():
+        rows = [f"{side} {number}\t{labels[number % 2]}" if labels else f"{side} {number}" for number in range(64)]
+        Path("glue", f"{side}.tsv").write_text("\n".join(["text\tlabel" if labels else "text", *rows]))
     data = {"classification": "labelled", "token_classification": "tagged"}
 
     def run(command):

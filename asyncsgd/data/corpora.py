@@ -5,25 +5,25 @@ The order is fixed, the split is decided by each text alone, and `Corpus.fingerp
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from asyncsgd.data.evaluation_sets import EvalData, EvaluationSet, named_places
 from asyncsgd.data.folders import TRAIN, evaluation_sets
+from asyncsgd.data.labels import NO_LABEL, NUMBER, Names, is_marked, label_name, names_of, no_label
 from asyncsgd.data.pydocs import package_versions
-from asyncsgd.data.pydocs_pairs import LABELS as PAIR_LABELS
 from asyncsgd.data.tables import (
     AS_IT_IS,
-    PAIRS,
+    KINDS,
     TABLES,
     Documents,
     Reading,
@@ -52,14 +52,23 @@ class Corpus:
     """The names of all labels, in the order of their numbers."""
     notes: tuple[str, ...] = ()
     """Which file is which split, how it was read, what was left out and why, for the user."""
+    sets: tuple[EvaluationSet, ...] = ()
+    """Further sets to evaluate on or to predict; `eval` is the first one."""
+    number: int = 0
+    """Which set `eval` is: 0 for the first, n for the n-th of `sets`."""
+
+    @property
+    def evaluations(self) -> tuple[Self, ...]:
+        """The same with each set in turn as the one to evaluate on."""
+        others = (
+            replace(self, eval=one.documents, split=one.name, number=number)
+            for number, one in enumerate(self.sets, start=1)
+        )
+        return (self, *others)
 
     def fingerprint_of(self, blocks: bool) -> str:
         """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
         return hashlib.sha256(f"blocks {self.fingerprint}".encode()).hexdigest()[:16] if blocks else self.fingerprint
-
-
-Names = Sequence[str] | None
-"""The names that belong to numbers as labels; None where labels are their own names."""
 
 
 class Kind(NamedTuple):
@@ -80,10 +89,14 @@ class Kind(NamedTuple):
     names: Names = None  # of the labels, where the columns are called so
 
     def sources(
-        self, data: str, columns: Mapping[str, str], eval_data: str | None = None, reading: Reading = AS_IT_IS
-    ) -> tuple[list[Source], Source | None]:
-        """What `load_corpus` reads, which is not read yet: the parts of `data`, and `eval_data`."""
-        scored = None if eval_data is None else Source(eval_data, "--eval-data", takes=(), reading=reading)
+        self, data: str, columns: Mapping[str, str], eval_data: EvalData | None = None, reading: Reading = AS_IT_IS
+    ) -> tuple[list[Source], dict[str, Source]]:
+        """What `load_corpus` reads, which is not read yet: the parts of `data`, and the sets of `eval_data` by name."""
+        files = TABLES if self.label else KINDS
+        scored = {
+            name: Source(place, "--eval-data", kinds=files, takes=(), reading=reading)
+            for name, place in named_places(eval_data).items()
+        }
         if not self.label:
             return [Source(part, takes=self.takes, reading=reading) for part in joined_parts(data)], scored
         if len(columns) < 2:
@@ -108,7 +121,7 @@ def load_corpus(
     columns: Mapping[str, str],
     kind: Kind = PLAIN,
     *,
-    eval_data: str | None = None,
+    eval_data: EvalData | None = None,
     split: str | None = None,
     limits: tuple[int, int] = (0, 0),
     cache_dir: Path | None = None,
@@ -118,18 +131,22 @@ def load_corpus(
 
     Texts to evaluate on are those of `eval_data`, or of another split of a folder or Hub data set (of plain texts in a
     folder that is ``validation``), or else what `split_documents` sets aside, called ``test``. A split without labels
-    is not scored on; the next one is. Rows without text are left out, and so are rows whose label is -1, with which
-    GLUE marks those without one. A text of any evaluation set of the source is never trained on. `notes` counts all of
-    these. Labels that are numbers get their names from ``labels.json`` beside the files, or as the Hugging Face library
-    has left them in a Parquet file; else a number is its own name.
+    is not scored on; the next one is. Of several sets that are named, the first has labels; one without any is there to
+    be predicted. Rows without text are left out, and so are rows whose label is -1, with which GLUE marks those without
+    one. A text of any evaluation set is never trained on. `notes` counts all of these. Labels that are numbers get
+    their names from ``labels.json`` beside the files, or as the Hugging Face library has left them in a Parquet file;
+    else a number is its own name.
 
     Args:
         data: ``"pydocs"`` (whose labels are the packages), a file, a folder (see `asyncsgd.data.folders`), or
             ``"hub:NAME[:CONFIG]"``. ``A+B`` joins plain texts, and the evaluation texts that each source sets aside for
             itself.
         columns: that of the texts and that of the labels, each with the flag that chooses it.
-        split: ``"test"``, ``"validation"`` or another set of the source; None takes the first that has labels.
-        limits: at most so many texts of each side, taken evenly over the source's order; 0 for all.
+        eval_data: sets to evaluate on, see `asyncsgd.data.evaluation_sets.named_places`: tables or texts.
+        split: ``"test"``, ``"validation"`` or another set of the source, or several with commas between them; None
+            takes the first that has labels.
+        limits: at most so many texts to train on, and of each set to evaluate on, taken evenly over the source's order;
+            0 for all.
         cache_dir: folder in which ``pydocs`` is kept between runs.
         reading: how files are read.
 
@@ -142,9 +159,9 @@ def load_corpus(
     name = "+".join(source.name for source in sources)
     names = kind.names
     if names is None and kind.label and kind.has_classes:
-        names = _names_of(sources[0], list(columns)[1])
+        names = names_of(sources[0], list(columns)[1])
     parts = [_Part(source, kind, columns, names, cache_dir) for source in sources]
-    evaluations: list[Documents] = []
+    found: dict[int, list[EvaluationSet]] = {}
     learned: list[Documents] = []
     apart: dict[str, set[str]] = {}
     for part in parts:
@@ -152,25 +169,40 @@ def load_corpus(
         sets = evaluation_sets(part.source.sides, ("test", "validation"))
         for of in sets:
             apart.setdefault(of, set()).update(part.texts(of))
-        if scored is None:
-            chosen, evaluation = part.to_score_on(sets, split, train)
-            if evaluation is None:
+        if not scored:
+            named = part.to_score_on(sets, split, train)
+            if not named:
                 train, evaluation = split_documents(train)
-            evaluations.append(evaluation)
+                named = [EvaluationSet("test", evaluation)]
+            for number, one in enumerate(named):
+                found.setdefault(number, []).append(one)
         learned.append(train)
-    if scored is not None:
-        chosen = "evaluation"
-        parts.append(_Part(scored, kind, columns, names, cache_dir))
-        evaluations.append(parts[-1].read([*evaluation_sets(scored.sides, ("validation", "test")), TRAIN][0]))
     kept = _joined(learned)
-    evaluation = _joined(evaluations)
+    for number, (set_name, source) in enumerate(scored.items()):
+        own_names = names_of(source, list(columns)[1]) if kind.label and kind.has_classes and not kind.names else None
+        parts.append(_Part(source, kind, columns, own_names or names, cache_dir, learns=False))
+        for of in evaluation_sets(source.sides, ("test", "validation")):
+            apart.setdefault(f"{of} ({set_name})", set()).update(parts[-1].texts(of))
+        found[number] = [parts[-1].first_with_labels(kept)._replace(name=set_name)]
+    every = [
+        EvaluationSet(ones[-1].name, _joined([one.documents for one in ones]), all(one.has_labels for one in ones))
+        for ones in found.values()
+    ]
+    if not every[0].has_labels:
+        where = f"the {every[0].name} split of {name}" if not scored else scored[every[0].name].name
+        first = "drop --split" if len(every) == 1 and not scored else "name a set with labels first"
+        raise UsageError(f"{where} has no {kind.label}s to score on; {first}")
     notes = [note for part in parts for note in (*part.source.notes, *part.notes)]
-    for of, texts in [(chosen, set(evaluation.texts)), *apart.items()]:
+    notes += [f"{one.name} has no {kind.label}s, so it is not scored" for one in every if not one.has_labels]
+    held_out = {one.name: set(one.documents.texts) for one in every}
+    for of, texts in apart.items():
+        held_out.setdefault(of, set()).update(texts)
+    for of, texts in held_out.items():
         before = len(kept.texts)
         kept = select(kept, [text not in texts for text in kept.texts])
         if left_out := before - len(kept.texts):
             notes.append(f"{left_out} training {kind.text}s that are {of} {kind.text}s too are left out")
-    for to, documents in (("evaluate", evaluation), ("train", kept)):
+    for to, documents in (*(("evaluate", one.documents) for one in every), ("train", kept)):
         if not documents.texts:
             told = "".join(f"; {note}" for part in parts for note in part.source.notes)
             raise UsageError(
@@ -179,19 +211,31 @@ def load_corpus(
     labels: tuple[str, ...] = ()
     if kind.label and kind.has_classes:
         first_rows = {label: place for part in reversed(parts) for label, place in part.first_rows.items()}
-        labels = _labels(name, names, kind, kept, evaluation, list(columns.values())[1], first_rows)
-    kept, evaluation = (limited(documents, limit) for documents, limit in zip((kept, evaluation), limits, strict=True))
+        labelled = _joined([one.documents for one in every if one.has_labels])
+        labels = _labels(name, names, kind, kept, labelled, list(columns.values())[1], first_rows)
+    kept = limited(kept, limits[0])
+    every = [one._replace(documents=limited(one.documents, limits[1] * one.has_labels)) for one in every]
     if labels and (missing := set(labels) - set(kind.counts(kept))):
         notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
-    fingerprint = _fingerprint(sum(source.is_built_in for source in sources), kept, evaluation, labels)
-    return Corpus(name, kept, evaluation, fingerprint, chosen if kind.label else "", labels, tuple(notes))
+    main, *others = every
+    built_in = sum(source.is_built_in for source in sources)
+    fingerprint = _fingerprint(built_in, kept, main.documents, labels)
+    others = [one._replace(fingerprint=_fingerprint(0, Documents(()), one.documents, labels)) for one in others]
+    of_first = main.name if kind.label or others else ""
+    return Corpus(name, kept, main.documents, fingerprint, of_first, labels, tuple(notes), tuple(others))
 
 
 class _Part:
     """One source of a corpus, which is read split by split."""
 
     def __init__(
-        self, source: Source, kind: Kind, columns: Mapping[str, str], names: Names, cache_dir: Path | None
+        self,
+        source: Source,
+        kind: Kind,
+        columns: Mapping[str, str],
+        names: Names,
+        cache_dir: Path | None,
+        learns: bool = True,
     ) -> None:
         self.source = source
         self.notes: list[str] = []
@@ -201,15 +245,20 @@ class _Part:
         self._columns = columns
         self._names = names
         self._cache_dir = cache_dir
+        self._learned = TRAIN if learns else ""
+        """The split that is learned from; of a set that ``--eval-data`` names there is none."""
         self._labels = slice(1, 1 + len(kind.names or "1"))
         """Which columns are labels."""
         self._read: dict[str, Rows] = {}
 
     def _rows(self, of: str) -> Rows:
         if of not in self._read:
-            may_lack = () if of == TRAIN else [name for name, _ in list(self._columns.items())[self._labels]]
+            may_lack = () if of == self._learned else [name for name, _ in list(self._columns.items())[self._labels]]
             self._read[of] = self.source.rows(of, self._columns, cache=self._cache_dir, may_lack=may_lack)
         return self._read[of]
+
+    def _where(self, of: str) -> str:
+        return f"{self.source.name} ({of})" if self._learned or of != TRAIN else self.source.name
 
     def texts(self, of: str) -> Iterator[str]:
         """The texts of a set, whatever its labels are."""
@@ -223,11 +272,12 @@ class _Part:
     def read(self, of: str) -> Documents:
         """The texts of a split; those to learn from have labels, of others a label that is missing is empty."""
         kind = self._kind
-        where = f"{self.source.name} ({of})"
+        where = self._where(of)
         rows = self._rows(of)
         read = [kind.read(place, self._columns, row, self._names) for place, row in rows]
-        needs_number = of == TRAIN and not kind.has_classes
-        kept = [(text, label) for text, label in read if text and (label or not needs_number)]
+        needs_number = of == self._learned and not kind.has_classes
+        numbered = [(text, label, number) for number, (text, label) in enumerate(read)]
+        kept = [row for row in numbered if row[0] and (row[1] or not needs_number)]
         for (place, _), (text, label) in zip(rows, read, strict=True):
             if text:
                 self.first_rows.setdefault(label, place)
@@ -236,35 +286,56 @@ class _Part:
         if empty := len(rows) - len(kept):
             self.notes.append(f"{empty} rows of {where} without {kind.filling} are left out")
         documents = Documents(*zip(*kept, strict=True))
-        if not (kind.label and kind.has_classes) or of != TRAIN:
+        if not (kind.label and kind.has_classes) or of != self._learned:
             return documents
         for (place, row), (text, label) in zip(rows, read, strict=True):
-            if text and not label and not _is_marked(row[1]):
-                raise _no_label(place, self._columns, row[1])
+            if text and not label and not is_marked(row[1]):
+                raise no_label(place, self._columns, row[1])
         return self._labelled(documents, of, {""})
 
-    def to_score_on(self, sets: Sequence[str], split: str | None, train: Documents) -> tuple[str, Documents | None]:
-        """The name and the texts of the first set that has labels; ``test`` and None where some are to be set aside.
+    def to_score_on(self, sets: Sequence[str], split: str | None, train: Documents) -> list[EvaluationSet]:
+        """The sets that the user names, or the first one that has labels; none where some texts are to be set aside.
 
         Args:
             sets: all evaluation sets of the source.
-            split: the one that the user names.
+            split: those that the user names, with commas between them.
         """
         preferred = ("test", "validation") if self._kind.label else ("validation", "test")[: 1 + self.source.is_hub]
         usual = evaluation_sets(sets, preferred)
-        name = self.source.name
-        if split not in (None, *sets) and (usual or split != "test"):
-            raise UsageError(f"{name} has no {split} split to score on; drop --split{nearest(str(split), sets)}")
-        named = [split] if split is not None and split in sets else []
-        for of in named or usual:
-            documents = self.read(of)
-            documents = self._labelled(documents, of, self._missing(documents, train))
-            if documents.texts:
-                return of, documents
-            self.notes.append(f"the {of} split of {name} has no {self._kind.label}s, so it is not scored on")
-        if named:
-            raise UsageError(f"the {split} split of {name} has no {self._kind.label}s to score on; drop --split")
-        return "test", None
+        if split is None or (split == "test" and not usual):
+            for of in usual:
+                if (found := self.evaluation(of, train)).has_labels:
+                    return [found]
+                self.notes.append(
+                    f"the {of} split of {self.source.name} has no {self._kind.label}s, so it is not scored on"
+                )
+            return []
+        return [self.evaluation(self._called(name.strip(), sets), train) for name in split.split(",")]
+
+    def _called(self, name: str, sets: Sequence[str]) -> str:
+        """The set of that name, or the one whose name ends so: ``matched`` of ``dev_matched``, before one of tests."""
+        endings = [
+            of for of in evaluation_sets(sets, ("validation", "test")) if re.search(f"[-_]{re.escape(name)}$", of)
+        ]
+        if name not in sets and not endings:
+            raise UsageError(f"{self.source.name} has no {name} split to score on; drop --split{nearest(name, sets)}")
+        return name if name in sets else endings[0]
+
+    def first_with_labels(self, train: Documents) -> EvaluationSet:
+        """The set of the source that is read where the user names a folder or a file: the first one that has labels."""
+        sets = evaluation_sets(
+            self.source.sides, ("test", "validation") if self._kind.label else ("validation", "test")
+        )
+        read = [self.evaluation(of, train) for of in sets or [TRAIN]]
+        return next((one for one in read if one.has_labels), read[0])
+
+    def evaluation(self, of: str, train: Documents) -> EvaluationSet:
+        """A set with the documents that have labels; where none has, all of them, with empty labels."""
+        documents = self.read(of)
+        labelled = self._labelled(documents, of, self._missing(documents, train))
+        if labelled.texts:
+            return EvaluationSet(of, labelled)
+        return EvaluationSet(of, replace(documents, labels=("",) * len(documents.texts)), has_labels=False)
 
     def _missing(self, scored: Documents, train: Documents) -> set[str]:
         """What stands for no label in a set to score on. Without names -1 may be a class as any
@@ -281,7 +352,7 @@ class _Part:
         kept = select(documents, [label not in missing for label in documents.labels])
         left_out = len(documents.texts) - len(kept.texts)
         if left_out and kept.texts:
-            self.notes.append(f"{left_out} rows of {self.source.name} ({of}) without a {self._kind.label} are left out")
+            self.notes.append(f"{left_out} rows of {self._where(of)} without a {self._kind.label} are left out")
         return kept
 
 
@@ -301,7 +372,9 @@ def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels:
     return digest.hexdigest()[:16]
 
 
-def _joined(sides: Iterable[Documents]) -> Documents:
+def _joined(sides: Sequence[Documents]) -> Documents:
+    if len(sides) == 1:
+        return sides[0]
     texts, labels = zip(*((side.texts, side.labels) for side in sides), strict=True)
     return Documents(tuple(itertools.chain(*texts)), tuple(itertools.chain(*labels)))
 
@@ -317,7 +390,8 @@ def split_documents(documents: Documents) -> tuple[Documents, Documents]:
 
 
 def select(documents: Documents, keep: Sequence[bool] | np.ndarray) -> Documents:
-    return Documents(*(tuple(itertools.compress(column, keep)) for column in (documents.texts, documents.labels)))
+    texts, labels = (tuple(itertools.compress(column, keep)) for column in (documents.texts, documents.labels))
+    return Documents(texts, labels, tuple(itertools.compress(documents.rows, keep)))
 
 
 def evenly(total: int, limit: int) -> np.ndarray:
@@ -360,85 +434,5 @@ def _labels(
         )
     if len(train) < kind.fewest:
         raise UsageError(f"{name}: {kind.fewest} {kind.label}s are needed, and {has}: is {flag} right?")
-    numbers = all(_NUMBER.fullmatch(label) for label in train)
+    numbers = all(NUMBER.fullmatch(label) for label in train)
     return tuple(names or sorted(train, key=int if numbers else None))
-
-
-def _names_of(source: Source, column: str) -> Names:
-    """The names of what is built in, in ``labels.json`` beside the files, or left by the Hugging Face library."""
-    if source.is_built_in:
-        return PAIR_LABELS if source.data == PAIRS else tuple(package_versions())
-    if source.is_hub:
-        return _names_in(source.sides["train"].features.to_dict()[column])
-    files = [path for paths in source.sides.values() for path in paths]
-    beside = files[0].with_name("labels.json")
-    if not beside.is_file() and source.path is not None:
-        beside = source.path / "labels.json"
-    if not beside.is_file():
-        return next(filter(None, (_names_in(_features(path).get(column, {})) for path in files)), None)
-    try:
-        names = json.loads(beside.read_text(encoding="utf-8"))
-        return tuple(names[str(number)] for number in range(len(names))) if isinstance(names, dict) else tuple(names)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f'{beside} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}} ({error!r})'
-        ) from error
-
-
-def _features(path: Path) -> dict[str, Any]:
-    from pyarrow.parquet import read_schema
-
-    with contextlib.suppress(OSError, ValueError, KeyError):  # what is damaged is reported where its rows are read
-        features: dict[str, Any] = json.loads((read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
-        return features
-    return {}
-
-
-def _names_in(feature: Any) -> Names:
-    """The names of a ClassLabel, or of a list of them."""
-    while inner := feature[0] if isinstance(feature, list) else feature.get("feature"):
-        feature = inner
-    return feature.get("names")
-
-
-_NUMBER = re.compile("-?[0-9]+")
-NO_LABEL = ("-1", "-1.0")
-"""How GLUE marks a row whose label is not published."""
-
-
-def label_name(where: str, columns: Mapping[str, str], value: object, names: Names) -> str:
-    """The name of a label, text or a whole number, that was read from the second of some columns; empty where it is
-    missing.
-
-    Where labels have names, a number is an index of these, and -1 is none. A text is a name; it is an index where no
-    name is a number.
-    """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a table with a missing label holds whole numbers as floats
-    if value is None or value != value or (isinstance(value, str) and not value.strip()):
-        return ""
-    if not isinstance(value, str | int):
-        raise _no_label(where, columns, value)
-    text = str(value).strip()
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if names is None or (text in names and not is_number):
-        return text
-    if text in NO_LABEL:
-        return ""
-    is_index = is_number or not any(_NUMBER.fullmatch(name) for name in names)
-    if is_index and text.isdecimal() and int(text) < len(names):
-        return names[int(text)]
-    raise UsageError(f"{where} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")
-
-
-def _is_marked(value: object) -> bool:
-    """Whether a label, or all labels of a list, say that there is none."""
-    return all(str(each) in NO_LABEL for each in (value if isinstance(value, list) else [value]))
-
-
-def _no_label(where: str, columns: Mapping[str, str], value: object) -> UsageError:
-    column, flag = list(columns.items())[1]
-    return UsageError(
-        f"{where} column {column!r} holds {value!r}, and a label is text or a whole number; choose another column "
-        f"with {flag} NAME"
-    )

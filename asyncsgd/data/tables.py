@@ -12,7 +12,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ class Documents:
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
+    rows: tuple[int, ...] = field(default=(), compare=False)
+    """Of each text its place among the rows of its source, from 0, where there is one source."""
 
 
 @dataclass(frozen=True)

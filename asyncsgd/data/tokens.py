@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Changes when the same texts get other rows: old caches are then left alone and new ones are made.
-TOKENS_FORMAT = 3
+TOKENS_FORMAT = 4
 
 # A shorter sample would hardly have context around a masked token.
 MIN_SAMPLE_IDS = 4

@@ -77,8 +77,8 @@ class TaskScript:
         if not kind.in_one_process and (launch.rank is None or kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
         if model is not None:
-            names = (getattr(settings.task, field, None) for field in ("data_name", "eval_data"))
-            go_offline((model, " ".join(filter(None, names))))
+            names = (str(getattr(settings.task, field, None)) for field in ("data_name", "eval_data"))
+            go_offline((model, " ".join(names)))
         asked = self.run_of(settings)
         stop.check()
         if settings.output.find_batch_size:

@@ -53,16 +53,18 @@ def setting(
     or_number: bool = False,
     or_whole: bool = False,
     run: bool = False,
+    repeats: bool = False,
 ) -> Any:
     """Declare a field of a group: its default, its help line and its bounds.
 
     A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. `name`
     is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs no
     quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float. With `run`
-    a flag's value may be the beginning of a run's path, or ``last``; see `asyncsgd.records.run_folder.find_run`.
+    a flag's value may be the beginning of a run's path, or ``last``; see `asyncsgd.records.run_folder.find_run`. With
+    `repeats`, of a field of type ``str | tuple[str, ...]``, the flag may be typed several times.
     """
     bounds = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
-    reading = {"or_number": or_number, "or_whole": or_whole, "run": run}
+    reading = {"or_number": or_number, "or_whole": or_whole, "run": run, "repeats": repeats}
     metadata = {"help": help, "unset": unset, "aliases": aliases, "name": name} | bounds | reading
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -112,6 +114,11 @@ class Spec(NamedTuple):
         """
         if given is None and self.may_be_none:
             return None
+        if self.metadata["repeats"]:
+            texts = [given] if isinstance(given, str) else given
+            if isinstance(texts, list | tuple) and texts and all(isinstance(text, str) and text for text in texts):
+                return texts[0] if len(texts) == 1 else tuple(texts)
+            raise UsageError(f"{shown} must be text or a list of texts, got {shortened(given)}")
         if self.kind not in _WANTED:
             try:
                 return kinds.read(self.kind, given, typed=typed)
@@ -396,8 +403,11 @@ class Flags:
             help, kind = spec.metadata["help"], dict[str, Any](nargs="?", const=True)
             if spec.kind is not bool:
                 help, kind = f"{help} (default: {default})", {}
+            if spec.metadata["repeats"]:
+                kind = {"action": "append"}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
             metavar = "{" + ",".join(spec.choices) + "}" if spec.choices else metavars.get(spec.kind, "VALUE")
+            metavar = "TEXT" if spec.metadata["repeats"] else metavar
             groups[spec.group].add_argument(
                 *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **kind
             )
@@ -429,6 +439,8 @@ class Flags:
                 text = _path_of_run(text)
             if spec.kind is bool:
                 text = {"true": True, "false": False}.get(str(text).lower(), text)
+            if spec.metadata["repeats"] and len(text) == 1:
+                (text,) = text
             is_none = spec.may_be_none and str(text).lower() == "none"
             if spec.kind not in _WANTED and not is_none:
                 text = spec.converted(text, spec.flag, typed=True)

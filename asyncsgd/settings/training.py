@@ -43,6 +43,8 @@ SAMPLING = "group_by_length: samples of a batch are of about one length, which i
 """Help of a setting that tasks have."""
 SAMPLE_ORDER = "2: an epoch is a pass over all samples; 1: it is cut to whole groups of 8 batches, as in earlier runs"
 """Help of a setting that tasks have; see `asyncsgd.data.order`."""
+EVAL_DATA = "a set to score on, PATH or NAME=PATH; several times: several sets, of which the first one decides"
+SPLIT = "what to score on: test, validation or another set of the data, or several as matched,mismatched"
 ENCODING = "of the data's text files, e.g. latin-1"
 QUOTING = "standard: a quotation mark around a field of a .csv or .tsv file is no part of it; none: it is a character"
 QUOTING_UNSET = "standard for .csv, none for .tsv"

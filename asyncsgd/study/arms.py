@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.study.config import (
     CONDITION_KEYS,
@@ -233,11 +234,12 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
 def words_of(values: Mapping[str, Any]) -> list[str]:
     """Values by name as flags.
 
-    >>> words_of({"model": "tiny", "class_weights": True, "eval_data": None})
-    ['--model', 'tiny', '--class-weights']
+    >>> words_of({"model": "tiny", "class_weights": True, "predictions": None, "eval_data": ("a=1.tsv", "b=2.tsv")})
+    ['--model', 'tiny', '--class-weights', '--eval-data', 'a=1.tsv', '--eval-data', 'b=2.tsv']
     """
     words = []
     for name, value in values.items():
-        if value is not None:
-            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each is not None:
+                words += [flag_of(name), *([] if each is True else [str(each)])]
     return words

@@ -54,15 +54,15 @@ NOT_TUNED = frozenset(
         *("evaluations", "evaluate_every", "eval_samples", "vocab_size", "model", "tech"),
         *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
         *("eval_mask", "eval_mask_prob", "encoding", "quoting", "documents", "sample_order"),
-        *("text_pair_column", "label_column", "label_separator", "labels", "positive", "score", "eval_split"),
+        *("text_pair_column", "label_column", "label_separator", "labels", "positive", "score", "split"),
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
 OF_RUNS, OF_BASE_MODEL = ("seed", "epochs", "patience"), ("mode", "epochs", "patience")
 OF_FINETUNE = ("seed", "model", "patience")
 """Settings that a part of a config may not have: budgets are in samples or in seconds, known before data are read."""
-DECIDED = ("run_dir", "runs_dir", "overwrite", "track")
-"""Settings that the command line of a study decides."""
+DECIDED = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
+"""Settings that say where a run writes, which the command line of a study decides."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -219,15 +219,15 @@ class Classification(LabelledTask):
         return Samples.of(**columns, labels=labels)
 
     def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:
-        """The labels of some documents as batches have them, int64 or float32."""
+        """The labels of some documents as batches have them, int64 or float32; 0 where none is known."""
         if self.labels == "number":
-            return np.array([float(label) for label in documents.labels], dtype=np.float32)
+            return np.array([float(label or 0) for label in documents.labels], dtype=np.float32)
         numbers = {label: number for number, label in enumerate(corpus.labels)}
         if self.labels == "single":
-            return np.array([numbers[label] for label in documents.labels], dtype=np.int64)
+            return np.array([numbers[label] if label else 0 for label in documents.labels], dtype=np.int64)
         has = np.zeros((len(documents.labels), len(numbers)), dtype=np.float32)
         for row, of_text in zip(has, documents.labels, strict=True):
-            row[[numbers[label] for label in json.loads(of_text)]] = 1.0
+            row[[numbers[label] for label in json.loads(of_text or "[]")]] = 1.0
         return has
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
@@ -237,13 +237,15 @@ class Classification(LabelledTask):
             longer = ", the longer text first" if self.is_pair else ""
             notes.append(f"{num_cut} {word} fill --seq-len {self.seq_len}; what is longer is cut{longer}")
         if self.is_pair:
-            sides = [{text for pair in side.texts for text in texts_of(pair)} for side in (corpus.train, corpus.eval)]
+            scored = [pair for of_set in corpus.evaluations for pair in of_set.eval.texts]
+            sides = [{text for pair in side for text in texts_of(pair)} for side in (corpus.train.texts, scored)]
             if shared := sides[0] & sides[1] - {""}:
                 notes.append(f"{len(shared)} single texts stand in pairs of both sides; no pair does")
         undefined = self._undefined(held_out)
-        for name in self.scored_by():
-            if name in undefined:
-                notes.append(f"{name} is not defined: {undefined[name]}")
+        if self.score is not None and self.score in undefined:
+            others = ", ".join(name for name in self.scored.better if name not in (*undefined, "f1"))
+            raise UsageError(f"--score {self.score} is not defined: {undefined[self.score]}; choose of {others}")
+        notes += self.notes_on(held_out)
         facts = {
             "class_weights": self.class_weights,
             "notes": notes,
@@ -268,17 +270,13 @@ class Classification(LabelledTask):
         return self.scored.undefined(truth, positive)
 
     def _undefined(self, held_out: Samples) -> Mapping[str, str]:
-        """The scores that the labels to score on leave undefined, and why.
-
-        Raises:
-            UsageError: if `score` is one of them.
-        """
+        """The scores that the labels to score on leave undefined, and why."""
         truth = self.scored.truth_of(held_out.values["labels"], len(self.known["labels"]))
-        undefined = self.scored.undefined(truth, self._positive)
-        if self.score is not None and self.score in undefined:
-            others = ", ".join(name for name in self.scored.better if name not in (*undefined, "f1"))
-            raise UsageError(f"--score {self.score} is not defined: {undefined[self.score]}; choose of {others}")
-        return undefined
+        return self.scored.undefined(truth, self._positive)
+
+    def notes_on(self, held_out: Samples) -> Sequence[str]:
+        undefined = self._undefined(held_out)
+        return [f"{name} is not defined: {undefined[name]}" for name in self.scored_by() if name in undefined]
 
     @property
     def _positive(self) -> int | None:
@@ -312,9 +310,10 @@ class Classification(LabelledTask):
         return {name: found[name] for name in self.scored_by()}
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
-        """HateCheck, where it is asked for."""
+        """HateCheck, and what the model says of every set, where they are asked for."""
+        written = super().final(model)
         if self.hatecheck is None:
-            return {"hatecheck": None}
+            return {"hatecheck": None, **written}
         from transformers import AutoTokenizer
 
         cases = hatecheck.load_hatecheck(self.hatecheck)
@@ -325,7 +324,7 @@ class Classification(LabelledTask):
         for index, numbers in enumerate(batches.rows):
             batch = to_device(batches[index], next(model.parameters()).device)
             predicted[numbers] = self.outputs(model, batch).argmax(-1).cpu().numpy()
-        return {"hatecheck": hatecheck.scores(cases, np.isin(predicted, self.known["hateful"]))}
+        return {"hatecheck": hatecheck.scores(cases, np.isin(predicted, self.known["hateful"])), **written}
 
 
 def _beginnings(texts: Sequence[str], tokenizer: Any, seq_len: int) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.tasks import scores
+from asyncsgd.tasks.predictions import Said
 
 if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is not to wait for torch
     from torch import Tensor
@@ -75,6 +76,10 @@ class Head(abc.ABC):
     def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
         """The scores that the labels of an evaluation set leave undefined, each with the reason."""
 
+    @abc.abstractmethod
+    def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
+        """What is predicted of each text of a batch."""
+
     def details(self, sums: Sums, labels: Sequence[str]) -> dict[str, Any]:
         return {}
 
@@ -100,6 +105,9 @@ class Single(Head):
         number = logits.shape[1]
         cells = batch["labels"] * number + logits.float().argmax(-1)
         return {"confusion": cells.bincount(minlength=number**2).reshape(number, number)}
+
+    def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
+        return [labels[number] for number in logits.float().argmax(-1).tolist()]
 
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
         confusion = sums["confusion"]
@@ -156,6 +164,9 @@ class Multi(Head):
         counts = torch.stack([(said & true).sum(0), said.sum(0), true.sum(0)], dim=1)
         return {"counts": counts, "exact": (said == true).all(1).sum(), "texts": torch.tensor(len(said))}
 
+    def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
+        return [[label for label, has in zip(labels, row, strict=True) if has] for row in (logits > 0).tolist()]
+
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
         right, said, true = sums["counts"].T
         each = [scores.f1(*of_label) for of_label in zip(right, said, true, strict=True)]
@@ -203,6 +214,10 @@ class Number(Head):
         sums["predicted"][rows] = logits.float().squeeze(-1).cpu().numpy()
         sums["true"][rows] = batch["labels"].cpu().numpy()
         return sums
+
+    def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
+        numbers: list[float] = logits.float().squeeze(-1).tolist()
+        return numbers
 
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
         predicted, true = sums["predicted"], sums["true"]

@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncsgd.data.corpora import NO_LABEL, Kind, Names, label_name
+from asyncsgd.data.corpora import Kind
+from asyncsgd.data.labels import NO_LABEL, Names, label_name
 from asyncsgd.data.tables import PAIRS, without_surrogates
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.heads import Labels

@@ -4,24 +4,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, load_corpus
+from asyncsgd.data.evaluation_sets import MAIN, EvalData
 from asyncsgd.data.order import FIRST, NEWEST
 from asyncsgd.data.tokens import Samples
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import ENCODING, QUOTING, QUOTING_UNSET, SAMPLE_ORDER, SAMPLING, Quoting, Sampling
-from asyncsgd.tasks.base import Batches, Sums, found
+from asyncsgd.settings.training import (
+    ENCODING,
+    EVAL_DATA,
+    QUOTING,
+    QUOTING_UNSET,
+    SAMPLE_ORDER,
+    SAMPLING,
+    SPLIT,
+    Quoting,
+    Sampling,
+)
+from asyncsgd.tasks.base import Sums, found, to_device
 from asyncsgd.tasks.heads import HEADS, Directions, Head, Labels
+from asyncsgd.tasks.predictions import Said, write_predictions
 from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
-from asyncsgd.tasks.text_task import TextTask
+from asyncsgd.tasks.text_task import TextTask, side_of
 
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from asyncsgd.models import Built
 
@@ -83,16 +97,18 @@ class HeadTask(TextTask):
         loaded_by = self.loaded_by(model)
         return load_model(model, len(tokenizer), loaded_by, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        return {"main": EvaluationBatches(self.numbered, held_out, self.test_rows(held_out))}
+    def tests(self, number: int) -> Mapping[str, EvaluationBatches]:
+        held_out, numbered = self.samples(side_of(number)), functools.partial(self.numbered, number)
+        return {"main": EvaluationBatches(numbered, held_out, self.test_rows(held_out))}
 
-    def numbered(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-        """A batch of an evaluation: with ``rows``, the samples that these are, of ``num_rows``."""
+    def numbered(self, of_set: int, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        """A batch of an evaluation: with ``rows``, the samples that these are, of ``num_rows`` of the set ``set``."""
         import torch
 
         return self.collate(samples, numbers, draw) | {
             "rows": torch.from_numpy(numbers),
             "num_rows": torch.tensor(len(samples)),
+            "set": torch.tensor(of_set),
         }
 
 
@@ -104,6 +120,7 @@ class LabelledTask(HeadTask):
     in `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
     """
 
+    output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
     labels = "single"
 
     data_name: str | None = setting(
@@ -113,11 +130,10 @@ class LabelledTask(HeadTask):
         name="data",
         aliases=("train_file",),
     )
-    eval_split: str | None = setting(
-        None,
-        "what to score on: test, validation or another set of the data, e.g. validation_matched",
-        unset="the first that has labels",
-        name="split",
+    eval_data: EvalData | None = setting(None, EVAL_DATA, unset="a set of --data", aliases=("val_file",), repeats=True)
+    eval_split: str | None = setting(None, SPLIT, unset="the first that has labels", name="split")
+    predictions: str | None = setting(
+        None, "folder for NAME.tsv of every set at the end, a line a text", unset="none are written"
     )
     encoding: str = setting("utf-8", ENCODING)
     quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
@@ -138,16 +154,20 @@ class LabelledTask(HeadTask):
         return self.scored.loss_unit
 
     def read(self, cache: Path) -> Corpus:
-        limits, split = (self.train_samples, self.eval_samples), self.eval_split
         return load_corpus(
             str(self.data_name),
             self.columns,
             self.row_kind(),
-            split=split,
-            limits=limits,
+            eval_data=self.eval_data,
+            split=self.eval_split,
+            limits=(self.train_samples, self.eval_samples),
             cache_dir=cache,
             reading=self.reading,
         )
+
+    def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+        super().write_set(corpus, tokenizer, folder)
+        (folder / "rows.json").write_text(json.dumps(corpus.eval.rows), encoding="utf-8")
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": corpus.labels}
@@ -174,6 +194,32 @@ class LabelledTask(HeadTask):
     def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
         """The scores that the labels to score on leave undefined, and why."""
         return {}
+
+    def said(self, outputs: Tensor, batch: Batch) -> Sequence[Said]:
+        """What the model says of each text of a batch of an evaluation."""
+        return self.scored.said(outputs, self.known["labels"])
+
+    def final(self, model: nn.Module) -> Mapping[str, Any]:
+        """What the model says of every evaluation set, a file each, where it is asked for."""
+        if self.predictions is None:
+            return {}
+        folder = Path(self.predictions)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [one["name"] for one in self.sets] or [self.known["facts"].get("split") or MAIN]
+        for number, name in enumerate(names):
+            rows = json.loads((Path(self.known["folder"]) / side_of(number) / "rows.json").read_bytes())
+            write_predictions(folder / f"{name}.tsv", rows, self.predicted(model, number))
+        return {"predictions": self.predictions}
+
+    def predicted(self, model: nn.Module, number: int) -> list[Said]:
+        """What a model in evaluation mode says of the texts of an evaluation set, in their order."""
+        device = next(model.parameters()).device
+        batches = self.tests(number)["main"]
+        found: dict[int, Said] = {}
+        for index, numbers in enumerate(batches.rows):
+            batch = to_device(batches[index], device)
+            found |= dict(zip(numbers.tolist(), self.said(self.outputs(model, batch), batch), strict=True))
+        return [found[number] for number in range(len(found))]
 
     def details(self, sums: Sums) -> dict[str, Any]:
         """What the kind of labels says beside its scores."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, evenly, load_corpus
+from asyncsgd.data.evaluation_sets import EvalData
 from asyncsgd.data.order import FIRST, NEWEST
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, Samples, rows_of
 from asyncsgd.errors import UsageError
@@ -18,10 +19,12 @@ from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import (
     BLOCKS,
     ENCODING,
+    EVAL_DATA,
     QUOTING,
     QUOTING_UNSET,
     SAMPLE_ORDER,
     SAMPLING,
+    SPLIT,
     Quoting,
     Sampling,
     Units,
@@ -55,7 +58,10 @@ class LanguageModel(TextTask):
         name="data",
         aliases=("train_file",),
     )
-    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data", aliases=("val_file",))
+    eval_data: EvalData | None = setting(
+        None, EVAL_DATA, unset="held out from --data", aliases=("val_file",), repeats=True
+    )
+    eval_split: str | None = setting(None, SPLIT, unset="validation, or some that are held out", name="split")
     text_column: str = setting("text", "column of the data that holds the text")
     encoding: str = setting("utf-8", ENCODING)
     quoting: Quoting | None = setting(None, QUOTING, unset=QUOTING_UNSET)
@@ -75,7 +81,12 @@ class LanguageModel(TextTask):
 
     def read(self, cache: Path) -> Corpus:
         corpus = load_corpus(
-            self.data_name, self.columns, eval_data=self.eval_data, cache_dir=cache, reading=self.reading
+            self.data_name,
+            self.columns,
+            eval_data=self.eval_data,
+            split=self.eval_split,
+            cache_dir=cache,
+            reading=self.reading,
         )
         return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
 

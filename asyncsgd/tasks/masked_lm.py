@@ -29,7 +29,7 @@ from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches
 from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
-from asyncsgd.tasks.text_task import IGNORED
+from asyncsgd.tasks.text_task import IGNORED, side_of
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -127,7 +127,7 @@ class MaskedLM(LanguageModel):
         return self.blocks, self.known.get("candidates_sha256")
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
-        if self.candidates is None:
+        if self.candidates is None or (side == "eval" and corpus.number):  # they are of the first set alone
             return self.rows(corpus, side, tokenizer)
         from asyncsgd.masking.candidates import candidate_flags
 
@@ -155,7 +155,8 @@ class MaskedLM(LanguageModel):
         masking = f"{self.eval_mask}:{self.eval_mask_prob}"
         return {**facts, "eval_masking": masking, "notes": notes, "new_parameters": len(new)}
 
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+    def tests(self, number: int) -> Mapping[str, Batches]:
+        held_out = self.samples(side_of(number))
         tests: list[tuple[str, Samples, Strategy]] = [("main", held_out, STRATEGIES[self.eval_mask]())]
         if "candidates" in held_out.values and (chosen := _with_candidates(held_out)).any():
             tests.append(("candidates", held_out.select(chosen), OnlyCandidates()))

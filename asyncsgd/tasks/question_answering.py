@@ -12,6 +12,8 @@ answer is given if its score is at least that one, which is the threshold 0. Sco
 Shapes: B windows, L tokens, Q questions of the evaluation.
 """
 
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
+
 from __future__ import annotations
 
 import dataclasses
@@ -25,15 +27,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.evaluation_sets import EvalData
 from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import EVAL_DATA
 from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Sums, to_device
 from asyncsgd.tasks.labelled_task import HeadTask
 from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
 from asyncsgd.tasks.text_batches import Batch, Draw
-from asyncsgd.tasks.text_task import VOCABULARY
+from asyncsgd.tasks.text_task import VOCABULARY, side_of
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -67,14 +71,16 @@ class QuestionAnswering(HeadTask):
         name="data",
         aliases=("train_file",),
     )
-    eval_data: str | None = setting(
-        None, "what to score on, named in the same ways", unset="dev* or validation* of --data", aliases=("val_file",)
+    eval_data: EvalData | None = setting(
+        None, EVAL_DATA, unset="dev* or validation* of --data", aliases=("val_file",), repeats=True
     )
     seq_len: int = setting(384, "tokens of a window and its question", at_least=8)
     stride: int = setting(128, "word pieces from the beginning of a window to that of the next", at_least=1)
     max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1)
     predictions: str | None = setting(
-        None, "folder for predictions.json and two more at the end", unset="none are written"
+        None,
+        "folder for predictions.json and two more at the end; those of further sets in a folder of their name",
+        unset="none are written",
     )
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
@@ -101,9 +107,9 @@ class QuestionAnswering(HeadTask):
             windows = Samples(values, {"ids": windows.starts["ids"]})
         return windows
 
-    def write(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+    def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
         assert isinstance(corpus, QuestionCorpus)
-        super().write(corpus, tokenizer, folder)
+        super().write_set(corpus, tokenizer, folder)
         scored = [(question.id, question.context, question.answers) for question in corpus.questions["eval"]]
         (folder / "scored.json").write_text(json.dumps(scored), encoding="utf-8")
 
@@ -157,7 +163,7 @@ class QuestionAnswering(HeadTask):
         ``difference``, float64, is the score of no answer less that of the best answer; ``exact``, int64, and ``f1``,
         float64, score the best answer; ``answerable``, int64, is 1 for a question that has an answer.
         """
-        number = self.known["facts"]["num_eval_questions"]
+        number = len(_scored(self.known["folder"], side_of(int(batch["set"]))))
         sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
         sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
         for number, (_, answers), no_answer, best in self.decoded(outputs, batch, 1):
@@ -175,7 +181,8 @@ class QuestionAnswering(HeadTask):
         """Of each question of an evaluation batch: its number; its id and its answers; the score of no answer; and its
         best answers with their scores, at most `number`.
         """
-        windows, scored = self.samples("eval"), _scored(self.known["folder"])
+        side = side_of(int(batch["set"]))
+        windows, scored = self.samples(side), _scored(self.known["folder"], side)
         logits, rows = outputs.float().cpu().numpy(), batch["rows"].cpu().numpy()
         of_row = windows.values["question"][rows]
         for question in dict.fromkeys(of_row.tolist()):
@@ -211,11 +218,14 @@ class QuestionAnswering(HeadTask):
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
         if self.predictions is not None:
-            self.write_predictions(model, Path(self.predictions))
+            folder = Path(self.predictions)
+            self.write_predictions(model, folder)
+            for place, one in list(enumerate(self.sets))[1:]:
+                self.write_predictions(model, folder / one["name"], of_set=place)
         return {"predictions": self.predictions}
 
-    def write_predictions(self, model: nn.Module, folder: Path, number: int = 20) -> None:
-        """Answer all questions of the evaluation and write three files, each an object with a key for each question:
+    def write_predictions(self, model: nn.Module, folder: Path, number: int = 20, of_set: int = 0) -> None:
+        """Answer all questions of an evaluation set and write three files, each an object with a key for each question:
 
         ``predictions.json``, its answer, or an empty text where it has none at the threshold 0, as SQuAD's scorer reads
         it; ``null_odds.json``, its difference (see `asyncsgd.tasks.answers`), as that scorer reads with
@@ -225,10 +235,11 @@ class QuestionAnswering(HeadTask):
             model: of this task, in evaluation mode, on any device.
             folder: made when needed. Earlier files are kept under names such as ``predictions.before-1.json``.
             number: answers of each question in ``nbest.json``, at most.
+            of_set: its number.
         """
         device = next(model.parameters()).device
         contents: dict[str, dict[str, Any]] = {name: {} for name in ("predictions", "null_odds", "nbest")}
-        batches = self.data(0).evaluation["main"]
+        batches = self.tests(of_set)["main"]
         for index in range(len(batches)):
             batch = to_device(batches[index], device)
             for _, (identity, _), no_answer, best in self.decoded(self.outputs(model, batch), batch, number):
@@ -258,9 +269,9 @@ def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=2)
-def _scored(folder: str) -> Any:
-    """Of each question of the evaluation its id, its context and the annotators' answers."""
-    return json.loads((Path(folder) / "scored.json").read_text(encoding="utf-8"))
+def _scored(folder: str, side: str) -> Any:
+    """Of each question of an evaluation set its id, its context and the annotators' answers."""
+    return json.loads((Path(folder) / side / "scored.json").read_text(encoding="utf-8"))
 
 
 def whole_questions(windows: Samples, batch_size: int) -> list[np.ndarray]:

@@ -13,11 +13,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, evenly
+from asyncsgd.data.evaluation_sets import ALONE, EvalData, EvaluationSet, named_places
 from asyncsgd.data.tables import Documents, Rows, Source, joined_parts, read_table, unpacked, without_surrogates
 from asyncsgd.errors import UsageError
 
@@ -47,9 +48,18 @@ class QuestionCorpus(Corpus):
 
     questions: Mapping[str, Sequence[Question]] = dataclasses.field(default_factory=dict)
     """Of ``train`` and ``eval``."""
+    further: tuple[Sequence[Question], ...] = ()
+    """Those of each of `sets`, whose documents are empty."""
+
+    @property
+    def evaluations(self) -> tuple[Self, ...]:
+        first, *others = super().evaluations
+        for number, questions in enumerate(self.further):
+            others[number] = dataclasses.replace(others[number], questions={**self.questions, "eval": questions})
+        return (first, *others)
 
 
-def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int, int] = (0, 0)) -> QuestionCorpus:
+def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tuple[int, int] = (0, 0)) -> QuestionCorpus:
     """Load questions as SQuAD 2.0 has them.
 
     Of questions with one id the first is kept. Training questions about contexts of the evaluation are left out. The
@@ -60,8 +70,10 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
         data: ``"hub:NAME[:CONFIG]"``, a file, a folder with ``train*`` (and ``dev*`` or ``validation*`` to score on),
             or several of these with plus signs between them. A .parquet or .jsonl file has the columns id, context,
             question and answers. A .json or .json.gz file has the published form, ``{"data": [{"paragraphs": ...}]}``.
-        eval_data: the same, to score on; None takes what folders and Hub data sets in `data` have for it.
-        limits: at most so many questions of each side, taken evenly over their order; 0 for all.
+        eval_data: sets to score on, see `asyncsgd.data.evaluation_sets.named_places`, each named as `data` is; None
+            takes what folders and Hub data sets in `data` have for it.
+        limits: at most so many questions to train on, and of each set to score on, taken evenly over their order; 0 for
+            all.
 
     Raises:
         UsageError: the source or a column is missing or damaged, a question or a context is empty, answers do not have
@@ -71,31 +83,44 @@ def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int
     sources, scored = question_sources(data, eval_data)
     name = "+".join(source.name for source in sources)
     if eval_data is None:
-        scored = [source for source in sources if source.path is None or source.path.is_dir()]
-    evaluation = _questions(scored, "validation", notes)
-    if not evaluation:
+        scored = {ALONE: [source for source in sources if source.path is None or source.path.is_dir()]}
+    evaluations = [_questions(of_set, "validation", notes) for of_set in scored.values()]
+    if not all(evaluations):
         raise UsageError(f"{name} has no questions to score on; name a file of them with --eval-data")
     read = _questions(sources, "train", notes)
-    notes[:0] = dict.fromkeys(note for source in (*sources, *scored) for note in source.notes)
-    contexts = {question.context for question in evaluation}
+    of_sets = [source for of_set in scored.values() for source in of_set]
+    notes[:0] = dict.fromkeys(note for source in (*sources, *of_sets) for note in source.notes)
+    contexts = {question.context for evaluation in evaluations for question in evaluation}
     train = [question for question in read if question.context not in contexts]
     if len(train) < len(read):
         notes.append(f"{len(read) - len(train)} training questions about contexts of the evaluation are left out")
     train = _placed([train[number] for number in evenly(len(train), limits[0])], notes)
-    evaluation = [evaluation[number] for number in evenly(len(evaluation), limits[1])]
+    evaluation, *further = ([each[number] for number in evenly(len(each), limits[1])] for each in evaluations)
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
     texts = dict.fromkeys(text for question in train for text in (question.context, question.question))
     learned, nothing, sides = Documents(tuple(texts)), Documents(()), {"train": train, "eval": evaluation}
     fingerprint = _fingerprint(train, evaluation)
-    return QuestionCorpus(name, learned, nothing, fingerprint, notes=tuple(notes), questions=sides)
+    sets = tuple(
+        EvaluationSet(of, nothing, fingerprint=_fingerprint((), questions))
+        for of, questions in zip(list(scored)[1:], further, strict=True)
+    )
+    first = next(iter(scored))
+    return QuestionCorpus(
+        name, learned, nothing, fingerprint, first, (), tuple(notes), sets, questions=sides, further=tuple(further)
+    )
 
 
-def question_sources(data: str, eval_data: str | None) -> tuple[list[Source], list[Source]]:
-    """What `load_questions` reads to train and to score on, which is not read yet."""
+def question_sources(data: str, eval_data: EvalData | None) -> tuple[list[Source], dict[str, list[Source]]]:
+    """What `load_questions` reads to train and to score on, by the name of the set; it is not read yet."""
     train = [Source(part, kinds=KINDS, sides=SIDES, needs="train") for part in joined_parts(data)]
-    parts = [] if eval_data is None else joined_parts(eval_data)
-    return train, [Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation") for part in parts]
+    scored = {
+        name: [
+            Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation") for part in joined_parts(place)
+        ]
+        for name, place in named_places(eval_data).items()
+    }
+    return train, scored
 
 
 def _questions(sources: Sequence[Source], side: str, notes: list[str]) -> list[Question]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from asyncsgd.data.corpora import PLAIN, Corpus, Kind
+from asyncsgd.data.evaluation_sets import ALONE, EvalData, EvaluationSet
 from asyncsgd.data.order import NEWEST, ORDERS, is_by_length
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tables import BUILT_IN, Reading
@@ -68,7 +69,8 @@ class TextTask(Task):
 
     model_name: str
     data_name: str | None
-    eval_data: str | None = None
+    eval_data: EvalData | None = None
+    eval_split: str | None = None
     seq_len: int
     sampling: Sampling
     sample_order: int = NEWEST
@@ -81,6 +83,8 @@ class TextTask(Task):
     """What `prepare` has found, as JSON: the one field that other processes are sent; see `known`."""
 
     def __post_init__(self) -> None:
+        if self.eval_data is not None and self.eval_split is not None:
+            raise UsageError("--eval-data and --split both say what to score on; drop one of them")
         given = [name for name in self.column_fields if getattr(self, name) != getattr(type(self), name)]
         if given and self.data_name in BUILT_IN and self.eval_data is None:
             raise UsageError(
@@ -112,7 +116,7 @@ class TextTask(Task):
 
     @abc.abstractmethod
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
-        """The rows of ``train`` or ``eval``."""
+        """The rows of ``train`` or ``eval``. Of several evaluation sets, each is `eval` of a corpus of its own."""
 
     @abc.abstractmethod
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
@@ -124,9 +128,14 @@ class TextTask(Task):
         """
 
     def write(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
-        """Keep the rows of both sides in a new folder of the cache."""
-        for side in ("train", "eval"):
-            self.encode(corpus, side, tokenizer).save(folder / side)
+        """Keep the rows to train on and those of every evaluation set in a new folder of the cache."""
+        self.encode(corpus, "train", tokenizer).save(folder / "train")
+        for number, of_set in enumerate(corpus.evaluations):
+            self.write_set(of_set, tokenizer, folder / side_of(number))
+
+    def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+        """Keep the rows of an evaluation set, and what is asked of them, in a folder that is not there yet."""
+        self.encode(corpus, "eval", tokenizer).save(folder)
 
     def rows_depend_on(self) -> Sequence[object]:
         """What `encode` reads beside texts, tokenizer and `seq_len`, as JSON."""
@@ -144,11 +153,17 @@ class TextTask(Task):
         """What `facts` says beside what it says of every task on texts."""
         return {}
 
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+    def notes_on(self, held_out: Samples) -> Sequence[str]:
+        """What is to be said of the rows of any evaluation set before training."""
+        return ()
+
+    def tests(self, number: int) -> Mapping[str, Batches]:
+        """What is asked of the rows of an evaluation set: ``main``, and by name what a task asks beside it."""
+        held_out = self.samples(side_of(number))
         return {"main": EvaluationBatches(self.collate, held_out, self.test_rows(held_out))}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
-        """The rows of each batch of ``main``."""
+        """The rows of each batch of an evaluation."""
         return by_length(held_out, self.eval_batch_size)
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
@@ -210,7 +225,8 @@ class TextTask(Task):
         task = dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
 
         pieces = tokenizer.backend_tokenizer.to_str()
-        key = TOKENS_FORMAT, corpus.fingerprint, pieces, self.seq_len, *task.rows_depend_on()
+        fingerprints = [corpus.fingerprint, *(one.fingerprint for one in corpus.sets)]
+        key = TOKENS_FORMAT, *fingerprints, pieces, self.seq_len, *task.rows_depend_on()
         folder = cached(cache, self.name, key, functools.partial(task.write, corpus, tokenizer))
         train, held_out = (Samples.load(folder / side) for side in ("train", "eval"))
         facts: dict[str, Any] = {
@@ -227,6 +243,11 @@ class TextTask(Task):
             facts |= {"model": self.model_name, "parent": origin.parent, "init_sha256": init_sha256}
         built = task.head(initial, seed)
         facts |= task.more_facts(corpus, train, held_out, built)
+        if corpus.sets:
+            facts["evaluation_sets"] = task.facts_on_sets(corpus, folder)
+            for number, one in enumerate(corpus.sets, start=1):
+                told = task.notes_on(Samples.load(folder / side_of(number))) if one.has_labels else ()
+                facts["notes"] = [*facts["notes"], *(f"{one.name}: {note}" for note in told)]
         if self.has_head and weights is not None:
             facts["notes"] = [*facts["notes"], built.in_words()]
         found_out = json.dumps({**known, "folder": str(folder), "facts": facts})
@@ -259,11 +280,36 @@ class TextTask(Task):
 
         save_pretrained(model, self.known["tokenizer"], folder)
 
+    def facts_on_sets(self, corpus: Corpus, folder: Path) -> list[dict[str, Any]]:
+        """What the summary says of each of several evaluation sets, the first one first; see `known`."""
+        sets = [EvaluationSet(corpus.split or ALONE, corpus.eval, fingerprint=corpus.fingerprint), *corpus.sets]
+        facts = []
+        for number, one in enumerate(sets):
+            rows = self.test_rows(Samples.load(folder / side_of(number)))
+            about: dict[str, Any] = {"name": one.name, "fingerprint": one.fingerprint, "scored": one.has_labels}
+            facts.append({**about, "num_samples": sum(map(len, rows))})
+        return facts
+
+    @property
+    def sets(self) -> Sequence[Mapping[str, Any]]:
+        """What `facts_on_sets` says, where there are several evaluation sets."""
+        sets: Sequence[Mapping[str, Any]] = self.known.get("facts", {}).get("evaluation_sets", ())
+        return sets
+
+    def all_tests(self) -> Mapping[str, Batches]:
+        """`tests` of every evaluation set that has labels, by name; those of the first one have their own names."""
+        tests = dict(self.tests(0))
+        for number, one in list(enumerate(self.sets))[1:]:
+            if one["scored"]:
+                for name, batches in self.tests(number).items():
+                    tests[one["name"] if name == "main" else f"{one['name']}: {name}"] = batches
+        return tests
+
     def data(self, seed: int) -> TextData:
         return TextData(self, seed)
 
     def samples(self, side: str) -> Samples:
-        """The rows of ``train`` or ``eval``, mapped into memory."""
+        """The rows of ``train`` or of an evaluation set, see `side_of`, mapped into memory."""
         return Samples.load(Path(self.known["folder"]) / side)
 
     def padded(self, samples: Samples, numbers: np.ndarray) -> Batch:
@@ -308,6 +354,15 @@ class TextTask(Task):
         return int(batch["attention_mask"].sum())
 
 
+def side_of(number: int) -> str:
+    """The folder of an evaluation set in the cache.
+
+    >>> side_of(0), side_of(2)
+    ('eval', 'eval-2')
+    """
+    return f"eval-{number}" if number else "eval"
+
+
 @functools.lru_cache(maxsize=8)
 def _read(prepared: str) -> Mapping[str, Any]:
     known: dict[str, Any] = json.loads(prepared)
@@ -323,7 +378,7 @@ class TextData:
         lengths = self._train.lengths
         alike = is_by_length(task.sampling)
         self._order = functools.cache(lambda stream: order(lengths, task.batch_size, seed, stream, alike))
-        self.evaluation = task.tests(task.samples("eval"))
+        self.evaluation = task.all_tests()
 
     def batch(self, stream: int, index: int) -> Batch:
         """Make batch `index` of a stream. What is drawn for a row depends on how many rows came before it."""

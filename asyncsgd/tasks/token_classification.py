@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data.corpora import Corpus, Kind, Names, label_name
+from asyncsgd.data.corpora import Corpus, Kind
+from asyncsgd.data.labels import Names, label_name
 from asyncsgd.data.tables import without_surrogates
 from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
@@ -26,6 +27,7 @@ from asyncsgd.settings.flags import setting
 from asyncsgd.tasks import spans
 from asyncsgd.tasks.base import Sums
 from asyncsgd.tasks.labelled_task import LabelledTask
+from asyncsgd.tasks.predictions import Said
 from asyncsgd.tasks.text_batches import Batch, Draw
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 
@@ -92,9 +94,12 @@ class TokenClassification(LabelledTask):
         """Sentences with the ``tags`` and ``pieces`` of their words; for training those with at least one piece."""
         documents = corpus.train if side == "train" else corpus.eval
         numbers = {label: number for number, label in enumerate(corpus.labels)}
-        tags = [np.array([numbers[tag] for tag in json.loads(of)], dtype=np.int32) for of in documents.labels or ()]
-        ids, pieces = [], []
-        for text, encoding in zip(documents.texts, encodings_of(documents.texts, tokenizer, self.seq_len), strict=True):
+        ids, pieces, tags = [], [], []
+        encodings = encodings_of(documents.texts, tokenizer, self.seq_len)
+        for text, of_words, encoding in zip(documents.texts, documents.labels, encodings, strict=True):
+            # of a set without tags nothing but the number of its words is known
+            known = [numbers[tag] for tag in json.loads(of_words)] if of_words else [0] * len(text.split(" "))
+            tags.append(np.array(known, dtype=np.int32))
             lengths = np.array([len(word) for word in text.split(" ")])
             ends = np.cumsum(lengths + 1) - 1
             ids.append(np.array(encoding.ids, dtype=np.int32))
@@ -156,6 +161,19 @@ class TokenClassification(LabelledTask):
         predicted = outputs.argmax(-1).where(batch["pieces"] >= 0, outside)
         true, said = batch["tags"].cpu().numpy(), predicted.where(batch["tags"] >= 0, spans.OUTSIDE).cpu().numpy()
         return {"loss": self.summed_loss(outputs, batch)} | _counts(labels, true, said)
+
+    def said(self, outputs: Tensor, batch: Batch) -> Sequence[Said]:
+        """The tags of each sentence, with spaces between them; O for a word without a piece."""
+        labels = self.known["labels"]
+        words = zip(outputs.argmax(-1).tolist(), batch["pieces"].tolist(), batch["tags"].tolist(), strict=True)
+        return [
+            " ".join(
+                labels[number] if piece >= 0 else "O"
+                for number, piece, tag in zip(numbers, pieces, tags, strict=True)
+                if tag >= 0
+            )
+            for numbers, pieces, tags in words
+        ]
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Micro-averaged over all spans; 0 where there is nothing to divide by, as conlleval has it."""

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import datasets
@@ -305,3 +306,53 @@ def test_documents_are_the_prose_of_docstrings_in_the_order_of_files_without_rep
     assert load_pydocs(tmp_path / "new") == documents
     monkeypatch.setattr(pydocs, "package_folders", dict)
     assert load_pydocs(tmp_path / "new") == documents
+
+
+def test_a_set_is_named_by_the_user_or_by_its_file_and_the_end_of_a_split_s_name_is_enough(tmp_path):
+    for name in ("dev_matched", "dev_mismatched", "test_matched"):
+        write(tmp_path / "mnli", f"{name}.csv", [(f"{name} night", "yes"), (f"{name} day", "no")])
+    write(tmp_path / "mnli", "train.csv", TRAIN)
+    corpus = load(tmp_path / "mnli", LABELS, split="matched, mismatched")
+    assert [corpus.split, *(one.name for one in corpus.sets)] == ["dev_matched", "dev_mismatched"]
+    assert corpus.eval.texts == ("dev_matched night", "dev_matched day")
+    assert [one.eval.texts[0] for one in corpus.evaluations] == ["dev_matched night", "dev_mismatched night"]
+    one, other = (str(tmp_path / "mnli" / f"{name}.csv") for name in ("dev_matched", "test_matched"))
+    corpus = load(tmp_path / "mnli" / "train.csv", LABELS, eval_data=(one, f"a b={other}"))
+    assert [corpus.split, *(one.name for one in corpus.sets)] == ["dev_matched", "a b"]
+    alone = load(tmp_path / "mnli" / "train.csv", LABELS, eval_data=one)
+    assert (alone.split, alone.sets, alone.fingerprint) == ("evaluation", (), corpus.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (("{0}/a.csv", "{0}/b/a.csv"), "two evaluation sets are called 'a'"),
+        (("{0}/a.csv", "main={0}/b/a.csv"), "cannot be called 'main'"),
+        (("{0}/a.csv", "x/y={0}/b/a.csv"), "cannot be called 'x/y'"),
+        (("{0}/none.csv", "{0}/a.csv"), "none.csv has no labels to score on; name a set with labels first"),
+        (("{0}/a.csv", "other={0}/new.csv"), "no training text has the label 'maybe', which 1 texts to score on have"),
+        (("{0}/a.csv", "other={0}/new.csv"), "new.csv, row 2"),
+        (("{0}/a.csv", "other={0}/missing.csv"), "there is no file or folder"),
+    ],
+)
+def test_what_is_wrong_with_a_set_is_said(sets, words, tmp_path):
+    for folder in (tmp_path, tmp_path / "b"):
+        write(folder, "a.csv", TEST)
+    write(tmp_path, "train.csv", TRAIN)
+    write(tmp_path, "none.csv", [("some day",)], TEXT)
+    write(tmp_path, "new.csv", [("old day", "yes"), ("new day", "maybe")])
+    with pytest.raises(UsageError, match=re.escape(words)):
+        load(tmp_path / "train.csv", LABELS, eval_data=tuple(one.format(tmp_path) for one in sets))
+
+
+def test_a_number_is_a_label_by_the_names_beside_its_own_file(tmp_path):
+    rows = [("good night", 1), ("bad night", 0)]
+    write(tmp_path / "train", "train.csv", [("good day", 0), ("bad day", 1)])
+    (tmp_path / "train" / "labels.json").write_text('["yes", "no"]')
+    for name in ("same", "other"):
+        write(tmp_path / name, "dev.csv", rows)
+    (tmp_path / "other" / "labels.json").write_text('["no", "yes"]')
+    sets = tuple(f"{name}={tmp_path / name}/dev.csv" for name in ("same", "other"))
+    corpus = load(tmp_path / "train" / "train.csv", LABELS, eval_data=sets)
+    assert corpus.labels == ("yes", "no")
+    assert (corpus.eval.labels, corpus.sets[0].documents.labels) == (("no", "yes"), ("yes", "no"))

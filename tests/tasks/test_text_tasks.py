@@ -194,3 +194,97 @@ def test_an_evaluation_set_may_have_any_name(task):
     assert list(said.details["evaluations"]) == sorted(names)
     for other in said.details["evaluations"].values():
         assert (other["loss"], other["weight"], other["metrics"]) == (said.loss, said.weight, said.metrics)
+
+
+@pytest.mark.parametrize("kind", EVERY_TASK, ids=lambda kind: kind.__name__)
+def test_every_set_has_the_scores_that_it_has_alone_for_any_number_of_shards_and_none_is_trained_on(kind, folder):
+    places = {name: str(folder / f"{name}.jsonl") for name in ("test", "dev")}
+    task = prepared(kind, folder, data_name=str(folder / "train.jsonl"), eval_data=tuple(places.values()))
+    sets, model = task.data(0).evaluation, task.model(0)
+    assert (list(sets), [one["name"] for one in task.facts()["evaluation_sets"]]) == (["main", "dev"], ["test", "dev"])
+    whole, *parts = (
+        measured(
+            task, add_sums(evaluate_sets(task, model, sets, n, number, torch.device("cpu")) for n in range(number))
+        )
+        for number in (1, 2, 3)
+    )
+    for said in parts:
+        assert said.metrics == whole.metrics or kind in (MaskedLM, CausalLM)  # a perplexity is a function of the loss
+        for name, one in said.details["evaluations"].items():
+            other = whole.details["evaluations"][name]
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-12)
+            assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-12)
+    for name, said in (("test", vars(whole)), ("dev", whole.details["evaluations"]["dev"])):
+        alone = prepared(kind, folder, data_name=str(folder / "train.jsonl"), eval_data=f"{name}={places[name]}")
+        expected = measured(alone, evaluate_sets(alone, model, alone.data(0).evaluation, 0, 1, torch.device("cpu")))
+        assert (said["loss"], said["metrics"]) == (expected.loss, expected.metrics)
+
+
+def test_a_text_of_any_set_is_not_trained_on_whatever_names_the_set(folder, tmp_path):
+    lines = (folder / "train.jsonl").read_text().splitlines(keepends=True)
+    for number, name in enumerate(("one", "two", "three")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[10 * number : 10 * number + 10]))
+    unlabelled = [json.loads(line) for line in lines[20:30]]
+    (tmp_path / "three.jsonl").write_text("".join(json.dumps({"text": one["text"]}) + "\n" for one in unlabelled))
+    sets = tuple(f"{name} of 3={tmp_path / name}.jsonl" for name in ("one", "two", "three"))
+    task = prepared(Classification, folder, data_name=str(folder / "train.jsonl"), eval_data=sets)
+    facts = task.facts()
+    assert facts["num_train_samples"] == 290
+    assert [(one["name"], one["scored"]) for one in facts["evaluation_sets"]] == [
+        *(("one of 3", True), ("two of 3", True), ("three of 3", False))
+    ]
+    assert list(task.data(0).evaluation) == ["main", "two of 3"]
+    assert sum("texts too are left out" in note for note in facts["notes"]) == 3
+
+
+def _labels_of(row, names):
+    return json.dumps([name for name, logit in zip(names, row, strict=True) if logit > 0])
+
+
+SAID = {
+    "single": ("label", lambda row, names: names[row.argmax()]),
+    "number": ("number", lambda row, names: str(row[0].numpy())),
+    "multi": ("labels", _labels_of),
+}
+
+
+@pytest.mark.parametrize("labels", SAID)
+def test_predictions_of_a_set_without_labels_are_those_of_the_saved_model_row_by_row(labels, folder, tmp_path):
+    column, words = SAID[labels]
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row |= {"number": number / 7, "labels": ["A", "B", "C"][: number % 4]}
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:200]))
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[200:240]))
+    asked = [row["text"] for row in rows[240:300]]
+    asked[7] = " "  # of no text nothing is said
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in asked))
+    given = {"labels": labels, "label_column": column, "eval_split": "validation,test", "batch_size": 8}
+    task = prepared(Classification, tmp_path, **given, predictions=str(tmp_path / "said"), data_name=str(tmp_path))
+    model = task.model(0).eval()
+    with torch.no_grad():
+        assert task.final(model) == {"hatecheck": None, "predictions": str(tmp_path / "said")}
+    task.save(model, tmp_path / "model")
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    lines = (tmp_path / "said" / "test.tsv").read_text().splitlines()
+    assert lines.pop(0) == "index\tprediction"
+    assert [int(line.split("\t")[0]) for line in lines] == [number for number in range(60) if number != 7]
+    names = task.known["labels"]
+    for line in lines:
+        index, said = line.split("\t")
+        with torch.no_grad():
+            inputs = tokenizer(asked[int(index)], truncation=True, max_length=64, return_tensors="pt")
+            expected = words(plain(**inputs).logits[0], names)
+        assert said == expected or (labels == "number" and float(said) == pytest.approx(float(expected), rel=1e-4))
+    assert len((tmp_path / "said" / "validation.tsv").read_text().splitlines()) == 41
+
+
+def test_tags_are_predicted_of_sentences_without_tags(folder, tmp_path):
+    (tmp_path / "test.jsonl").write_text('{"tokens": ["ant", "bee", "\\u200b"]}\n{"tokens": ["cat"]}\n')
+    sets = (f"dev={folder / 'dev.jsonl'}", str(tmp_path / "test.jsonl"))
+    task = prepared(TokenClassification, folder, data_name=str(folder / "train.jsonl"), eval_data=sets, predictions="x")
+    with torch.no_grad():
+        first, second = task.predicted(task.model(0).eval(), 1)
+    assert (len(first.split(" ")), first.split(" ")[2], len(second.split(" "))) == (3, "O", 1)
+    assert {*first.split(" "), second} <= {"B-X", "O"}
