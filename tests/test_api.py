@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from doors import (
@@ -204,3 +205,24 @@ print(sorted({"transformers", "datasets", "tokenizers"} & set(sys.modules)))
     here = str(Path(__file__).parent)
     done = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """As in `for seed in np.arange(8)`; a float32 is the number that it holds."""
+    numpys = {
+        "seed": np.int64(3),
+        "samples": np.int32(40),
+        "learning_rate": np.float32(0.1),
+        "evaluations": np.uint8(2),
+    }
+    plain = {"seed": 3, "samples": 40, "learning_rate": float(np.float32(0.1)), "evaluations": 2}
+    rules = Ringmaster(threshold=np.int64(2)), Ringmaster(threshold=2)
+    runs = [
+        train(Plane(), rule=rule, runtime=Virtual(workers), folder=tmp_path / name, quiet=True, **given)
+        for name, rule, workers, given in zip("ab", rules, (np.int64(2), 2), (numpys, plain), strict=True)
+    ]
+    first, second = ((tmp_path / name / "settings.yaml").read_text().replace(f"/{name}", "") for name in "ab")
+    assert first == second
+    assert runs[0].summary["parameters_sha256"] == runs[1].summary["parameters_sha256"]
+    with pytest.raises(UsageError, match=r"--samples must be a whole number, got np.float64\(2.5\)"):
+        train(Plane(), samples=np.float64(2.5), quiet=True)

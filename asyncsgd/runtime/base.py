@@ -113,7 +113,7 @@ class EvaluationPoints:
         if every is not None:
             inner = itertools.count(every, every) if whole is None else range(every, int(whole), every)
         else:
-            inner = [] if whole is None else [whole * k / count for k in range(1, count)]
+            inner = () if whole is None else (whole * k / count for k in range(1, count))
         # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
         self._points = itertools.chain(inner, [] if whole is None else [whole])
         self._next = next(self._points, math.inf)

@@ -19,6 +19,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -125,6 +126,8 @@ class Spec(NamedTuple):
             except ValueError as error:
                 wanted = kinds.described(self.kind)
                 raise UsageError(f"{shown} must be {wanted}, got {shortened(given)} ({error})") from error
+        if isinstance(given, Real) and not isinstance(given, int | float):  # of numpy, as in seed=np.arange(8)[3]
+            given = int(given) if isinstance(given, Integral) else float(given)
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
         if is_number and self.metadata["or_number"]:
             return str(given)

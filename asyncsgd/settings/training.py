@@ -182,7 +182,7 @@ class Budget:
         unset="as --samples says",
         above=0,
     )
-    evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1)
+    evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1, at_most=1_000_000)
     evaluate_every: str | None = setting(
         None, "samples between two evaluations, or e.g. 1epoch", unset="as --evaluations says", or_number=True
     )
