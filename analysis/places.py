@@ -28,7 +28,7 @@ NOT_OF_AN_ARM = frozenset(
     )
 )
 """Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""
-WITHOUT_ARM = ("before", "after", "finetune")
+WITHOUT_ARM = ("before", "trial", "after", "finetune")
 """Stages of a study whose runs do not have the settings of an arm."""
 PLACED = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_seed", "algorithm")
 """Columns that say where a run belongs, for which a plan's word goes before the run's."""

@@ -29,7 +29,8 @@ from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import BASE, Plan, make_plan
+from asyncsgd.study.plan import Plan, make_plan
+from asyncsgd.study.runs import BASE
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")

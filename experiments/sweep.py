@@ -23,7 +23,8 @@ from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import STAGES, Plan, make_plan, share
+from asyncsgd.study.plan import Plan, make_plan, share
+from asyncsgd.study.runs import STAGES
 from asyncsgd.study.stages import carry_out, server_of
 from asyncsgd.study.sweep import Sweep, check, locked
 
@@ -207,8 +208,8 @@ def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
         todo = sweep.to_do(stage, shard, retry=True)
         for job in todo:
             print(shlex.join(job.command))
-        if todo and stage == "tuning":
-            print("# the commands of the test runs depend on these; print them again afterwards", file=sys.stderr)
+        if todo and stage in ("tuning", "trial"):
+            print("# the commands of later runs depend on these; print them again afterwards", file=sys.stderr)
             return
 
 

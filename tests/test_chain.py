@@ -17,6 +17,7 @@ import sweep as sweep_script
 from analysis.scores import by_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.study.plan import make_plan
+from asyncsgd.study.runs import STAGES
 from asyncsgd.study.sweep import Sweep, check
 
 SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
@@ -98,7 +99,9 @@ def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_o
         (lambda stages: stages[2].update(name="further"), "every stage needs a name of its own"),
         (lambda stages: stages[0].update(task="classification", data="pydocs"), "more: masked_lm cannot start from"),
         (lambda stages: stages[1].update(model="tiny"), "stages.more: its model is that of the stage before"),
-        (lambda stages: stages[3].update(tune=RATES), "stages.next: tune is for the stage intermediate"),
+        (lambda stages: stages[3].update(tune={"mode": ["single"]}), "stages.next.tune: mode is not tuned"),
+        (lambda stages: stages[3].update(tune={"learning_rat": [0.1]}), "stages.next: unknown key 'learning_rat'"),
+        (lambda stages: stages[0].update(tune={"each": RATES}), "each: ...} is for stages behind intermediate"),
         (lambda stages: stages[2].update(repetitions=2), "stages.intermediate: repetitions is for the stage target"),
         (lambda stages: stages[3].update(mode="sync", nproc=2), "next: mode: sync needs processes of its own"),
         (lambda stages: stages[3].update(sed=3), "stages.next"),
@@ -154,6 +157,79 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
     assert sweep.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
 
 
+def ended(job, score, parent_of):
+    """Write what a run leaves that is scored so, and check the run that it starts from."""
+    job.path.mkdir(parents=True)
+    summary = {"status": "DONE", "final_eval_loss": score, "metrics": {"accuracy": -score, "macro_f1": -score}}
+    (job.path / "summary.json").write_text(json.dumps(summary))
+    parent_of[job.folder] = str(Path(job.values["model"]).relative_to(job.out)) if "/" in job.values["model"] else None
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_before(each, tmp_path):
+    config = copy.deepcopy(CHAIN)
+    grid = {"learning_rate": [1.0e-3, 2.0e-3, 3.0e-3]}
+    config["stages"][0]["tune"] = grid
+    config["stages"][4] |= {"tune": {"each": grid} if each else grid, "repetitions": 1}
+    plan = make_plan(config)
+    sweep = Sweep(plan, "", tmp_path)
+    # the lower the better: the third trial is chosen, but for the asynchronous arm's target, which has its second one
+    worst_first = {0: 3.0, 1: 2.0, 2: 1.0, None: 0.0}
+    best_in_the_middle = {0: 3.0, 1: 1.0, 2: 2.0}
+    parents, rates, order = {}, {}, []
+    for stage in STAGES:
+        for _ in range(plan.chain.length(stage)):
+            sweep.choose()
+            for job in sweep.to_do(stage, (1, 1)):
+                run = next(run for run in plan.runs if run.folder == job.folder)
+                of_async = run.folder.startswith("trial/target/async")
+                ended(job, (best_in_the_middle if of_async else worst_first)[run.trial], parents)
+                rates[job.folder] = job.values.get("learning_rate")
+                order.append(job.folder)
+    assert sorted(order) == sorted(run.folder for run in plan.runs)
+    seen = {place: folder for folder, place in zip(order, range(len(order)), strict=True)}
+    assert len(seen) == len(order)
+    arms = ("sync-w2-virtual", "async-w2-virtual")
+    assert {parents[f"before/further/t{number}-s1"] for number in range(3)} == {None}
+    assert parents["before/more/s1"] == "before/further/t2-s1"
+    assert parents["before/more/s7"] == "before/further/s7"
+    assert (rates["before/further/t1-s1"], rates["before/further/s7"]) == (2e-3, 3e-3)
+    for arm in arms:
+        assert parents[f"tuning/{arm}/t0-s1"] == "before/more/s1"
+        if each or arm == arms[0]:
+            assert parents[f"trial/next/{arm}/s1"] == f"tuning/{arm}/t1-s1"
+            assert {parents[f"trial/target/{arm}/t{number}-s1"] for number in range(3)} == {f"trial/next/{arm}/s1"}
+        chosen = 2e-3 if each and arm == arms[1] else 3e-3
+        assert rates[f"finetune/{arm}/s8-f0"] == chosen
+    assert ("trial/next/baseline/s1" in parents, f"trial/target/{arms[1]}/t0-s1" in parents) == (each, each)
+    assert rates["finetune/baseline/s7-f0"] == 3e-3
+    assert Counter(run.stage for run in plan.runs)["trial"] == (12 if each else 4)
+    sweep.write_plan()
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert all("?" not in (run["parent"] or "") for run in written["runs"])
+    names = {stage["name"]: stage["chosen"]["learning_rate"] for stage in written["stages"]}
+    targets = {f"target/{arm}": 3e-3 for arm in (arms[0], "baseline")} | {f"target/{arms[1]}": 2e-3}
+    assert names == {"further": 3e-3, **(targets if each else {"target": 3e-3})}
+
+
+def test_arms_that_are_not_tuned_have_one_trial_where_a_later_stage_is_tuned_on_their_models():
+    config = copy.deepcopy(CHAIN)
+    del config["stages"][2]["tune"]
+    config["stages"][3]["tune"] = RATES
+    plan = make_plan(config)
+    assert [arm.trials for arm in plan.arms] == [({},), ({},)]
+    parents = {run.folder: run.parent for run in plan.runs if run.stage in ("tuning", "trial")}
+    assert parents == {
+        "tuning/sync-w2-virtual/t0-s1": "before/more/s1",
+        "tuning/async-w2-virtual/t0-s1": "before/more/s1",
+        "trial/next/sync-w2-virtual/t0-s1": "tuning/sync-w2-virtual/t?-s1",
+        "trial/next/sync-w2-virtual/t1-s1": "tuning/sync-w2-virtual/t?-s1",
+    }
+    del config["analysis"]
+    with pytest.raises(UsageError, match=r"stages.next: tune needs analysis: {reference: ARM}, whose models it tries"):
+        make_plan(config)
+
+
 @pytest.mark.slow
 def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_it(tmp_path, monkeypatch, capsys):
     draw = random.Random(0)
@@ -170,19 +246,20 @@ def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_
     config = {
         "name": "chain",
         "stages": [
-            {"name": "further", "task": "masked_lm", "model": "tiny", "vocab_size": 256, **of_all},
+            {"name": "further", "task": "masked_lm", "model": "tiny", "vocab_size": 256, **of_all, "tune": RATES},
             {"name": "pairs", **pairs, "arms": ARMS, "conditions": {"nproc": 2, "clock": "virtual"}},
             {"name": "next", **pairs},
-            {"name": "target", **labelled, "score": "accuracy"},
+            {"name": "target", **labelled, "score": "accuracy", "tune": {"each": RATES}},
         ],
         "seeds": [7],
+        "tuning": {"seeds": [1]},
         "analysis": {"reference": "sync"},
     }
     path, out = tmp_path / "config.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(config))
     monkeypatch.setattr(sys, "argv", ["sweep.py", str(path), "--out", str(out)])
     assert sweep_script.main() == 0
-    assert "9 of 9 runs" in capsys.readouterr().out
+    assert "22 of 22 runs" in capsys.readouterr().out
     names = {"async-w2-virtual": ["before/further", "test/async-w2-virtual", "after/next/async-w2-virtual"]}
     names |= {"baseline": ["before/further", "after/next/baseline"]}
     for arm, parents in names.items():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
 from asyncsgd.study.config import ENDPOINTS, read_config
-from asyncsgd.study.plan import STAGES, make_plan, sha256_of, share
+from asyncsgd.study.plan import make_plan, sha256_of, share
+from asyncsgd.study.runs import STAGES
 from asyncsgd.study.sweep import check
 from asyncsgd.tasks import task_class
 

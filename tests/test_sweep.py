@@ -301,7 +301,7 @@ def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys
         assert "note   with 2 seeds no difference can be found in a primary family of 1 comparison" in said.out
     else:
         assert said.out.count("python experiments/stilt_mlm.py") == 7  # the base model and the tuning runs
-        assert said.err == "# the commands of the test runs depend on these; print them again afterwards\n"
+        assert said.err == "# the commands of later runs depend on these; print them again afterwards\n"
     before = files_of(out)
     assert sweep(config, out, flag) == 0
     assert files_of(out) == before

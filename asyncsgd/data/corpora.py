@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from asyncsgd.data.evaluation_sets import EvalData, EvaluationSet, named_places
-from asyncsgd.data.folders import TRAIN, evaluation_sets
+from asyncsgd.data.folders import TRAIN, evaluation_sets, split_meant
 from asyncsgd.data.labels import NO_LABEL, NUMBER, Names, is_marked, label_name, names_of, no_label
 from asyncsgd.data.pydocs import package_versions
 from asyncsgd.data.tables import (
@@ -313,20 +312,22 @@ class _Part:
         return [self.evaluation(self._called(name.strip(), sets), train) for name in split.split(",")]
 
     def _called(self, name: str, sets: Sequence[str]) -> str:
-        """The set of that name, or the one whose name ends so: ``matched`` of ``dev_matched``, before one of tests."""
-        endings = [
-            of for of in evaluation_sets(sets, ("validation", "test")) if re.search(f"[-_]{re.escape(name)}$", of)
-        ]
+        """The set of that name, or the one whose name ends so: ``matched`` of ``dev_matched``, before one of tests.
+        ``dev`` and the like are ``validation``.
+        """
+        if name.isalpha() and split_meant(name) in sets:
+            return split_meant(name)
+        by_use = evaluation_sets(sets, ("validation", "test"))
+        endings = [of for of in by_use if of.endswith((f"_{name}", f"-{name}"))]
         if name not in sets and not endings:
             raise UsageError(f"{self.source.name} has no {name} split to score on; drop --split{nearest(name, sets)}")
         return name if name in sets else endings[0]
 
     def first_with_labels(self, train: Documents) -> EvaluationSet:
-        """The set of the source that is read where the user names a folder or a file: the first one that has labels."""
-        sets = evaluation_sets(
-            self.source.sides, ("test", "validation") if self._kind.label else ("validation", "test")
-        )
-        read = [self.evaluation(of, train) for of in sets or [TRAIN]]
+        """The first set of the source that has labels, or the first one where none has; a file is a set."""
+        preferred = ("test", "validation") if self._kind.label else ("validation", "test")
+        sets = evaluation_sets(self.source.sides, preferred) or [TRAIN]
+        read = [self.evaluation(of, train) for of in sets]
         return next((one for one in read if one.has_labels), read[0])
 
     def evaluation(self, of: str, train: Documents) -> EvaluationSet:

@@ -77,8 +77,15 @@ def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dic
         raise UsageError(f"{where}: {error}") from error
 
 
-def arms_of(config: Config, base: Mapping[str, Any], task: str = "masked_lm") -> tuple[Arm, ...]:
-    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out; of a task."""
+def arms_of(
+    config: Config, base: Mapping[str, Any], task: str = "masked_lm", tuned_around: tuple[bool, bool] = (False, False)
+) -> tuple[Arm, ...]:
+    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out; of a task.
+
+    Args:
+        tuned_around: whether a stage before that of the arms is tuned, and one behind it. For the latter an arm that is
+            not tuned has one trial, of its own settings: there have to be models to try.
+    """
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
     used: set[int] = set()
     points = []
@@ -93,7 +100,9 @@ def arms_of(config: Config, base: Mapping[str, Any], task: str = "masked_lm") ->
         from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
         settings = _filled({**from_base, **condition, **own}, nproc, where)
         grid = given.get("tune", config.tuning.grid)
-        trials = [] if grid is None else _crossed(grid_of(grid, f"{where}.tune"))
+        trials: list[Settings] = [{}] if tuned_around[1] else []
+        if grid is not None:
+            trials = crossed(grid_of(grid, f"{where}.tune"))
         points.append((algorithm, condition, settings, [_filled(trial, nproc, where) for trial in trials]))
     if len(used) < len(excluded) or not points:
         useless = [entry for i, entry in enumerate(excluded) if i not in used]
@@ -103,7 +112,8 @@ def arms_of(config: Config, base: Mapping[str, Any], task: str = "masked_lm") ->
         for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True)
     )
     counts = {arm.name: len(arm.trials) for arm in arms}
-    if len(set(counts.values())) > 1 or bool(arms[0].trials) != bool(config.tuning.seeds):
+    is_tuned = bool(arms[0].trials) or any(tuned_around)
+    if len(set(counts.values())) > 1 or is_tuned != bool(config.tuning.seeds):
         raise UsageError(
             "tuning: every arm needs as many trials as any other, by tuning: {grid: ..., seeds: [0]} or by tune: in "
             "every algorithm, got " + ", ".join(f"{name} {number}" for name, number in counts.items())
@@ -127,7 +137,7 @@ def of_grid(config: Comparisons) -> list[Arm]:
         return []
     axes = {"learning_rate": grid.learning_rate, "batch_size": grid.batch_size, "seq_len": grid.seq_len}
     arms = []
-    for model, point in itertools.product(config.models, _crossed(axes)):
+    for model, point in itertools.product(config.models, crossed(axes)):
         name = f"lr{float(point['learning_rate']):g}-b{point['batch_size']}-l{point['seq_len']}"
         arms.append(_of_model(config, f"grid/{model}/{name}", model, {**grid.base, **point}))
     return arms
@@ -155,10 +165,10 @@ def _places(config: Config) -> list[tuple[Settings, str]]:
 
 def _conditions(given: Any, where: str) -> list[Settings]:
     several = given if isinstance(given, list) else [given]
-    return [point for one in several for point in _crossed(settings_of(one, where))]
+    return [point for one in several for point in crossed(settings_of(one, where))]
 
 
-def _crossed(settings: Mapping[str, Any]) -> list[Settings]:
+def crossed(settings: Mapping[str, Any]) -> list[Settings]:
     """One for each combination of the values that are lists."""
     axes = [value if isinstance(value, list) else [value] for value in settings.values()]
     return [dict(zip(settings, point, strict=True)) for point in itertools.product(*axes)]

@@ -10,13 +10,21 @@
         arms: {sync: {mode: sync}, async: {mode: async}, none: {}}
         conditions: {nproc: 4, clock: virtual}
         tune: {learning_rate: [2.5e-4, 5.0e-4]}
-      - {name: target, task: classification, data: pydocs, epochs: 1, repetitions: 1}
+      - name: target
+        task: classification
+        data: pydocs
+        epochs: 1
+        tune: {learning_rate: [5.0e-4, 1.0e-3]}
     seeds: [100, 101, 102, 103, 104, 105]
     tuning: {seeds: [0]}
     analysis: {reference: sync}
 
 The stages before the one with the arms are run once a block and shared by all arms. Those after it are run once an arm
 and block. `none` is no arm: its chain leaves the stage out, and the next stage starts from the stage before.
+
+Every stage may be tuned. On the tuning seeds the chain is run in order, each trial from the chosen trial of the stage
+before on that seed. The stage with the arms is tuned for each arm. A later one is tuned once, on the models of the
+reference, and all arms get what it chose; with ``tune: {each: ...}`` on the models of every arm, for that arm.
 
 A study of two stages, pretraining and fine-tuning, is such a chain: `algorithms` and `base` are the stage with the
 arms, and `finetune` is the last one. So a chain becomes the config of such a study with stages around its arms.
@@ -31,13 +39,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncsgd.errors import UsageError
-from asyncsgd.study.arms import valid
-from asyncsgd.study.config import FINETUNE_SEEDS, Part, Settings, settings_of, typed
+from asyncsgd.study.arms import crossed, valid
+from asyncsgd.study.config import FINETUNE_SEEDS, Part, Settings, grid_of, settings_of, typed
 from asyncsgd.tasks import task_class
 
 NONE = "none"
 """The arm that leaves its stage out."""
-OF_ARMS = ("arms", "conditions", "exclude", "tune")
+OF_ARMS = ("arms", "conditions", "exclude")
 """Keys that only the stage with the arms may have."""
 OF_LAST = ("repetitions",)
 """Keys that only the last stage may have."""
@@ -45,7 +53,30 @@ OF_TWO_STAGES = ("algorithms", "base", "conditions", "exclude", "finetune")
 """Keys of a study of two stages, which a chain says in its stages."""
 
 Tasks = Literal["masked_lm", "classification", "token_classification", "question_answering"]
+CHOSEN = "?"
+"""In the folder of a run: the number of the trial that tuning chooses."""
 Stages = Annotated[list[Settings], Meta(min_length=2)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What is tuned by itself: an arm, or a stage without arms."""
+
+    name: str
+    """What it is called by what tuning chooses: an arm, a stage, or ``stage/arm``."""
+    task: str
+    settings: Mapping[str, Any]
+    """Those of all trials."""
+    trials: tuple[Mapping[str, Any], ...]
+    folder: str
+    """Of all trials."""
+
+    def folder_of(self, trial: int | str, seed: int) -> str:
+        """
+        >>> Tuned("sync", "masked_lm", {}, ({},), "tuning/sync").folder_of(0, 7)
+        'tuning/sync/t0-s7'
+        """
+        return f"{self.folder}/t{trial}-s{seed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +88,14 @@ class ChainStage:
     settings: Mapping[str, Any]
     number: int
     """Its place in the chain, from 0."""
+    trials: tuple[Mapping[str, Any], ...] = ()
+    """What tuning tries; empty where nothing is tuned."""
+    each: bool = False
+    """Whether every arm is tuned on models of its own."""
+
+    def tuned(self, arm: str, folder: str) -> Tuned:
+        """It as what is tuned, on the models of an arm."""
+        return Tuned(f"{self.name}/{arm}" if self.each else self.name, self.task, self.settings, self.trials, folder)
 
     def seed(self, block: int) -> int:
         """The seed of its runs in a block: the same for all arms, another one in every stage and block."""
@@ -72,13 +111,28 @@ class Chain:
     before: tuple[ChainStage, ...] = ()
     after: tuple[ChainStage, ...] = ()
     """Those between the stage with the arms and the last one."""
+    last: ChainStage | None = None
+    """The last stage, where it is tuned."""
+
+    @property
+    def later(self) -> tuple[ChainStage, ...]:
+        """The stages behind that of the arms that are run on tuning seeds: those up to the last one that is tuned."""
+        stages = (*self.after, self.last) if self.last is not None else self.after
+        numbers = [number for number, stage in enumerate(stages, start=1) if stage.trials]
+        return stages[: max(numbers, default=0)]
 
     def length(self, stage: str) -> int:
-        """How many runs of a stage of the plan start from one another."""
-        return max(1, {"before": len(self.before), "after": len(self.after)}.get(stage, 1))
+        """How many times runs of a stage of the plan begin that wait for others of it, or for what these choose."""
+        lengths = {"before": 2 * len(self.before), "trial": 2 * len(self.later), "after": len(self.after)}
+        return max(1, lengths.get(stage, 1))
 
-    def stage(self, name: str) -> ChainStage:
-        return next(stage for stage in (*self.before, *self.after) if stage.name == name)
+    def stage_of(self, folder: str) -> ChainStage | None:
+        """That of a run of no arm's stage, by its folder; None for the last one where it is not tuned."""
+        kind, name, *_ = folder.split("/")
+        if kind == "finetune":
+            return self.last
+        named = [*self.before, *self.after, *([self.last] if self.last is not None else [])]
+        return next(stage for stage in named if stage.name == name)
 
 
 def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
@@ -113,15 +167,24 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
                 raise UsageError(f"{where}: {wrong[0]} is for the stage {names[owner]}; take it out")
         if number and "model" in part:
             raise UsageError(f"{where}: its model is that of the stage before; take model out")
-        if number not in (middle, last):
+        if number != middle and (number != last or "tune" in part):
             stages.append(_stage(name, task, part, number))
     whole = {key: value for key, value in given.items() if key != "stages"}
     arms = parts[middle]
     for key in ("conditions", "exclude"):
         if key in arms:
             whole[key] = arms.pop(key)
+    before = tuple(stage for stage in stages if stage.number < middle)
+    after = tuple(stage for stage in stages if middle < stage.number < last)
+    chain = Chain(tasks[middle], before, after, next((stage for stage in stages if stage.number == last), None))
     if "tune" in arms:
         whole["tuning"] = {"grid": arms.pop("tune"), **whole.get("tuning", {})}
+    if chain.later and whole.get("analysis") is None:
+        raise UsageError(
+            f"stages.{chain.later[-1].name}: tune needs analysis: {{reference: ARM}}, whose models it tries"
+        )
+    if any(stage.each for stage in before):
+        raise UsageError(f"stages.{before[0].name}: tune: {{each: ...}} is for stages behind {names[middle]}")
     algorithms = dict(typed(arms.pop("arms"), dict[Part, Settings | None], f"stages.{names[middle]}.arms"))
     has_none = NONE in algorithms
     if algorithms.pop(NONE, None):
@@ -134,9 +197,7 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
     repetitions = parts[last].get("repetitions", 1)
     if isinstance(repetitions, int) and repetitions > FINETUNE_SEEDS - len(parts):
         raise UsageError(f"stages.{names[last]}: repetitions must be at most {FINETUNE_SEEDS - len(parts)}")
-    before = tuple(stage for stage in stages if stage.number < middle)
-    after = tuple(stage for stage in stages if stage.number > middle)
-    return whole, Chain(tasks[middle], before, after)
+    return whole, chain
 
 
 def _stage_with_arms(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
@@ -152,7 +213,16 @@ def _stage_with_arms(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -
 
 
 def _stage(name: str, task: str, part: Settings, number: int) -> ChainStage:
+    """A stage without arms; its ``tune`` is taken out of `part`."""
     where = f"stages.{name}"
-    settings = settings_of(part, where, ("seed", "patience"))
+    tune = part.pop("tune", None)
+    each = isinstance(tune, dict) and list(tune) == ["each"]
+    given = {key: value for key, value in part.items() if key not in OF_LAST}
+    settings = settings_of(given, where, ("seed", "patience"))
     all_settings = valid(where, settings, task)
-    return ChainStage(name, task, {key: all_settings[key] for key in settings}, number)
+    known = {key: all_settings[key] for key in settings}
+    trials = []
+    for trial in [] if tune is None else crossed(grid_of(tune["each"] if each else tune, f"{where}.tune")):
+        typed_trial = valid(where, {**settings, **trial}, task)
+        trials.append({key: typed_trial[key] for key in trial})
+    return ChainStage(name, task, known, number, tuple(trials), each)

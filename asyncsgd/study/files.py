@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from asyncsgd.study.config import Alpha, Place, Positive
-from asyncsgd.study.plan import PlannedRun
+from asyncsgd.study.runs import PlannedRun
 
 
 class Tried(Struct):
@@ -34,6 +34,15 @@ class PlannedArm(Struct):
     trials: list[Tried] = []
 
 
+class PlannedStage(Struct):
+    """A stage of a chain without arms that is tuned, on the models of an arm where each is tuned by itself."""
+
+    name: str
+    settings: dict[str, Any]
+    chosen: dict[str, Any] | None = None
+    trials: list[Tried] = []
+
+
 class PlanFile(Struct, kw_only=True):
     """plan.json: every arm and every run, and what is known of them by now."""
 
@@ -42,6 +51,7 @@ class PlanFile(Struct, kw_only=True):
     config_sha256: str | None = None
     base_model: bool = False
     arms: list[PlannedArm]
+    stages: list[PlannedStage] = []
     targets: dict[str, float] = {}
     budget_seconds: dict[str, float] = {}
     runs: list[PlannedRun]

@@ -41,21 +41,20 @@ be stopped first.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
 from asyncsgd.study.arms import Arm, arms_of, compared, of_grid, references_of, resolve, valid
-from asyncsgd.study.chain import Chain, two_stages
+from asyncsgd.study.chain import CHOSEN, Chain, Tuned, two_stages
 from asyncsgd.study.config import (
     ENDPOINTS,
-    FINETUNE_SEEDS,
     OF_BASE_MODEL,
     OF_FINETUNE,
     Analysis,
@@ -66,32 +65,8 @@ from asyncsgd.study.config import (
     settings_of,
     typed,
 )
+from asyncsgd.study.runs import TIMED, PlannedRun, Stage, runs_of, shuffled
 from asyncsgd.tasks import task_class
-
-Stage = Literal["base", "before", "tuning", "pilot", "test", "after", "finetune"]
-STAGES: tuple[Stage, ...] = ("base", "before", "tuning", "pilot", "test", "after", "finetune")
-TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test")
-"""Stages in which a run's seconds are a result, unless its clock is virtual."""
-BASE = "base"
-"""Folder, and arm, of the run that makes the base model."""
-BASELINE = "baseline"
-"""The arm of fine-tuning runs that start from the base model, without intermediate training."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedRun:
-    """One run of the plan; `folder` is its name below the sweep's folder."""
-
-    folder: str
-    stage: Stage
-    arm: str
-    seed: int
-    replicate: int = 0
-    trial: int | None = None
-    parent: str | None = None
-    """Folder of the run that it starts from; None where it starts from the base model."""
-    finetune_seed: int | None = None
-    """Its own seed, where `seed` is that of its block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +105,44 @@ class Plan:
         """Task and settings of a run of a stage that has no arms; None for other runs."""
         if run.stage == "finetune" and self.finetune is not None:
             return self.finetune.task, self.finetune.settings
-        if run.stage in ("before", "after"):
-            stage = self.chain.stage(run.folder.split("/")[1])
+        if run.stage in ("before", "trial", "after"):
+            stage = self.chain.stage_of(run.folder)
+            assert stage is not None
             return stage.task, stage.settings
         return None
+
+    @functools.cached_property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """All that is tuned by itself, in the order of the chain."""
+        of_arms = [
+            Tuned(arm.name, arm.task, resolve({**self.base, **arm.settings}), arm.trials, f"tuning/{arm.name}")
+            for arm in self.arms
+            if arm.trials
+        ]
+        found = [stage.tuned("", f"before/{stage.name}") for stage in self.chain.before if stage.trials]
+        found += of_arms
+        tried = [run for run in self.runs if run.stage == "trial" and run.trial is not None]
+        for folder, arm in dict.fromkeys((run.folder.rpartition("/")[0], run.arm) for run in tried):
+            stage = self.chain.stage_of(folder)
+            assert stage is not None
+            found.append(stage.tuned(arm, folder))
+        return tuple(found)
+
+    def tuning_of(self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """What tuning adds to the settings of a run of a stage without arms; None while it is not known."""
+        if run.stage not in ("before", "trial", "after", "finetune"):
+            return {}
+        stage = self.chain.stage_of(run.folder)
+        if stage is None or not stage.trials:
+            return {}
+        return stage.trials[run.trial] if run.trial is not None else chosen.get(stage.tuned(run.arm, "").name)
+
+    def parent_of(self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """The folder of the run that a run starts from; with `CHOSEN` in it while it is not known."""
+        for tuned in self.tuned:
+            if run.parent == tuned.folder_of(CHOSEN, run.seed) and tuned.name in chosen:
+                return tuned.folder_of(tuned.trials.index(chosen[tuned.name]), run.seed)
+        return run.parent
 
     @property
     def first_model(self) -> str:
@@ -197,7 +206,7 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
         base_model = {key: all_settings[key] for key in base_model}
     if config.base_model is not None and chain.before and "model" in chain.before[0].settings:
         raise UsageError("base_model makes the model that the first stage starts from; take model out of that stage")
-    arms = arms_of(config, base, chain.task)
+    arms = arms_of(config, base, chain.task, (any(stage.trials for stage in chain.before), bool(chain.later)))
     finetune = None if config.finetune is None else _finetune(config.finetune)
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
     family: list[str] = []
@@ -205,7 +214,7 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
         place, apart = (analysis.primary.num_workers, analysis.primary.clock), (analysis.reference, analysis.control)
         family = [arm.name for arm in arms if arm.place == place and arm.algorithm not in apart]
     timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
-    runs = tuple(_runs(config, arms, base_model, finetune, analysis, chain))
+    runs = tuple(runs_of(config, arms, base_model, finetune, analysis, chain))
     primary = tuple(family)
     return Plan(config.name, config, base, base_model, arms, runs, finetune, analysis, primary, timed_by, sha256, chain)
 
@@ -222,13 +231,6 @@ def _comparisons(config: Comparisons, sha256: str) -> Plan:
         runs += [PlannedRun(f"{arm.name}/s{n}", "test", arm.name, n) for n in seeds for arm in shuffled(own, word, n)]
     whole = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
     return Plan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
-
-
-def shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
-    """In an order that is a function of the key."""
-    order = list(arms)
-    random.Random(" ".join(map(str, key))).shuffle(order)
-    return order
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
@@ -308,75 +310,6 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
                     f"{named}"
                 )
     return {name: reference for name, reference in references.items() if budgets[name] is None}
-
-
-def _runs(
-    config: Config,
-    arms: Sequence[Arm],
-    base_model: Mapping[str, Any] | None,
-    finetune: Finetune | None,
-    analysis: Analysis | None,
-    chain: Chain,
-) -> Iterator[PlannedRun]:
-    """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
-
-    if base_model is not None:
-        yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
-    for seed in (*config.tuning.seeds, *config.pilots, *config.seeds):
-        parent = None
-        for stage in chain.before:
-            folder = f"before/{stage.name}/s{seed}"
-            yield PlannedRun(folder, "before", stage.name, seed, parent=parent, finetune_seed=stage.seed(seed))
-            parent = folder
-
-    def start(seed: int) -> str | None:
-        """Where the arms of a block start, all of them."""
-        return f"before/{chain.before[-1].name}/s{seed}" if chain.before else None
-
-    for seed in config.tuning.seeds:
-        for number in range(len(arms[0].trials)):
-            for arm in shuffled(arms, 0, "tuning", seed, number):
-                if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
-                    folder = f"tuning/{arm.name}/t{number}-s{seed}"
-                    yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=start(seed))
-    for seed in config.pilots:
-        for arm in shuffled(arms, 0, "pilot", seed):
-            if analysis is not None and arm.algorithm == analysis.reference:
-                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed, parent=start(seed))
-    for seed in config.seeds:
-        for replicate in range(config.replicates):
-            for arm in shuffled(arms, 0, "test", seed, replicate):
-                if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
-                    folder = folder_of_test(arm.name, seed, replicate)
-                    yield PlannedRun(folder, "test", arm.name, seed, replicate, parent=start(seed))
-    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
-    for seed in config.seeds:
-        for name in [*baseline, *(arm.name for arm in arms)]:
-            parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
-            for stage in chain.after:
-                folder = f"after/{stage.name}/{name}/s{seed}"
-                yield PlannedRun(folder, "after", name, seed, parent=parent, finetune_seed=stage.seed(seed))
-                parent = folder
-    for seed in config.seeds:
-        for repetition in range(0 if finetune is None else finetune.repetitions):
-            names = [arm.name for arm in shuffled(arms, 0, "finetune", seed, repetition)]
-            for name in [*baseline, *names]:
-                parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
-                if chain.after:
-                    parent = f"after/{chain.after[-1].name}/{name}/s{seed}"
-                # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.
-                number = seed * FINETUNE_SEEDS + repetition
-                folder = f"finetune/{name}/s{seed}-f{repetition}"
-                yield PlannedRun(folder, "finetune", name, seed, parent=parent, finetune_seed=number)
-
-
-def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:
-    """The folder of a test run.
-
-    >>> folder_of_test("sync-w2", 100)
-    'test/sync-w2/s100'
-    """
-    return f"test/{arm}/s{seed}" + (f"-r{replicate}" if replicate else "")
 
 
 def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
+from types import MappingProxyType
 
 from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE
 from asyncsgd.runtime.launch import fork_server
 from asyncsgd.runtimes import KINDS
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import STAGES, Plan, PlannedRun, Stage
+from asyncsgd.study.plan import Plan
 from asyncsgd.study.runner import PRELOAD, Job, Runner
+from asyncsgd.study.runs import STAGES, PlannedRun, Stage
 from asyncsgd.study.sweep import Sweep
 from asyncsgd.tasks import task_class
+
+BEHIND: Mapping[Stage, Stage] = MappingProxyType(
+    {"tuning": "before", "trial": "tuning", "pilot": "trial", "test": "pilot"}
+)
+"""Stages that begin when every run of another one is finished."""
 
 
 def server_of(plan: Plan) -> ForkServerContext:
@@ -43,19 +50,17 @@ def carry_out(
                 f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
                 f"command with --retry, or mend the config and type another --out"
             )
-        if stage == "tuning" and (missing := sweep.unfinished("before")):
-            raise RunError(_not_finished("before", missing, shard, failed))
-        if stage in ("pilot", "test"):
-            before: Stage = "tuning" if stage == "pilot" else "pilot"
+        if stage in BEHIND:
             sweep.choose()
-            if missing := sweep.unfinished(before):
-                raise RunError(_not_finished(before, missing, shard, failed))
+            if missing := sweep.unfinished(BEHIND[stage]):
+                raise RunError(_not_finished(BEHIND[stage], missing, shard, failed))
         if stage == "test":
             sweep.register()
             for name, tried in sweep.tried.items():
                 if tried and all(trial.score is None for trial in tried):
                     print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
         for _ in range(sweep.plan.chain.length(stage)):  # what starts from another run is to do when that is there
+            sweep.choose()
             todo = sweep.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
             if stage == "base" and todo and shard[0] > 1:
                 raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")

@@ -11,6 +11,7 @@ forked from that same server. So no run pays for imports again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import math
@@ -31,10 +32,12 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.scripts.run_folder import read_summary
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import Arm, resolve, valid
+from asyncsgd.study.chain import Tuned
 from asyncsgd.study.config import Analysis, Finetune, read_config
-from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration, Tried
-from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of, share
+from asyncsgd.study.files import PlanFile, PlannedArm, PlannedStage, Question, Registration, Tried
+from asyncsgd.study.plan import Plan, sha256_of, share
 from asyncsgd.study.runner import NOT_STARTED, Job, status_of
+from asyncsgd.study.runs import BASE, TIMED, PlannedRun, Stage
 from asyncsgd.tasks.labelled_task import LabelledTask
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
@@ -79,7 +82,7 @@ class Sweep:
         """Read how far the sweep is and write its plan into its folder."""
         self.look()
         write_text(self.out / "config.yaml", self._config_text)
-        self._write_plan()
+        self.write_plan()
 
     def status(self, run: PlannedRun) -> str:
         return status_of(self.out / run.folder)
@@ -105,21 +108,25 @@ class Sweep:
         """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
         plan, model = self.plan, self._model_of(run, pretend)
         origin = str(model.get("model", plan.first_model))
-        if run.parent is not None and read_summary(self.out / run.parent).get("status") == DONE:
-            origin = str(self.out / run.parent)
-        elif run.parent is not None and not pretend:
+        stand_in = {tuned.name: tuned.trials[0] for tuned in plan.tuned if pretend}
+        chosen = {**stand_in, **self.chosen}
+        parent = plan.parent_of(run, self.chosen)
+        if parent is not None and read_summary(self.out / parent).get("status") == DONE:
+            origin = str(self.out / parent)
+        elif parent is not None and not pretend:
             return None
         without_arms = plan.given(run)
         if without_arms is None:
-            stand_in = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials and pretend}
-            if (values := plan.values(run, {**stand_in, **self.chosen}, self.budgets)) is None:
+            if (values := plan.values(run, chosen, self.budgets)) is None:
                 return None
             values |= model
             if run.parent is not None:
                 values["model"] = origin
         else:
             _, settings = without_arms
-            values = {**settings, "model": origin, "seed": run.finetune_seed}
+            if (tuning := plan.tuning_of(run, chosen)) is None:
+                return None
+            values = {**settings, **tuning, "model": origin, "seed": run.finetune_seed}
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
         values["run_dir"] = str(self.out / run.folder)
@@ -136,18 +143,21 @@ class Sweep:
         return {"model": str(model)}
 
     def choose(self) -> None:
-        """Read what tuning has found and choose for every arm whose trials are all finished.
+        """Read what tuning has found and choose for every arm and stage whose trials are all finished.
 
         The chosen trial has the lowest mean of the final evaluation losses over the tuning seeds, or in a labelled task
         the best mean of its score. A diverged one, and a model that leaves the score undefined, counts as the worst. Of
         equal ones the first wins.
         """
-        seeds, missing = list(self.plan.config.tuning.seeds), {run.arm for run in self.unfinished("tuning")}
-        score_name, sign = self._tuned_by() if seeds else (None, 1)
-        for arm in self.plan.arms:
-            tried = self.tried[arm.name] = []
-            for trial in arm.trials:
-                folders = [self.out / f"tuning/{arm.name}/t{arm.trials.index(trial)}-s{seed}" for seed in seeds]
+        seeds = list(self.plan.config.tuning.seeds)
+        self.tried = {arm.name: [] for arm in self.plan.arms}
+        for tuned in self.plan.tuned:
+            score_name, sign = self._tuned_by(tuned)
+            tried = self.tried[tuned.name] = []
+            statuses: set[str] = set()
+            for trial in tuned.trials:
+                folders = [self.out / tuned.folder_of(tuned.trials.index(trial), seed) for seed in seeds]
+                statuses |= set(map(status_of, folders))
                 ended = [one if one.get("status") == DONE else {} for one in map(read_summary, folders)]
                 losses = [one.get("final_eval_loss") for one in ended]
                 values = losses
@@ -156,16 +166,15 @@ class Sweep:
                 finite = [value for value in values if value is not None]
                 score = statistics.fmean(finite) if len(finite) == len(values) else None
                 tried.append(Tried(dict(trial), seeds, losses, score))
-            if tried and arm.name not in missing:
+            if statuses <= set(FINISHED):
                 scores = [math.inf if each.score is None else sign * each.score for each in tried]
                 best = scores.index(min(scores))
-                self.chosen[arm.name] = arm.trials[best]
+                self.chosen[tuned.name] = tuned.trials[best]
         self._find_budgets()
 
-    def _tuned_by(self) -> tuple[str | None, int]:
+    def _tuned_by(self, tuned: Tuned) -> tuple[str | None, int]:
         """The score by which trials are chosen, None for the loss, and the sign that makes less of it the better."""
-        arm = self.plan.arms[0]
-        task = Job(arm.name, arm.task, resolve({**self.plan.base, **arm.settings})).settings.task
+        task = Job(tuned.name, tuned.task, tuned.settings).settings.task
         if not isinstance(task, LabelledTask):
             return None, 1
         name, better = next(iter(task.scored_by().items()))
@@ -218,7 +227,7 @@ class Sweep:
                     f"config; put the old file back, or type another --out"
                 )
         self._analysis_sha256 = digest
-        self._write_plan()
+        self.write_plan()
         print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
 
     def _pilots_of(self, arm: Arm) -> list[Path]:
@@ -283,12 +292,14 @@ class Sweep:
             if without_arms is None:
                 values = self.plan.values(run, self.chosen, self.budgets)
             else:
-                values = {**without_arms[1], "seed": run.finetune_seed}
+                tuning = self.plan.tuning_of(run, self.chosen)
+                values = None if tuning is None else {**without_arms[1], **tuning, "seed": run.finetune_seed}
             if values is not None:
                 asked[run.folder] = valid(run.folder, values, self.plan.task(run))
         return asked
 
-    def _write_plan(self) -> None:
+    def write_plan(self) -> None:
+        """Write plan.json as things are now."""
         file = PlanFile(
             study=self.plan.name,
             config_sha256=self.plan.config_sha256,
@@ -303,7 +314,17 @@ class Sweep:
             ],
             targets=self._targets,
             budget_seconds=self.budgets,
-            runs=list(self.plan.runs),
+            stages=[
+                PlannedStage(
+                    tuned.name,
+                    dict(tuned.settings),
+                    None if tuned.name not in self.chosen else dict(self.chosen[tuned.name]),
+                    self.tried[tuned.name],
+                )
+                for tuned in self.plan.tuned
+                if not tuned.folder.startswith("tuning/")
+            ],
+            runs=[dataclasses.replace(run, parent=self.plan.parent_of(run, self.chosen)) for run in self.plan.runs],
             settings=self._settings(),
             analysis_sha256=self._analysis_sha256,
         )

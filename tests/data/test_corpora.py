@@ -316,6 +316,8 @@ def test_a_set_is_named_by_the_user_or_by_its_file_and_the_end_of_a_split_s_name
     assert [corpus.split, *(one.name for one in corpus.sets)] == ["dev_matched", "dev_mismatched"]
     assert corpus.eval.texts == ("dev_matched night", "dev_matched day")
     assert [one.eval.texts[0] for one in corpus.evaluations] == ["dev_matched night", "dev_mismatched night"]
+    write(tmp_path / "mnli", "dev.csv", TEST)
+    assert load(tmp_path / "mnli", LABELS, split="dev,matched").split == "validation"
     one, other = (str(tmp_path / "mnli" / f"{name}.csv") for name in ("dev_matched", "test_matched"))
     corpus = load(tmp_path / "mnli" / "train.csv", LABELS, eval_data=(one, f"a b={other}"))
     assert [corpus.split, *(one.name for one in corpus.sets)] == ["dev_matched", "a b"]
