@@ -38,7 +38,7 @@ from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.launch import Launch, fork_server
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
-from asyncsgd.settings.flags import checked
+from asyncsgd.settings.flags import checked, specs_of
 from asyncsgd.settings.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.training import Budget, Common, Job, Machine, Output, Steps, common_contradictions
 from asyncsgd.simulation.settings import SimulationSettings
@@ -233,6 +233,7 @@ def train(
         patience=patience,
         keep_best=keep_best,
     )
+    target_loss = specs_of(Budget)["target_loss"].converted(target_loss, "target_loss")
     budget = dataclasses.replace(budget, target_loss=target_loss)  # which may be negative, as a loss of one's own
     steps = checked(
         Steps,
@@ -515,6 +516,8 @@ def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
         return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
     if (path / "settings.yaml").is_file() and not has_trained(path):
         set_aside(path)  # a run that was refused has left nothing worth keeping
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; name a folder")
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:

@@ -226,3 +226,15 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert runs[0].summary["parameters_sha256"] == runs[1].summary["parameters_sha256"]
     with pytest.raises(UsageError, match=r"--samples must be a whole number, got np.float64\(2.5\)"):
         train(Plane(), samples=np.float64(2.5), quiet=True)
+
+
+@pytest.mark.parametrize("target", ["low", float("nan"), True])
+def test_a_target_that_is_no_number_is_refused_before_training(target):
+    with pytest.raises(UsageError, match="target_loss must be a number, got"):
+        train(Plane(), samples=8, target_loss=target, quiet=True)
+
+
+def test_a_file_where_a_folder_is_meant_is_said_to_be_one(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(UsageError, match="run is a file; name a folder"):
+        train(Plane(), samples=8, folder=tmp_path / "run", quiet=True)
