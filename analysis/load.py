@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import gate, judge, tables, trust, verdict
+from analysis import gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
 from analysis.pairs import Measure, pairs_of
 from analysis.questions import conditions, exploratory, groups
@@ -65,7 +65,9 @@ class Study:
         """What is said first; one for each registered comparison."""
         failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
         small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
-        return verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), self._alone(), small)
+        return verdict.headlines(
+            self.tests, self.arms, self.plan, self._remarks(), self._alone(), small, self._warnings()
+        )
 
     @property
     def verdict(self) -> str:
@@ -115,6 +117,17 @@ class Study:
             if not pairs.control and not pairs.unlike:
                 told += judge.other_targets(pairs, measure, self.plan)
             found[f"{pairs.treatment} {pairs.reference}"] = told
+        return found
+
+    def _warnings(self) -> dict[str, str]:
+        """That neither of two arms has learned, by "treatment reference"."""
+        why = {str(arm): scores.nothing_learned(own) for arm, own in self.runs.groupby("arm")}
+        found = {}
+        for row in self.tests.itertuples():
+            reasons = [why.get(arm, "") for arm in (row.treatment, row.reference)]
+            if all(reasons):
+                told = " and ".join(dict.fromkeys(reasons))
+                found[f"{row.treatment} {row.reference}"] = f"Neither arm has learned anything: {told}."
         return found
 
     def _alone(self) -> str:

@@ -29,6 +29,16 @@ RISEN = "at the target and"
 """In the note on runs that do not hold the target at their end."""
 
 
+DURING = "during "
+"""How the notes begin on what went wrong in runs that have a result."""
+HAPPENED = {
+    "lost_workers": "a worker was lost",
+    "looks_not_finite": "an evaluation was not finite",
+    "resumed_on": "another machine took over",
+}
+"""Keys of a run's details, in words."""
+
+
 class Pairs(NamedTuple):
     """A treatment against its reference: the runs of both by seed, all with a result."""
 
@@ -97,6 +107,7 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
     for side, arm in ((ours, treatment), (theirs, reference)):
         caveats += lost_runs(side, f"runs of {arm}")
         caveats += repeated(side.loc[whole], arm)
+        notes += happened(side.loc[whole], f"runs of {arm}")
         if number := int(side.loc[whole, "diverged"].sum()):
             notes.append(f"{arm}: diverged {number}/{len(whole)}")
     ours, theirs = ours.loc[whole], theirs.loc[whole]
@@ -186,6 +197,16 @@ def lost_runs(runs: pd.DataFrame, what: str) -> list[str]:
         f"{'DONE without a curve' if status == 'DONE' else status}, and in no number."
         for status, number in counts.items()
     ]
+
+
+def happened(runs: pd.DataFrame, what: str) -> list[str]:
+    """What went wrong in runs that have a result, each a note."""
+    told = []
+    for key, words in HAPPENED.items():
+        number = sum(key in details for details in runs["details"])
+        if number:
+            told.append(f"{DURING}{number} of {len(runs)} {what} {words}")
+    return told
 
 
 def _samples_per_update(runs: pd.DataFrame) -> float:

@@ -19,7 +19,17 @@ from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, 
 from analysis.questions import Plan, read_plan
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, lost_records, read_events, read_header, read_json
+from asyncsgd.records.events import (
+    DIVERGED,
+    DONE,
+    EVENTS,
+    SCHEMA,
+    STOPPED,
+    lost_records,
+    read_events,
+    read_header,
+    read_json,
+)
 from asyncsgd.settings.yaml_reader import read_yaml
 
 RUNS = [
@@ -115,6 +125,8 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             better = header.get("better") or {}
             curve, told = _events(path / EVENTS)
             told["details"]["loss_unit"] = header.get("loss_unit", "nats")
+            if elsewhere := _resumed_on(path, row["machine"]):
+                told["details"]["resumed_on"] = elsewhere
             row |= told | _checked({"task": header.get("task")})
         if not summary:
             why = "no summary.json: it was killed or is still running"
@@ -137,6 +149,8 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         return {**row, "status": UNREADABLE, "left_out": why, "usable": False}, curve.iloc[:0]
     lost = len(curve) > 0 and not math.isfinite(curve["loss"].iloc[-1])
     row["diverged"] = row["status"] == DIVERGED or (row["status"] == DONE and lost)
+    if len(curve) > 0 and not (row["diverged"] or curve["loss"].map(math.isfinite).all()):
+        row["details"]["looks_not_finite"] = int((~curve["loss"].map(math.isfinite)).sum())
     row["usable"] = row["diverged"] or (row["status"] == DONE and (len(curve) > 0 or row.get("task") == "finetuning"))
     if not row["usable"]:
         row["left_out"] = f"{row['status']}: {summary.get('message') or 'it has no evaluation'}"
@@ -159,6 +173,7 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     faults: list[str] = []
     last: Mapping[str, Any] = {}
     resumes = 0
+    lost_workers = 0
     for record in read_events(path):
         kind = record.get("kind")
         if kind == "evaluate":
@@ -173,10 +188,13 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             resumes += 1
         elif kind == "fault":
             faults.append(f"fault at version {record.get('version')}: {record.get('message')}")
-        elif kind == "leave" and record.get("reason"):
+        elif kind == "leave" and record.get("reason") not in (None, "", STOPPED):
+            lost_workers += 1
             faults.append(f"worker {record.get('worker')} left: {record['reason']}")
     notes = faults if len(faults) < 2 else [f"{len(faults)} faults, the last: {faults[-1]}"]
-    details = {"worker_losses": last["worker_losses"]} if last.get("worker_losses") else {}
+    details: dict[str, Any] = {"worker_losses": last["worker_losses"]} if last.get("worker_losses") else {}
+    if lost_workers:
+        details["lost_workers"] = lost_workers
     curve = pd.DataFrame(rows) if rows else pd.DataFrame(columns=CURVES[1:])
     return curve.astype(float), {"notes": "".join(notes), "resumes": resumes, "details": details}
 
@@ -328,6 +346,12 @@ def _of_environment(path: Path) -> dict[str, Any]:
         "torch": found.get("torch_build") or (found.get("versions") or {}).get("torch"),
         "commit": (found.get("commit") or "") + " modified" * bool(found.get("modified")),
     }
+
+
+def _resumed_on(path: Path, machine: str) -> list[str]:
+    """The machines on which a run went on, other than the one on which it began."""
+    found = [_of_environment(file)["machine"] for file in sorted(path.glob("environment.resumed-*.json"))]
+    return [name for name in dict.fromkeys(found) if name != machine]
 
 
 def _machine(found: dict[str, Any]) -> str:

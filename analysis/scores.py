@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.gate import by_seed as gated_by_seed
-from analysis.gate import told_apart, unlike
-from analysis.pairs import BY_RANKS, FROM_SCRATCH, lost_runs, values_of
+from analysis.gate import told_apart
+from analysis.pairs import BY_RANKS, FROM_SCRATCH, happened, lost_runs, united, values_of
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import words_of_score
+from asyncsgd.tasks.scores import macro_f1
 
 WITHOUT = "without a score, since one thing is predicted of all texts,"
 """In the note on models whose predictions leave their score undefined."""
@@ -71,20 +73,22 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
         for treatment, other in asked:
             assert other is not None
             caveats = _lost(runs, (treatment, other))
-            why = _unlike(runs, (treatment, other), plan)
+            why, also = _unlike(runs, (treatment, other), plan)
+            score = _score(tuned, means, treatment, other)
+            score["notes"] += (*also,)
             yield {
                 "group": str(group),
                 "endpoint": metric,
                 "unit": words_of_score(metric),
                 "lower": lower,
                 "caveats": caveats,
-                **_score(tuned, means, treatment, other),
+                **score,
                 **({"nothing": why, "unlike": True} if why else {}),
             }
 
 
-def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> str:
-    """Why scores are not comparable: because of the fine-tunings, or of the pretrainings that these began from."""
+def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[str]]:
+    """As `united`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
     usable = runs[runs["usable"] & (runs["replicate"] == 0)]
     tests = usable[usable["stage"] == "test"].set_index("seed", drop=False)
@@ -94,7 +98,7 @@ def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> str:
     tuned = tuned.set_index([tuned["seed"], tuned.groupby(["arm", "seed"]).cumcount()])
     ours, theirs = (tuned[tuned["arm"] == arm] for arm in arms)
     gated += gated_by_seed(ours, theirs, set(), tuned=True).values()
-    return unlike(gated)
+    return united(gated, plan)
 
 
 def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:
@@ -113,6 +117,7 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     left = f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})" if lost else ""
     notes = []
     for arm in (treatment, reference):
+        notes += happened(own[arm], f"fine-tunings of {arm}")
         if number := int(np.isinf(both[arm]).sum()):
             collapsed = (own[arm]["usable"] & ~own[arm]["diverged"] & own[arm]["metric"].isna()).any()
             what = f"{WITHOUT} or diverged" if collapsed else "diverged"
@@ -136,6 +141,36 @@ def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
         told += lost_runs(own[own["stage"] == "finetune"], f"fine-tunings of {arm}")
         told += lost_runs(own[own["stage"] == "test"], f"runs of {arm}")
     return tuple(told)
+
+
+def nothing_learned(runs: pd.DataFrame) -> str:
+    """Why the models of an arm have learned nothing; empty where they have, and where it is not known.
+
+    Their loss does not end below its start, or their classes are predicted no better than by one class for everything.
+    """
+    of_arm = runs[runs["usable"] & ~runs["diverged"] & (runs["replicate"] == 0)]
+    tests = of_arm[of_arm["stage"] == "test"]
+    gained = (tests["first_loss"] - tests["loss"]).dropna()
+    if len(gained) and gained.mean() <= 0:
+        return "the loss does not end below its start"
+    tuned = of_arm[of_arm["stage"] == "finetune"]
+    for one in (tuned, tests):
+        known = [details["confusion"] for details in one["details"] if details.get("confusion")]
+        above = [_above_one_class(np.array(matrix)) for matrix in known]
+        if above and np.mean(above) <= 0:
+            return "one class for everything is predicted as well"
+    return ""
+
+
+def _above_one_class(confusion: NDArray[np.int64]) -> float:
+    """How much better the macro F1 of a classifier is than that of one class for everything, the best one."""
+    counts = confusion.sum(axis=1)
+    alone = []
+    for k in range(len(counts)):
+        constant = np.zeros_like(confusion)
+        constant[:, k] = counts
+        alone.append(macro_f1(constant))
+    return macro_f1(confusion) - max(alone)
 
 
 def not_learned(runs: pd.DataFrame) -> bool:

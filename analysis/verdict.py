@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
-from analysis.pairs import ALSO, BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
+from analysis.pairs import ALSO, BY_RANKS, DURING, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from analysis.scores import WITHOUT
 from asyncsgd.study.config import words_of_score
@@ -26,7 +27,7 @@ WHAT = {
     "numbers": "numbers",
 }
 """Endpoints in words; any other is a score after fine-tuning."""
-IN_SMALL_TYPE = (UNEQUAL_BATCHES, FROM_SCRATCH, "target ", BY_RANKS, "compared at ", ALSO)
+IN_SMALL_TYPE = (UNEQUAL_BATCHES, FROM_SCRATCH, "target ", BY_RANKS, "compared at ", ALSO, DURING)
 """How the notes begin that stand below a sentence."""
 ASSUMED = (
     "tested: whether a difference and its opposite are equally likely; if a few runs of one arm can go far wrong, a "
@@ -60,6 +61,7 @@ def headlines(
     remarks: Mapping[str, Sequence[str]],
     alone: str,
     small: Sequence[str] = (),
+    warnings: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Headline]:
     """One for each comparison of the primary family; without one, for each comparison; never none.
 
@@ -68,6 +70,7 @@ def headlines(
         remarks: further sentences, by the treatment and reference that they are about, with a space between.
         alone: what is said where there is nothing to compare.
         small: further lines of small type.
+        warnings: what is said before anything else, by the same key as `remarks`.
     """
     rows = tests[~tests["reference"].eq(BASELINE)]
     if rows.empty:
@@ -78,7 +81,11 @@ def headlines(
     registered = np.array([_registered(one, arms, plan) for one in own.itertuples()], bool)
     first = own[own["endpoint"].eq(plan.primary.get("endpoint", "")) & registered]
     first = (first if len(first) else own).drop_duplicates(["treatment", "reference"])
-    return [_headline(row, rows, arms, controls, remarks, small) for row in first.itertuples()]
+    found = [_headline(row, rows, arms, controls, remarks, small) for row in first.itertuples()]
+    for number, one in enumerate(found):
+        if warning := warnings.get(f"{one.row.treatment} {one.row.reference}"):
+            found[number] = one._replace(text=f"{warning} {one.text}")
+    return found
 
 
 def _registered(row: Any, arms: pd.DataFrame, plan: Plan) -> bool:

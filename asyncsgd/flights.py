@@ -12,9 +12,6 @@ from torch import Tensor
 
 from asyncsgd.records.events import Gradient, Range, Record, Taken
 
-STOPPED = "the run was stopped, and goes on from a checkpoint"
-"""Why workers leave where a run of real workers is resumed: the gradients that they had in flight are lost."""
-
 
 class Work(Struct, gc=False):
     """A gradient in flight: the same object for the rule's view, the backend and the record of its arrival."""

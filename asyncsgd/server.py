@@ -18,9 +18,9 @@ from torch import Tensor
 
 from asyncsgd.batches import Source
 from asyncsgd.flat import cannot_freeze
-from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, Step, Work
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
-from asyncsgd.records.events import APPLIED, DROPPED, HELD, Event, Extended, Membership, RuleActed, Started
+from asyncsgd.records.events import APPLIED, DROPPED, HELD, STOPPED, Event, Extended, Membership, RuleActed, Started
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.schedules import Schedule
 

@@ -120,6 +120,10 @@ class Evaluation(Moment, frozen=True):
         return cls(**known)
 
 
+STOPPED = "the run was stopped, and goes on from a checkpoint"
+"""Why workers leave where a run of real workers is resumed: the gradients that they had in flight are lost."""
+
+
 class Membership(Moment, frozen=True, gc=False):
     """A worker joined or left. `kind` is ``join`` or ``leave``; `reason` is empty for an orderly join or leave."""
 

@@ -72,6 +72,8 @@ def processor_in(cpuinfo: str) -> dict[str, str | None]:
 
     >>> processor_in("model name\\t: AMD EPYC\\ncpu family\\t: 25\\nmodel\\t\\t: 1\\nstepping\\t: 1\\n\\nmodel name: B")
     {'name': 'AMD EPYC', 'vendor': None, 'family': '25', 'model': '1', 'stepping': '1', 'flags': None}
+    >>> processor_in("CPU implementer: 0x41\\nCPU architecture: 8\\nCPU part: 0xd0c")["name"]
+    'ARM 0x41 0xd0c'
     """
     first = cpuinfo.strip().partition("\n\n")[0]
     told = dict(re.findall(r"^(.+?)[ \t]*:[ \t]*(.*?)[ \t]*$", first, re.MULTILINE))

@@ -18,8 +18,19 @@ from torch import Tensor
 from asyncsgd.checkpoints import Saver
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
-from asyncsgd.flights import STOPPED, Arrived, Happened, Joined, Left, Step, Work
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, SCORE, Evaluation, Fault, MemoryUsed, Record, StagesUsed
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Step, Work
+from asyncsgd.records.events import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    SCORE,
+    STOPPED,
+    Evaluation,
+    Fault,
+    MemoryUsed,
+    Record,
+    StagesUsed,
+)
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,

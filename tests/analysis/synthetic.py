@@ -92,7 +92,18 @@ def straight(first, last, *, seconds, samples=160, evaluations=5):
 
 
 def write_run(
-    path, arm, curve, *, seed=0, status=DONE, delays=(), learning_rate=None, budget=None, environment=None, **summary
+    path,
+    arm,
+    curve,
+    *,
+    seed=0,
+    status=DONE,
+    delays=(),
+    learning_rate=None,
+    budget=None,
+    environment=None,
+    records=(),
+    **summary,
 ):
     """Write one pretraining run folder.
 
@@ -100,11 +111,13 @@ def write_run(
         budget: in samples, unless its arm has one in seconds; None: as many as its curve has.
         status: None leaves summary.json out, as a killed run does.
         delays: of the applied gradients; the arrivals are spread evenly over the run, workers in turn.
+        records: further ones of events.jsonl.
         summary: further or other keys of summary.json.
     """
     folder, totals = RunFolder(path, task="masked_lm", better=MASKED_LM), Totals()
     last_samples, last_seconds = (int(curve[-1][0]), float(curve[-1][1])) if curve else (0, 0.0)
-    records = [_arrival(n, delay, arm, len(delays), last_seconds, last_samples) for n, delay in enumerate(delays)]
+    records = [*records]
+    records += [_arrival(n, delay, arm, len(delays), last_seconds, last_samples) for n, delay in enumerate(delays)]
     for samples, seconds, loss in curve:
         value = math.nan if loss is None else float(loss)
         metrics = {"accuracy": 0.5, "perplexity": math.exp(value)}
