@@ -39,6 +39,11 @@ HAPPENED = {
 """Keys of a run's details, in words."""
 
 
+AGAIN = "beside the runs of "
+"""How the notes begin on runs that were."""
+WITH_RESULT = ("DONE", "DIVERGED")
+
+
 class Pairs(NamedTuple):
     """A treatment against its reference: the runs of both by seed, all with a result."""
 
@@ -67,15 +72,17 @@ def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pai
     """Every arm against the reference arm of its group, and against the control arm that makes updates as small."""
     control = plan.registered.get("control")
     tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
+    others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
+    others = others[others["stage"].eq("") | (others["stage"].eq("test") & (others["replicate"] > 0))]
     for group, members in arms.groupby("group", sort=False):
         for treatment, reference, variant in _compared(members, plan):
             clock = str(members["clock"].iloc[0])
-            yield _pairs(tests, (treatment, reference, f"{group}{variant}", clock), plan)
+            yield _pairs(tests, others, (treatment, reference, f"{group}{variant}", clock), plan)
             for other in arms.index[arms["algorithm"] == control] if control else ():
                 ours, theirs = (_samples_per_update(tests[tests["arm"] == arm]) for arm in (treatment, other))
                 same = all(arms.loc[other, key] == members[key].iloc[0] for key in ("workers", "clock", "speeds"))
                 if other != treatment and same and abs(ours - theirs) <= SAME_BATCH * max(ours, theirs):
-                    yield _pairs(tests, (treatment, other, str(group), clock), plan, control=True)
+                    yield _pairs(tests, others, (treatment, other, str(group), clock), plan, control=True)
 
 
 def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -91,7 +98,9 @@ def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str
             yield treatment, own[0], "".join(f", {key} {plan.setting(own[0], key)}" for key in keys)
 
 
-def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *, control: bool = False) -> Pairs:
+def _pairs(
+    tests: pd.DataFrame, others: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *, control: bool = False
+) -> Pairs:
     treatment, reference, _, clock = place
     ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
     seeds = ours.index.intersection(theirs.index)
@@ -101,13 +110,16 @@ def _pairs(tests: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *,
     left = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
     left += [f"seed {', '.join(alone)} only in one of the two arms"] * bool(alone)
     notes, caveats = [], []
-    twins = copied(ours.loc[whole], theirs.loc[whole])
+    twins = copied(_ends(ours.loc[whole]), _ends(theirs.loc[whole]))
     left += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
     whole = [seed for seed in whole if seed not in twins]
     for side, arm in ((ours, treatment), (theirs, reference)):
         caveats += lost_runs(side, f"runs of {arm}")
         caveats += repeated(side.loc[whole], arm)
         notes += happened(side.loc[whole], f"runs of {arm}")
+        again = made_twice(side.loc[whole], others[others["arm"] == arm], bool(plan.runs))
+        notes += again[0]
+        caveats += again[1]
         if number := int(side.loc[whole, "diverged"].sum()):
             notes.append(f"{arm}: diverged {number}/{len(whole)}")
     ours, theirs = ours.loc[whole], theirs.loc[whole]
@@ -140,13 +152,46 @@ def _ends(runs: pd.DataFrame) -> dict[Any, str]:
     return {seed: one for seed, one in ended["parameters_sha256"].items() if isinstance(one, str) and one}
 
 
-def copied(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[Any, Any]:
-    """Seed -> an earlier seed whose two runs end at the same parameters: copies, or a task that ignores its seed."""
-    one, other = _ends(ours), _ends(theirs)
+def made_twice(runs: pd.DataFrame, others: pd.DataFrame, planned: bool) -> tuple[list[str], list[str]]:
+    """Notes and caveats on runs of an arm that were made more than once.
+
+    The run in the planned folder counts, the last that was made there; of loose runs of one seed the first by name. A
+    second result may have been looked at before one of them was kept, so it is a caveat. A replicate of a plan and a
+    killed run that was made again are told.
+
+    Args:
+        runs: those that are in pairs.
+        others: with a result, of the same arm and in no pair.
+        planned: whether the folder has a plan.
+    """
+    statuses = [status for details in runs["details"] for status in details.get("replaced", ())]
+    results = sum(status in WITH_RESULT for status in statuses)
+    beside = others[others["seed"].isin(runs["seed"])]
+    replicates = int(beside["stage"].eq("test").sum()) if planned else 0
+    second = len(beside) - replicates + results
+    counted = f"{AGAIN}{runs['arm'].iloc[0] if len(runs) else ''} that are counted there are"
+    notes = []
+    if replicates:
+        notes.append(f"{counted} planned replicates ({replicates})")
+    if killed := len(statuses) - results:
+        notes.append(f"{counted} earlier ones without a result ({killed})")
+    caveats = []
+    if second:
+        told = f"{counted} others of their seeds with a result ({second})."
+        caveats.append(told[:1].upper() + told[1:])
+    return notes, caveats
+
+
+def copied(one: Mapping[Any, str], other: Mapping[Any, str]) -> dict[Any, Any]:
+    """Seed -> an earlier seed whose two runs end at the same parameters: copies, or a task that ignores its seed.
+
+    Args:
+        one, other: of both arms seed -> the hash of last parameters.
+    """
     first: dict[tuple[str, str], Any] = {}
     found = {}
-    for seed in ours.index:
-        if seed in one and seed in other:
+    for seed in one:
+        if seed in other:
             earlier = first.setdefault((one[seed], other[seed]), seed)
             if earlier != seed:
                 found[seed] = earlier

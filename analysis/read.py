@@ -67,6 +67,9 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
     plan = read_plan(folder)
     there = _folders(folder, plan)
     read_ones = {name: read_run(path) for name, path in there.items()}
+    for name, path in there.items():
+        if found := _replaced(path):
+            read_ones[name][0]["details"]["replaced"] = found
     in_plan = {entry["folder"]: planned(entry, plan) for entry in plan.runs}
     rows = []
     for name in sorted(in_plan | read_ones):
@@ -106,6 +109,17 @@ def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
             raise UsageError(f"{folder} holds no runs of its own, but sweeps; give one of them: {listed}")
         raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
     return kept
+
+
+def _replaced(path: Path) -> list[str]:
+    """The statuses of the runs that lay here before and were made again; UNFINISHED of killed ones."""
+    statuses = []
+    for earlier in sorted(path.parent.glob(f"{path.name}.before-*")):
+        try:
+            statuses.append(str(_summary(earlier / "summary.json").get("status") or UNFINISHED))
+        except (OSError, ValueError):
+            statuses.append(UNREADABLE)
+    return statuses
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:

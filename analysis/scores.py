@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analysis.gate import by_seed as gated_by_seed
 from analysis.gate import told_apart
-from analysis.pairs import BY_RANKS, FROM_SCRATCH, happened, lost_runs, united, values_of
+from analysis.pairs import BY_RANKS, FROM_SCRATCH, copied, happened, lost_runs, united, values_of
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import words_of_score
 from asyncsgd.tasks.scores import macro_f1
@@ -114,7 +114,11 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     told = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
     seeds = set(tuned.loc[tuned["arm"].isin((treatment, reference)), "seed"])
     lost = [f"{seed:g}" for seed in sorted(seeds - set(both.index))]
-    left = f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})" if lost else ""
+    told_out = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
+    twins = copied(*[_ends_of_seeds(runs) for runs in own.values()])
+    told_out += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
+    both = both.drop(index=list(twins))
+    left = "; ".join(told_out)
     notes = []
     for arm in (treatment, reference):
         notes += happened(own[arm], f"fine-tunings of {arm}")
@@ -127,6 +131,16 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     values = values_of(ours, theirs, list(both.index), nothing=told * bool(ignorant), gained=gained)
     marks = tuple(dict.fromkeys(notes))
     return {"treatment": treatment, "reference": reference, "left_out": left, "notes": marks, **values}
+
+
+def _ends_of_seeds(tuned: pd.DataFrame) -> dict[Any, str]:
+    """Seed -> the hashes of the last parameters of its fine-tunings, where all are recorded and none diverged."""
+    found = {}
+    for seed, own in tuned.groupby("seed"):
+        hashes = own["parameters_sha256"].tolist()
+        if all(hashes) and not own["diverged"].any():
+            found[seed] = " ".join(sorted(hashes))
+    return found
 
 
 def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:

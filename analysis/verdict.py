@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
-from analysis.pairs import ALSO, BY_RANKS, DURING, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
+from analysis.pairs import AGAIN, ALSO, BY_RANKS, DURING, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from analysis.scores import WITHOUT
 from asyncsgd.study.config import words_of_score
@@ -27,7 +27,7 @@ WHAT = {
     "numbers": "numbers",
 }
 """Endpoints in words; any other is a score after fine-tuning."""
-IN_SMALL_TYPE = (UNEQUAL_BATCHES, FROM_SCRATCH, "target ", BY_RANKS, "compared at ", ALSO, DURING)
+IN_SMALL_TYPE = (UNEQUAL_BATCHES, FROM_SCRATCH, "target ", BY_RANKS, "compared at ", ALSO, DURING, AGAIN)
 """How the notes begin that stand below a sentence."""
 ASSUMED = (
     "tested: whether a difference and its opposite are equally likely; if a few runs of one arm can go far wrong, a "

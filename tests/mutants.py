@@ -247,9 +247,23 @@ MUTANTS = [
     Mutant(
         "what went wrong in a run stands in no verdict",
         "analysis/verdict.py",
-        '"compared at ", ALSO, DURING)',
-        '"compared at ", ALSO)',
+        '"compared at ", ALSO, DURING, AGAIN)',
+        '"compared at ", ALSO, AGAIN)',
         "tests/analysis/test_what_happened.py",
+    ),
+    Mutant(
+        "a replaced result confirms",
+        "analysis/pairs.py",
+        "second = len(beside) - replicates + results",
+        "second = len(beside) - replicates",
+        "tests/analysis/test_independent_pairs.py",
+    ),
+    Mutant(
+        "copies of fine-tunings count each",
+        "analysis/scores.py",
+        "both = both.drop(index=list(twins))",
+        "both = both.copy()",
+        "tests/analysis/test_independent_pairs.py",
     ),
     Mutant(
         "a second signal frees nobody who waits in C",

@@ -1,10 +1,12 @@
 """Pairs that are copies of each other count once, and an arm that repeats itself confirms nothing."""
 
+import json
+
 import pytest
 from doors import asyncsgd
-from synthetic import SyntheticArm, straight, write_run
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, row_of, two_arms
+from synthetic import edit_json, planned, straight, write_finetuning, write_plan, write_run
 
-SYNC, ASYNC = (SyntheticArm(name, 4, "virtual") for name in ("sync", "async"))
 SEEDS = range(8)
 OWN = [f"{seed:064x}" for seed in SEEDS]
 
@@ -41,3 +43,59 @@ def test_runs_that_end_apart_or_do_not_say_where_are_counted_each(tmp_path, ends
     assert set(tests["n"]) == {8}
     assert set(tests["left_out"]) == {""}
     assert not any("independent" in told for caveats in tests["caveats"] for told in caveats)
+
+
+def planned_study(folder, afterwards):
+    return two_arms(folder, *[[reaches(time) for time in times] for times in (EIGHT, SOONER)], afterwards=afterwards)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "family"),
+    [
+        ("s101.before-1", "DONE", "exploratory"),
+        ("s101.before-1", "DIVERGED", "exploratory"),
+        ("s101.before-1", "FAILED", "primary"),
+        ("s101.before-1", None, "primary"),
+        ("s101-r1", "DONE", "exploratory"),
+        ("s101-r1", "FAILED", "primary"),
+    ],
+)
+def test_a_second_run_with_a_result_confirms_nothing_and_a_killed_one_is_told(tmp_path, name, status, family):
+    def again(folder):
+        write_run(folder / "test" / ASYNC.name / name, ASYNC, reaches(90), seed=101, status=status)
+
+    study = planned_study(tmp_path, again)
+    row = row_of(study, "time_to_target")
+    assert (row.family, row.word, row.n) == (family, "better", 8)
+    counted = "eside the runs of async-w4-virtual that are counted there are"
+    made = f"{counted} others of their seeds with a result (1)."
+    assert (made in study.headlines[0].text) == (family == "exploratory")
+    killed = f"{counted} earlier ones without a result (1)."
+    assert (killed in study.verdict) == (name.endswith("before-1") and family == "primary")
+
+
+def test_planned_replicates_keep_the_word_and_are_told(tmp_path):
+    def replicated(folder):
+        at = f"test/{ASYNC.name}/s101-r1"
+        write_run(folder / at, ASYNC, reaches(41), seed=101)
+        runs = json.loads((folder / "plan.json").read_text())["runs"]
+        edit_json(folder / "plan.json", runs=[*runs, planned(at, "test", ASYNC.name, 101, replicate=1)])
+
+    study = planned_study(tmp_path, replicated)
+    assert row_of(study, "time_to_target").family == "primary"
+    assert "Beside the runs of async-w4-virtual that are counted there are planned replicates (1)." in study.verdict
+
+
+def test_copies_of_fine_tunings_count_once(tmp_path):
+    runs = []
+    for seed in range(8):
+        for arm, score in ((SYNC, 0.6), (ASYNC, 0.7)):
+            test, at = f"test/{arm.name}/s{seed}", f"finetune/{arm.name}/s{seed}-f0"
+            write_run(tmp_path / test, arm, straight(9.0, 5.0, seconds=20.0), seed=seed)
+            write_finetuning(tmp_path / at, seed=seed, macro_f1=score + 0.01 * seed, parent={"run": f"s{seed}"})
+            edit_json(tmp_path / at / "summary.json", parameters_sha256=f"{arm.name} {max(seed, 1)}")
+            runs.append(planned(test, "test", arm.name, seed))
+            runs.append(planned(at, "finetune", arm.name, seed, parent=test, finetune_seed=seed))
+    write_plan(tmp_path, [SYNC, ASYNC], runs)
+    row = row_of(asyncsgd.load(tmp_path), "macro_f1")
+    assert (row.n, row.left_out) == (7, "seed 1 is a copy of seed 0 and counts once")
