@@ -17,7 +17,7 @@ import numpy
 import yaml
 from doors import arrival
 
-from asyncsgd.records.events import DIVERGED, DONE, Evaluation
+from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Resumed
 from asyncsgd.records.run_folder import RunFolder, write_json
 from asyncsgd.records.totals import Totals
 
@@ -188,6 +188,11 @@ def _arrival(number, delay, arm, of, seconds, samples):
         total_samples=samples * (number + 1) // of,
         **{f"{part}_seconds": share * cycle for part, share in parts.items()},
     )
+
+
+def went_on(seconds, samples):
+    """The record of a run that was stopped and went on from its checkpoint."""
+    return Resumed(samples // 16, samples, seconds, f"checkpoint-{samples // 16}", 0)
 
 
 def write_finetuning(path, *, seed, macro_f1, parent, accuracy=0.8, confusion=((40, 10), (10, 40)), hatecheck=None):

@@ -1,11 +1,13 @@
 """What differs on purpose, or only by rounding, keeps its word: the gate stops what misleads, and nothing else."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 from doors import asyncsgd
-from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, row_of, two_arms
-from synthetic import edit_json, straight, write_run
+from scenarios import ASYNC, BUDGET_SECONDS, EIGHT, SOONER, SYNC, reaches, row_of, study_of, two_arms
+from synthetic import SyntheticArm, edit_json, planned, straight, went_on, write_run
 
 CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
 TIME = "time_to_target"
@@ -50,9 +52,48 @@ def _older(path):
         edit_json(summary, initial_model_sha256="ab", train_fingerprint="cd/16", normalises_over_batch=False)
 
 
-@pytest.mark.parametrize("afterwards", [_elsewhere, _older])
-def test_seeds_from_elsewhere_and_runs_of_before_a_new_fact_keep_their_word(tmp_path, afterwards):
+def _replicated(path):
+    """Every seed of one arm has a planned replicate."""
+    runs = json.loads((path / "plan.json").read_text())["runs"]
+    for seed, time in enumerate(SOONER, 100):
+        at = f"test/{ASYNC.name}/s{seed}-r1"
+        write_run(path / at, ASYNC, reaches(time), seed=seed)
+        runs.append(planned(at, "test", ASYNC.name, seed, replicate=1))
+    edit_json(path / "plan.json", runs=runs)
+
+
+def _resumed(path):
+    """Three runs of one arm were stopped and went on, on the machine where they began, with the same bits."""
+    for seed in (100, 103, 106):
+        run = path / f"test/{ASYNC.name}/s{seed}"
+        environment = (run / "environment.json").read_text()
+        shutil.rmtree(run)
+        write_run(run, ASYNC, reaches(SOONER[seed - 100]), seed=seed, records=[went_on(50.0, 800)])
+        (run / "environment.resumed-1.json").write_text(environment)
+
+
+@pytest.mark.parametrize("afterwards", [_elsewhere, _older, _replicated, _resumed])
+def test_seeds_from_elsewhere_replicates_and_runs_that_went_on_keep_their_word(tmp_path, afterwards):
     assert word_of(tmp_path, afterwards=afterwards) == ("better", "primary")
+
+
+def test_one_process_that_accumulates_is_compared_with_workers_in_step(tmp_path):
+    """Two workers with a batch of 16, and one process that adds up two batches of 16."""
+    step = {"seconds": BUDGET_SECONDS, "batch_size": 16}
+    sync = SyntheticArm("sync", 2, settings=step)
+    single = SyntheticArm("single", 2, settings={**step, "nproc": 1, "accumulate": 2})
+    registration = {"primary": {"endpoint": TIME, "num_workers": 2, "clock": "virtual"}}
+    found = two_arms(tmp_path, *CURVES, arms=(sync, single), registration=registration)
+    row = row_of(found, TIME, single.name, sync.name)
+    assert (row.word, row.family) == ("better", "primary")
+
+
+def test_an_arm_keeps_its_word_beside_a_control_with_another_batch_and_budget(tmp_path):
+    small = SyntheticArm("sync_small", batch_size=4, settings={"samples": 1600, "batch_size": 4})
+    arms = [(SYNC, CURVES[0]), (ASYNC, CURVES[1]), (small, [reaches(time + 9) for time in EIGHT])]
+    found = study_of(tmp_path, arms, registration={"control": "sync_small"})
+    rows = found.tests[(found.tests["reference"] == small.name) & (found.tests["treatment"] == ASYNC.name)]
+    assert rows["word"].to_list() == ["better"]
 
 
 @pytest.mark.parametrize(
