@@ -311,7 +311,8 @@ def train(
             return live.flat.model
         if ended.result.best_parameters is None:
             raise UsageError(_NO_BEST)
-        return live.run.flat(ended.result.best_parameters).model
+        best_statistics = ended.result.best_statistics
+        return live.run.flat(ended.result.best_parameters, statistics=best_statistics).model
 
     return TrainedRun(ended.summary, tuple(seen), None if opened is None else opened.path, model)
 

@@ -118,6 +118,7 @@ def method_of(
     """
     rule, named = rule or run.rule, named | {"batch_size": run.task.batch_size}
     if isinstance(rule, PeerRule):
+        assert named.pop("statistics", None) is None, "peers keep no running statistics"
 
         def optimizer_on(vector: Tensor) -> Optimizer:
             return run.recipe.on(vector, layout)
@@ -133,7 +134,9 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
     # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
     samples = run.limits.samples if isinstance(run.runtime, runtimes.Hogwild) else run.limits.to_hand_out(rule)
     batches, named = Batches(samples, run.task.batch_size), {"num_workers": live.num_workers} | named
-    method = method_of(run, parameters, live.flat.layout, batches, samples=run.limits.samples, clock=clock, **named)
+    statistics = live.flat.statistics if len(parameters) else None  # ranks that step by themselves keep their own
+    named |= {"samples": run.limits.samples, "clock": clock, "statistics": statistics}
+    method = method_of(run, parameters, live.flat.layout, batches, **named)
     if isinstance(method, Server) and len(parameters):  # ranks that step by themselves are no rule's doing
         live.record.rule_acted = method.rule_acted
     return method
@@ -143,7 +146,8 @@ def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], 
     """The loop, where the run goes on from."""
     live.stop_requested.at_step()  # the first evaluation is a step too
     sink = Sink(live.record, live.saver, live.stop_requested.at_step, lambda work: _ignored_targets(live.run, work))
-    fit = Fit(method, backend, live.run.limits, live.run.budget.evaluations, sink, parameters)
+    limits, statistics = live.run.limits, live.flat.statistics
+    fit = Fit(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)
     if live.resume is not None:
         restore(fit, live.resume.load(live.flat.parameters.device, live.run.rule))
     return fit
@@ -187,11 +191,12 @@ def _train_virtual(live: Live, board: World | None) -> Result:
         live.flat.parameters,
         ModelGradients(worker, run.recipe),
         runtime.speeds.on(runtime.num_workers, run.seed),
-        whole_evaluation(worker),
+        whole_evaluation(worker, live.flat.statistics),
         num_workers=runtime.num_workers,
         network=runtime.network,
         churn=runtime.churn,
         in_step=isinstance(run.rule, PeerRule) and run.rule.together,
+        statistics=live.flat.statistics,
     )
     method = _method(live, live.flat.parameters, lambda: heap.now)
     result = _fit(live, method, heap).run()
@@ -201,7 +206,11 @@ def _train_virtual(live: Live, board: World | None) -> Result:
 
 def _train_async(live: Live, board: World | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
-    segment = Segment(live.flat.layout.size, live.num_workers)
+    statistics = live.flat.statistics
+    num_statistics = 0 if statistics is None else statistics.size
+    segment = Segment(live.flat.layout.size, live.num_workers, statistics=num_statistics)
+    if statistics is not None:
+        statistics.lie_in(segment.statistics)
     return _serve_workers(live, segment, board, live.run.server_recipe.on(segment.parameters, live.flat.layout))
 
 
@@ -239,7 +248,11 @@ def _serve_workers(
                 ours, pipe = live.context.Pipe()
                 links[worker], way = Link(ours), Inherited(pipe, segment)
             else:
-                slot = None if shares else segment.slots[worker]
+                slot: list[Tensor] = []
+                if not shares:
+                    slot.append(segment.slots[worker])
+                if not shares and len(segment.statistics):
+                    slot.append(segment.moved[worker])
                 links[worker] = Pair(folder, worker, serves=True, carries_vectors=not shares, slot=slot)
                 if child:
                     way = MeetingOfParent(folder)
@@ -264,7 +277,7 @@ def _serve(
     assert isinstance(server, Server)  # peers are on the virtual clock alone
     workers = Workers(links, segment, live.run.task, clock, dead=dead, stop_requested=live.stop_requested)
     try:
-        workers.meet(live.flat.layout.fingerprint)
+        workers.meet(live.flat.fingerprint)
         return _fit(live, server, workers).run()
     except Interrupted:  # while workers came up
         return Result(INTERRUPTED, "interrupted by the user")
@@ -374,7 +387,7 @@ class _Resume(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     checkpoint: str
 
 
-class _Notice(Struct, frozen=True, forbid_unknown_fields=True):
+class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What rank 0 tells the others. Every rank knows from its own settings what to do with it. So a stranger who writes
     in rank 0's place can name no code.
     """
@@ -384,11 +397,13 @@ class _Notice(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: int
     """Parts of a batch."""
     way: Meeting | _Resume
+    moving: tuple[str, ...] | None = None
+    """`Run.moving`."""
 
 
 def _notice(live: Live, way: Meeting | _Resume) -> bytes:
     found = {name: getattr(live.run.task, name) for name in found_by(live.run.task)}
-    return msgspec.json.encode(_Notice(found, live.run.micro_batches, way))
+    return msgspec.json.encode(_Notice(found, live.run.micro_batches, way, live.run.moving))
 
 
 def follow(run: Run) -> int:
@@ -405,7 +420,7 @@ def follow(run: Run) -> int:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
     found = {name: _tuples(value) for name, value in notice.found.items()}
     task: Task = dataclasses.replace(run.task, **found)  # type: ignore[type-var]
-    run = dataclasses.replace(run, task=task).with_parts(notice.micro_batches)
+    run = dataclasses.replace(run, task=task, moving=notice.moving).with_parts(notice.micro_batches)
     mine = run.at(board.rank)
     if not run.runtime.has_server:
         assert isinstance(notice.way, _Resume)

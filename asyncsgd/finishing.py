@@ -145,6 +145,8 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(live.flat.layout, live.flat.parameters)
+            if live.flat.statistics is not None:
+                live.flat.statistics.begin()
             if result.status == DONE:
                 errors: list[str] = []
                 with evaluating(live.flat.model):
@@ -154,7 +156,10 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
                 summary = _summary(live, result, sha256, facts)
                 save_model(run, live.flat, folder.path / LAST_MODEL, summary, folder.path)
                 if result.best is not None and result.best_parameters is not None:
-                    best, known = run.flat(result.best_parameters), model_at(result.best)
+                    best, known = (
+                        run.flat(result.best_parameters, statistics=result.best_statistics),
+                        model_at(result.best),
+                    )
                     save_model(run, best, folder.path / BEST_MODEL, known, folder.path)
         else:
             totals.last = None  # the loss of another version than the run's last one
@@ -207,9 +212,18 @@ def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str,
         "rule_acted": None if acted is None else dataclasses.asdict(acted),
         "num_parameters": live.flat.layout.num_parameters,
         "parameters_sha256": sha256,
+        **_of_statistics(live, sha256 is not None),
         "best": best,
         **facts,
     }
+
+
+def _of_statistics(live: Live, is_known: bool) -> dict[str, Any]:
+    """What the summary says of running statistics; nothing of a model without them."""
+    statistics = live.flat.statistics
+    if statistics is None:
+        return {}
+    return {"statistics_sha256": statistics.sha256 if is_known else None, "statistics": statistics.rules}
 
 
 def _cost(live: Live, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,13 @@ import hashlib
 import itertools
 import math
 import re
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.running_statistics import statistics_of
 
 ALIGNMENT = 16
 
@@ -166,6 +168,7 @@ class FlatModel:
             unless `keep_parameters`. A new vector by default. Borrowed, for as long as this object lives.
         gradients: float32 `(P,)` to bind ``.grad`` to; zeroed. A new vector by default.
         keep_parameters: take the values from `parameters` instead of the model (a vector that others own already).
+        moving: buffers that forward passes change, beside those that `asyncsgd.running_statistics` knows.
 
     >>> flat = FlatModel(nn.Linear(2, 1))
     >>> flat.layout.names, flat.layout.size, flat.layout.num_parameters
@@ -179,9 +182,12 @@ class FlatModel:
         gradients: Tensor | None = None,
         *,
         keep_parameters: bool = False,
+        moving: Collection[str] = (),
     ) -> None:
         self.model = model
         self.layout = Layout.of(model)
+        self.statistics = statistics_of(model, moving)
+        """None: the model has none."""
         device = next(model.parameters()).device
         size = self.layout.size
         self.parameters = _zeros(size, device) if parameters is None else parameters
@@ -211,6 +217,12 @@ class FlatModel:
                 tensor.data = view
         self.gather_gradients()
         self.check()
+
+    @property
+    def fingerprint(self) -> str:
+        """What two processes compare before they exchange vectors."""
+        behind = "" if self.statistics is None else self.statistics.fingerprint
+        return self.layout.fingerprint + behind
 
     def release_gradients(self) -> None:
         """Set every ``.grad`` to None before a backward pass, which then keeps the tensors it computes.

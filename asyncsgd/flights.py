@@ -33,6 +33,8 @@ class Work(Struct, gc=False):
     """The gradients that its worker was given before: the number of the first time that is drawn for it."""
     drawn: float = 0.0
     """On the virtual clock the seconds that its last step takes."""
+    statistics: Tensor | None = None
+    """The running statistics at `point`, `(S,)`, of a model that has some."""
 
 
 class Joined(Struct, frozen=True, gc=False):
@@ -60,6 +62,8 @@ class Arrived(Struct, frozen=True, gc=False):
     seconds: float
     """From its start to its arrival, on the training clock."""
     taken: Taken
+    moved: Tensor | None = None
+    """What it has made of the model's running statistics, `(3, S)`, valid as `vector` is; None: it has none."""
 
 
 Happened = Joined | Left | Arrived

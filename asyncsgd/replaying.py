@@ -34,6 +34,7 @@ from asyncsgd.records.run_folder import LAST_MODEL
 from asyncsgd.rounding import DRAWS, DataWithOtherBits, agreement, move_last_bits, parameters_agree
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Replay, read_log
+from asyncsgd.server import Server
 from asyncsgd.settings.run import Run, device_of_worker, run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.simulation.settings import SimulationSettings
@@ -41,7 +42,7 @@ from asyncsgd.simulation.simulate import replay_of, vector_sha256
 from asyncsgd.tasks import TASKS, task_class
 from asyncsgd.tasks.base import Task
 
-OTHER_END = "all compared losses agree, the final parameters do not"
+OTHER_END = "all compared losses agree, the final parameters or running statistics do not"
 
 
 def run_again(folder: Path, cache_dir: str | None = None, task: Task | type[Task] | None = None) -> Run:
@@ -147,6 +148,8 @@ def replayed(run: Repeatable, until: int | None = None) -> tuple[Replayed, Repla
     structural = replay.run(until)
     server = replay.server
     sha256 = run.sha256(server.parameters)
+    statistics = server.statistics if isinstance(server, Server) else None
+    statistics_sha256 = None if statistics is None else statistics.sha256
     said = Replayed(
         identical=False,
         difference="",
@@ -164,7 +167,9 @@ def replayed(run: Repeatable, until: int | None = None) -> tuple[Replayed, Repla
         shorter = shorter_than_run(run.summary, server.num_samples)
         if shorter:
             return dataclasses.replace(said, difference=shorter), replay
-    same_end = until is not None or sha256 == run.summary["parameters_sha256"]
+    same_end = until is not None or (
+        sha256 == run.summary["parameters_sha256"] and statistics_sha256 == run.summary.get("statistics_sha256")
+    )
     if same_bits and same_end:
         return dataclasses.replace(said, identical=True, equal_to_rounding=True), replay
     if not run.environments:
@@ -207,7 +212,10 @@ class PreparedReplay:
                 "a run with --compile cannot be replayed: which code computes a batch depends on the batches before it"
             )
         torch.set_num_threads(run.runtime.threads)
-        self._run = run = run.prepared()
+        run = run.prepared()
+        if summary.get("statistics"):
+            run = dataclasses.replace(run, moving=tuple(summary["statistics"]))
+        self._run = run
         order = run.task.sample_order
         recorded_order = summary.get("sample_order", FIRST)
         if order not in (None, recorded_order):
@@ -231,7 +239,8 @@ class PreparedReplay:
 
     def make(self, *, draw: int | None = None, to_the_bit: bool = False) -> Replay:
         run = self._run
-        parameters = run.flat().parameters
+        flat = run.flat()
+        parameters = flat.parameters
         if draw is not None:
             move_last_bits(parameters, self.precision, draw)
         parts = next((record.before for _, record in self._log if isinstance(record, Parts)), run.micro_batches)
@@ -241,7 +250,8 @@ class PreparedReplay:
         batches = Batches(None, run.task.batch_size)
         runtime = run.runtime
         number = runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers
-        server = method_of(run, parameters, self._layout, batches, num_workers=number, starts=False)
+        named: dict[str, Any] = {"num_workers": number, "starts": False, "statistics": flat.statistics}
+        server = method_of(run, parameters, self._layout, batches, **named)
         return Replay(server, ModelGradients(worker, run.recipe), self._log, to_the_bit=to_the_bit)
 
     def sha256(self, parameters: Tensor) -> str:
@@ -272,7 +282,8 @@ class PreparedReplay:
             "num_updates": server.version,
             "parameters_sha256": self.sha256(server.parameters),
         }
-        save_model(self._run, self._run.flat(server.parameters), folder, known, None)
+        statistics = server.statistics.values if isinstance(server, Server) and server.statistics is not None else None
+        save_model(self._run, self._run.flat(server.parameters, statistics=statistics), folder, known, None)
 
 
 class PreparedSimulation:

@@ -20,8 +20,20 @@ from asyncsgd.batches import Source
 from asyncsgd.flat import cannot_freeze
 from asyncsgd.flights import Arrived, Happened, Joined, Left, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
-from asyncsgd.records.events import APPLIED, DROPPED, HELD, STOPPED, Event, Extended, Membership, RuleActed, Started
+from asyncsgd.records.events import (
+    APPLIED,
+    DROPPED,
+    HELD,
+    STOPPED,
+    Event,
+    Extended,
+    Membership,
+    Range,
+    RuleActed,
+    Started,
+)
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.schedules import Schedule
 
 SAME = 1e-6
@@ -50,6 +62,8 @@ class Server:
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
             `version` to the next; for workers that share this memory.
         records: whether anybody reads `Step.record`.
+        statistics: the model's running statistics, which move with a step: those of the gradients that it uses, each
+            once. None: the model has none.
 
     >>> import torch
     >>> from asyncsgd.batches import OwnStreams
@@ -66,6 +80,7 @@ class Server:
     KEPT = (
         *("parameters", "num_samples", "view", "rule_acted", "rule_state", "_optimizer", "_batches", "_waiting"),
         *("_draws", "_round_is_cut", "_read_versions", "_worker_of", "_without_terms", "_frozen"),
+        *("statistics", "_moved"),
     )
 
     def __init__(
@@ -83,6 +98,7 @@ class Server:
         starts: bool = True,
         writing: Callable[[int], AbstractContextManager[None]] | None = None,
         records: bool = True,
+        statistics: RunningStatistics | None = None,
     ) -> None:
         if (rule.needs_plain_sgd or rule.local_steps) and not optimizer.plain:
             raise ValueError(f"rule {rule.name} moves the parameters itself: its server's optimizer is plain SGD")
@@ -98,7 +114,10 @@ class Server:
         self.view = View(parameters=parameters if rule.needs_points else None)
         self.view.learning_rate = 1.0 if self._local_steps else schedule(0)
         self._present: set[int] = set()  # the view's workers, for looking up
-        self._snapshot: tuple[int, Tensor] | None = None
+        self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
+        self.statistics = statistics
+        self._moved: dict[int, tuple[tuple[Range, ...], Tensor]] = {}
+        """Of dispatches that may be used: their batches, and what they have made of the running statistics."""
         self._waiting: dict[int, Start | Work] = {}
         """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
         spent; as `Work` those that are to start at an exact point."""
@@ -137,11 +156,12 @@ class Server:
             return f"rule {self.rule.name} works in rounds, and the budget cuts one short"
         return "the workers of Hogwild are given no more than the budget"
 
-    def snapshot(self) -> Tensor:
-        """The parameters of the current version, `(P,)`: one copy per version, shared; not to be changed."""
+    def snapshot(self) -> tuple[Tensor, Tensor | None]:
+        """Parameters and running statistics of the current version: one copy a version, shared; not to be changed."""
         if self._snapshot is None or self._snapshot[0] != self.version:
-            self._snapshot = (self.version, self.parameters.clone())
-        return self._snapshot[1]
+            statistics = None if self.statistics is None else self.statistics.values.clone()
+            self._snapshot = (self.version, self.parameters.clone(), statistics)
+        return self._snapshot[1:]
 
     def react(self, happened: Happened) -> Step:
         """Ask the rule what follows, do it, and write it down."""
@@ -167,6 +187,8 @@ class Server:
             if self.rule.needs_plain_sgd:
                 raise cannot_freeze(gradient.frozen[0])
             self._frozen[dispatch] = gradient.frozen
+        if arrived.moved is not None:
+            self._moved[dispatch] = (work.batches, arrived.moved.clone())
         arrival = Arrival(
             worker,
             dispatch,
@@ -211,7 +233,18 @@ class Server:
         worker's own.
         """
         if self.rule.exact_start or (self._local_steps and self._needs_points):
-            return Work(work.worker, -1, work.version, work.num_local_steps, (), work.point, None, 0.0, 0)
+            return Work(
+                work.worker,
+                -1,
+                work.version,
+                work.num_local_steps,
+                (),
+                work.point,
+                None,
+                0.0,
+                0,
+                statistics=work.statistics,
+            )
         return self._at_points([Start(work.worker, work.num_local_steps)])[0]
 
     def _join(self, worker: int) -> Step:
@@ -296,7 +329,7 @@ class Server:
                 version = view.version
                 uses += tuple([(dispatch, version - read_versions[dispatch]) for dispatch in reply.uses])
                 frozen = self._frozen_in_all(reply.uses) if self._frozen and reply.uses else ()
-                self._step(reply.direction, view.learning_rate * reply.learning_rate_factor, frozen)
+                self._step(reply.direction, view.learning_rate * reply.learning_rate_factor, frozen, reply.uses)
                 stepped = True
             drops += reply.drops
             if reply.abandon:
@@ -307,6 +340,8 @@ class Server:
             if not reply.again:
                 break
             reply = self.rule.resume(self.rule_state, view)
+        for dispatch in drops if self._moved else ():
+            self._moved.pop(dispatch, None)
         for work in stop:
             self._batches.give_back(work.batches)
         start = self._start(starts)
@@ -322,14 +357,16 @@ class Server:
         with_terms = [dispatch for dispatch in uses if dispatch not in self._without_terms]
         return set.intersection(*[set(self._frozen.pop(dispatch, ())) for dispatch in with_terms])
 
-    def _step(self, direction: Tensor, learning_rate: float, frozen: Collection[str]) -> None:
+    def _step(self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]) -> None:
         if self._writing is None:
-            self._move(direction, learning_rate, frozen)
+            self._move(direction, learning_rate, frozen, uses)
             return
         with self._writing(self.view.version):
-            self._move(direction, learning_rate, frozen)
+            self._move(direction, learning_rate, frozen, uses)
 
-    def _move(self, direction: Tensor, learning_rate: float, frozen: Collection[str]) -> None:
+    def _move(self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]) -> None:
+        if self._moved:
+            self._move_statistics(uses)
         optimizer = self._optimizer
         if frozen:
             assert isinstance(optimizer, Optimizer)  # nothing else steps a model's parameters
@@ -337,6 +374,15 @@ class Server:
         else:
             optimizer.step(direction, learning_rate)
         self.view.version += 1
+
+    def _move_statistics(self, uses: Sequence[int]) -> None:
+        """Each gradient moves them once, also where a table of gradients uses it again."""
+        assert self.statistics is not None
+        moved = [self._moved.pop(dispatch) for dispatch in uses if dispatch in self._moved]
+        if self.rule.moves_by_first_batch:
+            moved = sorted(moved, key=lambda of_gradient: of_gradient[0])[:1]
+        for _, of_gradient in moved:
+            self.statistics.move(of_gradient)
 
     def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
         if self._local_steps:
@@ -354,13 +400,15 @@ class Server:
         return [self._at_point(start) for start in starts]
 
     def _at_point(self, start: Start) -> Start | Work:
-        if start.offset is not None:
-            point = self.parameters + start.offset
-        elif self._exact:
-            point = self.snapshot()
-        else:
+        if start.offset is None and not self._exact:
             return start
-        return Work(start.worker, -1, self.version, start.num_local_steps, (), point, None, 0.0, 0)
+        if start.offset is not None:
+            point, statistics = self.parameters + start.offset, None
+        else:
+            point, statistics = self.snapshot()
+        return Work(
+            start.worker, -1, self.version, start.num_local_steps, (), point, None, 0.0, 0, statistics=statistics
+        )
 
     def _start(self, starts: Sequence[Start | Work]) -> Sequence[Work]:
         """Start who waits and these, as far as there are batches; nobody once the budget is spent."""
@@ -392,9 +440,13 @@ class Server:
                     break
             if self._local_steps:  # its own samples count as having arrived, as they do for a server's step
                 rate = self._schedule(self.num_samples + number * self._batch_size)
-            version, point = (start.version, start.point) if isinstance(start, Work) else (view.version, None)
+            version, point, statistics = view.version, None, None
+            if isinstance(start, Work):
+                version, point, statistics = start.version, start.point, start.statistics
             dispatch = len(self._worker_of)
-            work = Work(worker, dispatch, version, number, batches, point, rate, now, draws[worker])
+            work = Work(
+                worker, dispatch, version, number, batches, point, rate, now, draws[worker], statistics=statistics
+            )
             self._worker_of.append(worker)
             self._read_versions.append(-1)
             draws[worker] += number

@@ -35,6 +35,7 @@ from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import Machine, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
+from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.base import Result
 from asyncsgd.runtime.launch import Launch, World, end_with_launcher, fork_server
 from asyncsgd.settings.flags import flag_of
@@ -43,7 +44,7 @@ from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
-from asyncsgd.tasks.checking import check
+from asyncsgd.tasks.checking import check, normalising_over_batch
 from asyncsgd.worker import check_compiler, checkpoint_activations
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
@@ -199,6 +200,8 @@ def _leave(live: Live) -> None:
 def _advised(live: Live, result: Result) -> Result:
     """Where memory was out after a checkpoint, what to type to go on from there."""
     folder = live.record.folder
+    if live.facts["normalises_over_batch"]:
+        return result  # it does not go on in other parts
     if OUT_OF_MEMORY not in result.message or folder is None or not any(folder.path.glob("checkpoints/*.json")):
         return result
     parts = min(2 * live.run.micro_batches, live.run.task.batch_size)
@@ -223,10 +226,11 @@ def _open(
     if run.micro_batches > 1:
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
     if not is_built_in(task):
-        _check(run, processes=context is not None)
+        run = dataclasses.replace(run, moving=_check(run, processes=context is not None))
     on_device = not run.runtime.has_server and not isinstance(run.runtime, runtimes.Pipeline)
     flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
     run.check_optimizer(flat.layout)
+    _check_statistics(run, flat)
     if run.machine.gradient_checkpointing:
         checkpoint_activations(flat.model)  # refused here, and not in every worker
     if run.machine.compile:
@@ -234,6 +238,7 @@ def _open(
     resume = None if folder is None else folder.resume
     before = (resume.checkpoint.totals if resume else {}).get("micro_batches", run.micro_batches)
     parts = max(before, run.micro_batches)
+    _check_parts(run, flat, before, parts)
     if run.machine.auto_batch and resume is None:
         parts = find_micro_batches(run, context or fork_server(None, *task.preload))
     run = run.with_parts(parts)
@@ -242,6 +247,8 @@ def _open(
 
         configuration(run.runtime.deepspeed_config)  # what is wrong is said once, and not by every rank
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
+    if flat.statistics is not None:
+        lines.append(f"state  {flat.statistics.describe()}")
     policy = run.policy
     if resume is not None and policy == Policy():
         policy = resume.checkpoint.policy
@@ -331,19 +338,57 @@ def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, 
     record(Resumed(checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, checkpoint.name, discarded))
 
 
-def _check(run: Run, processes: bool) -> None:
-    """Look for mistakes of a user's own task. Whole batches are looked at, so where batches are cut into parts, a task
-    that does not fit is not looked at any further.
+def _check(run: Run, processes: bool) -> tuple[str, ...] | None:
+    """Look for mistakes of a user's own task; the buffers that its forward pass changes. Whole batches are looked at,
+    so where batches are cut into parts, a task that does not fit is not looked at any further: None.
     """
     device = device_of_worker(run.device, 0)
     try:
-        check(run.task, seed=run.seed, device=device, processes=processes)
+        checked = check(run.task, seed=run.seed, device=device, processes=processes)
     except (MemoryError, RuntimeError) as error:
         if not ((run.machine.auto_batch or run.micro_batches > 1) and is_out_of_memory(error)):
             raise
-        return
+        return None
     if device != "cpu":
         torch.cuda.empty_cache()  # give back the memory that the check took, for the workers
+    return checked.statistics
+
+
+def _check_statistics(run: Run, flat: FlatModel) -> None:
+    """Refuse running statistics where the run cannot keep them.
+
+    Raises:
+        UsageError: with what works.
+    """
+    if flat.statistics is None:
+        return
+    runtime, rule, where = run.runtime, run.rule, ""
+    if isinstance(runtime, runtimes.Hogwild | runtimes.Pipeline):
+        where = f"mode {runtime.mode}"
+    elif rule.local_steps or isinstance(rule, PeerRule):
+        where = f"the rule {rule.name}"
+    if where:
+        raise UsageError(
+            f"the model has running statistics ({flat.statistics.names[0]!r}), which {where} does not keep; train it "
+            f"with --mode single, sync, or async under a rule without local steps, or use GroupNorm, LayerNorm or "
+            f"track_running_stats=False"
+        )
+
+
+def _check_parts(run: Run, flat: FlatModel, before: int, parts: int) -> None:
+    """Refuse other parts of a batch than a run began with where a layer sees the parts and not the batch.
+
+    Raises:
+        UsageError: with what to type.
+    """
+    layer = normalising_over_batch(flat.model)
+    if layer is None:
+        return
+    why = f"the module {layer!r} normalises over the parts of a batch, so their number is part of what is trained"
+    if run.machine.auto_batch:
+        raise UsageError(f"{why}; type --micro-batches K in place of --auto-batch")
+    if parts != before:
+        raise UsageError(f"{why}; go on with --micro-batches {before}, or begin a new run")
 
 
 def _describe(run: Run) -> list[str]:

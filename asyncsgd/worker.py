@@ -23,6 +23,7 @@ from asyncsgd.flat import FlatModel, cannot_freeze
 from asyncsgd.optimizers import Optimizer, PlainSGD
 from asyncsgd.prefetching import Prefetching
 from asyncsgd.records.events import Gradient
+from asyncsgd.running_statistics import StillBuffers
 from asyncsgd.settings.training import Machine
 from asyncsgd.state import restore, state_of
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
@@ -195,7 +196,8 @@ class Worker:
         g = sum_k (w_k / w) grad f(x; part k),    w = sum_k w_k
 
     Only the activations of one part are in memory at a time. Every part has dropout of its own. A model that
-    normalises over the samples of a batch (BatchNorm) sees the parts, not the batch.
+    normalises over the samples of a batch (BatchNorm) sees the parts, not the batch. Running statistics begin at
+    ``flat.statistics.values`` in each gradient, and what its forward passes make of them is ``flat.statistics.moved``.
 
     Args:
         flat: the model; its gradient vector receives the result.
@@ -206,6 +208,7 @@ class Worker:
         micro_batches: K, parts of a batch.
         all_gpus: whether a batch is computed on all GPUs of this process; see `OnAllGPUs`.
         savings: ways to less time or less memory; none of them changes which gradient it is.
+        watches: whether all buffers but those of ``flat.statistics`` stood still in a dry run, and have to.
     """
 
     KEPT = ("_loss_scale",)
@@ -222,8 +225,12 @@ class Worker:
         micro_batches: int = 1,
         all_gpus: bool = False,
         savings: Machine = _NO_SAVINGS,
+        watches: bool = False,
     ) -> None:
         self.flat = flat
+        self._still = None
+        if watches:
+            self._still = StillBuffers(flat.model, () if flat.statistics is None else flat.statistics.names)
         self.savings = savings
         if savings.gradient_checkpointing:
             checkpoint_activations(flat.model)
@@ -276,6 +283,8 @@ class Worker:
         loss = math.nan
         while True:
             self.flat.release_gradients()
+            if self.flat.statistics is not None:
+                self.flat.statistics.begin()
             used = self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
             if weight:
                 loss = self._backward(index, parts, factor if used is None else factor * used)
@@ -286,6 +295,8 @@ class Worker:
                 self.flat.gradients.div_(used)
             if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
                 continue
+            if self.flat.statistics is not None:
+                self.flat.statistics.end()
             scales = () if used is None else (used,)
             return Gradient(loss, weight, self.task.batch_size, scales, self.flat.frozen)
 
@@ -299,6 +310,7 @@ class Worker:
     def _backward(self, index: int, parts: Sequence[_Part], factor: float) -> float:
         """Add up `factor` times the parts' gradients, weighted by their shares; the mean loss over all loss terms."""
         losses = []
+        statistics = self.flat.statistics
         for part in parts:
             # The one allowed use of torch's default generator: dropout draws from nothing else.
             torch.manual_seed(dropout_seed(self._seed, self._stream, index, part.number))
@@ -306,8 +318,12 @@ class Worker:
             ddp = self.loss if isinstance(self.loss, Replicated) and part is not parts[-1] else None
             with contextlib.nullcontext() if ddp is None else ddp.no_sync():
                 loss = self._forward(part.batch)
+                if statistics is not None:
+                    statistics.note()
                 scale = factor * part.share
                 (loss if scale == 1.0 else loss * scale).backward()
+            if statistics is not None and part is not parts[-1]:
+                statistics.put_back()  # layers that were computed again have moved them again
             losses.append(loss.detach())
         self.flat.leave_out_used()
         if isinstance(self.loss, Replicated):
@@ -320,6 +336,8 @@ class Worker:
         with self._autocast():
             loss: Tensor = self.loss(batch)
         self.flat.check_forward(before)
+        if self._still is not None:
+            self._still.check()
         return loss
 
     def _exchange_nothing(self, index: int) -> None:
@@ -360,6 +378,8 @@ class Worker:
 
     def evaluate(self, shard: int, num_shards: int) -> Sums:
         """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`."""
+        if self.flat.statistics is not None:
+            self.flat.statistics.begin()
         return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
     def prepare(self, index: int) -> None:

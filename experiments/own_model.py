@@ -42,7 +42,7 @@ class Shapes(asyncsgd.Task):
         with asyncsgd.seeded(seed):
             return nn.Sequential(
                 nn.Conv2d(1, self.width, 3, padding=1),
-                nn.GroupNorm(4, self.width),  # not BatchNorm, whose running statistics belong to no version
+                nn.GroupNorm(4, self.width),  # not BatchNorm: local steps and Hogwild keep no running statistics
                 nn.ReLU(),
                 nn.MaxPool2d(2),
                 nn.Conv2d(self.width, 2 * self.width, 3, padding=1),

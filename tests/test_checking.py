@@ -197,11 +197,15 @@ def counting(seed):
 OWN = np.random.default_rng(0)
 
 
+def grow(module):
+    module.calls = torch.zeros(len(module.calls) + 1)
+
+
 def test_a_right_task_passes_and_the_numbers_are_those_of_its_first_batch():
     task = Regression()
     x, y = task.data(3).batch(0, 0)
     loss = functional.mse_loss(task.model(3)(x)[:, 0], y)
-    assert dataclasses.astuple(check(task, seed=3)) == (21, (), float(loss.detach()), 8.0, {"main": 7}, ())
+    assert dataclasses.astuple(check(task, seed=3)) == (21, (), float(loss.detach()), 8.0, {"main": 7}, (), ())
 
 
 def test_tied_weights_frozen_parameters_integer_inputs_and_a_single_tensor_pass():
@@ -221,9 +225,20 @@ def test_unused_parameters_are_listed():
             "different initial values linear.weight asyncsgd.seeded(seed)",
         ),
         (but(data=counting), "two different batches TensorData"),
-        (but(layers=lambda: Through(nn.BatchNorm1d(3))), "BatchNorm1d layer.running_mean GroupNorm"),
         (
-            but(layers=lambda: Through(nn.Identity(), buffer=torch.zeros(()), also=lambda self: self.calls.add_(1))),
+            but(layers=lambda: Through(nn.Identity(), buffer=torch.zeros(1), also=grow)),
+            "Through buffer 'calls' GroupNorm",
+        ),
+        (
+            but(layers=lambda: Through(nn.Identity(), buffer=torch.tensor(7), also=lambda self: self.calls.sub_(1))),
+            "counters that grow Through buffer 'calls'",
+        ),
+        (
+            but(
+                layers=lambda: Through(
+                    nn.Identity(), buffer=torch.tensor(True), also=lambda self: self.calls.logical_not_()
+                )
+            ),
             "Through buffer 'calls'",
         ),
         (
@@ -271,6 +286,7 @@ def test_what_cannot_be_sent_to_processes_is_refused_and_passes_without_them(tas
         (but(layers=Recurrent), None),
         (but(layers=Recurrent, batch_size=3), None),
         (but(layers=lambda: Through(nn.BatchNorm1d(3).eval())), None),
+        (but(layers=lambda: Through(nn.BatchNorm1d(3))), "'layer' normalises"),
         (but(layers=lambda: Through(nn.BatchNorm1d(3, track_running_stats=False))), "'layer' normalises"),
         (but(layers=lambda: nn.Linear(3, 1).eval()), "call .train()"),
         (Regression(batch_size=1), "1 rows cannot be split in 2"),

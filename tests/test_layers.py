@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text("utf-8")]
 # From bottom to top: a part imports parts of its own floor and of lower ones.
 FLOORS = """
-__main__ errors flights state numbers prefetching schedules signals torchrun flat named_choices records
+errors running_statistics
+__main__ flights state numbers prefetching schedules signals torchrun flat named_choices records
 batches data optimizers rules settings simulation.churn simulation.instance simulation.problems simulation.speeds
 checkpoints models methods runtimes server recorded_run rounding tasks masking
 checking evaluation stages worker measure runtime.base runtime.awake

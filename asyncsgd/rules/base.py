@@ -158,6 +158,10 @@ class Rule(Named):
     """`arrive` is called for a gradient without a loss term too, whose weight is 0. By default the server drops it and
     starts its worker again, and the rule does not hear of it.
     """
+    moves_by_first_batch: ClassVar[bool] = False
+    """Of the gradients of a step, that of the first batch alone moves the model's running statistics. By default all of
+    them do, one after the other.
+    """
     in_rounds: ClassVar[bool] = False
     """All workers of a round start together, and one step takes all their gradients. So a budget in samples cuts the
     last round short. Under other rules a run ends while workers still compute.

@@ -32,6 +32,7 @@ class Synchronous(Collecting):
     """
 
     in_rounds: ClassVar[bool] = True
+    moves_by_first_batch: ClassVar[bool] = True
 
 
 def _stopping_everybody(reply: Reply, view: View) -> Reply:

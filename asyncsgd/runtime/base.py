@@ -86,6 +86,8 @@ class Result:
     """Only with ``Budget.keep_best``."""
     best_parameters: Tensor | None = None
     """`(P,)`, of `best`, on the CPU."""
+    best_statistics: Tensor | None = None
+    """`(S,)`, of `best`, where the model has running statistics."""
 
 
 class EvaluationPoints:
@@ -191,7 +193,7 @@ class Judge:
     [False, False, False, False, False, True]
     """
 
-    KEPT = ("_best_loss", "_best_samples", "_since", "_newest", "best", "best_parameters")
+    KEPT = ("_best_loss", "_best_samples", "_since", "_newest", "best", "best_parameters", "best_statistics")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -199,15 +201,22 @@ class Judge:
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
         self.best: Best | None = None
         self.best_parameters: Tensor | None = None
+        self.best_statistics: Tensor | None = None
 
     def of(
-        self, evaluation: Evaluation, parameters: Callable[[], Tensor] | None = None, *, last: bool = False
+        self,
+        evaluation: Evaluation,
+        parameters: Callable[[], Tensor] | None = None,
+        statistics: Tensor | None = None,
+        *,
+        last: bool = False,
     ) -> Result | None:
         """How the run ends with this evaluation; None: it goes on. Called with every evaluation once, in order.
 
         Args:
             parameters: gives those that were evaluated, `(P,)`; copied where they are to be kept. Called on all ranks
                 of a run, or on none.
+            statistics: the running statistics that were evaluated, `(S,)`; copied likewise.
             last: whether it ends in any case.
         """
         loss = evaluation.loss
@@ -218,6 +227,7 @@ class Judge:
             if self._budget.keep_best and parameters is not None:
                 self.best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
                 self.best_parameters = parameters().detach().to("cpu", copy=True)
+                self.best_statistics = None if statistics is None else statistics.clone()
         else:
             self._since += 1
         self._newest = loss, evaluation.total_samples
@@ -252,7 +262,11 @@ class Judge:
         """A state is loaded to where the parameters are, and these stay on the CPU."""
         if self.best_parameters is not None:
             self.best_parameters = self.best_parameters.cpu()
+        if self.best_statistics is not None:
+            self.best_statistics = self.best_statistics.cpu()
 
     def with_best(self, result: Result) -> Result:
         """`result` with the version that was best."""
-        return dataclasses.replace(result, best=self.best, best_parameters=self.best_parameters)
+        return dataclasses.replace(
+            result, best=self.best, best_parameters=self.best_parameters, best_statistics=self.best_statistics
+        )

@@ -124,6 +124,12 @@ class Replica(abc.ABC):
     def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
         """Step along the gradient all but the parameters `frozen`."""
 
+    def follow_statistics(self, weights: Tensor) -> None:
+        """Let running statistics follow those of the first of the batches with these loss terms that has some; where
+        the model has none, as in pipelines, nothing moves.
+        """
+        return
+
     @abc.abstractmethod
     def sums(self) -> Sums:
         """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing.
@@ -170,6 +176,7 @@ class Replica(abc.ABC):
         self._own_seconds = computed - began - waited - stretched
         if bool(weights.any()):
             self.step(self._rate((first + count) * self.task.batch_size), gradient.frozen)
+        self.follow_statistics(weights[:count])
         frozen = json.dumps(gradient.frozen)
         digest = zlib.crc32(frozen.encode())
         row = [gradient.loss, computed - began - waited, waited, time.perf_counter() - computed, digest]
@@ -218,6 +225,16 @@ class DataParallel(Replica):
         self._optimizer.step(self._flat.gradients, learning_rate, frozen=frozen)
         self.norm = self._optimizer.norm
 
+    def follow_statistics(self, weights: Tensor) -> None:
+        """As DistributedDataParallel does, which sends rank 0's buffers to the others."""
+        statistics = self._flat.statistics
+        if statistics is None or not bool(weights.any()):
+            return
+        first = int(weights.nonzero()[0])
+        if self.ranks.rank == first:
+            statistics.values.copy_(statistics.moved[0])
+        self.ranks.take(statistics.values, first)
+
     def sums(self) -> Sums:
         self._flat.check()
         return self._worker.evaluate(self.number, self.ranks.number)
@@ -229,6 +246,7 @@ class DataParallel(Replica):
         return {
             "parameters": self._flat.parameters,
             "optimizer": state_of(self._optimizer),
+            "statistics": state_of(self._flat.statistics),
             "workers": self.ranks.gather_texts(json.dumps(state_of(self._worker))),
         }
 
@@ -241,6 +259,8 @@ class DataParallel(Replica):
         own = state["backend"]["ranks"]
         with torch.no_grad():
             self._flat.parameters.copy_(own["parameters"])
+        if self._flat.statistics is not None:
+            restore(self._flat.statistics, own["statistics"])
         restore(self._optimizer, own["optimizer"])
         restore(self._worker, json.loads(own["workers"][self.number]))
 

@@ -15,6 +15,7 @@ from asyncsgd.evaluation import Measured, measured
 from asyncsgd.flat import Layout
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Range
+from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.state import restore
 from asyncsgd.worker import Gradient, Worker, take_local_steps
@@ -27,6 +28,10 @@ class Computation(Protocol):
     def gradient(self) -> Tensor:
         """`(P,)`, the last result."""
 
+    @property
+    def moved(self) -> Tensor | None:
+        """`(3, S)`, what the last gradient has made of running statistics; see `asyncsgd.running_statistics`."""
+
     def compute(
         self,
         worker: int,
@@ -34,11 +39,13 @@ class Computation(Protocol):
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
+        statistics: Tensor | None = None,
     ) -> Gradient:
         """Compute `worker`'s gradient at `start`, or its local steps from there at `learning_rate`.
 
         Args:
             loss_scales: of a gradient that is computed again, one per batch; see `Gradient`.
+            statistics: the running statistics at `start`, `(S,)`, of a model that has some.
         """
 
     def cut_into(self, micro_batches: int) -> None:
@@ -90,6 +97,11 @@ class ModelGradients(_Gradients):
     def gradient(self) -> Tensor:
         return self._worker.flat.gradients
 
+    @property
+    def moved(self) -> Tensor | None:
+        statistics = self._worker.flat.statistics
+        return None if statistics is None else statistics.moved
+
     def compute(
         self,
         worker: int,
@@ -97,9 +109,12 @@ class ModelGradients(_Gradients):
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
+        statistics: Tensor | None = None,
     ) -> Gradient:
         with torch.no_grad():
             self._worker.flat.parameters.copy_(start)
+            if statistics is not None and self._worker.flat.statistics is not None:
+                self._worker.flat.statistics.values.copy_(statistics)
         indices = indices_of(batches)
         if learning_rate is None:
             return self._worker.gradient(indices[0], loss_scale=loss_scales[0] if loss_scales else None)
@@ -109,13 +124,19 @@ class ModelGradients(_Gradients):
         self._worker.cut_into(micro_batches)
 
 
-def whole_evaluation(worker: Worker) -> Callable[[Tensor], Measured]:
-    """A function from parameters to what an exact evaluation on the whole evaluation set says of them."""
+def whole_evaluation(worker: Worker, statistics: RunningStatistics | None = None) -> Callable[[Tensor], Measured]:
+    """A function from parameters to what an exact evaluation on the whole evaluation set says of them.
+
+    Args:
+        statistics: the server's, which are evaluated with its parameters.
+    """
     flat = worker.flat
 
     def measure(parameters: Tensor) -> Measured:
         with torch.no_grad():
             flat.parameters.copy_(parameters)
+            if statistics is not None and flat.statistics is not None:
+                flat.statistics.values.copy_(statistics.values)
         return measured(worker.task, worker.evaluate(0, 1))
 
     return measure
@@ -136,6 +157,8 @@ class ProblemGradients(_Gradients):
         plain = PlainSGD(scratch)
         super().__init__(lambda: inner.on(scratch, Layout.of_vector(len(scratch))) if inner else plain)
 
+    moved = None
+
     def initial(self) -> Tensor:
         """float64 `(P,)`, new."""
         return torch.from_numpy(self._instance.initial())
@@ -147,6 +170,7 @@ class ProblemGradients(_Gradients):
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
+        statistics: Tensor | None = None,
     ) -> Gradient:
         if loss_scales:
             raise UsageError("a closed-form problem has no loss_scales; give the log as the run wrote it")

@@ -31,6 +31,7 @@ from asyncsgd.records.events import (
     Record,
     StagesUsed,
 )
+from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
@@ -145,6 +146,7 @@ class Fit:
         budget: when to stop; ``samples=0`` evaluates once and stops.
         evaluations: how many after the first; see `EvaluationPoints`. In seconds they are at exact points of time.
         parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
+        statistics: the model's running statistics, which are evaluated with them; None: it has none.
     """
 
     KEPT = ("method", "backend", "_points", "judge", "evaluations", "num_arrivals", "_evaluation_due", "_changed")
@@ -157,7 +159,9 @@ class Fit:
         evaluations: int,
         sink: Sink,
         parameters: Callable[[], Tensor] | None = None,
+        statistics: RunningStatistics | None = None,
     ) -> None:
+        self._statistics = statistics
         self.method, self.backend, self._budget, self._sink = method, backend, budget, sink
         self._parameters = parameters or (lambda: method.parameters)
         self._points, self.judge = EvaluationPoints(budget, evaluations), Judge(budget)
@@ -312,7 +316,8 @@ class Fit:
             self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
         if measured.stages:
             self._report(StagesUsed(version, num_samples, seconds, measured.stages))
-        return self.judge.of(evaluation, self._parameters, last=last)
+        statistics = None if self._statistics is None else self._statistics.values
+        return self.judge.of(evaluation, self._parameters, statistics, last=last)
 
     def _report(self, record: Record) -> None:
         if self._sink.report is not None:

@@ -23,6 +23,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -220,13 +221,13 @@ class Pair(Link):
     Args:
         folder: where the two meet.
         worker: whose link it is.
-        slot: at the server, where the worker's vectors are received, `(P,)`; None: it is the worker's end, or the
-            two share a segment.
+        slot: at the server, where the worker's vectors are received, `(P,)`, and behind it what its gradients make of
+            running statistics, where a model has some; empty: it is the worker's end, or the two share a segment.
         carries_vectors: whether they do not.
     """
 
     def __init__(
-        self, folder: str, worker: int, *, serves: bool, carries_vectors: bool, slot: Tensor | None = None
+        self, folder: str, worker: int, *, serves: bool, carries_vectors: bool, slot: Sequence[Tensor] = ()
     ) -> None:
         ours, self._handed_on = multiprocessing.Pipe(duplex=False)
         super().__init__(ours)
@@ -288,8 +289,9 @@ class Pair(Link):
                     self._post_bytes(payload)
             while True:
                 payload = self._receive_bytes()
-                if self._slot is not None and payload == encode(Pushing()):
-                    self.receive_vector(self._slot)
+                if self._slot and payload == encode(Pushing()):
+                    for vector in self._slot:
+                        self.receive_vector(vector)
                 else:
                     self._handed_on.send_bytes(payload)
         except (RuntimeError, OSError, EOFError):
@@ -340,7 +342,7 @@ class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
     folder: str
     """The name of a folder for temporary files, and never a path; empty where no worker needs one."""
-    segment: tuple[int, int, int, int, int] | None
+    segment: tuple[int, ...] | None
     """`Segment.place`; None: vectors travel too."""
 
     def join(self, worker: int) -> tuple[Link, Segment | None]:
@@ -352,7 +354,7 @@ class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
         try:
             folder = private_folder(self.folder)
             segment = None if self.segment is None else Segment.opened(*self.segment)
-        except (ValueError, OSError, psutil.Error) as error:
+        except (TypeError, ValueError, OSError, psutil.Error) as error:
             raise RunError(f"rank 0 sent a start message that cannot be used ({error}); start the run again") from error
         return Pair(folder, worker, serves=False, carries_vectors=segment is None), segment
 

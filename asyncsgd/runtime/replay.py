@@ -132,7 +132,7 @@ class Replay:
         # Peers count a version of each model, and gradients start at points that they keep.
         reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
         self._readers = collections.Counter([record.read_version for record in reads])
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.losses: list[LossPair] = []
         """Of all arrivals so far, beside those of the log."""
 
@@ -189,7 +189,9 @@ class Replay:
         work = self.server.in_flight.get(worker)
         if work is None or work.dispatch != dispatch:
             raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
-        point = self._kept.get(version) if work.point is None else work.point
+        point, statistics = self._kept.get(version, (None, None))
+        if work.point is not None:
+            point, statistics = work.point, work.statistics
         newest = self.server.version if work.point is None else work.version
         if point is None or not work.version <= version <= newest:
             raise self._differs(
@@ -197,12 +199,14 @@ class Replay:
                 f"it has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, work.batches, point, work.rate, record.loss_scales)
+        computation = self._computation
+        gradient = computation.compute(worker, work.batches, point, work.rate, record.loss_scales, statistics)
         pair = LossPair(self.server.version, dispatch, version, gradient.loss, record.loss)
         self.losses.append(pair)
         if self._to_the_bit and not pair.same_bits:
             raise Differs(version, pair.difference)
-        return Arrived(work, version, self._computation.gradient, gradient, record.flight_seconds, Taken())
+        seconds = record.flight_seconds
+        return Arrived(work, version, computation.gradient, gradient, seconds, Taken(), computation.moved)
 
     def stop(self, works: Sequence[Work]) -> None:
         """Nobody computes but when it arrives."""
@@ -242,6 +246,8 @@ class Replay:
         """Keep the current version while the log still reads it, and forget those it does not."""
         version = self.server.version
         if self._readers[version] > 0 and version not in self._kept:
-            self._kept[version] = self.server.parameters.clone()
+            statistics = self.server.statistics if isinstance(self.server, Server) else None
+            values = None if statistics is None else statistics.values.clone()
+            self._kept[version] = (self.server.parameters.clone(), values)
         for old in [old for old in self._kept if self._readers[old] <= 0]:
             del self._kept[old]

@@ -77,7 +77,9 @@ class Single(InOrder):
         if self._worker.flat.parameters.device.type == "cuda":
             torch.cuda.synchronize()
         taken = Taken(compute=time.perf_counter() - began)
-        return Arrived(work, work.version, self._worker.flat.gradients, gradient, self.now - work.began, taken)
+        flat, seconds = self._worker.flat, self.now - work.began
+        moved = None if flat.statistics is None else flat.statistics.moved
+        return Arrived(work, work.version, flat.gradients, gradient, seconds, taken, moved)
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()

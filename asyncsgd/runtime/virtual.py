@@ -27,6 +27,7 @@ from torch import Tensor
 from asyncsgd.evaluation import Measured
 from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
 from asyncsgd.records.events import Taken
+from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.fit import Nobody
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
@@ -66,6 +67,7 @@ class Heap:
         network: links to the server; None: transfers take no time.
         churn: who leaves and joins when, in the order of time.
         in_step: gradients that start together arrive together, when the slowest is done.
+        statistics: the server's running statistics, of a model that has some.
     """
 
     settled, anew = True, False
@@ -85,6 +87,7 @@ class Heap:
         network: Network | None = None,
         churn: Sequence[Change] = (),
         in_step: bool = False,
+        statistics: RunningStatistics | None = None,
     ) -> None:
         self.now = 0.0
         self._parameters, self.computation, self._measure = parameters, computation, measure
@@ -96,7 +99,12 @@ class Heap:
         self._link_free = 0.0
         self._changes = list(churn)  # that are still to come
         self._dead = 0  # entries of the heap and of the uploads that nobody waits for
-        self._kept: tuple[int, Tensor] = (-1, parameters)  # the newest version that a gradient has started at
+        self._statistics = statistics
+        self._kept: tuple[int, Tensor, Tensor | None] = (
+            -1,
+            parameters,
+            None,
+        )  # the newest version that a gradient has started at
         # Of each worker:
         self._working: list[Work | None] = [None] * num_workers
         self._idle_since = [0.0] * num_workers
@@ -169,7 +177,7 @@ class Heap:
     def _arrived(self, work: Work) -> Arrived:
         worker, began, now = work.worker, work.began, self.now
         assert work.point is not None
-        gradient = self.computation.compute(worker, work.batches, work.point, work.rate)
+        gradient = self.computation.compute(worker, work.batches, work.point, work.rate, statistics=work.statistics)
         pulled = computed = 0.0
         if self._network is not None:
             pulled, computed = self._pulled_at[worker] - began, self._computed_at[worker] - began
@@ -177,7 +185,8 @@ class Heap:
             computed = now - began
         taken = Taken(pulled, computed - pulled, now - began - computed, began - self._idle_since[worker])
         self._working[worker], self._idle_since[worker] = None, now
-        return Arrived(work, work.version, self.computation.gradient, gradient, now - began, taken)
+        computation = self.computation
+        return Arrived(work, work.version, computation.gradient, gradient, now - began, taken, computation.moved)
 
     def _transfer(self, seconds: float, worker: int) -> float:
         """When a vector that is ready at `seconds` is through the server's link."""
@@ -203,8 +212,9 @@ class Heap:
             worker, number, first = work.worker, work.num_local_steps, work.draw
             if work.point is None:
                 if self._kept[0] != work.version:
-                    self._kept = (work.version, self._parameters.clone())
-                work.point = self._kept[1]
+                    statistics = None if self._statistics is None else self._statistics.values.clone()
+                    self._kept = (work.version, self._parameters.clone(), statistics)
+                _, work.point, work.statistics = self._kept
             self._working[worker] = work
             if number == 1:
                 seconds = work.drawn = draw(worker, first)

@@ -78,6 +78,9 @@ class Gradients:
         self._through = self._link if isinstance(self._link, Pair) and self._link.carries_vectors else None
         self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
         self._flat = self._bound(run.task.model(run.seed).to(self._device))
+        self._statistics = self._flat.statistics
+        if self._statistics is not None and self._slot is not None and self._segment is not None:
+            self._statistics.moved = self._segment.moved[number]
         self._worker = run.worker(self._flat, profile, tells=tells)
         self._inner: Optimizer | None = None
         self._staging = self._flat.parameters if self._device.type == "cpu" else self._flat.parameters.cpu()
@@ -86,11 +89,12 @@ class Gradients:
         self._idle_since = 0.0
 
     def _bound(self, model: torch.nn.Module) -> FlatModel:
-        return FlatModel(model, gradients=self._slot if self._device.type == "cpu" else None)
+        gradients = self._slot if self._device.type == "cpu" else None
+        return FlatModel(model, gradients=gradients, moving=self._run.moving or ())
 
     def obey(self) -> None:
         """Carry out commands in order until `Stop`."""
-        self._link.send(Ready(self._flat.layout.fingerprint))
+        self._link.send(Ready(self._flat.fingerprint))
         self._idle_since = time.perf_counter()
         while not isinstance(command := self._link.receive(), Stop):
             if isinstance(command, Evaluate):
@@ -120,19 +124,26 @@ class Gradients:
             self._through.receive_vector(self._staging)
             if self._staging is not parameters:
                 parameters.copy_(self._staging)
+            if self._statistics is not None:
+                self._through.receive_vector(self._statistics.values)
             return exact_version or 0
         if exact_version is not None:
             assert self._slot is not None
             parameters.copy_(self._slot)
+            if self._statistics is not None:
+                self._statistics.values.copy_(self._statistics.moved[0])
             return exact_version
         assert self._segment is not None
-        return self._segment.pull(parameters, self._link.check)
+        statistics = None if self._statistics is None else self._statistics.values
+        return self._segment.pull(parameters, self._link.check, statistics)
 
     def _push(self, gradients: Tensor) -> None:
         """Nothing to do where they were computed in the slot."""
         if self._through is not None:
             self._through.send(Pushing())
             self._through.send_vector(gradients if gradients.is_cpu else self._staging.copy_(gradients))
+            if self._statistics is not None:
+                self._through.send_vector(self._statistics.moved)
             self._through.flush()
         elif self._slot is not None and gradients.data_ptr() != self._slot.data_ptr():
             self._slot.copy_(gradients)

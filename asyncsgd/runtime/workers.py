@@ -109,7 +109,7 @@ class Workers:
         """Wait until every worker is ready or lost.
 
         Args:
-            layout: `Layout.fingerprint` that every worker must have.
+            layout: `FlatModel.fingerprint` that every worker must have.
         """
         while coming := self._links.keys() - self._ready:
             for worker, message in self._wait():
@@ -195,8 +195,9 @@ class Workers:
         self._clock.pause()
         began, owners, sums = time.perf_counter(), dict(enumerate(self.present)), dict[int, Sums]()
         number = len(owners)
+        vectors = self._vectors(parameters, self._segment.statistics)
         for shard, worker in owners.items():
-            self._send(worker, Evaluate(shard, number), parameters)
+            self._send(worker, Evaluate(shard, number), vectors)
         while self._ready and len(sums) < number:
             for worker, message in self._wait():
                 if isinstance(message, Evaluated):
@@ -209,7 +210,7 @@ class Workers:
                     for shard in [shard for shard, owner in owners.items() if owner == worker and shard not in sums]:
                         if self._ready:
                             owners[shard] = min(self._ready)
-                            self._send(owners[shard], Evaluate(shard, number), parameters)
+                            self._send(owners[shard], Evaluate(shard, number), vectors)
         if not self._ready:
             raise self._nobody()
         self._held_back.sort(key=lambda item: item[0])
@@ -253,21 +254,30 @@ class Workers:
     def _tell(self, work: Work) -> None:
         """Tell an idle worker to compute. Its slot is free for the point where it starts, if it has to be told one."""
         worker, point, exact = work.worker, work.point, None if work.point is None else work.version
+        segment, statistics = self._segment, work.statistics
         if point is None and self._links[worker].carries_vectors:
-            point, exact = self._segment.parameters, self._segment.version
+            point, exact, statistics = segment.parameters, segment.version, segment.statistics
         if point is not None:
-            self._segment.slots[worker].copy_(point)
+            segment.slots[worker].copy_(point)
+            if statistics is not None:
+                segment.moved[worker, 0].copy_(statistics)
         self._computing.add(worker)
         command = Compute(work.dispatch, work.batches, work.rate, exact, work.draw)
-        self._send(worker, command, self._segment.slots[worker] if self._segment.slots else None)
+        vectors = self._vectors(segment.slots[worker], segment.moved[worker, 0]) if segment.slots else ()
+        self._send(worker, command, vectors)
 
-    def _send(self, worker: int, message: Message, vector: Tensor | None = None) -> None:
+    def _vectors(self, parameters: Tensor, statistics: Tensor) -> Sequence[Tensor]:
+        """What a worker without the segment is sent."""
+        return (parameters, statistics) if len(statistics) else (parameters,)
+
+    def _send(self, worker: int, message: Message, vectors: Sequence[Tensor] = ()) -> None:
         """Whoever is gone is heard to be."""
         link = self._links[worker]
         with contextlib.suppress(Gone):
             link.send(message)
-            if isinstance(link, Pair) and link.carries_vectors and vector is not None:
-                link.send_vector(vector)
+            if isinstance(link, Pair) and link.carries_vectors:
+                for vector in vectors:
+                    link.send_vector(vector)
 
     def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
         """See `_messages`; raises `Interrupted` where the user has asked to stop, RunError where a worker refuses."""
@@ -309,7 +319,8 @@ class Workers:
         self._num_samples += message.gradient.num_samples
         vector = torch.empty(0) if self._steps_there else self._segment.slots[worker]
         seconds = self.now - work.began
-        return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken)
+        moved = self._segment.moved[worker] if len(self._segment.statistics) else None
+        return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken, moved)
 
     def _lose(self, worker: int, reason: str) -> None:
         self._selector.unregister(self._links[worker])

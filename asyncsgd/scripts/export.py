@@ -9,6 +9,7 @@ checkpoint that is whole. With ``--best`` it is the one of the lowest evaluation
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -75,11 +76,18 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
     run = run_again(folder, given.cache_dir, class_given(given.task)).prepared()
     state, totals = load_state(folder, checkpoint.name), Totals()
     totals.load_state(checkpoint.totals)
-    parameters, known = (state["backend"].get("ranks") or state["method"])["parameters"], totals.as_summary()
+    kept, known = state["backend"].get("ranks") or state["method"], totals.as_summary()
+    parameters = kept["parameters"]
+    statistics = kept.get("statistics")
+    values = None
+    if statistics is not None:
+        run = dataclasses.replace(run, moving=tuple(statistics["names"]))
+        values = statistics["values"]
     if given.best:
         best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
+        values = state["judge"]["best_statistics"]
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
         known = model_at(best)
-    save_model(run, run.flat(parameters), given.out, known, folder)
+    save_model(run, run.flat(parameters, statistics=values), given.out, known, folder)
     return f"the model after {known['num_samples']} samples and {known['num_updates']} updates"

@@ -59,6 +59,8 @@ class Run:
     speeds: str | None = None
     """What the user typed for the runtime's."""
     saves_model: bool = True
+    moving: tuple[str, ...] | None = None
+    """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
 
     def __post_init__(self) -> None:
         recipe = dataclasses.replace(self.recipe, peak=self.steps.learning_rate)
@@ -89,12 +91,22 @@ class Run:
     def prepared(self) -> Run:
         return dataclasses.replace(self, task=self.task.prepare(self.seed, self.cache))
 
-    def flat(self, parameters: Tensor | None = None, device: str | torch.device = "cpu") -> FlatModel:
-        """The model of a prepared task on flat vectors, new, at its initial parameters or at these, `(P,)`."""
-        flat = FlatModel(self.task.model(self.seed).to(device))
+    def flat(
+        self,
+        parameters: Tensor | None = None,
+        device: str | torch.device = "cpu",
+        statistics: Tensor | None = None,
+    ) -> FlatModel:
+        """The model of a prepared task on flat vectors, new, at its initial parameters or at these, `(P,)`, and
+        where it has running statistics at these, `(S,)`.
+        """
+        flat = FlatModel(self.task.model(self.seed).to(device), moving=self.moving or ())
         if parameters is not None:
             with torch.no_grad():
                 flat.parameters.copy_(parameters)
+        if flat.statistics is not None and statistics is not None:
+            flat.statistics.values.copy_(statistics)
+            flat.statistics.begin()
         return flat
 
     @property
@@ -206,6 +218,7 @@ class Run:
             micro_batches=self.micro_batches,
             all_gpus=self.all_gpus,
             savings=self.machine,
+            watches=self.moving is not None,
         )
         if isinstance(worker, ProfiledWorker) and profile is not None:
             worker.profile = profile

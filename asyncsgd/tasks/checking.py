@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
+from asyncsgd.running_statistics import moves
 from asyncsgd.tasks.base import Batch, Task, tensors_in, to_device
 
 LARGEST_PICKLE = 1_000_000
@@ -45,6 +46,8 @@ class Checked:
     """Of that batch."""
     num_evaluation_batches: Mapping[str, int]
     """By the name of the evaluation set."""
+    statistics: tuple[str, ...]
+    """Buffers that the forward pass changes in training mode: running statistics and counters."""
     notes: tuple[str, ...]
     """What could not be checked, and what is unusual: a sentence each."""
 
@@ -127,14 +130,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                     f"the gradient of {name!r} is sparse, and no layer says so, as processes that exchange gradients "
                     f"have to know; write sparse=False where it is looked up, or use nn.Embedding(..., sparse=True)"
                 )
-        if (changed := _difference(model, trial)) is not None:
-            kind, name = changed
-            module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
-            raise UsageError(
-                f"the forward pass changes the {kind} {name!r} of {type(module).__name__}, and no other process sees "
-                f"that; compute it from the parameters and the batch, or use GroupNorm, LayerNorm or "
-                f"track_running_stats=False"
-            )
+        statistics = _moving_buffers(model, trial)
         repeated, _ = gradients(batch)
         if repr(loss) != repr(repeated) and not (where.type != "cpu" and math.isclose(loss, repeated, rel_tol=1e-4)):
             raise UsageError(
@@ -151,7 +147,32 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     if processes:  # it may keep what it has read
         check_can_be_sent(task, f"the task {type(task).__name__}")
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
-    return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, tuple(notes))
+    return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, statistics, tuple(notes))
+
+
+def _moving_buffers(model: nn.Module, trial: nn.Module) -> tuple[str, ...]:
+    """The buffers that the forward pass of `trial` has changed since it was as `model`; they are put back.
+
+    Raises:
+        UsageError: if it has changed something that the library does not keep.
+    """
+    before = dict(model.named_buffers())
+    after = dict(trial.named_buffers())
+    moving: list[str] = []
+    while (changed := _difference(model, trial)) is not None:
+        kind, name = changed
+        if kind == "buffer" and name in before and moves(before[name], after.get(name)):
+            moving.append(name)
+            with torch.no_grad():
+                after[name].copy_(before[name])
+            continue
+        module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
+        raise UsageError(
+            f"the forward pass changes the {kind} {name!r} of {type(module).__name__}, and no other process sees that; "
+            f"kept are float32 buffers that model() makes, and int64 counters that grow. Compute it from the "
+            f"parameters and the batch, or use GroupNorm, LayerNorm or track_running_stats=False"
+        )
+    return tuple(moving)
 
 
 def _check_loss(loss: Any) -> None:

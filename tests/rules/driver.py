@@ -236,7 +236,7 @@ class Driver:
         assert dispatch == len(self.started)
         self.started.append(dispatch)
         self.read_version[dispatch] = work.version if work.point is not None else server.version
-        borrowed = work.version < server.version or work.point is server.snapshot()
+        borrowed = work.version < server.version or work.point is server.snapshot()[0]
         start = self.parameters.clone() if work.point is None else work.point.clone()
         origin = start.double().numpy()
         if work.rate is None:

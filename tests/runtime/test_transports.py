@@ -57,7 +57,7 @@ def joined(way, segment, number, folder):
         ours, theirs = multiprocessing.Pipe()
         return Link(ours), Inherited(theirs, segment)
     carries = way == WAYS[2]
-    slot = segment.slots[number] if carries else None
+    slot = [segment.slots[number]] if carries else []
     path = met_in(folder)
     link = Pair(path, number, serves=True, carries_vectors=carries, slot=slot)
     return link, Meeting(os.path.basename(path), None if carries else segment.place)

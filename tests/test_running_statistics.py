@@ -1,0 +1,312 @@
+"""Models with running statistics: BatchNorm, InstanceNorm that tracks, spectral norm, a layer of one's own.
+
+The expected values are plain torch loops on the model itself, and sums that are written out here."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from doors import (
+    SGD,
+    AllReduce,
+    Asynchronous,
+    Constant,
+    DiLoCo,
+    Finished,
+    Hogwild,
+    InProcess,
+    Processes,
+    RunError,
+    Synchronous,
+    Task,
+    TensorData,
+    UsageError,
+    Virtual,
+    asyncsgd,
+    check,
+    seeded,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+BATCH, STEPS, RATE = 8, 8, 0.1
+STEP = {"optimizer": SGD(), "learning_rate": RATE, "evaluations": 2, "quiet": True}
+
+
+class OwnLayer(nn.Module):
+    """A batch norm that is called twice, and an average and a counter of the layer's own, which it makes anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Linear(8, 3)
+        self.register_buffer("average", torch.zeros(8))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        hidden = self.norm(self.norm(self.inner(x)).relu())
+        if self.training:
+            with torch.no_grad():
+                self.average = 0.8 * self.average + 0.2 * hidden.mean(0)
+                self.seen += 1
+        return self.outer(hidden)
+
+
+class Again(nn.Module):
+    """Computes its layers again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.last = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh()), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.layers, x, use_reentrant=False) if self.training else self.layers(x))
+
+
+class Later(nn.Module):
+    """Changes a buffer after a few passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.passes = 0
+        self.register_buffer("late", torch.zeros(2))
+
+    def forward(self, x):
+        self.passes += self.training
+        if self.passes > 3:
+            self.late += 1.0
+        return self.layer(x)
+
+
+def pictures(norm, channels=4):
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, channels, 2, padding=1),
+        norm,
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, 3),
+    )
+
+
+def rows(norm):
+    return nn.Sequential(nn.Linear(6, 8), norm, nn.ReLU(), nn.Linear(8, 3))
+
+
+MODELS = {
+    "BatchNorm1d": lambda: rows(nn.BatchNorm1d(8)),
+    "BatchNorm2d": lambda: pictures(nn.BatchNorm2d(4)),
+    "mean of all": lambda: rows(nn.BatchNorm1d(8, momentum=None)),
+    "InstanceNorm2d": lambda: pictures(nn.InstanceNorm2d(4, track_running_stats=True)),
+    "spectral norm": lambda: rows(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))),
+    "own": OwnLayer,
+    "again": Again,
+    "later": Later,
+    "GroupNorm": lambda: rows(nn.GroupNorm(2, 8)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Normed(Task):
+    name = "normed"
+    kind: str = "BatchNorm1d"
+    batch_size: int = BATCH
+
+    def model(self, seed):
+        with seeded(seed):
+            return MODELS[self.kind]()
+
+    def data(self, seed):
+        generator = torch.Generator().manual_seed(5)
+        x = 2 * torch.randn(96, 6, generator=generator) + 1
+        y = (x[:, 0] > 1).long() + (x[:, 1] > 1).long()
+        return TensorData((x, y), (x[:40], y[:40]), self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def trained(kind, samples=STEPS * BATCH, **given):
+    return asyncsgd.train(Normed(kind), samples=samples, **STEP | given)
+
+
+def state(model):
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def plain_loop(kind, parts=1):
+    """Steps of torch.optim.SGD on the model itself, each on the mean gradient of the batch's parts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    task = Normed(kind)
+    model, data = task.model(0), task.data(0)
+    optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
+    for index in range(STEPS):
+        optimizer.zero_grad()
+        x, y = data.batch(0, index)
+        for part in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            (task.loss(task.outputs(model, part), part) / parts).backward()
+        optimizer.step()
+    torch.set_num_threads(threads)
+    return model
+
+
+WITH_STATISTICS = ["BatchNorm1d", "BatchNorm2d", "mean of all", "InstanceNorm2d", "spectral norm", "own"]
+
+
+@pytest.mark.parametrize("kind", WITH_STATISTICS)
+def test_one_process_and_one_asynchronous_worker_are_the_plain_loop_bit_for_bit(kind):
+    expected = state(plain_loop(kind))
+    for runtime in (InProcess(), Virtual(1)):
+        assert state(trained(kind, runtime=runtime).model()) == expected
+
+
+def test_parts_of_a_batch_move_the_statistics_once_each():
+    expected = state(plain_loop("BatchNorm1d", parts=2))
+    assert state(trained("BatchNorm1d", micro_batches=2).model()) == expected
+    assert expected["1.num_batches_tracked"] == 2 * STEPS
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_second_pass_of_checkpointed_activations_moves_no_statistics(parts):
+    once = trained("again", micro_batches=parts).model().layers[1]
+    unchecked = plain_loop("BatchNorm1d", parts=parts)[1]  # the same layers but for the activation
+    assert int(once.num_batches_tracked) == int(unchecked.num_batches_tracked) == parts * STEPS
+    assert int(plain_loop("again").layers[1].num_batches_tracked) == 2 * STEPS  # as torch itself does
+
+
+def test_a_batch_that_float16_computes_again_moves_the_statistics_once():
+    run = trained("BatchNorm1d", precision="fp16", samples=2 * BATCH)
+    assert int(run.model()[1].num_batches_tracked) == 2
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm1d", pytest.param("own", marks=pytest.mark.slow)])
+def test_the_synchronous_rule_accumulation_and_ranks_in_step_keep_the_statistics_of_the_first_batch(kind):
+    by_rule = trained(kind, runtime=Virtual(2), rule=Synchronous())
+    expected = state(by_rule.model())
+    for runtime in (InProcess(accumulate=2), AllReduce(2)):
+        run = trained(kind, runtime=runtime)
+        assert state(run.model()) == expected
+        assert run.summary["statistics_sha256"] == by_rule.summary["statistics_sha256"]
+
+
+@pytest.mark.slow
+def test_two_ranks_are_data_parallel_by_hand():
+    """DDP's gradient is the mean of both ranks', and its buffers are rank 0's."""
+    task = Normed()
+    model, data = task.model(0), task.data(0)
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for step in range(STEPS // 2):
+        optimizer.zero_grad()
+        other = copy.deepcopy(model)
+        for rank, replica in enumerate((model, other)):
+            batch = data.batch(0, 2 * step + rank)
+            (task.loss(task.outputs(replica, batch), batch) / 2).backward()
+        for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.grad += theirs.grad
+        optimizer.step()
+    found = trained("BatchNorm1d", runtime=AllReduce(2)).model().state_dict()
+    expected_state = model.state_dict()
+    for name, expected in expected_state.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_under_delay_the_servers_are_the_moving_average_of_the_batches_own_statistics():
+    """Without steps in the parameters (rate 0 is refused, so 1e-30) a batch's statistics are those of plain passes."""
+    task = Normed()
+    for kind, momentum in (("BatchNorm1d", 0.1), ("mean of all", None)):
+        run = trained(kind, runtime=Virtual(3, speeds=Constant(1.0)), learning_rate=1e-30, samples=6 * BATCH)
+        norm = run.model()[1]
+        layer, data = Normed(kind).model(0)[0], task.data(0)
+        mean = torch.zeros(8, dtype=torch.float64)
+        var = torch.ones(8, dtype=torch.float64)
+        with torch.no_grad():
+            for index in range(6):
+                hidden = layer(data.batch(0, index)[0]).double()
+                m = momentum or 1 / (index + 1)
+                mean = (1 - m) * mean + m * hidden.mean(0)
+                var = (1 - m) * var + m * hidden.var(0)
+        assert int(norm.num_batches_tracked) == 6
+        torch.testing.assert_close(norm.running_mean.double(), mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(norm.running_var.double(), var, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [Virtual(3), Processes(2), pytest.param(Processes(2, via="process_group"), marks=pytest.mark.slow)],
+    ids=repr,
+)
+def test_a_replay_ends_at_the_runs_statistics_and_its_model_is_saved_with_them(runtime, tmp_path):
+    run = trained("own", runtime=runtime, folder=tmp_path / "run", keep_best=True)
+    assert asyncsgd.replay(tmp_path / "run", Normed).identical
+    loaded = asyncsgd.load_run(tmp_path / "run", Normed)
+    for best in (False, True):
+        assert state(loaded.model(best=best)) == state(run.model(best=best))
+    task, data = Normed("own"), Normed("own").data(0)
+    with torch.no_grad():
+        losses = [
+            float(task.loss(task.outputs(loaded.model(), batch), batch)) * len(batch[1])
+            for batch in data.evaluation["main"]
+        ]
+    assert sum(losses) / 40 == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
+
+
+def test_a_replay_whose_statistics_are_others_is_different(tmp_path):
+    trained("BatchNorm1d", runtime=Virtual(2), folder=tmp_path / "run")
+    summary = tmp_path / "run" / "summary.json"
+    recorded = Finished(tmp_path / "run").summary["statistics_sha256"]
+    summary.write_text(summary.read_text().replace(recorded, "0" * 64))
+    assert "statistics do not" in asyncsgd.replay(tmp_path / "run", Normed).difference
+
+
+@pytest.mark.parametrize(
+    "runtime", [InProcess(), Virtual(2), pytest.param(AllReduce(2), marks=pytest.mark.slow)], ids=repr
+)
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(runtime, tmp_path):
+    given = {"runtime": runtime, "folder": tmp_path / "run", "checkpoint_every": 2 * BATCH}
+    whole = trained("BatchNorm1d", runtime=runtime)
+    trained("BatchNorm1d", samples=4 * BATCH, **given)
+    gone_on = trained("BatchNorm1d", resume=True, **given)
+    assert state(gone_on.model()) == state(whole.model())
+    assert gone_on.summary["statistics_sha256"] == whole.summary["statistics_sha256"]
+    with pytest.raises(UsageError, match="part of what is trained; go on with --micro-batches 1"):
+        trained("BatchNorm1d", samples=2 * STEPS * BATCH, resume=True, **given, micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"runtime": Hogwild(2)}, "mode hogwild does not keep"),
+        ({"runtime": Virtual(2), "rule": DiLoCo(num_local_steps=2)}, "the rule diloco does not keep"),
+        ({"auto_batch": True}, "type --micro-batches K in place of --auto-batch"),
+    ],
+)
+def test_what_cannot_keep_statistics_refuses_them_and_says_what_works(given, words):
+    with pytest.raises(UsageError) as raised:
+        trained("BatchNorm1d", **given)
+    assert words in str(raised.value)
+
+
+def test_a_buffer_that_changes_only_later_ends_the_run_by_its_name():
+    with pytest.raises(RunError, match=r"changes the buffer 'late' of Later"):
+        trained("later")
+
+
+def test_the_check_names_the_buffers_and_a_run_says_how_each_is_kept(tmp_path):
+    names = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "average", "seen")
+    assert sorted(check(Normed("own")).statistics) == sorted(names)
+    summary = trained("own", samples=BATCH, folder=tmp_path / "run").summary
+    averaged, newest, counted = "moving averages", "the newest gradient's", "added up"
+    assert summary["statistics"] == {
+        "average": newest,
+        "seen": counted,
+        "norm.running_mean": averaged,
+        "norm.running_var": averaged,
+        "norm.num_batches_tracked": counted,
+    }
+    without = trained("GroupNorm", samples=BATCH, rule=Asynchronous(), runtime=Virtual(1)).summary
+    assert not [name for name in without if "statistics" in name]
