@@ -17,7 +17,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
@@ -135,9 +135,11 @@ def _forest(
     axes.grid(axis="y", visible=False)
     if ratio:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}×")  # noqa: RUF001
-        axes.xaxis.set_minor_formatter("{x:g}×")  # noqa: RUF001
-        axes.xaxis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(0.5, 0.7, 1.5, 2, 3)))
+        first, last = axes.get_xlim()
+        few = last < 5 * first  # too near for two of 1, 2, 5
+        axes.xaxis.set_major_locator(MaxNLocator(5) if few else LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())  # labels of more ticks would touch
         axes.set_xlabel("time to the target / the reference's")
     else:
         axes.set_xlabel(f"{next(iter(tests['endpoint']), 'loss').replace('_', ' ')} - the reference's")
@@ -180,10 +182,13 @@ def loss(
     if target is not None and target == target:
         axes.axhline(target, color=MUTED, linewidth=0.9, linestyle="--")
         told.append(f"target {target:.4g}")
-    virtual = len(runs) > 0 and (runs["clock"] == "virtual").all()
-    axes.set_xlabel("virtual seconds" if x == "seconds" and virtual else {"seconds": "training seconds"}.get(x, x))
+    axes.set_xlabel(_seconds_of(runs) if x == "seconds" else x)
     axes.set_ylabel(y.removeprefix("metric.") if y != "loss" else "evaluation loss")
     return "; ".join(told)
+
+
+def _seconds_of(runs: pd.DataFrame) -> str:
+    return "virtual seconds" if set(runs["clock"]) == {"virtual"} else "training seconds"
 
 
 def _thinned(curve: Curve) -> Curve:
@@ -215,8 +220,7 @@ def reached(
                 [0, *share.quantiles], [0, *share.probabilities], where="post", color=look.colour, linestyle=look.dash,
                 label=labels.get(str(arm), arm),
             )  # fmt: skip
-    virtual = len(runs) > 0 and (runs["clock"] == "virtual").all()
-    axes.set(ylim=(-0.03, 1.05), xlabel="virtual seconds" if virtual else "training seconds")
+    axes.set(ylim=(-0.03, 1.05), xlabel=_seconds_of(runs))
     axes.set_ylabel(f"share of runs seen at or below {target:.3g}")
     return "; ".join(told)
 
@@ -266,7 +270,7 @@ def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[st
         axes.plot(at, shares, color=look.colour, marker=look.marker, markersize=4, linestyle=look.dash, label=arm)
     axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return "; ".join(f"{arm}: at most {max(of_arm)}" for arm, of_arm in counts.items())
 
 
@@ -291,7 +295,7 @@ def profiles(axes: Axes, found: Mapping[str, pd.DataFrame], cast: Mapping[str, L
         if steps["low"].notna().any():
             axes.fill_between(x, low, high, step="post", color=look.colour, alpha=0.16, linewidth=0)
     axes.set(xlim=(left, right), ylim=(-0.03, 1.03), xlabel="score τ", ylabel="runs with a score above τ")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(frameon=False, fontsize=8)
     return "; ".join(found)
 
