@@ -53,7 +53,8 @@ PAIRS = {
     "delayed_loss": "at the end, after equal samples",
     "sync_loss": "at the end, after equal samples",
 }
-"""Columns of dose_response.csv, a row for each seed; beside them, whether the runs reached the target."""
+"""Columns of dose_response.csv, a row for each seed; beside them, whether the runs reached the target, and why measured
+seconds are not compared."""
 REACHED = ("delayed_reached", "sync_reached")
 Arrivals = Callable[[str, str, int, int, int], list[float]]
 """(speeds, rule, num_workers, seed, number) -> seconds of the first `number` arrivals."""
@@ -71,6 +72,8 @@ class Dose(NamedTuple):
     """The registered loss, by delay."""
     unit: str = "nats"
     """Of the loss."""
+    untimed: Mapping[tuple[int, int], str] = {}
+    """(delay, seed) -> why the measured seconds of a pair are not compared; empty where they are."""
 
 
 def read_dose(folder: Path) -> Dose:
@@ -78,7 +81,7 @@ def read_dose(folder: Path) -> Dose:
 
     Raises:
         UsageError: if a run has no finite loss at every evaluation: it has no time, and its delay says nothing; or if
-            runs are not comparable.
+            runs are not comparable. Where measured seconds alone are not, `Dose.untimed` says so.
     """
     runs, curves, plan = read(folder)
     runs = runs[runs["stage"] == "test"]
@@ -94,7 +97,7 @@ def read_dose(folder: Path) -> Dose:
         runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
     _refuse_unlike(runs, plan)
     targets = {plan.arms[arm]["num_workers"] - 1: loss for arm, loss in plan.targets.items()}
-    return Dose(runs, by_run, targets, unit_of(runs))
+    return Dose(runs, by_run, targets, unit_of(runs), _untimed(runs, plan))
 
 
 def _refuse_unlike(runs: pd.DataFrame, plan: Plan) -> None:
@@ -102,12 +105,21 @@ def _refuse_unlike(runs: pd.DataFrame, plan: Plan) -> None:
     arms = {arm: own.drop_duplicates("seed").set_index("seed") for arm, own in runs.groupby("arm", sort=False)}
     first, *others = arms
     for arm in others:
-        gated = by_seed(arms[arm], arms[first], told_apart(arm, first, plan)).values()
-        why = unlike(gated)
-        if (runs["clock"] == "measured").any():
-            why = why or untimed(gated)
-        if why:
+        if why := unlike(by_seed(arms[arm], arms[first], told_apart(arm, first, plan)).values()):
             raise UsageError(f"the runs of {arm} and {first} are not comparable: {why}")
+
+
+def _untimed(runs: pd.DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
+    """Of the pairs of real processes; those of declared speeds have no measured seconds."""
+    reasons = {}
+    measured = runs[(runs["clock"] == "measured") & (runs["delay"] > 0)]
+    for delay, own in measured.groupby("delay"):
+        ours = own[own["algorithm"] == DELAYED].set_index("seed", drop=False)
+        theirs = own[own["algorithm"] == REFERENCE].set_index("seed", drop=False)
+        apart = told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan)
+        for seed, compared in by_seed(ours, theirs, apart).items():
+            reasons[delay, seed] = untimed([compared])
+    return reasons
 
 
 def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> pd.DataFrame:
@@ -128,9 +140,13 @@ def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> 
             logs, gap = compare(*timed)
         except ValueError as error:
             raise UsageError(f"delay {delay}, seed {seed}: {error}") from error
+        why = dose.untimed.get((delay, seed), "") if arrivals is None else ""
+        if why:
+            logs = [math.nan] * len(SHARES)
+            gap = math.nan
         ends, there = ([one[1][-1] for one in timed], [lowest_held(one) <= target for one in timed])
-        rows.append((speeds, delay, int(seed), *logs, gap, target, *ends, *there))
-    return pd.DataFrame(rows, columns=[*PAIRS, *REACHED])
+        rows.append((speeds, delay, int(seed), *logs, gap, target, *ends, *there, why))
+    return pd.DataFrame(rows, columns=[*PAIRS, *REACHED, "untimed"])
 
 
 def _timed(run: Any, curves: Mapping[str, pd.DataFrame], speeds: str, arrivals: Arrivals | None) -> Curve:
@@ -185,6 +201,8 @@ def text(dose: Dose, pairs: pd.DataFrame) -> str:
             clock = "MEASURED: real processes on this machine, at the learning rates of the virtual clock"
         parts += ["", f"{clock}, {seeds}; below 1, and below 0, asynchronous is ahead"]
         parts += ["delayed / sync, seconds to a share of the improvement that both reach", _aligned(_responses(own))]
+        for row in own[own["untimed"] != ""].itertuples():
+            parts.append(f"      tau {row.delay}, seed {row.seed}: its seconds are not compared: {row.untimed}")
         for column, name in (RATIOS | {"gap": ""}).items() if speeds else ():
             told = answer(crossing_point(*_by_delay(own, column)))
             parts.append(f"      {f'seconds {name}' if name else 'loss at equal seconds'}: {told}")
@@ -218,11 +236,17 @@ def _responses(pairs: pd.DataFrame) -> pd.DataFrame:
     """Delayed / sync: seconds to a share of the improvement that both reach; a row for each delay."""
     rows = []
     for delay, own in pairs.groupby("delay"):
-        row = {"tau": delay} | {f"seconds {name}": f"{_ratio(own[column]):.3f}" for column, name in RATIOS.items()}
-        row["loss at equal seconds, - sync"] = f"{t_interval(own['gap'].to_numpy()):.4f}"
+        row = {"tau": delay}
+        for column, name in RATIOS.items():
+            row[f"seconds {name}"] = _cell(_ratio(own[column]), ".3f")
+        row["loss at equal seconds, - sync"] = _cell(_mean(own["gap"]), ".4f")
         row["target reached"] = " and ".join(f"{own[name].sum()}/{len(own)}" for name in REACHED)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _cell(found: Interval, form: str) -> str:
+    return f"{found:{form}}" if found.n else "-"
 
 
 def _ratio(logs: Numbers) -> Interval:

@@ -100,6 +100,25 @@ def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
     assert told.startswith(f"no single crossing (the mean crosses 3 times, {ends}), 95 % interval")
 
 
+def test_only_the_cells_of_measured_seconds_are_empty_where_these_are_not_compared():
+    dose = dose_of({1: 1.0, 3: 2.0})
+    dose = dose._replace(
+        curves={run: frame.assign(seconds=1.0 * frame["updates"]) for run, frame in dose.curves.items()}
+    )
+    whole = pairs_of(dose)
+    busy = pairs_of(dose._replace(untimed={(1, seed): "other programs used 30 % of the machine" for seed in SEEDS}))
+    one, seconds = busy["delay"] == 1, [*RATIOS, "gap"]
+    assert whole[seconds].notna().all(axis=None)
+    assert busy.loc[one, seconds].isna().all(axis=None)
+    pd.testing.assert_frame_equal(busy[~one], whole[~one])
+    others = whole.columns.difference([*seconds, "untimed"])
+    pd.testing.assert_frame_equal(busy[others], whole[others])
+    told = text(dose, busy).splitlines()
+    assert any(line.split()[:6] == ["1", "-", "-", "-", "-", "-"] for line in told)
+    reason = "tau 1, seed 101: its seconds are not compared: other programs used 30 % of the machine"
+    assert f"      {reason}" in told
+
+
 def test_a_run_that_never_gets_below_its_first_loss_has_no_time_and_says_so():
     with pytest.raises(UsageError, match="delay 1, seed 100: one of the two runs never gets below its first loss"):
         pairs_of(dose_of({1: -1.0, 3: 1.0}), "constant:1", arrival_seconds)
@@ -152,6 +171,11 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     runs = read_dose(Path(f"{out}-measured")).runs.set_index("algorithm")
     assert runs["learning_rate"].to_dict() == {"sync": 3e-3, "delayed": 1e-3}
     assert runs.loc["delayed", "delay_max"] <= 1  # the first gradients find nothing to wait for
+    monkeypatch.setattr("analysis.gate.MOST_LOAD", -1.0)  # as on a machine that others use
+    busy = read_dose(Path(f"{out}-measured"))
+    assert "other programs used" in busy.untimed[1, 100]
+    assert pairs_of(busy._replace(targets={1: 1.0}))[[*RATIOS, "gap"]].isna().all(axis=None)
+    assert read_dose(out).untimed == {}
     files = {file.name: file for file in (out / "dose_response").iterdir()}
     assert {"dose_response.csv", "measured.csv", "dose_response.png", "dose_response.svg"} < {*files}
     assert files["measured.csv"].read_text().startswith("delay,log_ratio_at_50_percent,")
