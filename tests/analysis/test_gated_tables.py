@@ -37,6 +37,7 @@ AGAINST = {
     "settings": set(),
     "tuning": set(),
     "downstream": set(),
+    "sets": set(),
     "runs": set(),
     "environments": set(),
     "trust": set(),
