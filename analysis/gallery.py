@@ -102,7 +102,7 @@ def times(study: Study) -> Iterator[Picture]:
 
 def against(study: Study) -> Iterator[Picture]:
     """Throughput over workers, loss over delay and seconds, loss over tuned rates, delays."""
-    cast, used = plots.looks(study.arms), _used(study)
+    cast, used = plots.looks(study.arms), tables.tested(study.runs)
     alive = used[~used["diverged"]]
     for clock, own in alive.groupby("clock"):
         for x, y in (("workers", "samples_per_second"), ("delay_p95", "loss"), ("seconds", "loss")):
@@ -162,7 +162,7 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
         raise UsageError("there is no comparison to draw")
     group, cast = groups_of(study)[0], plots.looks(study.arms)
     if kind == "against":
-        used = _used(study)
+        used = tables.tested(study.runs)
         return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure
     options = {"target": _target(study, group)} | options
     if kind == "reached" and options["target"] is None:
@@ -171,13 +171,8 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
     return drawn(kind, "", "", draw, _of_group(study, group), study.curves, cast, labels(study.arms), **options).figure
 
 
-def _used(study: Study) -> Any:
-    runs = study.runs
-    return runs[(runs["stage"] == "test") & runs["usable"] & (runs["replicate"] == 0)]
-
-
 def _of_group(study: Study, group: str) -> Any:
-    used = _used(study)
+    used = tables.tested(study.runs)
     return used[used["arm"].isin(study.arms.index[study.arms["group"] == group])]
 
 

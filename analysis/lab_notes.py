@@ -96,6 +96,14 @@ def row_beside(mode: str, processes: int | None, batch_size: int | None, devices
     return min(rows, key=lambda row: abs(row.devices - (devices or row.devices)), default=None)
 
 
+def _async_and_sync(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The asynchronous rows, each with the synchronous ones on as many processes (and GPUs) and the same batch (and
+    clock).
+    """
+    pairs = itertools.product(rows, rows)
+    return [(a, s) for a, s in pairs if (a.mode, s.mode) == ("async", "sync") and a[1:4] == s[1:4]]
+
+
 def reference_ratios() -> dict[tuple[int, int], tuple[float, float]]:
     """(processes, batch) -> seconds and perplexity of asynchronous processes over those of as many synchronous ones, of
     the rows with one process on each GPU.
@@ -106,8 +114,7 @@ def reference_ratios() -> dict[tuple[int, int], tuple[float, float]]:
     means = [row._replace(perplexities=(statistics.fmean(row.perplexities),)) for row in REFERENCE]
     return {
         (ours.processes, ours.batch_size): (ours.seconds / other.seconds, ours.perplexities[0] / other.perplexities[0])
-        for ours, other in itertools.product(means, means)
-        if (ours.mode, other.mode) == ("async", "sync") and ours[1:4] == other[1:4]
+        for ours, other in _async_and_sync(means)
     }
 
 
@@ -229,11 +236,7 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]
 
     lines, reasons = [], []
     for (workers, batch), there in reference_ratios().items():
-        pairs = [
-            (ours, other)
-            for ours, other in itertools.product(rows, rows)
-            if (ours.mode, other.mode) == ("async", "sync") and ours[1:4] == other[1:4] == (workers, batch, ours.clock)
-        ]
+        pairs = [pair for pair in _async_and_sync(rows) if pair[0][1:3] == (workers, batch)]
         name, theirs = f"{workers} x {batch}", (f"{there[0]:.2f}", f"{there[1]:.3f}")
         if not pairs:
             lines.append([name, MISSING, MISSING, theirs[0], MISSING, theirs[1], MISSING])

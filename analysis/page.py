@@ -151,7 +151,7 @@ def page(study: Study, out: Path) -> Page:
     from analysis.load import TABLES
 
     runs, tests = study.runs, study.tests
-    used = runs[(runs["stage"] == "test") & runs["usable"] & (runs["replicate"] == 0)]
+    used = tables.tested(runs)
     groups = gallery.groups_of(study)
     checks = study.trust.to_dict("records")
     failed = study.trust[study.trust["level"] == "bad"]

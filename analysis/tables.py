@@ -22,9 +22,14 @@ MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
 
 
+def tested(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that the numbers of a study are of."""
+    return runs[(runs["stage"] == "test") & runs["usable"] & (runs["replicate"] == 0)]
+
+
 def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     """Table 1: what every arm reached and cost, means over seeds with 95 % t intervals."""
-    used = runs[(runs["stage"] == "test") & (runs["replicate"] == 0) & runs["usable"]]
+    used = tested(runs)
     rows = []
     for arm, own in used.groupby("arm", sort=False):
         alive, first = own[~own["diverged"]], own.iloc[0]
