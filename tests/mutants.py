@@ -737,8 +737,8 @@ MUTANTS = [
     Mutant(
         "a delay is compared whatever its runs were given",
         "analysis/dose_response.py",
-        "        why = unlike(gated)\n",
-        '        why = ""\n',
+        "if why := unlike(by_seed(arms[arm], arms[first], told_apart(arm, first, plan)).values()):",
+        'if why := "":',
         "tests/analysis/test_gated_tables.py",
     ),
     Mutant(
