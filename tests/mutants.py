@@ -50,9 +50,9 @@ MUTANTS = [
     ),
     Mutant(
         "an arm starts from the first stage of a chain, not from the one before",
-        "asyncsgd/study/plan.py",
-        "chain.before[-1].name}/s{seed}",
-        "chain.before[0].name}/s{seed}",
+        "asyncsgd/study/runs.py",
+        "starts[seed] = _last(of_stage)",
+        "starts[seed] = starts[seed] or _last(of_stage)",
         "tests/test_chain.py",
     ),
     Mutant(
