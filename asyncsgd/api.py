@@ -107,6 +107,8 @@ def train(
     evaluate_every: int | None = None,
     patience: int | None = None,
     keep_best: bool = False,
+    batch_statistics: Literal["running", "reestimated"] = "running",
+    statistics_batches: int | None = None,
     optimizer: BuildOptimizer | None = None,
     learning_rate: float | None = None,
     schedule: Literal["constant", "linear", "cosine"] | None = None,
@@ -148,6 +150,9 @@ def train(
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
         patience: stop after so many evaluations in a row without a new lowest loss.
         keep_best: whether the model with the lowest evaluation loss is kept beside the last one.
+        batch_statistics: what is evaluated of layers that track statistics of their batches, such as BatchNorm: their
+            running ones, or ones that are estimated again at the evaluated parameters, before each evaluation.
+        statistics_batches: training batches from which they are estimated again; None: 20.
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
             e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
             and weight decay are those of this call.
@@ -232,6 +237,8 @@ def train(
         evaluate_every=evaluate_every,
         patience=patience,
         keep_best=keep_best,
+        batch_statistics=batch_statistics,
+        statistics_batches=statistics_batches,
     )
     target_loss = specs_of(Budget)["target_loss"].converted(target_loss, "target_loss")
     budget = dataclasses.replace(budget, target_loss=target_loss)  # which may be negative, as a loss of one's own

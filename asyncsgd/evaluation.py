@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from asyncsgd.data.random import noise_seed
+from asyncsgd.data.random import dropout_seed, noise_seed
 from asyncsgd.errors import UsageError
+from asyncsgd.flat import FlatModel
 from asyncsgd.records.events import Evaluation
-from asyncsgd.tasks.base import Batch, Batches, Sums, Task, add_sums, plain_sums, to_device
+from asyncsgd.tasks.base import Batch, Batches, Data, Sums, Task, add_sums, plain_sums, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +186,20 @@ def evaluate_sets(
     sums = plain_sums(of_set.pop(MAIN))
     others = {(name, what): one for name in of_set for what, one in plain_sums(of_set[name]).items()}
     return sums | {f"{_SET}{json.dumps(key)}": one for key, one in others.items()}
+
+
+@torch.no_grad()
+def reestimate(flat: FlatModel, task: Task, data: Data, seed: int, num_batches: int) -> None:
+    """Estimate the running statistics of `flat` again at its parameters, into ``flat.statistics.reestimated``.
+
+    They are the means over whole batches 0 to `num_batches` - 1 of stream 0, without autocast. Dropout is a function of
+    `seed` and the batch, so every process computes the same ones.
+    """
+    assert flat.statistics is not None
+    with flat.statistics.estimating():
+        for index in range(num_batches):
+            torch.manual_seed(dropout_seed(seed, 0, index))
+            task.outputs(flat.model, to_device(data.batch(0, index), flat.parameters.device))
 
 
 @contextmanager

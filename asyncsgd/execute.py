@@ -275,7 +275,15 @@ def _serve(
     clock = TrainingClock()
     server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
     assert isinstance(server, Server)  # peers are on the virtual clock alone
-    workers = Workers(links, segment, live.run.task, clock, dead=dead, stop_requested=live.stop_requested)
+    workers = Workers(
+        links,
+        segment,
+        live.run.task,
+        clock,
+        dead=dead,
+        stop_requested=live.stop_requested,
+        statistics=live.flat.statistics,
+    )
     try:
         workers.meet(live.flat.fingerprint)
         return _fit(live, server, workers).run()

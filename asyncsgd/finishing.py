@@ -145,8 +145,7 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(live.flat.layout, live.flat.parameters)
-            if live.flat.statistics is not None:
-                live.flat.statistics.begin()
+            run.show_statistics(live.flat)
             if result.status == DONE:
                 errors: list[str] = []
                 with evaluating(live.flat.model):
@@ -220,10 +219,15 @@ def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str,
 
 def _of_statistics(live: Live, is_known: bool) -> dict[str, Any]:
     """What the summary says of running statistics; nothing of a model without them."""
-    statistics = live.flat.statistics
+    statistics, budget = live.flat.statistics, live.run.budget
     if statistics is None:
         return {}
-    return {"statistics_sha256": statistics.sha256 if is_known else None, "statistics": statistics.rules}
+    return {
+        "statistics_sha256": statistics.sha256 if is_known else None,
+        "statistics": statistics.rules,
+        "batch_statistics": budget.batch_statistics or "running",
+        "statistics_batches": budget.statistics_batches,
+    }
 
 
 def _cost(live: Live, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -283,7 +283,9 @@ class PreparedReplay:
             "parameters_sha256": self.sha256(server.parameters),
         }
         statistics = server.statistics.values if isinstance(server, Server) and server.statistics is not None else None
-        save_model(self._run, self._run.flat(server.parameters, statistics=statistics), folder, known, None)
+        flat = self._run.flat(server.parameters, statistics=statistics)
+        self._run.show_statistics(flat)
+        save_model(self._run, flat, folder, known, None)
 
 
 class PreparedSimulation:

@@ -26,7 +26,8 @@ import functools
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ from asyncsgd.errors import RunError
 
 AVERAGED, MEAN, COUNTED, NEWEST = "moving averages", "means of all batches", "added up", "the newest gradient's"
 """How a buffer is kept at the server."""
+TRACKED = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of torch's normalisation layers."""
 KINDS = 3
 """Vectors that a gradient brings: the statistics after it, those that it read, and q."""
 
@@ -79,6 +82,7 @@ class RunningStatistics:
         buffers = dict(model.named_buffers())
         rules: dict[str, str] = {}
         counters: list[int] = []
+        of_batches: list[int] = []
         self._slices: dict[str, slice] = {}
         self._called: list[tuple[int, slice]] = []
         """Of each moving average its layer, and where it lies."""
@@ -93,10 +97,12 @@ class RunningStatistics:
             place = slice(end, end + buffer.numel())
             end = place.stop
             self._slices[name] = place
+            if layer is not None and local_name in TRACKED:
+                of_batches.extend(range(place.start, place.stop))
             if not buffer.is_floating_point():
                 rules[name] = COUNTED
                 counters.extend(range(place.start, place.stop))
-            elif layer is None or local_name not in ("running_mean", "running_var"):
+            elif layer is None or local_name not in TRACKED:
                 rules[name] = NEWEST
             elif self._layers[layer][1].momentum is None and isinstance(self._layers[layer][1], _BatchNorm):
                 rules[name] = MEAN
@@ -109,6 +115,8 @@ class RunningStatistics:
         self.names = tuple(rules)
         self._is_counter = torch.zeros(end, dtype=torch.bool)
         self._is_counter[counters] = True
+        self._is_of_batches = torch.zeros(end, dtype=torch.bool)
+        self._is_of_batches[of_batches] = True
         self._calls = torch.zeros(len(self._layers), dtype=torch.float64, device=_device(model))
         for number, (_, module) in enumerate(self._layers):
             module.register_forward_hook(functools.partial(_count, self._calls[number]))
@@ -116,12 +124,24 @@ class RunningStatistics:
         """float64 `(S,)`, on the CPU: where gradients and evaluations begin, and at the server its own."""
         self.moved = torch.zeros(KINDS, len(self.values), dtype=torch.float64)
         """float64 `(3, S)`: what the last gradient has made of them."""
+        self.reestimated: Tensor | None = None
+        """float64 `(S,)`: those that were estimated again at the current parameters, for their evaluation."""
         self.note()
 
     @property
     def size(self) -> int:
         """S."""
         return len(self.values)
+
+    @property
+    def are_of_batches(self) -> bool:
+        """Whether a layer tracks the statistics of its batches, so that they can be estimated again."""
+        return bool(self._is_of_batches.any())
+
+    @property
+    def evaluated(self) -> Tensor:
+        """`(S,)`: those that an evaluation sees."""
+        return self.values if self.reestimated is None else self.reestimated
 
     @property
     def fingerprint(self) -> str:
@@ -148,7 +168,7 @@ class RunningStatistics:
 
     def begin(self) -> None:
         """Put `values` into the model, where a gradient, or an evaluation, begins."""
-        self._write(self.values)
+        self.put(self.values)
         self._calls.zero_()
         self.note()
 
@@ -159,7 +179,7 @@ class RunningStatistics:
 
     def put_back(self) -> None:
         """Let the next part of a batch go on from what was noted."""
-        self._write(self._after)
+        self.put(self._after)
         self._calls.copy_(self._calls_after)
 
     def end(self) -> None:
@@ -190,6 +210,7 @@ class RunningStatistics:
             calls = after[count] - read
             apart = at_server * (self.values[place] - after[place]) - read * (before[place] - after[place])
             now[place] = after[place] + apart / (at_server + calls).clamp(min=1.0)
+        self.reestimated = None
         # As the buffers hold them, or what the next gradient reads would not be what the server has.
         self.values.copy_(torch.where(self._is_counter, now, now.float().double()))
 
@@ -201,7 +222,28 @@ class RunningStatistics:
             self.moved = moved
 
     def restored(self) -> None:
-        self._write(self.values)
+        self.put(self.values)
+
+    @contextmanager
+    def estimating(self) -> Iterator[None]:
+        """Within it, forward passes in training mode make cumulative means of the statistics of their batches, as
+        `torch.optim.swa_utils.update_bn` does. They become `reestimated`; every other buffer is put back.
+        """
+        self.begin()
+        layers = [layer for _, layer in self._layers]
+        momenta = [layer.momentum for layer in layers]
+        hooks = []
+        for layer, calls in zip(layers, self._calls, strict=True):
+            layer.reset_running_stats()
+            hooks.append(layer.register_forward_pre_hook(functools.partial(_weigh_alike, calls)))
+        try:
+            yield
+            self.reestimated = torch.where(self._is_of_batches, self._read(), self.values)
+        finally:
+            for layer, momentum, hook in zip(layers, momenta, hooks, strict=True):
+                layer.momentum = momentum
+                hook.remove()
+            self.put(self.values)
 
     def _read(self) -> Tensor:
         buffers = self._tensors()
@@ -210,7 +252,8 @@ class RunningStatistics:
         return torch.cat([buffer.detach().double().flatten() for buffer in buffers]).cpu()
 
     @torch.no_grad()
-    def _write(self, values: Tensor) -> None:
+    def put(self, values: Tensor) -> None:
+        """Write `values`, `(S,)`, into the model."""
         buffers = self._tensors()
         parts = values.to(buffers[0].device).split([buffer.numel() for buffer in buffers])
         for buffer, part in zip(buffers, parts, strict=True):
@@ -234,6 +277,11 @@ def _count(calls: Tensor, module: nn.Module, inputs: object, outputs: object) ->
     """A forward hook: a call of a layer that tracks moves its statistics."""
     if module.training:
         calls.add_(1.0)
+
+
+def _weigh_alike(calls: Tensor, module: _NormBase, inputs: object) -> None:
+    """A forward hook: the average becomes the mean over all calls, of which this is the next."""
+    module.momentum = 1.0 / (float(calls) + 1.0)
 
 
 class StillBuffers:

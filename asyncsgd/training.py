@@ -249,6 +249,8 @@ def _open(
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
     if flat.statistics is not None:
         lines.append(f"state  {flat.statistics.describe()}")
+    if run.budget.statistics_batches:
+        lines.append(f"eval   batch statistics estimated again from {run.budget.statistics_batches} training batches")
     policy = run.policy
     if resume is not None and policy == Policy():
         policy = resume.checkpoint.policy
@@ -360,6 +362,11 @@ def _check_statistics(run: Run, flat: FlatModel) -> None:
     Raises:
         UsageError: with what works.
     """
+    if run.budget.batch_statistics and not (flat.statistics and flat.statistics.are_of_batches):
+        raise UsageError(
+            "--batch-statistics reestimated is for models with layers that track statistics of their batches, such as "
+            "BatchNorm, and this one has none; drop it"
+        )
     if flat.statistics is None:
         return
     runtime, rule, where = run.runtime, run.rule, ""

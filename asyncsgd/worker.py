@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets
+from asyncsgd.evaluation import evaluate_sets, reestimate
 from asyncsgd.flat import FlatModel, cannot_freeze
 from asyncsgd.optimizers import Optimizer, PlainSGD
 from asyncsgd.prefetching import Prefetching
@@ -209,6 +209,8 @@ class Worker:
         all_gpus: whether a batch is computed on all GPUs of this process; see `OnAllGPUs`.
         savings: ways to less time or less memory; none of them changes which gradient it is.
         watches: whether all buffers but those of ``flat.statistics`` stood still in a dry run, and have to.
+        statistics_batches: over how many batches running statistics are estimated again for an evaluation; 0: they are
+            evaluated as they are.
     """
 
     KEPT = ("_loss_scale",)
@@ -226,8 +228,10 @@ class Worker:
         all_gpus: bool = False,
         savings: Machine = _NO_SAVINGS,
         watches: bool = False,
+        statistics_batches: int = 0,
     ) -> None:
         self.flat = flat
+        self._statistics_batches = statistics_batches
         self._still = None
         if watches:
             self._still = StillBuffers(flat.model, () if flat.statistics is None else flat.statistics.names)
@@ -376,10 +380,18 @@ class Worker:
             indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
         )
 
-    def evaluate(self, shard: int, num_shards: int) -> Sums:
-        """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`."""
-        if self.flat.statistics is not None:
-            self.flat.statistics.begin()
+    def evaluate(self, shard: int, num_shards: int, *, estimates: bool = True) -> Sums:
+        """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`.
+
+        Args:
+            estimates: whether running statistics are estimated again, where the run evaluates such. A process that
+                evaluates several shards does it with the first.
+        """
+        statistics = self.flat.statistics
+        if statistics is not None:
+            if estimates and self._statistics_batches:
+                reestimate(self.flat, self.task, self.data, self._seed, self._statistics_batches)
+            statistics.put(statistics.evaluated)
         return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
     def prepare(self, index: int) -> None:

@@ -40,7 +40,86 @@ IDENTITIES = "tests/test_identities.py"
 FREEZING = "tests/test_freezing.py"
 UNEVEN = "tests/test_uneven_batches.py"
 
+STATISTICS = "tests/test_running_statistics.py"
+
 MUTANTS = [
+    Mutant(
+        "running statistics that arrive replace those of the server",
+        "asyncsgd/running_statistics.py",
+        "now = after + kept * (self.values - before)",
+        "now = after.clone()",
+        f"{STATISTICS} -k servers_are",
+    ),
+    Mutant(
+        "a mean of all batches forgets what came between",
+        "asyncsgd/running_statistics.py",
+        "apart = at_server * (self.values[place] - after[place]) - read * (before[place] - after[place])",
+        "apart = torch.zeros(())",
+        f"{STATISTICS} -k servers_are",
+    ),
+    Mutant(
+        "layers that a backward pass computes again move running statistics",
+        "asyncsgd/worker.py",
+        "                statistics.put_back()  #",
+        "                pass  #",
+        f"{STATISTICS} -k checkpointed",
+    ),
+    Mutant(
+        "a replay does not look at running statistics",
+        "asyncsgd/replaying.py",
+        'and statistics_sha256 == run.summary.get("statistics_sha256")',
+        "and True",
+        f"{STATISTICS} -k statistics_are_others",
+    ),
+    Mutant(
+        "reestimated statistics are a moving average",
+        "asyncsgd/running_statistics.py",
+        "    module.momentum = 1.0 / (float(calls) + 1.0)\n",
+        "    pass\n",
+        f"{STATISTICS} -k update_bn",
+    ),
+    Mutant(
+        "reestimated statistics change spectral norm and counters too",
+        "asyncsgd/running_statistics.py",
+        "torch.where(self._is_of_batches, self._read(), self.values)",
+        "self._read()",
+        f"{STATISTICS} -k only_normalisation",
+    ),
+    Mutant(
+        "a layer keeps the momentum of its last reestimation",
+        "asyncsgd/running_statistics.py",
+        "                layer.momentum = momentum\n",
+        "",
+        f"{STATISTICS} -k no_bit_of_the_training",
+    ),
+    Mutant(
+        "reestimated statistics have dropout of their process",
+        "asyncsgd/evaluation.py",
+        "torch.manual_seed(dropout_seed(seed, 0, index))",
+        "torch.seed()",
+        f"{STATISTICS} -k every_process",
+    ),
+    Mutant(
+        "the best model has the running statistics and not the reestimated ones",
+        "asyncsgd/runtime/fit.py",
+        "None if self._statistics is None else self._statistics.evaluated",
+        "None if self._statistics is None else self._statistics.values",
+        f"{STATISTICS} -k no_bit_of_the_training",
+    ),
+    Mutant(
+        "reestimated statistics do not come back from a worker",
+        "asyncsgd/runtime/workers.py",
+        "if message.statistics and self._statistics is not None:",
+        "if False:",
+        f"{STATISTICS} -k every_process",
+    ),
+    Mutant(
+        "a model has the statistics of an evaluation before its last step",
+        "asyncsgd/running_statistics.py",
+        "        self.reestimated = None\n        # As the buffers",
+        "        # As the buffers",
+        f"{STATISTICS} -k stopped_between",
+    ),
     Mutant(
         "the stages of a chain share one seed",
         "asyncsgd/study/chain.py",

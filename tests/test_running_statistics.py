@@ -4,6 +4,8 @@ The expected values are plain torch loops on the model itself, and sums that are
 
 import copy
 import dataclasses
+import os
+import signal
 
 import pytest
 import torch
@@ -79,6 +81,18 @@ class Later(nn.Module):
         return self.layer(x)
 
 
+class Skips(nn.Module):
+    """Spectral norm and dropout before a batch norm, and a layer that draws in training."""
+
+    def __init__(self):
+        super().__init__()
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+        self.layers = nn.Sequential(first, nn.Dropout(0.3), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 def pictures(norm, channels=4):
     return nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)),
@@ -103,6 +117,7 @@ MODELS = {
     "own": OwnLayer,
     "again": Again,
     "later": Later,
+    "skips": Skips,
     "GroupNorm": lambda: rows(nn.GroupNorm(2, 8)),
 }
 
@@ -310,3 +325,152 @@ def test_the_check_names_the_buffers_and_a_run_says_how_each_is_kept(tmp_path):
     }
     without = trained("GroupNorm", samples=BATCH, rule=Asynchronous(), runtime=Virtual(1)).summary
     assert not [name for name in without if "statistics" in name]
+
+
+AGAIN = {"batch_statistics": "reestimated", "statistics_batches": 5}
+EVALUATED_AGAIN = ["BatchNorm1d", "BatchNorm2d", "mean of all", "InstanceNorm2d", "own", "skips"]
+
+
+def loss_of(kind, model):
+    """The loss on the evaluation set, batch by batch."""
+    task = Normed(kind)
+    with torch.no_grad():
+        losses = [
+            float(task.loss(task.outputs(model, batch), batch)) * len(batch[1])
+            for batch in task.data(0).evaluation["main"]
+        ]
+    return sum(losses) / 40
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm1d", "BatchNorm2d", "mean of all"])
+def test_reestimated_statistics_are_those_of_torchs_update_bn_bit_for_bit(kind):
+    found = trained(kind, **AGAIN).model()
+    expected = plain_loop(kind)
+    data = Normed(kind).data(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.optim.swa_utils.update_bn([data.batch(0, index)[0] for index in range(5)], expected)
+    torch.set_num_threads(threads)
+    assert state(found) == state(expected)
+
+
+def test_reestimated_statistics_of_instance_norm_are_the_mean_over_the_batches():
+    model = trained("InstanceNorm2d", **AGAIN).model()
+    data = Normed("InstanceNorm2d").data(0)
+    with torch.no_grad():
+        hidden = [model[:2](data.batch(0, index)[0]).double().flatten(2) for index in range(5)]
+    expected_mean = torch.stack([each.mean((0, 2)) for each in hidden]).mean(0)
+    expected_var = torch.stack([each.var(2).mean(0) for each in hidden]).mean(0)
+    torch.testing.assert_close(model[2].running_mean.double(), expected_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model[2].running_var.double(), expected_var, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", EVALUATED_AGAIN)
+def test_what_is_evaluated_changes_no_bit_of_the_training_and_its_loss_is_that_of_the_model(kind, tmp_path):
+    """Parameters, running statistics and arrivals are those of a run that evaluates its running statistics."""
+    arrivals = {}
+    runs = {}
+    for name, given in (("running", {}), ("reestimated", AGAIN)):
+        events = arrivals[name] = []
+        folder = tmp_path / name
+        runs[name] = trained(
+            kind, runtime=Virtual(2), folder=folder, keep_best=True, report=events.append, evaluations=4, **given
+        )
+        assert asyncsgd.replay(folder, Normed).identical
+    for key in ("parameters_sha256", "statistics_sha256"):
+        assert runs["running"].summary[key] == runs["reestimated"].summary[key]
+    running, reestimated = (
+        [record for record in events if type(record).__name__ == "Event"] for events in arrivals.values()
+    )
+    assert running == reestimated
+    run = runs["reestimated"]
+    assert run.summary["final_eval_loss"] != runs["running"].summary["final_eval_loss"]
+    loaded = asyncsgd.load_run(tmp_path / "reestimated", Normed)
+    for best, recorded in ((False, run.summary["final_eval_loss"]), (True, run.summary["best"]["eval_loss"])):
+        assert state(loaded.model(best=best)) == state(run.model(best=best))
+        assert loss_of(kind, loaded.model(best=best)) == pytest.approx(recorded, rel=1e-6)
+
+
+def test_only_normalisation_layers_are_estimated_again():
+    running = state(trained("skips", runtime=Virtual(2)).model())
+    reestimated = state(trained("skips", runtime=Virtual(2), **AGAIN).model())
+    different = {name for name in running if running[name] != reestimated[name]}
+    assert different == {f"layers.2.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        Virtual(2),
+        InProcess(accumulate=3),
+        AllReduce(2),
+        Processes(2),
+        pytest.param(Processes(3), marks=pytest.mark.slow),
+        pytest.param(Processes(2, via="process_group"), marks=pytest.mark.slow),
+    ],
+    ids=repr,
+)
+def test_every_process_that_evaluates_has_the_same_reestimated_statistics(runtime):
+    """Dropout is drawn from the seed and the batch, whoever computes it."""
+    alone = trained("skips", samples=0, **AGAIN)
+    assert state(trained("skips", samples=0, runtime=runtime, **AGAIN).model()) == state(alone.model())
+    run = trained("skips", runtime=runtime, keep_best=True, **AGAIN)
+    assert loss_of("skips", run.model()) == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
+    assert loss_of("skips", run.model(best=True)) == pytest.approx(run.summary["best"]["eval_loss"], rel=1e-6)
+
+
+def test_a_model_that_was_stopped_between_two_evaluations_has_statistics_of_its_own():
+    def stop(record):
+        if record.version == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = trained("BatchNorm1d", report=stop, **AGAIN)
+    assert (stopped.status, stopped.summary["num_updates"]) == ("INTERRUPTED", 3)
+    assert state(stopped.model()) == state(trained("BatchNorm1d", samples=3 * BATCH, **AGAIN).model())
+
+
+@pytest.mark.parametrize(
+    "runtime", [InProcess(), Virtual(2), pytest.param(AllReduce(2), marks=pytest.mark.slow)], ids=repr
+)
+def test_a_run_with_reestimated_statistics_goes_on_from_the_running_ones(runtime, tmp_path):
+    given = {"runtime": runtime, "evaluations": 8, "evaluate_every": 4 * BATCH, "keep_best": True, **AGAIN}
+    whole = trained("BatchNorm1d", **given)
+    given |= {"folder": tmp_path / "run", "checkpoint_every": 2 * BATCH}
+    first = trained("BatchNorm1d", samples=4 * BATCH, **given)
+    gone_on = trained("BatchNorm1d", resume=True, **given)
+    for best in (False, True):
+        assert state(gone_on.model(best=best)) == state(whole.model(best=best))
+    for key in ("statistics_sha256", "final_eval_loss"):
+        assert gone_on.summary[key] == whole.summary[key] != first.summary[key]
+    assert (whole.summary["batch_statistics"], whole.summary["statistics_batches"]) == ("reestimated", 5)
+
+
+def test_statistics_are_estimated_from_whole_batches_whatever_their_parts_and_precision():
+    given = {"samples": 0, **AGAIN}
+    expected = state(trained("BatchNorm1d", **given).model())
+    for other in ({"micro_batches": 2}, {"precision": "bf16"}):
+        assert state(trained("BatchNorm1d", **given, **other).model()) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("GroupNorm", AGAIN, "this one has none; drop it"),
+        ("spectral norm", AGAIN, "this one has none; drop it"),
+        ("BatchNorm1d", {"statistics_batches": 3}, "--statistics-batches 3 is for --batch-statistics reestimated"),
+        ("BatchNorm1d", {"batch_statistics": "newest"}, "must be one of running, reestimated"),
+    ],
+)
+def test_statistics_that_nothing_evaluates_are_refused(kind, given, words):
+    with pytest.raises(UsageError) as raised:
+        trained(kind, **given)
+    assert words in str(raised.value)
+
+
+def test_running_statistics_are_the_default_and_no_setting_of_a_run(tmp_path):
+    settings = []
+    for name, given in (("default", {}), ("said", {"batch_statistics": "running"})):
+        trained("BatchNorm1d", samples=0, folder=tmp_path / name, **given)
+        settings.append((tmp_path / name / "settings.yaml").read_text())
+    assert settings[0] == settings[1]
+    assert "batch_statistics: null" in settings[0]

@@ -234,6 +234,7 @@ class DataParallel(Replica):
         if self.ranks.rank == first:
             statistics.values.copy_(statistics.moved[0])
         self.ranks.take(statistics.values, first)
+        statistics.reestimated = None
 
     def sums(self) -> Sums:
         self._flat.check()

@@ -137,7 +137,10 @@ def whole_evaluation(worker: Worker, statistics: RunningStatistics | None = None
             flat.parameters.copy_(parameters)
             if statistics is not None and flat.statistics is not None:
                 flat.statistics.values.copy_(statistics.values)
-        return measured(worker.task, worker.evaluate(0, 1))
+        sums = worker.evaluate(0, 1)
+        if statistics is not None and flat.statistics is not None:
+            statistics.reestimated = flat.statistics.reestimated
+        return measured(worker.task, sums)
 
     return measure
 

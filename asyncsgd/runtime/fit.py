@@ -316,7 +316,7 @@ class Fit:
             self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
         if measured.stages:
             self._report(StagesUsed(version, num_samples, seconds, measured.stages))
-        statistics = None if self._statistics is None else self._statistics.values
+        statistics = None if self._statistics is None else self._statistics.evaluated
         return self.judge.of(evaluation, self._parameters, statistics, last=last)
 
     def _report(self, record: Record) -> None:

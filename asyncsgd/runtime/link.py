@@ -100,6 +100,8 @@ class Evaluated(Told):
     """See `asyncsgd.tasks.base.encode_sums`."""
     peak_bytes: tuple[int, ...]
     """See `asyncsgd.measure.peak_bytes`."""
+    statistics: bytes = b""
+    """Of shard 0: running statistics that were estimated again, float64; empty: they were not."""
 
 
 class Holding(Told):

@@ -84,6 +84,6 @@ class Single(InOrder):
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
         began, number = time.perf_counter(), len(self.present)
-        shards = [self._worker.evaluate(shard, number) for shard in range(number)]
+        shards = [self._worker.evaluate(shard, number, estimates=shard == 0) for shard in range(number)]
         peaks = ((0, *peak_bytes(parameters.device)),)
         return measured_in_shards(self._worker.task, shards, time.perf_counter() - began, peaks)

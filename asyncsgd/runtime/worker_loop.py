@@ -115,7 +115,11 @@ class Gradients:
 
     def _evaluate(self, command: Evaluate) -> None:
         sums = encode_sums(self._worker.evaluate(command.shard, command.num_shards))
-        self._link.send(Evaluated(command.shard, sums, peak_bytes(self._flat.parameters.device)))
+        reestimated = None
+        if self._statistics is not None and command.shard == 0:
+            reestimated = self._statistics.reestimated
+        statistics = b"" if reestimated is None else reestimated.numpy().tobytes()
+        self._link.send(Evaluated(command.shard, sums, peak_bytes(self._flat.parameters.device), statistics))
 
     def _pull(self, exact_version: int | None) -> int:
         """Have one consistent version in the model, or the point in the slot; which version it is."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import Measured, measured_in_shards
 from asyncsgd.flights import Arrived, Happened, Left, Work
+from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
 from asyncsgd.runtime.fit import Nobody
 from asyncsgd.runtime.link import (
@@ -68,6 +69,7 @@ class Workers:
         clock: the training clock.
         dead: tells how a worker's process ended, for messages and for workers that die before they connect.
         stop_requested: looked at while this waits for workers; `Interrupted` is raised then.
+        statistics: the server's running statistics, of a model that has some; told what evaluations estimated again.
     """
 
     settled, anew = True, True
@@ -82,7 +84,9 @@ class Workers:
         *,
         dead: Dead = lambda worker, seconds: None,
         stop_requested: Callable[[], bool] = lambda: False,
+        statistics: RunningStatistics | None = None,
     ) -> None:
+        self._statistics = statistics
         self._links, self._segment, self._task = dict(links), segment, task
         self._clock, self._dead, self._stop_requested = clock, dead, stop_requested
         self._steps_there = not segment.slots
@@ -202,6 +206,10 @@ class Workers:
             for worker, message in self._wait():
                 if isinstance(message, Evaluated):
                     sums[message.shard] = decode_sums(message.sums)
+                    if message.statistics and self._statistics is not None:
+                        self._statistics.reestimated = torch.frombuffer(
+                            bytearray(message.statistics), dtype=torch.float64
+                        )
                     if len(message.peak_bytes) == 2:
                         self._peak_bytes[worker] = (message.peak_bytes[0], message.peak_bytes[1])
                 elif isinstance(message, Computed):

@@ -61,6 +61,8 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
     Raises:
         UsageError: if there is no such checkpoint, or none after `num_updates`, at the end of a run that is DONE.
     """
+    import torch
+
     from asyncsgd.checkpoints import find, load_state
     from asyncsgd.finishing import model_at, save_model
     from asyncsgd.records.totals import Totals
@@ -74,6 +76,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
             f"{checkpoint.version}; type --checkpoint {checkpoint.name}"
         )
     run = run_again(folder, given.cache_dir, class_given(given.task)).prepared()
+    torch.set_num_threads(run.runtime.threads)
     state, totals = load_state(folder, checkpoint.name), Totals()
     totals.load_state(checkpoint.totals)
     kept, known = state["backend"].get("ranks") or state["method"], totals.as_summary()
@@ -89,5 +92,8 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
         known = model_at(best)
-    save_model(run, run.flat(parameters, statistics=values), given.out, known, folder)
+    flat = run.flat(parameters, statistics=values)
+    if not given.best:
+        run.show_statistics(flat)
+    save_model(run, flat, given.out, known, folder)
     return f"the model after {known['num_samples']} samples and {known['num_updates']} updates"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import reestimate
 from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.measure import Profile, ProfiledWorker
 from asyncsgd.methods import check_virtual
@@ -108,6 +109,15 @@ class Run:
             flat.statistics.values.copy_(statistics)
             flat.statistics.begin()
         return flat
+
+    def show_statistics(self, flat: FlatModel) -> None:
+        """Put the running statistics into a model of the prepared task that an evaluation of it sees."""
+        statistics = flat.statistics
+        if statistics is None:
+            return
+        if self.budget.statistics_batches and statistics.reestimated is None:
+            reestimate(flat, self.task, self.task.data(self.seed), self.seed, self.budget.statistics_batches)
+        statistics.put(statistics.evaluated)
 
     @property
     def server_recipe(self) -> OptimizerRecipe:
@@ -219,6 +229,7 @@ class Run:
             all_gpus=self.all_gpus,
             savings=self.machine,
             watches=self.moving is not None,
+            statistics_batches=self.budget.statistics_batches or 0,
         )
         if isinstance(worker, ProfiledWorker) and profile is not None:
             worker.profile = profile

@@ -32,9 +32,12 @@ Units = Literal["lines", "paragraphs"]
 Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
+BatchStatistics = Literal["running", "reestimated"]
 
 DEFAULT_SAMPLES = 9600
 MOST_PROCESSES = 1024
+STATISTICS_BATCHES = 20
+"""Training batches from which the statistics of BatchNorm are estimated again."""
 
 SGD_LEARNING_RATE = 0.1
 """Of every task; SGD's steps have another length than those of AdamW."""
@@ -167,7 +170,10 @@ class Budget:
 
     `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
     the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
-    samples, and at the end.
+    samples, and at the end. `batch_statistics` is None where running statistics are evaluated, or a model has none.
+
+    >>> Budget(batch_statistics="reestimated").statistics_batches, Budget(batch_statistics="running").batch_statistics
+    (20, None)
     """
 
     samples: int | None = setting(
@@ -192,6 +198,23 @@ class Budget:
     keep_best: bool = setting(False, "keep the model with the lowest evaluation loss beside the last one")
     seconds: float | None = setting(None, "seconds of training, evaluations not counted", unset="no limit", above=0)
     target_loss: float | None = setting(None, "stop when the evaluation loss is this low", unset="no target", above=0)
+    batch_statistics: BatchStatistics | None = setting(
+        None,
+        "of BatchNorm what is evaluated: running statistics, or reestimated ones at the evaluated parameters",
+        unset="running",
+    )
+    statistics_batches: int | None = setting(
+        None,
+        "training batches to estimate them from; --batch-statistics reestimated only",
+        unset=f"{STATISTICS_BATCHES}",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        if self.batch_statistics == "running":
+            object.__setattr__(self, "batch_statistics", None)
+        if self.batch_statistics is not None and self.statistics_batches is None:
+            object.__setattr__(self, "statistics_batches", STATISTICS_BATCHES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +345,7 @@ ONLY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "deepspeed_config": ("pipeline_schedule", ("deepspeed",)),
     "network": ("clock", ("virtual",)),
     "churn": ("clock", ("virtual",)),
+    "statistics_batches": ("batch_statistics", ("reestimated",)),
     "momentum": ("optimizer", ("sgd",)),
     "beta1": ("optimizer", ("adamw",)),
     "beta2": ("optimizer", ("adamw",)),
@@ -347,7 +371,10 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     given = {spec.name for spec in specs if values[spec.name] != spec.default}
 
     def typed(name: str) -> str:
-        return flag_of(name) + (f" {values[name]}" if values[name] is not True else "")
+        value = values[name]
+        if value is True:
+            return flag_of(name)
+        return f"{flag_of(name)} {'none' if value is None else value}"
 
     def idle(names: Iterable[str], beside: str) -> Iterator[str]:
         for name in filter(given.__contains__, names):

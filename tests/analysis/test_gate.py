@@ -63,9 +63,10 @@ def test_every_difference_is_named_with_both_values(tmp_path):
         ({"speeds": "slow:factor=3.0,worker=0,seconds=1"}, {}),
         ({"churn": "leave:worker=1,seconds=2"}, {"churn": "leave:seconds=2.0,worker=1"}),
         ({"checkpoint_seconds": 60.0, "cache_dir": "a", "track": "tensorboard"}, {}),
+        ({"batch_statistics": None, "statistics_batches": None}, {}),
         ({"optimizer": "AdamW", "optimizer_options": {"betas": [0.9, 0.999]}}, {"optimizer": "adamw"}),
     ],
-    ids=["defaults", "paths", "speeds", "churn", "places", "shapes"],
+    ids=["defaults", "paths", "speeds", "churn", "places", "statistics", "shapes"],
 )
 def test_what_means_the_same_is_no_difference(tmp_path, ours, theirs):
     found = study(tmp_path, ours, theirs)
@@ -164,3 +165,16 @@ def test_arms_may_differ_in_what_tells_them_and_in_what_follows_from_it(tmp_path
     row = row_of(asyncsgd.load(tmp_path, arms=["optimizer"]), LOSS)
     assert row.word == "better"
     assert "the arms also differ in optimizer (adamw, sgd)" in row.notes
+
+
+def test_arms_may_differ_in_the_statistics_that_are_evaluated(tmp_path):
+    """The number of batches, which only re-estimated ones have, follows from it."""
+    again = {"batch_statistics": "reestimated", "statistics_batches": 20}
+    for arm, times, settings in ((SYNC, EIGHT, {}), (ASYNC, SOONER, again)):
+        for seed, time in enumerate(times):
+            path = write_run(tmp_path / f"{arm.algorithm}{seed}", arm, reaches(time), seed=seed)
+            settings_yaml = path / "settings.yaml"
+            settings_yaml.write_text(yaml.safe_dump(yaml.safe_load(settings_yaml.read_text()) | settings))
+    reason = row_of(asyncsgd.load(tmp_path), LOSS).reason
+    assert reason.endswith("--arms batch_statistics,statistics_batches)")
+    assert row_of(asyncsgd.load(tmp_path, arms=["batch_statistics"]), LOSS).word == "better"
