@@ -135,6 +135,20 @@ MUTANTS = [
         "tests/test_chain.py",
     ),
     Mutant(
+        "what a stage chose on the models of one arm counts for all of them",
+        "asyncsgd/study/chain.py",
+        'f"{self.name}/{arm}" if self.each else self.name',
+        "self.name",
+        "tests/test_chain.py",
+    ),
+    Mutant(
+        "stages behind the last one that is tuned are made on tuning seeds",
+        "asyncsgd/study/chain.py",
+        "return stages[: max(numbers, default=0)]",
+        "return stages",
+        "tests/test_chain.py",
+    ),
+    Mutant(
         "a labelled stage is tuned to its worst score",
         "asyncsgd/study/sweep.py",
         'return name, -1 if better == "higher" else 1',
