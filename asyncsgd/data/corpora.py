@@ -154,54 +154,25 @@ def load_corpus(
             evaluation texts, there is one class only, or one side has no texts.
     """
     # before the first one is read, which may take a while
-    sources, scored = kind.sources(data, columns, eval_data, reading)
+    sources, named = kind.sources(data, columns, eval_data, reading)
     name = "+".join(source.name for source in sources)
-    names = kind.names
-    if names is None and kind.label and kind.has_classes:
-        names = names_of(sources[0], list(columns)[1])
+    names = names_of(sources[0], list(columns)[1]) if _are_to_be_found(kind) else kind.names
     parts = [_Part(source, kind, columns, names, cache_dir) for source in sources]
-    found: dict[int, list[EvaluationSet]] = {}
-    learned: list[Documents] = []
-    apart: dict[str, set[str]] = {}
-    for part in parts:
-        train = part.read(TRAIN)
-        sets = evaluation_sets(part.source.sides, ("test", "validation"))
-        for of in sets:
-            apart.setdefault(of, set()).update(part.texts(of))
-        if not scored:
-            named = part.to_score_on(sets, split, train)
-            if not named:
-                train, evaluation = split_documents(train)
-                named = [EvaluationSet("test", evaluation)]
-            for number, one in enumerate(named):
-                found.setdefault(number, []).append(one)
-        learned.append(train)
-    kept = _joined(learned)
-    for number, (set_name, source) in enumerate(scored.items()):
-        own_names = names_of(source, list(columns)[1]) if kind.label and kind.has_classes and not kind.names else None
-        parts.append(_Part(source, kind, columns, own_names or names, cache_dir, learns=False))
-        for of in evaluation_sets(source.sides, ("test", "validation")):
-            apart.setdefault(f"{of} ({set_name})", set()).update(parts[-1].texts(of))
-        found[number] = [parts[-1].first_with_labels(kept)._replace(name=set_name)]
-    every = [
-        EvaluationSet(ones[-1].name, _joined([one.documents for one in ones]), all(one.has_labels for one in ones))
-        for ones in found.values()
-    ]
-    if not every[0].has_labels:
-        where = f"the {every[0].name} split of {name}" if not scored else scored[every[0].name].name
-        first = "drop --split" if len(every) == 1 and not scored else "name a set with labels first"
+    train, sets = _read_sources(parts, split, whole=bool(named))
+    for set_name, source in named.items():
+        own_names = names_of(source, list(columns)[1]) if _are_to_be_found(kind) else None
+        part = _Part(source, kind, columns, own_names or names, cache_dir, learns=False)
+        parts.append(part)
+        sets.append(part.first_with_labels(train)._replace(name=set_name))
+    main, *others = sets
+    if not main.has_labels:
+        where = named[main.name].name if named else f"the {main.name} split of {name}"
+        first = "name a set with labels first" if named or others else "drop --split"
         raise UsageError(f"{where} has no {kind.label}s to score on; {first}")
     notes = [note for part in parts for note in (*part.source.notes, *part.notes)]
-    notes += [f"{one.name} has no {kind.label}s, so it is not scored" for one in every if not one.has_labels]
-    held_out = {one.name: set(one.documents.texts) for one in every}
-    for of, texts in apart.items():
-        held_out.setdefault(of, set()).update(texts)
-    for of, texts in held_out.items():
-        before = len(kept.texts)
-        kept = select(kept, [text not in texts for text in kept.texts])
-        if left_out := before - len(kept.texts):
-            notes.append(f"{left_out} training {kind.text}s that are {of} {kind.text}s too are left out")
-    for to, documents in (*(("evaluate", one.documents) for one in every), ("train", kept)):
+    notes += [f"{one.name} has no {kind.label}s, so it is not scored" for one in others if not one.has_labels]
+    train = _without_texts_of(_held_out(parts, sets, list(named)), train, kind, notes)
+    for to, documents in (*(("evaluate", one.documents) for one in sets), ("train", train)):
         if not documents.texts:
             told = "".join(f"; {note}" for part in parts for note in part.source.notes)
             raise UsageError(
@@ -210,18 +181,69 @@ def load_corpus(
     labels: tuple[str, ...] = ()
     if kind.label and kind.has_classes:
         first_rows = {label: place for part in reversed(parts) for label, place in part.first_rows.items()}
-        labelled = _joined([one.documents for one in every if one.has_labels])
-        labels = _labels(name, names, kind, kept, labelled, list(columns.values())[1], first_rows)
-    kept = limited(kept, limits[0])
-    every = [one._replace(documents=limited(one.documents, limits[1] * one.has_labels)) for one in every]
-    if labels and (missing := set(labels) - set(kind.counts(kept))):
+        labelled = _joined([one.documents for one in sets if one.has_labels])
+        labels = _labels(name, names, kind, train, labelled, list(columns.values())[1], first_rows)
+    train = limited(train, limits[0])
+    main, *others = [one._replace(documents=limited(one.documents, limits[1] * one.has_labels)) for one in sets]
+    if labels and (missing := set(labels) - set(kind.counts(train))):
         notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
-    main, *others = every
     built_in = sum(source.is_built_in for source in sources)
-    fingerprint = _fingerprint(built_in, kept, main.documents, labels)
+    fingerprint = _fingerprint(built_in, train, main.documents, labels)
     others = [one._replace(fingerprint=_fingerprint(0, Documents(()), one.documents, labels)) for one in others]
     of_first = main.name if kind.label or others else ""
-    return Corpus(name, kept, main.documents, fingerprint, of_first, labels, tuple(notes), tuple(others))
+    return Corpus(name, train, main.documents, fingerprint, of_first, labels, tuple(notes), tuple(others))
+
+
+def _are_to_be_found(kind: Kind) -> bool:
+    """Whether the source says what its labels are called."""
+    return bool(kind.label) and kind.has_classes and not kind.names
+
+
+def _read_sources(parts: Sequence[_Part], split: str | None, whole: bool) -> tuple[Documents, list[EvaluationSet]]:
+    """What is learned from, and the sets to score on that all sources have together; none where others are named.
+
+    Args:
+        split: those of each source that the user names.
+        whole: whether others are named, so that a source without such a set is learned from as a whole.
+    """
+    learned = []
+    of_sources: dict[int, list[EvaluationSet]] = {}
+    for part in parts:
+        train = part.read(TRAIN)
+        if not whole:
+            sets = part.to_score_on(split, train)
+            if not sets:
+                train, evaluation = split_documents(train)
+                sets = [EvaluationSet("test", evaluation)]
+            for number, one in enumerate(sets):
+                of_sources.setdefault(number, []).append(one)
+        learned.append(train)
+    joined = []
+    for ones in of_sources.values():
+        documents = _joined([one.documents for one in ones])
+        joined.append(EvaluationSet(ones[-1].name, documents, all(one.has_labels for one in ones)))
+    return _joined(learned), joined
+
+
+def _held_out(parts: Sequence[_Part], sets: Sequence[EvaluationSet], named: Sequence[str]) -> dict[str, set[str]]:
+    """The texts of all evaluation sets, by the set: of those to score on, and of any other that a source has."""
+    texts = {one.name: set(one.documents.texts) for one in sets}
+    first_named = len(parts) - len(named)
+    for number, part in enumerate(parts):
+        for of in part.sets():
+            called = of if number < first_named else f"{of} ({named[number - first_named]})"
+            texts.setdefault(called, set()).update(part.texts(of))
+    return texts
+
+
+def _without_texts_of(held_out: Mapping[str, set[str]], train: Documents, kind: Kind, notes: list[str]) -> Documents:
+    """The documents whose text is in no evaluation set; `notes` counts the others."""
+    for of, texts in held_out.items():
+        before = len(train.texts)
+        train = select(train, [text not in texts for text in train.texts])
+        if left_out := before - len(train.texts):
+            notes.append(f"{left_out} training {kind.text}s that are {of} {kind.text}s too are left out")
+    return train
 
 
 class _Part:
@@ -259,6 +281,10 @@ class _Part:
     def _where(self, of: str) -> str:
         return f"{self.source.name} ({of})" if self._learned or of != TRAIN else self.source.name
 
+    def sets(self) -> list[str]:
+        """All evaluation sets of the source."""
+        return evaluation_sets(self.source.sides, ("test", "validation"))
+
     def texts(self, of: str) -> Iterator[str]:
         """The texts of a set, whatever its labels are."""
         for place, row in self._rows(of):
@@ -292,13 +318,13 @@ class _Part:
                 raise no_label(place, self._columns, row[1])
         return self._labelled(documents, of, {""})
 
-    def to_score_on(self, sets: Sequence[str], split: str | None, train: Documents) -> list[EvaluationSet]:
+    def to_score_on(self, split: str | None, train: Documents) -> list[EvaluationSet]:
         """The sets that the user names, or the first one that has labels; none where some texts are to be set aside.
 
         Args:
-            sets: all evaluation sets of the source.
             split: those that the user names, with commas between them.
         """
+        sets = self.sets()
         preferred = ("test", "validation") if self._kind.label else ("validation", "test")[: 1 + self.source.is_hub]
         usual = evaluation_sets(sets, preferred)
         if split is None or (split == "test" and not usual):

@@ -48,11 +48,6 @@ _ARM = {
 }
 
 
-def cpu_model() -> str | None:
-    """The processor's name; None where the system does not tell."""
-    return processor()["name"]
-
-
 def processor() -> dict[str, str | None]:
     """The processor's name, vendor, family, model and stepping, and a hash of its flags, which are the instructions it
     has. Names alone do not tell processors apart: "Intel(R) Xeon(R) Processor" stands for several. What the system does
