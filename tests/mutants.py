@@ -109,9 +109,23 @@ MUTANTS = [
     Mutant(
         "reestimated statistics do not come back from a worker",
         "asyncsgd/runtime/workers.py",
-        "if message.statistics and self._statistics is not None:",
+        "if isinstance(message, EvaluatedAgain) and self._statistics is not None:",
         "if False:",
         f"{STATISTICS} -k every_process",
+    ),
+    Mutant(
+        "an exported checkpoint has the running statistics",
+        "asyncsgd/scripts/export.py",
+        "    if not given.best:\n",
+        "    if False:\n",
+        "tests/test_own_resnet.py -k given_out",
+    ),
+    Mutant(
+        "the model of a replayed version has the running statistics",
+        "asyncsgd/replaying.py",
+        "        self._run.show_statistics(flat)\n",
+        "",
+        "tests/test_own_resnet.py -k given_out",
     ),
     Mutant(
         "a model has the statistics of an evaluation before its last step",

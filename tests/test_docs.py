@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from doors import cli
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -85,6 +86,12 @@ def do(tmp_path, monkeypatch):
             }
             Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
     Path("texts.csv").write_text("premise,hypothesis,label\nba,di,A\nfo,ba,B\n")
+    for side in ("train", "test"):
+        for color in ("red", "blue"):
+            folder = Path("photos", side, color)
+            folder.mkdir(parents=True)
+            for number in range(16):
+                Image.new("RGB", (20, 16), color).save(folder / f"{number}.png")
     Path("glue").mkdir()
     for side, labels in {"train": "AB", "dev_matched": "AB", "dev_mismatched": "BA", "test_matched": None}.items():
         rows = [f"{side} {number}\t{labels[number % 2]}" if labels else f"{side} {number}" for number in range(64)]
@@ -99,7 +106,8 @@ def do(tmp_path, monkeypatch):
         else:
             line[0] = line[0].removeprefix("experiments/")
             line += ["--samples", "48", "--evaluations", "1", "--cache-dir", "cache", "--device", "cpu"]
-            if "--data" not in line:
+            of_images = line[0] == "own_resnet.py"
+            if "--data" not in line and not of_images:
                 line += ["--data", data.get(line[1], "text.txt")]
             if "texts" in line:
                 line += ["--text-column", "body"]
@@ -128,7 +136,8 @@ def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exporte
 
 
 @pytest.mark.parametrize(
-    "command", [line for line in commands("tasks.md") + commands("running.md") if not IN_RUNS(line)]
+    "command",
+    [line for page in ("tasks.md", "running.md", "own_model.md") for line in commands(page) if not IN_RUNS(line)],
 )
 def test_what_the_pages_about_tasks_and_running_say_can_be_typed(command, do):
     do(command)

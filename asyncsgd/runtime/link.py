@@ -100,8 +100,13 @@ class Evaluated(Told):
     """See `asyncsgd.tasks.base.encode_sums`."""
     peak_bytes: tuple[int, ...]
     """See `asyncsgd.measure.peak_bytes`."""
-    statistics: bytes = b""
-    """Of shard 0: running statistics that were estimated again, float64; empty: they were not."""
+
+
+class EvaluatedAgain(Evaluated):
+    """The sums of shard 0, evaluated with running statistics that were estimated again."""
+
+    statistics: bytes
+    """float64 `(S,)`."""
 
 
 class Holding(Told):
@@ -118,7 +123,20 @@ class Refused(Told):
     reason: str
 
 
-Message = Compute | Evaluate | Wake | Proceed | Stop | Ready | Computed | Evaluated | Holding | Pushing | Refused
+Message = (
+    Compute
+    | Evaluate
+    | Wake
+    | Proceed
+    | Stop
+    | Ready
+    | Computed
+    | Evaluated
+    | EvaluatedAgain
+    | Holding
+    | Pushing
+    | Refused
+)
 
 
 def encode(message: Message) -> bytes:

@@ -24,6 +24,7 @@ from asyncsgd.runtime.link import (
     Computed,
     Evaluate,
     Evaluated,
+    EvaluatedAgain,
     Gone,
     Holding,
     Pair,
@@ -115,11 +116,12 @@ class Gradients:
 
     def _evaluate(self, command: Evaluate) -> None:
         sums = encode_sums(self._worker.evaluate(command.shard, command.num_shards))
-        reestimated = None
-        if self._statistics is not None and command.shard == 0:
-            reestimated = self._statistics.reestimated
-        statistics = b"" if reestimated is None else reestimated.numpy().tobytes()
-        self._link.send(Evaluated(command.shard, sums, peak_bytes(self._flat.parameters.device), statistics))
+        peaks = peak_bytes(self._flat.parameters.device)
+        reestimated = None if self._statistics is None else self._statistics.reestimated
+        if command.shard == 0 and reestimated is not None:
+            self._link.send(EvaluatedAgain(0, sums, peaks, reestimated.numpy().tobytes()))
+        else:
+            self._link.send(Evaluated(command.shard, sums, peaks))
 
     def _pull(self, exact_version: int | None) -> int:
         """Have one consistent version in the model, or the point in the slot; which version it is."""

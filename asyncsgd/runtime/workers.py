@@ -38,6 +38,7 @@ from asyncsgd.runtime.link import (
     Computed,
     Evaluate,
     Evaluated,
+    EvaluatedAgain,
     Gone,
     Holding,
     Link,
@@ -206,7 +207,7 @@ class Workers:
             for worker, message in self._wait():
                 if isinstance(message, Evaluated):
                     sums[message.shard] = decode_sums(message.sums)
-                    if message.statistics and self._statistics is not None:
+                    if isinstance(message, EvaluatedAgain) and self._statistics is not None:
                         self._statistics.reestimated = torch.frombuffer(
                             bytearray(message.statistics), dtype=torch.float64
                         )
