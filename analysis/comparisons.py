@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves import reached, unit_of
-from analysis.gate import MOST_LOAD, by_seed, set_apart, unlike, untimed
+from analysis.gate import MOST_LOAD, between, set_apart
 from analysis.judge import answer, of_numbers
 from analysis.pairs import Measure
 from analysis.read import read as read_study
@@ -147,16 +147,15 @@ def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -
 
 def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], margin: float) -> dict[str, Any]:
     """What sets an arm against its reference; nothing but the reason where their runs are not comparable."""
-    gated = by_seed(ours, theirs, apart)
-    if why := unlike(gated.values()):
-        return {"word": "not comparable", "why": why}
+    gated = between(ours, theirs, apart)
+    if gated.unlike:
+        return {"word": "not comparable", "why": gated.unlike}
     if (ours["diverged"] | theirs["diverged"]).any():
         return {}
     row: dict[str, Any] = {"word": "undecided", "difference": t_interval(np.round(ours["loss"] - theirs["loss"], 12))}
     row["question"] = of_numbers(ours["loss"].to_numpy(), theirs["loss"].to_numpy(), margin=margin)
-    timed = [seed for seed, one in gated.items() if not one.untimed]
-    row["no_speed"] = untimed(gated.values())
-    ratios = ours.loc[timed, "samples_per_second"] / theirs.loc[timed, "samples_per_second"]
+    row["no_speed"] = gated.untimed
+    ratios = (ours["samples_per_second"] / theirs["samples_per_second"]).loc[gated.timed]
     row["speed"] = t_interval(np.log(ratios)).mapped(math.exp)
     return row
 
@@ -181,13 +180,13 @@ def _grid(runs: pd.DataFrame, measure: Measure, given: Mapping[str, Any], models
         if own.empty:
             continue
         other = first.setdefault((model, length), own)
-        gated = by_seed(own, other, {"learning_rate", "batch_size"}).values()
+        gated = between(own, other, {"learning_rate", "batch_size"})
         alive, threshold = own[~own["diverged"]], float(given["threshold"][model])
         times = [reached(measure.curve(run, "seconds"), threshold) for run in alive["run"]]
         there = [seconds for seconds in times if math.isfinite(seconds)]
         row = {"model": model, "unit": unit_of(own), "learning_rate": rate, "batch": batch, "length": length}
         row |= {"threshold": threshold, "seconds": t_interval(there), "reached": len(there), "runs": len(own)}
-        row["why"] = unlike(gated) or untimed(gated)
+        row["why"] = gated.unlike or gated.untimed
         row |= {name: t_interval(alive[name].to_numpy()) for name in ("loss", "samples_per_second")}
         rows.append(row)
     return rows

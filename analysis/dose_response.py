@@ -30,7 +30,7 @@ from matplotlib.lines import Line2D
 from analysis import plots
 from analysis.crossing import Crossing, crossing_point
 from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached, unit_of
-from analysis.gate import by_seed, told_apart, unlike, untimed
+from analysis.gate import Between, between, told_apart
 from analysis.questions import Plan
 from analysis.read import read
 from analysis.stats import Interval, Numbers, t_interval
@@ -95,30 +95,26 @@ def read_dose(folder: Path) -> Dose:
             )
     if 0 not in set(runs.loc[runs["algorithm"] == REFERENCE, "delay"]):  # one process under either name
         runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
-    _refuse_unlike(runs, plan)
+    first, *others = (own.drop_duplicates("seed") for _, own in runs.groupby("arm", sort=False))
+    for own in others:  # pairs of a delay are set against each other, and delays by the slope over them
+        if why := _between(own, first, plan).unlike:
+            names = " and ".join(side["arm"].iloc[0] for side in (own, first))
+            raise UsageError(f"the runs of {names} are not comparable: {why}")
     targets = {plan.arms[arm]["num_workers"] - 1: loss for arm, loss in plan.targets.items()}
     return Dose(runs, by_run, targets, unit_of(runs), _untimed(runs, plan))
 
 
-def _refuse_unlike(runs: pd.DataFrame, plan: Plan) -> None:
-    """Every arm is set against the first one: pairs of a delay against each other, delays by the slope over them."""
-    arms = {arm: own.drop_duplicates("seed").set_index("seed") for arm, own in runs.groupby("arm", sort=False)}
-    first, *others = arms
-    for arm in others:
-        if why := unlike(by_seed(arms[arm], arms[first], told_apart(arm, first, plan)).values()):
-            raise UsageError(f"the runs of {arm} and {first} are not comparable: {why}")
+def _between(ours: pd.DataFrame, theirs: pd.DataFrame, plan: Plan) -> Between:
+    return between(ours, theirs, told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan))
 
 
 def _untimed(runs: pd.DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
-    """Of the pairs of real processes; those of declared speeds have no measured seconds."""
+    """By delay and seed, why the seconds of a pair of real processes are not compared."""
     reasons = {}
-    measured = runs[(runs["clock"] == "measured") & (runs["delay"] > 0)]
-    for delay, own in measured.groupby("delay"):
-        ours = own[own["algorithm"] == DELAYED].set_index("seed", drop=False)
-        theirs = own[own["algorithm"] == REFERENCE].set_index("seed", drop=False)
-        apart = told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan)
-        for seed, compared in by_seed(ours, theirs, apart).items():
-            reasons[delay, seed] = untimed([compared])
+    for delay, own in runs[runs["delay"] > 0].groupby("delay"):
+        ours, theirs = (own[own["algorithm"] == name] for name in (DELAYED, REFERENCE))
+        for (seed, _), pair in _between(ours, theirs, plan).pairs.items():
+            reasons[delay, seed] = "; ".join(pair.untimed.values())
     return reasons
 
 

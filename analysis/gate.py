@@ -185,7 +185,7 @@ class Compared(NamedTuple):
     refused: Mapping[str, str]
     """Why nothing of them is compared."""
     untimed: Mapping[str, str]
-    """Why their measured seconds are not."""
+    """Why their measured seconds are not; those of the virtual clock are no measured ones."""
     told: Mapping[str, tuple[str, str]]
     """In what they differ beside the algorithm, with both values."""
 
@@ -236,27 +236,52 @@ def compared(ours: Any, theirs: Any, apart: set[str], *, tuned: bool = False) ->
         if run.other_load > MOST_LOAD:
             used = f"{100 * run.other_load:.0f} % of the machine"
             untimed[f"load of {run.arm}"] = f"other programs used {used} during {run.run}"
+    if ours.clock == theirs.clock == "virtual":
+        untimed = {}
     if not (tuned or refused) and not _evaluated_alike(ours, theirs):
         values = [f"{run.first_loss:.6g}" for run in both]
         refused["first_loss"] = f"evaluated unlike: {_both('the loss at update 0', both, values)}"
     return Compared(refused, untimed, told)
 
 
-def by_seed(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], *, tuned: bool = False) -> dict[Any, Compared]:
-    """Seed -> how the runs of two arms compare, of the seeds that both have; the index of both is the seed."""
-    seeds = ours.index.intersection(theirs.index)
-    matched = zip(ours.loc[seeds].itertuples(), theirs.loc[seeds].itertuples(), strict=True)
-    return {one.Index: compared(one, other, apart, tuned=tuned) for one, other in matched}
+class Between(NamedTuple):
+    """How the runs of two arms compare."""
+
+    pairs: Mapping[tuple[Any, int], Compared]
+    """By seed, and its repetition."""
+
+    @property
+    def unlike(self) -> str:
+        """Why nothing of the arms is compared; empty where it is."""
+        return _each_once(one.refused for one in self.pairs.values())
+
+    @property
+    def untimed(self) -> str:
+        """Why measured seconds of some pairs are not compared; empty where they are."""
+        return _each_once(one.untimed for one in self.pairs.values())
+
+    @property
+    def timed(self) -> list[Any]:
+        """The seeds whose seconds are compared."""
+        return [seed for (seed, _), one in self.pairs.items() if not one.untimed]
 
 
-def unlike(gated: Iterable[Compared]) -> str:
-    """Why nothing of several pairs is compared; empty where it is."""
-    return _each_once(one.refused for one in gated)
+def between(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], *, tuned: bool = False) -> Between:
+    """How two arms compare, by the seeds that both have; the n-th run of a seed with the n-th of the other arm.
+
+    Args:
+        ours, theirs: rows of `runs`.
+        apart, tuned: as `compared` takes them.
+    """
+    own, other = map(_by_seed, (ours, theirs))
+    both = own.index.intersection(other.index)
+    matched = zip(own.loc[both].itertuples(), other.loc[both].itertuples(), strict=True)
+    return Between({one.Index: compared(one, other, apart, tuned=tuned) for one, other in matched})
 
 
-def untimed(gated: Iterable[Compared]) -> str:
-    """Why measured seconds of several pairs are not compared; empty where they are."""
-    return _each_once(one.untimed for one in gated)
+def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    seeds = runs["seed"].to_numpy()
+    return runs.set_index([seeds, runs.groupby(seeds, dropna=False).cumcount().to_numpy()])
 
 
 def _each_once(reasons: Iterable[Mapping[str, str]]) -> str:

@@ -137,6 +137,10 @@ class Row(NamedTuple):
     shares: list[float]
     """Of each process the mean loss over runs, each on its own share; empty where no run recorded any."""
 
+    @property
+    def arm(self) -> str:
+        return str(self.runs["arm"].iloc[0])
+
 
 def rows_of(runs: pd.DataFrame, plan: Plan) -> list[Row]:
     """A row for every arm of a study: its test runs, or all pretraining runs of a plain folder.
@@ -234,6 +238,8 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]
     """The ratios of asynchronous to synchronous rows, beside those of the notes; and why some are not compared."""
     import pandas as pd
 
+    from analysis.gate import between, told_apart
+
     lines, reasons = [], []
     for (workers, batch), there in reference_ratios().items():
         pairs = [pair for pair in _async_and_sync(rows) if pair[0][1:3] == (workers, batch)]
@@ -241,33 +247,23 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]
         if not pairs:
             lines.append([name, MISSING, MISSING, theirs[0], MISSING, theirs[1], MISSING])
         for ours, other in pairs:
-            why, no_speed = _not_compared(ours, other, plan)
-            if why or no_speed:
-                what = "not comparable" if why else "their seconds are not comparable"
-                reasons.append(f"WARNING: async and sync, {name}, {ours.clock} clock: {what}: {why or no_speed}")
-            if why:
+            gated = between(ours.done, other.done, told_apart(ours.arm, other.arm, plan))
+            if why := gated.unlike or gated.untimed:
+                what = "not comparable" if gated.unlike else "their seconds are not comparable"
+                reasons.append(f"WARNING: async and sync, {name}, {ours.clock} clock: {what}: {why}")
+            if gated.unlike:
                 lines.append([name, ours.clock, MISSING, theirs[0], MISSING, theirs[1], "not comparable"])
                 continue
             known = [one.done.set_index("seed")[["loss", "seconds"]].dropna() for one in (ours, other)]
             both = pd.concat(known, axis=1, join="inner", keys=(0, 1))
             # logarithms of ratios; a loss is the logarithm of a perplexity already
             logs = (both[0]["seconds"] / both[1]["seconds"]).map(math.log), both[0]["loss"] - both[1]["loss"]
-            if no_speed:
+            if gated.untimed:
                 logs = (logs[0].iloc[:0], logs[1])
             seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
             lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
     header = ["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]
     return pd.DataFrame(lines, columns=pd.Index(header)), reasons
-
-
-def _not_compared(ours: Row, theirs: Row, plan: Plan) -> tuple[str, str]:
-    """Why two rows are not comparable, and why their seconds are not."""
-    from analysis.gate import by_seed, told_apart, unlike, untimed
-
-    arm, other = (str(row.runs["arm"].iloc[0]) for row in (ours, theirs))
-    own, others = (row.done.set_index("seed", drop=False) for row in (ours, theirs))
-    gated = by_seed(own, others, told_apart(arm, other, plan)).values()
-    return unlike(gated), untimed(gated) if ours.clock == "measured" else ""
 
 
 def _ratio(logs: pd.Series, form: str) -> str:

@@ -6,7 +6,7 @@ Whether two runs are comparable is decided in `analysis.gate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
-from analysis.gate import BEGAN, BUDGET, Compared, by_seed, told_apart, unlike
+from analysis.gate import BEGAN, BUDGET, Between, between, told_apart
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing
 
@@ -129,14 +129,14 @@ def _pairs(
     may_differ = told_apart(treatment, reference, plan)
     if control:
         may_differ |= {*BUDGET, "batch_size"}
-    gated = by_seed(ours, theirs, may_differ)
-    different, also = united(gated.values(), plan)
+    gated = between(ours, theirs, may_differ)
+    different, also = united(gated, plan)
     notes += also
     apart: dict[Any, str] = {}
     no_speed: list[str] = []
     if clock == "measured":
         no_speed = timing_caveats(both)
-        apart = {seed: "; ".join(one.untimed.values()) for seed, one in gated.items() if one.untimed}
+        apart = {seed: "; ".join(one.untimed.values()) for (seed, _), one in gated.pairs.items() if one.untimed}
         if mixed := [why for side in (ours, theirs) if (why := _mixed(side))]:
             apart = dict.fromkeys(whole, "; ".join(mixed))
         if apart and len(apart) < len(whole):
@@ -209,15 +209,14 @@ def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
     ]
 
 
-def united(gated: Iterable[Compared], plan: Plan) -> tuple[str, list[str]]:
+def united(gated: Between, plan: Plan) -> tuple[str, list[str]]:
     """Why the pairs of two arms are not comparable, and a note on what the arms differ in beside that."""
-    pairs = list(gated)
     told: dict[str, list[str]] = {}
-    for one in pairs:
+    for one in gated.pairs.values():
         for key, both in one.told.items():
             told.setdefault(key, []).extend(both)
-    why = unlike(pairs)
-    refused = {key for one in pairs for key in one.refused}
+    why = gated.unlike
+    refused = {key for one in gated.pairs.values() for key in one.refused}
     settings = sorted(refused - {*BEGAN, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, *settings))})"

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.gate import by_seed as gated_by_seed
-from analysis.gate import told_apart
+from analysis.gate import Between, between, told_apart
 from analysis.pairs import BY_RANKS, FROM_SCRATCH, copied, happened, lost_runs, united, values_of
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import words_of_score
@@ -91,14 +90,13 @@ def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str,
     """As `united`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
     usable = runs[runs["usable"] & (runs["replicate"] == 0)]
-    tests = usable[usable["stage"] == "test"].set_index("seed", drop=False)
-    ours, theirs = (tests[tests["arm"] == arm] for arm in arms)
-    gated = [*gated_by_seed(ours, theirs, told_apart(treatment, reference, plan)).values()]
-    tuned = usable[usable["stage"] == "finetune"]
-    tuned = tuned.set_index([tuned["seed"], tuned.groupby(["arm", "seed"]).cumcount()])
-    ours, theirs = (tuned[tuned["arm"] == arm] for arm in arms)
-    gated += gated_by_seed(ours, theirs, set(), tuned=True).values()
-    return united(gated, plan)
+    ours, theirs = (usable[usable["arm"] == arm] for arm in arms)
+    tests, tuned = (
+        between(ours[ours["stage"] == stage], theirs[theirs["stage"] == stage], apart, tuned=stage == "finetune")
+        for stage, apart in (("test", told_apart(treatment, reference, plan)), ("finetune", set()))
+    )
+    both = [*tests.pairs.values(), *tuned.pairs.values()]
+    return united(Between(dict(enumerate(both))), plan)
 
 
 def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:

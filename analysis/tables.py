@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.gate import by_seed, told_apart, unlike, untimed
+from analysis.gate import between, told_apart
 from analysis.questions import BASELINE, Plan, groups, labels
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
@@ -62,9 +62,8 @@ def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame, plan: Plan) -> dict[
     alone = used[(used["workers"] == 1) & (used["clock"] == first["clock"]) & (used["task"] == first["task"])]
     reasons = []
     for arm, one in alone.groupby("arm", sort=False):
-        ours, theirs = (side.set_index("seed", drop=False) for side in (own, one))
-        gated = by_seed(ours, theirs, told_apart(first["arm"], str(arm), plan)).values()
-        reasons.append(unlike(gated) or (untimed(gated) if first["clock"] == "measured" else ""))
+        gated = between(own, one, told_apart(first["arm"], str(arm), plan))
+        reasons.append(gated.unlike or gated.untimed)
     why = next(filter(None, reasons), "")
     if why or not reasons:
         return {"speed_up": math.nan, "efficiency": math.nan, "no_speed_up": why}

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
-from analysis.gate import MOST_LOAD, by_seed, told_apart, unlike
+from analysis.gate import MOST_LOAD, between, told_apart
 from analysis.pairs import UNEQUAL_BATCHES, Measure
 from analysis.questions import Plan, conditions
 from analysis.scores import BASELINE, not_learned
@@ -99,7 +99,7 @@ def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
             if len(seeds) < GUARD_RUNS or any(row.diverged for row in both) or not all(len(x) for x, _ in curves):
                 continue
             may_differ = {*told_apart(str(arm), str(other), seen.plan), "batch_size", "accumulate"}
-            if why := unlike(by_seed(ours, single, may_differ).values()):
+            if why := between(ours, single, may_differ).unlike:
                 yield "not shown", f"{arm} against {other}: not comparable: {why}"
                 continue
             goal = max([lowest_held(curve) for curve in curves] + [seen.plan.targets.get(str(arm), -math.inf)])
