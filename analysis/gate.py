@@ -206,8 +206,13 @@ def compared(ours: Any, theirs: Any, apart: set[str], *, tuned: bool = False) ->
     untimed: dict[str, str] = {}
     told: dict[str, tuple[str, str]] = {}
     for column, words in BEGAN.items():
-        if not (tuned and column in OF_A_PARENT) and not _began_alike(column, ours, theirs):
-            refused[column] = _both(words, both, [_shown(column, getattr(run, column)) for run in both])
+        if (tuned and column in OF_A_PARENT) or _began_alike(column, ours, theirs):
+            continue
+        shown = [_shown(column, getattr(run, column)) for run in both]
+        if column == "train_data" and _told_by_the_task(both, apart):
+            told[words] = (shown[0], shown[1])
+        else:
+            refused[column] = _both(words, both, shown)
     for key in sorted({*ours.asked, *theirs.asked} - {"normalises_over_batch"}, key=_place):
         texts = meanings(key, both)
         if texts[0] == texts[1] != NOT_KNOWN:
@@ -329,6 +334,12 @@ def _follows(key: str, both: Sequence[Any], apart: set[str]) -> bool:
         return False
     defaults = [_meaning(key, default_of(key, run.asked, run.task)) for run in both]
     return meanings(key, both) == defaults
+
+
+def _told_by_the_task(both: Sequence[Any], apart: set[str]) -> bool:
+    """Whether a field of the task tells the arms, such as one of augmentation; training data may follow from it."""
+    of_every_task = {"batch_size", *(key for part in (Job, Budget, Steps, Machine) for key in specs_of(part))}
+    return any(len(set(meanings(key, both))) > 1 for key in apart - of_every_task)
 
 
 def _began_alike(column: str, ours: Any, theirs: Any) -> bool:

@@ -11,15 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.gate import Between, between, set_apart
 from analysis.judge import ON_MARGIN, answer, of_numbers
+from analysis.read import rows_of
 from analysis.stats import Interval, Numbers, t_interval
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, read_events, read_json
+from asyncsgd.records.events import DONE, EVENTS, read_events, read_json
 
 LADDER, SETTINGS = "ladder.json", "settings.json"
 """The measurements of a finished ladder, and what all trainings share."""
 NO_MEMORY = "ran out of memory"
 """The reason of a rung whose training did."""
+NOT_COMPARABLE = "not comparable"
+NOT_KNOWN = "What trainings were given is not known: ladder.json does not name their runs, or they are not beside it."
 UTILISATION, MEMORY, EPOCH = 0.9, 0.9, 1.2
 """Stated before the runs: the least share of the processors that is busy, the largest share of the memory that is used,
 and how many times the predicted seconds an epoch may take."""
@@ -36,9 +40,10 @@ TRAINING = {
 """Columns of a table of measured trainings, a row for each turn or seed."""
 RUNGS = ("name", "box", "flags", "word", "in_stack", "reason", "speed", "cumulative", "loss_change")
 """Columns of the table of rungs, beside the medians of `TRAINING` with it. `box`: line of the checklist. `word`: kept,
-does not pay, left out for the score, or not measured for the `reason`. `in_stack`: of the final stack, which the first
-rung always is, being the library itself. `speed`: against the rung before. `cumulative`: product of the medians of the
-rungs in the final stack up to here. `loss_change`: of the evaluation loss after equal samples, with it - before it."""
+does not pay, left out for the score, or for a `reason` not measured or not comparable. `in_stack`: of the final stack,
+which the first rung always is, being the library itself. `speed`: against the rung before. `cumulative`: product of the
+medians of the rungs in the final stack up to here. `loss_change`: of the evaluation loss after equal samples, with it -
+before it."""
 
 
 class Speed(NamedTuple):
@@ -57,16 +62,59 @@ class Speed(NamedTuple):
         return self.interval.low > 1.0
 
 
+class Sides(NamedTuple):
+    """Two trainings in every turn or seed: before a change, and with it."""
+
+    before: pd.DataFrame
+    after: pd.DataFrame
+    """With the columns of `TRAINING`, a row for each turn."""
+    gated: Between | None
+    """How their runs compare; None where it is not known which runs they are."""
+
+    @property
+    def unlike(self) -> str:
+        """Why nothing of them is compared; empty where it is."""
+        return "" if self.gated is None else self.gated.unlike
+
+    @property
+    def speed(self) -> Speed:
+        """Of the turns whose seconds are compared; a turn is a seed."""
+        rates = [side["samples_per_second"] for side in (self.before, self.after)]
+        if self.gated is not None:
+            timed = [] if self.unlike else self.gated.timed
+            rates = [side.loc[timed] for side in rates]
+        return speed_up(*rates)
+
+    def change(self, name: str, level: float = 0.95) -> Interval:
+        """Of a number, with the change - before it; without ends where nothing varied but by rounding."""
+        differences = np.round(self.after[name] - self.before[name], 12)
+        return t_interval(differences[:0] if self.unlike else differences, level)
+
+    def told(self, name: str) -> str:
+        """What of them is not compared, and why; empty where all is."""
+        if self.gated is None:
+            return NOT_KNOWN
+        if self.unlike:
+            return f"{name} is not comparable with what it is set against: {self.unlike}."
+        missing = len(self.after) - len(self.gated.timed)
+        return f"{name}: seconds of {missing} turns are not compared: {self.gated.untimed}." if missing else ""
+
+
 class Stack(NamedTuple):
     """Several rungs together, beside the naive loop on the same seeds."""
 
     rungs: list[str]
-    trainings: pd.DataFrame
-    speed: Speed
-    difference: Interval
-    """90 % interval of the score, with it - the naive loop's."""
+    sides: Sides
     word: str
     reason: str
+
+    @property
+    def trainings(self) -> pd.DataFrame:
+        return self.sides.after
+
+    @property
+    def speed(self) -> Speed:
+        return self.sides.speed
 
     @property
     def keeps_the_score(self) -> bool:
@@ -85,6 +133,8 @@ class Ladder(NamedTuple):
     """Of rungs that pay: the first leaves updates as they were, each further one has one rung more."""
     final: Stack
     """See `final_of`."""
+    not_compared: list[str]
+    """Sentences on trainings that are not compared, and why."""
 
     @property
     def factors(self) -> list[float]:
@@ -99,7 +149,7 @@ class Ladder(NamedTuple):
     @property
     def num_done(self) -> int:
         """Trainings that came to their end; both sides of a turn count."""
-        return int(2 * self.rungs["speed"].map(lambda speed: speed.n).sum()) + len(self.naive) * (1 + len(self.stacks))
+        return 2 * sum(len(rung["after"]) for rung in self.given["rungs"]) + len(self.naive) * (1 + len(self.stacks))
 
     @property
     def num_planned(self) -> int:
@@ -131,7 +181,7 @@ def read(folder: Path) -> Ladders:
     """
     try:
         found = read_json(folder / LADDER)
-        return Ladders(found["quick"], found["machine"], [ladder_of(each) for each in found["ladders"]])
+        return Ladders(found["quick"], found["machine"], [ladder_of(each, folder) for each in found["ladders"]])
     except (OSError, ValueError, KeyError, TypeError) as error:
         make_one = "make one: python experiments/speed_ladder.py --quick"
         told = f"holds no ladder ({type(error).__name__}: {error}); {make_one}"
@@ -140,12 +190,30 @@ def read(folder: Path) -> Ladders:
         raise UsageError(f"{folder} {told}") from error
 
 
-def ladder_of(given: Mapping[str, Any]) -> Ladder:
-    """What the measurements of one task show, as ladder.json has them."""
-    naive = trainings(given["naive"])
-    stacks = [_stack(stack["rungs"], trainings(stack["trainings"]), naive, given) for stack in given["stacks"]]
+def ladder_of(given: Mapping[str, Any], folder: Path) -> Ladder:
+    """What the measurements of one task show, as the ladder.json of a folder has them."""
+    stacks = [
+        _stack(stack["rungs"], sides_of(given["naive"], stack["trainings"], folder), given) for stack in given["stacks"]
+    ]
+    sides = {rung["name"]: sides_of(rung["before"], rung["after"], folder) for rung in given["rungs"]}
     final = final_of(stacks)
-    return Ladder(given, _rungs(given["rungs"], final.rungs), naive, stacks, final)
+    told = [one.told(name) for name, one in sides.items()]
+    told += [stack.sides.told(f"The stack up to {stack.rungs[-1]}") for stack in stacks]
+    rungs = _rungs(given["rungs"], sides, final.rungs)
+    return Ladder(given, rungs, stacks[0].sides.before, stacks, final, [*dict.fromkeys(filter(None, told))])
+
+
+def sides_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], folder: Path) -> Sides:
+    """Two sides of a ladder.json, with their runs beside it. A ladder of before 2026-11-27 does not name them, and a
+    copied file has none.
+    """
+    runs = [rows_of({one["run"]: folder / one["run"] for one in side if "run" in one}) for side in (after, before)]
+    gated = None
+    if all((rows["status"] == DONE).sum() == len(before) for rows in runs):
+        asked = [side[0]["asked"] if side else {} for side in (after, before)]
+        # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
+        gated = between(*runs, {*set_apart(*asked), "threads"})
+    return Sides(*(pd.DataFrame(side, columns=[*TRAINING]).astype(float) for side in (before, after)), gated)
 
 
 def final_of(stacks: Sequence[Stack]) -> Stack:
@@ -170,16 +238,16 @@ def speed_up(before: Numbers, after: Numbers) -> Speed:
     """
     ratios = np.asarray(after, float) / np.asarray(before, float)
     if not len(ratios):
-        return Speed(1.0, math.nan, math.nan, t_interval(ratios), 0)
+        return Speed(math.nan, math.nan, math.nan, t_interval(ratios), 0)
     interval = t_interval(np.log(ratios)).mapped(math.exp)
     if len(ratios) > 1 and np.ptp(ratios) == 0:
         interval = interval._replace(low=interval.estimate, high=interval.estimate)
     return Speed(float(np.median(ratios)), float(ratios.min()), float(ratios.max()), interval, len(ratios))
 
 
-def pays(rung: Mapping[str, Any]) -> bool:
-    """Whether a rung of ladder.json is kept: the interval of the ratios of its rates lies above 1."""
-    return _speed(trainings(rung["before"]), trainings(rung["after"])).pays
+def pays(rung: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a rung of a folder's ladder.json is kept: the interval of the ratios of its rates lies above 1."""
+    return sides_of(rung["before"], rung["after"], folder).speed.pays
 
 
 def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
@@ -205,38 +273,34 @@ def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
     }
 
 
-def trainings(given: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(given, columns=[*TRAINING]).astype(float)
-
-
-def _speed(before: pd.DataFrame, after: pd.DataFrame) -> Speed:
-    return speed_up(before["samples_per_second"].to_numpy(), after["samples_per_second"].to_numpy())
-
-
-def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
-    """The 90 % interval of the paired difference; without ends where nothing varied but by rounding."""
-    return t_interval(np.round(ours - theirs, 12), 0.9)
-
-
-def _stack(rungs: list[str], own: pd.DataFrame, naive: pd.DataFrame, given: Mapping[str, Any]) -> Stack:
+def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     """A margin that is half of what the naive loop gained in all bears no word on the score."""
-    lower, gained = given["lower_is_better"], naive["score"].mean() - given["score_at_start"]
+    naive = sides.before["score"]
+    lower, gained = given["lower_is_better"], naive.mean() - given["score_at_start"]
     stated = {"margin": given["margin"], "margin_reason": "stated before the measurements"}
-    scores = own["score"].to_numpy(), naive["score"].to_numpy()
-    (row,) = answer([of_numbers(*scores, lower=lower, gained=-gained if lower else gained, **stated)])
-    compared = _speed(naive, own), difference(own["score"], naive["score"])
-    return Stack(rungs, own, *compared, row["word"], row["reason"])
+    stated |= {"nothing": sides.unlike, "unlike": bool(sides.unlike)}
+    question = of_numbers(sides.after["score"], naive, lower=lower, gained=-gained if lower else gained, **stated)
+    (row,) = answer([question])
+    return Stack(rungs, sides, row["word"], row["reason"])
 
 
-def _rungs(given: Sequence[Mapping[str, Any]], final: Sequence[str]) -> pd.DataFrame:
+def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final: Sequence[str]) -> pd.DataFrame:
     rows, product = [], 1.0
     for rung in given:
-        before, after = trainings(rung["before"]), trainings(rung["after"])
-        speed, in_stack = _speed(before, after), not rung["reason"] and rung["name"] in final
+        own = sides[rung["name"]]
+        speed, reason = own.speed, rung["reason"]
+        in_stack = not reason and rung["name"] in final
         product *= speed.median if in_stack else 1.0
-        word = "not measured" if rung["reason"] else "does not pay" if not speed.pays else "left out for the score"
-        row = {name: rung[name] for name in ("name", "box", "flags", "reason")} | after.median().to_dict()
-        row |= {"word": "kept" if in_stack and speed.pays else word, "in_stack": in_stack, "speed": speed}
-        row |= {"cumulative": product, "loss_change": t_interval((after["loss"] - before["loss"]).to_numpy())}
+        word = "kept" if in_stack else "left out for the score"
+        if reason:
+            word = "not measured"
+        elif not speed.n:
+            word = NOT_COMPARABLE
+            reason = own.unlike or own.gated.untimed
+        elif not speed.pays:
+            word = "does not pay"
+        row = {name: rung[name] for name in ("name", "box", "flags")} | own.after.median().to_dict()
+        row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed}
+        row |= {"cumulative": product, "loss_change": own.change("loss")}
         rows.append(row)
     return pd.DataFrame(rows, columns=[*RUNGS, *TRAINING])

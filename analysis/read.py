@@ -171,6 +171,11 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     return row, curve
 
 
+def rows_of(paths: Mapping[str, Path]) -> pd.DataFrame:
+    """Rows of `runs` by name, of run folders that lie in no study; the folder around a run is its arm."""
+    return _table([{"run": name, "arm": name.rpartition("/")[0]} | read_run(path)[0] for name, path in paths.items()])
+
+
 def _summary(path: Path) -> dict[str, Any]:
     """What summary.json holds; empty where there is none."""
     if not path.exists():

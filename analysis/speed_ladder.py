@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
 from analysis.commands import begun, write
-from analysis.ladder import EPOCH, MEMORY, NO_MEMORY, UTILISATION, Ladder, Ladders, Speed, Stack, difference, read
+from analysis.ladder import EPOCH, MEMORY, NO_MEMORY, NOT_COMPARABLE, UTILISATION, Ladder, Ladders, Speed, Stack, read
 from analysis.questions import TIMES
 from analysis.stats import MINIMUM_PAIRS
 from analysis.tables import written
@@ -48,7 +49,7 @@ def ratio(value: float) -> str:
     >>> ratio(1.4159), ratio(31.41)
     ('1.42×', '31.4×')
     """
-    return f"{value:.{2 if value < 10 else 1}f}{TIMES}"
+    return tables.MISSING if math.isnan(value) else f"{value:.{2 if value < 10 else 1}f}{TIMES}"
 
 
 def percent(share: float) -> str:
@@ -75,6 +76,8 @@ def block(ladder: Ladder) -> str:
 
 def gain(speed: Speed) -> str:
     """A median with its interval and how many turns it is of."""
+    if not speed.n:
+        return NOT_COMPARABLE
     ends = f", 95 % interval {speed.interval:.2f}" if speed.n > 1 else ""
     return f"{ratio(speed.median)} (median of {speed.n}{ends})"
 
@@ -83,6 +86,8 @@ def score(ladder: Ladder, stack: Stack) -> str:
     """Both scores, and what they show: no claim where there are too few seeds."""
     means = f"{ladder.naive['score'].mean():.3f} -> {stack.trainings['score'].mean():.3f}"
     shown, n = f"{ladder.given['score']} {means}", len(stack.trainings)
+    if stack.word == NOT_COMPARABLE:
+        return f"{ladder.given['score']} {stack.word}: {stack.reason}"
     if stack.word == "too few seeds":
         return f"{shown}; no claim, {n} seeds are too few"
     if stack.keeps_the_score:
@@ -100,7 +105,7 @@ def checklist(ladder: Ladder) -> list[str]:
 
 def _in_short(rung: Any) -> str:
     if rung.reason:
-        return f"{rung.name} not measured ({rung.reason})"
+        return f"{rung.name} {rung.word} ({rung.reason})"
     word = {"kept": "", "does not pay": " does not pay here"}.get(rung.word, f" {rung.word}")
     return f"{rung.name} {ratio(rung.speed.median)}{word}"
 
@@ -110,36 +115,35 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> pd.DataFrame:
     not known.
     """
     given, final, sides = ladder.given, ladder.final, (ladder.naive, ladder.final.trainings)
-    medians, few = [side.median() for side in sides], len(ladder.naive) < MINIMUM_PAIRS
-    gpu = bool(medians[0]["gpu_bytes"])
-    used = ladder.rungs["in_stack"] & ladder.rungs["box"].isin(SEVERAL_DEVICES)
-    devices = 1, machine.get("devices", 1) if used.any() else 1
-    memory = machine.get("memory_bytes") or math.nan
-    if gpu:
-        busy = [one["busy_gpu"] for one in medians]
-        full = [one["gpu_bytes"] / (memory * number) for one, number in zip(medians, devices, strict=True)]
-    else:
-        busy = [one["busy_cores"] / machine["cores"] for one in medians]
-        full = [one["memory_bytes"] / memory for one in medians]
-    predicted = ladder.epoch_seconds(ladder.naive) / ladder.predicted
+    medians = [side.median() for side in sides]
+    size = machine.get("memory_bytes") or math.nan
+    device, busy = "cores", [one["busy_cores"] / machine["cores"] for one in medians]
+    memory, full = "memory", [one["memory_bytes"] / size for one in medians]
+    if medians[0]["gpu_bytes"]:
+        device, busy = "GPU", [one["busy_gpu"] for one in medians]
+        memory, full = "GPU memory", [one["gpu_bytes"] / size for one in medians]
+        if (ladder.rungs["in_stack"] & ladder.rungs["box"].isin(SEVERAL_DEVICES)).any():
+            full[1] /= machine.get("devices", 1)
     seconds = [ladder.epoch_seconds(side) for side in sides]
+    predicted = seconds[0] / ladder.predicted
     asked = f"{written(EPOCH * predicted)} or less, {ratio(EPOCH)} the predicted {written(predicted)}"
-    lost = list(ladder.rungs.loc[ladder.rungs["reason"] == NO_MEMORY, "name"])
-    change = difference(sides[1]["loss"], sides[0]["loss"])
-    inside = max(abs(end) for end in change[:3] if end == end) < given["loss_margin"]
+    change = final.sides.change("loss", 0.9)
+    judged = not final.sides.unlike and len(ladder.naive) >= MINIMUM_PAIRS
+    furthest = np.nanmax(np.abs(change[:3])) if judged else math.nan
     losses, scores = ([f"{side[name].mean():.3f}" for side in sides] for name in ("loss", "score"))
-    name, which = ("GPU", "GPU memory") if gpu else ("cores", "memory")
     loss_asked, score_asked = (f"within ±{given[key]:g}" for key in ("loss_margin", "margin"))
+    lost = list(ladder.rungs.loc[ladder.rungs["reason"] == NO_MEMORY, "name"])
     done, planned = ladder.num_done, ladder.num_planned
     rows = [
-        (f"{name} busy", f"{percent(UTILISATION)} or more", *map(percent, busy),
+        (f"{device} busy", f"{percent(UTILISATION)} or more", *map(percent, busy),
          known(busy[1], busy[1] >= UTILISATION)),
-        (f"{which} used", f"{percent(MEMORY)} or less", *map(percent, full), known(full[1], full[1] <= MEMORY)),
-        ("seconds an epoch as predicted, or fewer", asked, *map(written, seconds), seconds[1] <= EPOCH * predicted),
+        (f"{memory} used", f"{percent(MEMORY)} or less", *map(percent, full), known(full[1], full[1] <= MEMORY)),
+        ("seconds an epoch as predicted, or fewer", asked, *map(written, seconds),
+         known(predicted, seconds[1] <= EPOCH * predicted)),
         ("loss as before", f"{loss_asked} nats, 90 % interval", losses[0], f"{losses[1]}, difference {change:z.3f}",
-         None if few else inside),
+         known(furthest, furthest < given["loss_margin"])),
         (f"score as before: {given['score']}", f"{score_asked}, 90 % interval", scores[0], f"{scores[1]}, {final.word}",
-         None if few else final.keeps_the_score),
+         final.keeps_the_score if judged else None),
         ("no training out of memory", "none", "-", ", ".join(lost) or "none", not lost),
         ("the run is complete", f"{planned} trainings", "-", f"{done} came to their end", done == planned),
     ]  # fmt: skip
@@ -153,6 +157,8 @@ def known(value: float, passed: bool) -> bool | None:
 def prediction(ladder: Ladder) -> str:
     """The guide's prediction beside what came of it."""
     product, measured = " x ".join(f"{factor:.2f}" for factor in ladder.factors), ladder.final.speed.median
+    if math.isnan(measured * ladder.predicted):
+        return f"Theoretical speed-up: {NOT_COMPARABLE}."
     return (
         f"Theoretical speed-up: {product} = {ratio(ladder.predicted)}. Measured: {ratio(measured)}, "
         f"{percent(measured / ladder.predicted)} of it."
@@ -162,6 +168,8 @@ def prediction(ladder: Ladder) -> str:
 def gains(ladder: Ladder) -> list[str]:
     """What the time that was gained buys; what was counted and not measured is marked."""
     times, epoch, operations = ladder.final.speed.median, ladder.given["epoch"], ladder.given["operations"]
+    if math.isnan(times):
+        return []
     plain, longer, larger = (
         operations[name] for name in ("tiny at 256 tokens", "tiny at 512 tokens", "small at 256 tokens")
     )
@@ -223,7 +231,7 @@ def stacks_table(ladder: Ladder) -> pd.DataFrame:
         "times the naive loop": [_turns(stack.speed) for stack in stacks],
         "95 % interval": [_ends(stack.speed) for stack in stacks],
         ladder.given["score"]: [float(stack.trainings["score"].mean()) for stack in stacks],
-        "difference, 90 % interval": [stack.difference for stack in stacks],
+        "difference, 90 % interval": [stack.sides.change("score", 0.9) for stack in stacks],
         "word": [stack.word for stack in stacks],
         "final": ["yes" if stack is ladder.final else "" for stack in stacks],
     }
@@ -265,10 +273,12 @@ def tables_of(ladder: Ladder, machine: Any) -> list[tuple[pd.DataFrame, str, str
 
 def warnings(found: Ladders) -> list[str]:
     """What these measurements do not show."""
-    few = found.num_seeds < MINIMUM_PAIRS
-    return [f"{found.num_seeds} seeds bear no verdict on the score; {MINIMUM_PAIRS} can."] * few + [
-        "A quick ladder: short trainings on few texts, so its ratios are rough."
-    ] * found.quick
+    told = []
+    if found.num_seeds < MINIMUM_PAIRS:
+        told.append(f"{found.num_seeds} seeds bear no verdict on the score; {MINIMUM_PAIRS} can.")
+    if found.quick:
+        told.append("A quick ladder: short trainings on few texts, so its ratios are rough.")
+    return [*told, *dict.fromkeys(line for ladder in found.ladders for line in ladder.not_compared)]
 
 
 def machine_of(found: Ladders) -> str:
@@ -316,7 +326,9 @@ def page(found: Ladders, command: str) -> str:
     sections, headlines = [], []
     for number, ladder in enumerate(found.ladders):
         title, final = f"{ladder.given['task']} on {ladder.given['data']}", ladder.final
-        headlines.append((f"{title}: {gain(final.speed)} the naive loop; {score(ladder, final)}.", ()))
+        headlines.append(
+            (f"{title}: {gain(final.speed)}{' the naive loop' * bool(final.speed.n)}; {score(ladder, final)}.", ())
+        )
         shown = tuple(pages.table(frame, name, (note,)) for frame, name, note in tables_of(ladder, found.machine))
         lead, drawn = (prediction(ladder), *checklist(ladder), *gains(ladder)), (picture(ladder),) if number else ()
         sections.append(pages.Section(ladder.given["task"], title, drawn, shown, lead, (block(ladder),)))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -37,14 +38,16 @@ import torch
 from asyncsgd.data.corpora import limited, select
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.evaluation import evaluate_sets, measured
+from asyncsgd.finishing import facts_of
 from asyncsgd.measure import flops_per_sample, forget_peaks, hardware, peak_bytes
-from asyncsgd.records.events import DONE, read_json
+from asyncsgd.records.events import DONE, SCHEMA, read_json
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.launch import fork_server
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import read_summary
-from asyncsgd.settings.run import cache_folder, resolve_device
+from asyncsgd.settings.run import cache_folder, resolve_device, run_of
+from asyncsgd.settings.task import task_flags
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.arms import words_of
 from asyncsgd.study.runner import PRELOAD, Job, Runner
@@ -183,27 +186,37 @@ class Trainings:
         """As `Train`."""
         from analysis.ladder import training_of
 
-        path = self._out / folder
+        path, values = self._out / folder, self._values(changes or {}, seed)
+        own = {**values, "run_dir": str(path)}
+        job = Job(folder, self._name, own, saves_model=False, out=self._out, study="speed_ladder")
+        recorded = {
+            "run": folder,
+            "asked": {name: values[name] for name in values if name not in ("data", "cache_dir")},
+        }
         if changes is None:
             path.mkdir(parents=True, exist_ok=True)
             if not (path / "naive.json").is_file():
-                write_json(path / "naive.json", self._naive(seed))
-            return dict(read_json(path / "naive.json"))
+                write_json(path / "naive.json", self._naive(seed, job))
+            return recorded | read_json(path / "naive.json")
         if read_summary(path).get("status") != DONE:
-            values = {**self.settings, **changes, "samples": self._samples, "seed": seed, "run_dir": str(path)}
-            values = {name: value for name, value in values.items() if value is not None}
-            # the square root of the batch keeps the noise of AdamW's steps (Malladi et al., NeurIPS 2022)
-            values["learning_rate"] *= (values["batch_size"] / BATCH_SIZE) ** 0.5
-            number = values.get("nproc", 1)
-            values["threads"] = max(1, available_cores() // number)
-            if values["mode"] == "sync":
-                values["batch_size"] //= number
-            self._runner.run([Job(folder, self._name, values, saves_model=False, out=self._out, study="speed_ladder")])
+            self._runner.run([job])
         if (summary := read_summary(path)).get("status") != DONE:
             raise RunError(f"{path} ended {summary.get('status')}: {summary.get('message')}")
-        return training_of(path, self._warmup, SCORE[self._name])
+        return recorded | training_of(path, self._warmup, SCORE[self._name])
 
-    def _naive(self, seed: int) -> dict[str, Any]:
+    def _values(self, changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """What a training is asked for."""
+        values = {**self.settings, **changes, "samples": self._samples, "seed": seed}
+        values = {name: value for name, value in values.items() if value is not None}
+        # the square root of the batch keeps the noise of AdamW's steps (Malladi et al., NeurIPS 2022)
+        values["learning_rate"] *= (values["batch_size"] / BATCH_SIZE) ** 0.5
+        number = values.get("nproc", 1)
+        values["threads"] = max(1, available_cores() // number)
+        if values["mode"] == "sync":
+            values["batch_size"] //= number
+        return values
+
+    def _naive(self, seed: int, job: Job) -> dict[str, Any]:
         from transformers import AutoTokenizer
 
         device = torch.device(self.settings["device"])
@@ -227,6 +240,7 @@ class Trainings:
         memory, sets = peak_bytes(device), self.task.data(seed).evaluation
         at_end = measured(self.task, evaluate_sets(self.task, model, sets, 0, 1, device))
         (first, begin, cpu_before), (last, end, cpu_after) = arrivals[0], arrivals[-1]
+        self._describe(job, seed, at_end.weight)
         return {
             "samples_per_second": (last - first) / (end - begin),
             "warmup_seconds": begin,
@@ -237,6 +251,17 @@ class Trainings:
             "busy_cores": (cpu_after - cpu_before) / (end - begin),
             "busy_gpu": statistics.fmean(busy_gpu) if busy_gpu else None,
         }
+
+    def _describe(self, job: Job, seed: int, weight: float) -> None:
+        """Write what the naive loop began from as every run does, so that it can be compared with one."""
+        settings, device = job.settings, self.settings["device"]
+        run = run_of("naive_loop", settings)
+        run = dataclasses.replace(run, task=run.task.prepare(seed, Path(self.settings["cache_dir"])))
+        write_text(job.path / "settings.yaml", task_flags(type(settings.task)).to_yaml(settings, places=False))
+        where = {"device": device, "num_devices": run.num_devices, **hardware(device)}
+        write_json(job.path / "environment.json", describe_environment(DEFAULT_THREADS, 1) | where)
+        summary = {"schema": SCHEMA, "status": DONE, **run.summary(), **facts_of(run), "eval_weight": weight}
+        write_json(job.path / "summary.json", summary)
 
     def operations(self) -> dict[str, float]:
         """Of a forward and a backward pass on one text that fills its length, by model and length."""
@@ -264,12 +289,13 @@ def in_turns(name: str, turns: int, sides: Mapping[str, Changes], train: Train) 
 
 
 def climb(
-    task: str, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str]
+    task: str, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str], folder: Path
 ) -> tuple[list[Step], list[dict[str, Any]]]:
     """Measure one rung after the other.
 
     Args:
         skip: why a rung is not measured; empty where it is.
+        folder: of all trainings.
 
     Returns:
         The first rung and those that pay, and all rungs as in ladder.json.
@@ -293,7 +319,7 @@ def climb(
         if reason:
             _say(f"{step.name}: not measured, {reason}")
             continue
-        gains, rate = pays(rungs[-1]), "samples_per_second"
+        gains, rate = pays(rungs[-1], folder), "samples_per_second"
         if gains or not kept:
             kept.append(step)
         ratio = statistics.median(
@@ -324,7 +350,7 @@ def measure(name: str, data: str, size: Size, flags: argparse.Namespace, runner:
     samples = size.proof_samples[name]
     climbed = Trainings(name, data, size.climb_samples, size.climb_samples + size.warmup, size, runner, flags)
     skip = functools.partial(reason_not_to, device=flags.device, size=size, left_out=flags.leave_out)
-    kept, rungs = climb(name, climbed.train, steps_of(name, flags.device), size.turns, skip)
+    kept, rungs = climb(name, climbed.train, steps_of(name, flags.device), size.turns, skip, flags.out)
     stacks = tried(kept)
     _say(f"the naive loop and stacks of the rungs that pay ({len(stacks)}), {size.seeds} seeds")
     proved = Trainings(name, data, samples, samples, size, runner, flags)

@@ -869,6 +869,34 @@ MUTANTS = [
         "            if (why := between(ours, single, may_differ).unlike) is None:",
         "tests/analysis/test_trust.py",
     ),
+    Mutant(
+        "a rung of the ladder is compared whatever its trainings were given",
+        "analysis/ladder.py",
+        "timed = [] if self.unlike else self.gated.timed",
+        "timed = self.gated.timed",
+        "tests/analysis/test_ladder_report.py",
+    ),
+    Mutant(
+        "a stack of the ladder keeps its score whatever its trainings were given",
+        "analysis/ladder.py",
+        '"unlike": bool(sides.unlike)',
+        '"unlike": False',
+        "tests/analysis/test_ladder_report.py",
+    ),
+    Mutant(
+        "turns of the ladder are compared although others used the machine",
+        "analysis/ladder.py",
+        "rates = [side.loc[timed] for side in rates]",
+        "rates = [side.iloc[: 99 * len(timed)] for side in rates]",
+        "tests/analysis/test_ladder_report.py",
+    ),
+    Mutant(
+        "arms may train on other data although no field of the task tells them",
+        "analysis/gate.py",
+        'if column == "train_data" and _told_by_the_task(both, apart):',
+        'if column == "train_data":',
+        "tests/analysis/test_gate.py",
+    ),
     # Chosen by somebody who had seen no test.
     Mutant(
         "rule ringleader: every gradient counts alike, so a fast worker's data weigh more",

@@ -14,7 +14,7 @@ import torch
 from gallery import sentences
 
 import speed_ladder
-from analysis.ladder import NO_MEMORY, read
+from analysis.ladder import NO_MEMORY, NOT_COMPARABLE, read
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from naive_loop import masked
 from speed_ladder import QUICK, Step, Trainings, changes_of, climb, in_turns, reason_not_to, steps_of, tried
@@ -39,7 +39,7 @@ def test_a_turn_has_its_sides_in_an_order_of_its_own_and_what_changes_is_refused
         speed_ladder.refuse_others(tmp_path / "settings.json", {"turns": 5, "device": "cpu"})
 
 
-def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_one():
+def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_one(tmp_path):
     """bf16 is slower, the batch is faster, micro-batches are not measured, a larger batch has no memory."""
     seen = []
 
@@ -62,7 +62,7 @@ def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_o
         Step("batch", "C", {"batch_size": 32}),
         Step("larger", "D", {"batch_size": 64}),
     ]
-    kept, rungs = climb("task", train, steps, 3, lambda step: "not here" if step.box == "B" else "")
+    kept, rungs = climb("task", train, steps, 3, lambda step: "not here" if step.box == "B" else "", tmp_path)
     assert changes_of(kept) == {"batch_size": 32}
     assert [rung["reason"] for rung in rungs] == ["", "", "not here", "", NO_MEMORY]
     assert [len(rung["before"]) for rung in rungs] == [3, 3, 0, 3, 0]
@@ -150,6 +150,7 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(text, tmp_path, m
     found = read(Path("out"))
     assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
+        assert not any(NOT_COMPARABLE in told or "not known" in told for told in ladder.not_compared)
         assert [*ladder.rungs["name"]] == [step.name for step in steps_of(ladder.given["task"], "cpu")]
         left_out = ladder.rungs[ladder.rungs["box"] == "Mixed precision"]
         assert [*left_out["reason"]] == ["left out by --leave-out"]

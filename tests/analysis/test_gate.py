@@ -132,6 +132,22 @@ def test_what_only_newer_runs_say_of_their_beginning_is_compared_where_both_say_
     assert not told or row.reason.startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "word"), [("augmentation", 0.5, "better"), ("weight_decay", 0.5, "not comparable")]
+)
+def test_training_data_may_differ_where_a_field_of_the_task_tells_the_arms(tmp_path, key, value, word):
+    def change(path):
+        said(path, ASYNC, train_fingerprint="beef/16")
+        said(path, SYNC, train_fingerprint="f00d/16")
+        asked(path, SYNC, **{key: 0.01})
+
+    ours = dataclasses.replace(ASYNC, settings={**ASYNC.settings, key: value})
+    theirs = dataclasses.replace(SYNC, settings={**SYNC.settings, key: 0.01})
+    row = row_of(two_arms(tmp_path, *CURVES, arms=(theirs, ours), afterwards=change), LOSS)
+    assert row.word == word
+    assert ("training data (beef/16, f00d/16)" in " ".join(row.notes)) == (word == "better")
+
+
 @pytest.mark.parametrize("heads", [("ab" * 32, "ab" * 32), ("ab" * 32, None), (None, None)])
 def test_where_no_file_says_that_models_differ_their_loss_at_update_0_does(tmp_path, heads):
     def change(path):

@@ -53,7 +53,7 @@ NO_ARMS = ("candidates", "timeline", "watch")
 """Commands that look at one run or one corpus."""
 WALKED = ("report", "compare", "tasks", "language_model", "parallelism", "lab_notes")
 LADDER = ("speed_ladder",)
-"""Its trainings are made in turns by one script, which gives them their settings."""
+"""test_ladder_report.py walks over its tables."""
 
 
 def written(folder, unlike=False, number=0):
