@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import pandas as pd
 
 from analysis.curves import reached, unit_of
 from analysis.gate import MOST_LOAD, between, set_apart
-from analysis.judge import answer, of_numbers
+from analysis.judge import EXPLAINED, about_margin, answer, of_numbers
 from analysis.pairs import Measure
 from analysis.read import read as read_study
 from analysis.stats import t_interval
@@ -39,6 +40,7 @@ ARMS = {
     "p_holm": "of the difference, over all arms of the comparison",
     "word": "what the difference shows",
     "why": "what makes runs of the arm and of the reference not comparable",
+    "about_margin": "why it is not used, or its share of what the reference improved by where that is above 10 %",
     "speed": "geometric mean of the ratios of samples a second, arm / reference",
     "no_speed": "what makes their seconds not comparable",
     "samples_per_second": "mean and t interval over seeds",
@@ -127,7 +129,7 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
         ours, theirs = own.loc[seeds], theirs.loc[seeds]
         row["unit"] = unit_of(own)
         if arm != given["reference"] and len(seeds):
-            row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), row["margin"])
+            row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), given)
         rows.append(row)
     tested = [
         row
@@ -136,6 +138,8 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
     ]
     for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
         row |= {"p_holm": judged["p_holm"], "word": judged["word"]}
+        if judged["margin"] > EXPLAINED * judged["gained"]:
+            row["about_margin"] = judged["refused"] or about_margin(SimpleNamespace(**judged), row["reference"])
     return rows
 
 
@@ -145,7 +149,7 @@ def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -
     return set_apart(own, other)
 
 
-def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], margin: float) -> dict[str, Any]:
+def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """What sets an arm against its reference; nothing but the reason where their runs are not comparable."""
     gated = between(ours, theirs, apart)
     if gated.unlike:
@@ -153,7 +157,9 @@ def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], margin: 
     if (ours["diverged"] | theirs["diverged"]).any():
         return {}
     row: dict[str, Any] = {"word": "undecided", "difference": t_interval(np.round(ours["loss"] - theirs["loss"], 12))}
-    row["question"] = of_numbers(ours["loss"].to_numpy(), theirs["loss"].to_numpy(), margin=margin)
+    known = {"margin": float(given["margin"]), "margin_reason": given.get("margin_reason", "")}
+    known["gained"] = float((theirs["first_loss"] - theirs["loss"]).mean())
+    row["question"] = of_numbers(ours["loss"], theirs["loss"], **known)
     row["no_speed"] = gated.untimed
     ratios = (ours["samples_per_second"] / theirs["samples_per_second"]).loc[gated.timed]
     row["speed"] = t_interval(np.log(ratios)).mapped(math.exp)

@@ -329,6 +329,15 @@ def refused(margin: float, gained: float, reason: str) -> str:
     return ""
 
 
+def about_margin(row: Any, reference: str) -> str:
+    """The share of a margin that a word rests on, and its reason; empty where no word does."""
+    if row.word not in ON_MARGIN or row.gained != row.gained:
+        return ""
+    share = f"{100 * row.margin / row.gained:.2g} % of the improvement of {reference}"
+    because = f": {row.margin_reason}" if row.margin_reason else ""
+    return f"the margin of ±{row.margin:g} is {share}{because}"
+
+
 def word(row: dict[str, Any]) -> tuple[str, str]:
     """What was shown, and why that can be said."""
     n, alpha = row["n"], row["alpha"]

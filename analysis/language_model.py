@@ -49,7 +49,7 @@ def tables_of(found: Comparisons) -> Tables:
             f"Losses at the end, after equal samples, paired by seed. Equivalent: within ±{first['margin']:g} "
             f"{first['unit']} by the equivalence test. Both tests are corrected by Holm's method over the arms."
         )
-        notes = (lead, *[PERPLEXITY] * bool(known), *_not_compared(arms))
+        notes = (lead, *[PERPLEXITY] * bool(known), *_about(arms))
         made[f"comparison-{name}"] = f"{name}: against {first['reference']}", shown, notes
         costs = tables.without_empty(arms[["model", "arm", "samples_per_second", *COSTS]])
         made[f"costs-{name}"] = f"{name}: rates and memory", costs, (ABOUT_COSTS,)
@@ -58,9 +58,11 @@ def tables_of(found: Comparisons) -> Tables:
     return made
 
 
-def _not_compared(arms: pd.DataFrame) -> Iterator[str]:
-    """Why arms, or their seconds, are not compared, a sentence for each."""
+def _about(arms: pd.DataFrame) -> Iterator[str]:
+    """Why arms, or their seconds, are not compared, and what their margins are, a sentence for each."""
     for arm in arms.itertuples():
+        if arm.about_margin and arm.about_margin == arm.about_margin:
+            yield f"{arm.model}, {arm.arm}: {arm.about_margin}."
         if arm.word == "not comparable":
             yield f"{arm.model}, {arm.arm}: not comparable with {arm.reference}: {arm.why}."
         elif arm.no_speed and arm.no_speed == arm.no_speed:
@@ -124,7 +126,7 @@ def sentences(found: Comparisons) -> list[str]:
             "undecided": "the loss is not distinguishable",
         }.get(arm.word, "no verdict on the loss")
         told.append(f"{arm.model}, {arm.arm}: {speed}; {shown} ({arm.difference.estimate:+.3f} {arm.unit}).")
-    return [*told, *_not_compared(found.arms)]
+    return [*told, *_about(found.arms)]
 
 
 def cast_of(found: Comparisons) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,14 @@ from analysis.gate import Between, between, told_apart
 from analysis.pairs import BY_RANKS, FROM_SCRATCH, copied, happened, lost_runs, united, values_of
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import words_of_score
-from asyncsgd.tasks.scores import macro_f1
+from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
+OF_CLASSES: Mapping[str, Callable[[NDArray[np.int64]], float]] = {
+    "macro_f1": macro_f1,
+    "accuracy": accuracy,
+    "matthews": matthews,
+}
+"""Scores that a confusion matrix gives. A task that records none of them is judged by the first."""
 WITHOUT = "without a score, since one thing is predicted of all texts,"
 """In the note on models whose predictions leave their score undefined."""
 
@@ -158,7 +164,8 @@ def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
 def nothing_learned(runs: pd.DataFrame) -> str:
     """Why the models of an arm have learned nothing; empty where they have, and where it is not known.
 
-    Their loss does not end below its start, or their classes are predicted no better than by one class for everything.
+    Their loss does not end below its start, or their classes are predicted no better, by their own score, than by one
+    class for everything.
     """
     of_arm = runs[runs["usable"] & ~runs["diverged"] & (runs["replicate"] == 0)]
     tests = of_arm[of_arm["stage"] == "test"]
@@ -167,22 +174,20 @@ def nothing_learned(runs: pd.DataFrame) -> str:
         return "the loss does not end below its start"
     tuned = of_arm[of_arm["stage"] == "finetune"]
     for one in (tuned, tests):
-        known = [details["confusion"] for details in one["details"] if details.get("confusion")]
-        above = [_above_one_class(np.array(matrix)) for matrix in known]
-        if above and np.mean(above) <= 0:
+        known = [np.array(details["confusion"]) for details in one["details"] if details.get("confusion")]
+        score = OF_CLASSES.get(metric_of(one)[0], macro_f1)
+        if known and np.mean([score(matrix) - _of_one_class(matrix, score) for matrix in known]) <= 0:
             return "one class for everything is predicted as well"
+        if not_learned(one):
+            return "the commonest tag for every word is predicted as well"
     return ""
 
 
-def _above_one_class(confusion: NDArray[np.int64]) -> float:
-    """How much better the macro F1 of a classifier is than that of one class for everything, the best one."""
+def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int64]], float]) -> float:
+    """The score of one class for everything, the best one."""
     counts = confusion.sum(axis=1)
-    alone = []
-    for k in range(len(counts)):
-        constant = np.zeros_like(confusion)
-        constant[:, k] = counts
-        alone.append(macro_f1(constant))
-    return macro_f1(confusion) - max(alone)
+    one_class = np.eye(len(counts), dtype=int)
+    return max(score(np.outer(counts, column)) for column in one_class)
 
 
 def not_learned(runs: pd.DataFrame) -> bool:

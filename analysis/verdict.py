@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
+from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, about_margin, hopeless_because
 from analysis.pairs import AGAIN, ALSO, BY_RANKS, DURING, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from analysis.scores import WITHOUT
@@ -287,10 +287,7 @@ def details(row: Any, reference: str) -> list[str]:
         lines.append(row.refused)
     level = 1 - row.alpha
     if row.word in ON_MARGIN:
-        if row.gained == row.gained:
-            share = f"{100 * row.margin / row.gained:.2g} % of the improvement of {reference}"
-            because = f": {row.margin_reason}" * bool(row.margin_reason)
-            lines.append(f"the margin of ±{row.margin:g} is {share}{because}")
+        lines += filter(None, [about_margin(row, reference)])
         lines += [f"{what}: {_others(int(row.outside), row.n, 'outside the margin', level)}", NORMAL]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"

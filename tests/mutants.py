@@ -897,6 +897,20 @@ MUTANTS = [
         'if column == "train_data":',
         "tests/analysis/test_gate.py",
     ),
+    Mutant(
+        "a margin of a language model is as wide as somebody likes",
+        "analysis/comparisons.py",
+        '    known["gained"] = float((theirs["first_loss"] - theirs["loss"]).mean())\n',
+        "",
+        "tests/test_language_model.py",
+    ),
+    Mutant(
+        "a classifier's accuracy is taken for its macro F1",
+        "analysis/scores.py",
+        "score = OF_CLASSES.get(metric_of(one)[0], macro_f1)",
+        "score = macro_f1",
+        "tests/analysis/test_what_happened.py",
+    ),
     # Chosen by somebody who had seen no test.
     Mutant(
         "rule ringleader: every gradient counts alike, so a fast worker's data weigh more",

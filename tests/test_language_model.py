@@ -103,6 +103,37 @@ def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
     assert (sync.memory_gib, sync.mfu, sync.tokens_per_second) == (1.0, 0.25, pytest.approx(64 * 207))
 
 
+@pytest.mark.parametrize(
+    ("change", "word", "told"),
+    [
+        (
+            {"margin": 0.5},
+            "undecided",
+            "the margin of ±0.5 is 17 % of the reference's improvement, and the plan gives no",
+        ),
+        (
+            {"margin": 0.5, "margin_reason": "half a nat is little"},
+            "equivalent",
+            "17 % of the improvement of single: half",
+        ),
+        (
+            {"margin": 2.0, "margin_reason": "half a nat is little"},
+            "undecided",
+            "67 % of the reference's improvement, too",
+        ),
+    ],
+)
+def test_a_margin_above_a_tenth_of_what_the_reference_gained_needs_a_reason(folder, change, word, told):
+    planned = json.loads((folder / "config.yaml").read_text())
+    planned["comparisons"]["workers"] |= change
+    (folder / "config.yaml").write_text(json.dumps(planned))
+    make_plan(planned)
+    found = read(folder)
+    assert arm_of(found, "workers", "gpt2", "sync").word == word
+    assert any(line.startswith("gpt2, sync: ") and told in line for line in sentences(found))
+    assert told in printed(tables_of(found), [])
+
+
 def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder):
     """Losses of 6 + .01 sin(seed), so e to their mean."""
     perplexity = arm_of(read(folder), "workers", "gpt2", "single").perplexity

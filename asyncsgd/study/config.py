@@ -171,6 +171,8 @@ class Comparison(Keys, frozen=True, kw_only=True):
 
     reference: str
     margin: Positive
+    margin_reason: str = ""
+    """Above 10 % of what the reference improves by, a margin without a reason of three words is not used."""
     arms: Annotated[dict[str, Settings], Meta(min_length=2)]
 
     def __post_init__(self) -> None:
