@@ -139,7 +139,8 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
     for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
         row |= {"p_holm": judged["p_holm"], "word": judged["word"]}
         if judged["margin"] > EXPLAINED * judged["gained"]:
-            row["about_margin"] = judged["refused"] or about_margin(SimpleNamespace(**judged), row["reference"])
+            refused = judged["refused"].replace("margin_reasons", "margin_reason")  # as its own config calls it
+            row["about_margin"] = refused or about_margin(SimpleNamespace(**judged), row["reference"])
     return rows
 
 

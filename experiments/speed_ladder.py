@@ -38,7 +38,7 @@ import torch
 from asyncsgd.data.corpora import limited, select
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.evaluation import evaluate_sets, measured
-from asyncsgd.finishing import facts_of
+from asyncsgd.finishing import began_with
 from asyncsgd.measure import flops_per_sample, forget_peaks, hardware, peak_bytes
 from asyncsgd.records.events import DONE, SCHEMA, read_json
 from asyncsgd.records.machine import available_cores, describe_environment
@@ -260,8 +260,8 @@ class Trainings:
         write_text(job.path / "settings.yaml", task_flags(type(settings.task)).to_yaml(settings, places=False))
         where = {"device": device, "num_devices": run.num_devices, **hardware(device)}
         write_json(job.path / "environment.json", describe_environment(DEFAULT_THREADS, 1) | where)
-        summary = {"schema": SCHEMA, "status": DONE, **run.summary(), **facts_of(run), "eval_weight": weight}
-        write_json(job.path / "summary.json", summary)
+        facts = run.summary() | began_with(run, run.flat())
+        write_json(job.path / "summary.json", {"schema": SCHEMA, "status": DONE, **facts, "eval_weight": weight})
 
     def operations(self) -> dict[str, float]:
         """Of a forward and a backward pass on one text that fills its length, by model and length."""
