@@ -79,7 +79,7 @@ def grouped(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for runs that are alike: counts, and means and standard deviations over those that are DONE."""
-    apart = {key: [str(one.get(key, "-")) for one in runs["settings"]] for key in _apart(runs)}
+    apart = {key: ["-" if one.get(key) is None else str(one[key]) for one in runs["settings"]] for key in _apart(runs)}
     table = runs.assign(done=(runs["status"] == "DONE") & ~runs["diverged"])
     by = [column for _, column in runs[CONDITION].assign(**apart).items()]
     rows = table.groupby(by, dropna=False)

@@ -133,8 +133,9 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
         known = values | {"endpoint": endpoint, "order": len(rows)}
         known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out")}
         if endpoint in LOSSES:
-            known["unit"] = unit_of(pairs.ours) if len(pairs.ours) else "nats"
-        known |= {"notes": (*pairs.notes, *values.get("notes", ()), *after)}
+            known["unit"] = unit_of(pairs.ours) if len(pairs.ours) else ""
+        notes = () if unlike else (*values.get("notes", ()), *after)  # of what is not compared nothing is said
+        known |= {"notes": (*pairs.notes, *notes)}
         known |= {"caveats": pairs.caveats + pairs.no_speed * seconds + values.get("caveats", ())}
         known |= {"nothing": unlike, "unlike": True} if unlike else {}
         limited = bool(known["caveats"] or after)
@@ -176,7 +177,7 @@ def _question(
     asked = {
         "family": family,
         "family_key": family if family == "primary" else of_the_family,
-        "unit": units.get(endpoint, "nats"),
+        "unit": units.get(endpoint, ""),
         "lower": endpoint != "target_reached",
         "alpha": registered.get("alpha", 0.05),
         "margin": margin,
@@ -370,7 +371,7 @@ def word(row: dict[str, Any]) -> tuple[str, str]:
         return "undecided", f"{text}; {hopeless}{more}"
     effect = stats.detectable_effect(n, alpha / row["family_size"])
     found = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences in 80 % of studies"
-    return "undecided", "; ".join([text, *[found] * (row["test"] != "signed rank")]) + more
+    return "undecided", "; ".join([text, *[found] * (row["test"] == "sign flip")]) + more
 
 
 def hopeless_because(n: int, family_size: int, least_p: float, alpha: float) -> str:

@@ -154,8 +154,8 @@ class Study:
         workers = conditions(str(self.arms.loc[alive["arm"].iloc[0], "group"]))
         return (
             f"{number} of {names[0]}, {workers}: evaluation loss {first:.3g}, and {alive['loss'].mean():.3g} after "
-            f"{alive['seconds'].mean():.3g} {clock}. Add a second arm for a comparison: the same command with another "
-            "--mode or --rule."
+            f"{alive['seconds'].mean():.3g} {clock}. Add a second arm for a comparison: the same training in another "
+            "mode or under another rule."
         )
 
 

@@ -229,7 +229,11 @@ def united(gated: Between, plan: Plan) -> tuple[str, list[str]]:
 
 def _mixed(side: pd.DataFrame) -> str:
     """Threads and devices are a part of an arm: where its runs differ in them, their mean seconds are none of it."""
-    told = {f"{run.threads:g} threads a worker on {run.device}" for run in side.itertuples() if run.device}
+    told = {
+        f"{run.threads:g} thread{'s' if run.threads != 1 else ''} a worker on {run.device}"
+        for run in side.itertuples()
+        if run.device
+    }
     return f"runs of {side['arm'].iloc[0]} had {' and '.join(sorted(told))}" if len(told) > 1 else ""
 
 

@@ -52,7 +52,7 @@ def _to_the_target(timed: pd.DataFrame, arm: str) -> dict[str, Any]:
         return {"reached": "", "time": UNKNOWN}
     row = timed.iloc[0]
     side, name = (0, "treatment_values") if row["treatment"] == arm else (1, "reference_values")
-    told = f"{row['reached'][side]} of {row['n']} by {row['budget']:.4g} s"
+    told = f"{row['reached'][side]} of {row['n']} by {row['budget']:.4g} {row['unit']}"
     return {"reached": told, "time": t_interval(row[name])}
 
 
@@ -75,7 +75,8 @@ def settings(runs: pd.DataFrame) -> pd.DataFrame:
     """The settings in which arms differ, as their runs were started."""
     first = runs[(runs["stage"] == "test") & runs["usable"]].groupby("arm", sort=False)["settings"].first()
     table = pd.DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
-    return table.loc[:, table.astype(str).nunique(dropna=False) > 1].reset_index()
+    table = table.loc[:, table.astype(str).nunique(dropna=False) > 1]
+    return table.reset_index() if len(table.columns) else pd.DataFrame(columns=["arm"])
 
 
 def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
@@ -108,6 +109,8 @@ def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
         )
         name = re.sub(" workers?", "", named.get(row["arm"], row["arm"]))
         name = name.replace(", simulated", " sim.").replace(", measured", " meas.")
+        if row["clock"] == "virtual" and "sim." not in name:
+            name = f"{name}, sim."
         rows.append((name, time, ratio, loss, word))
     return pd.DataFrame(rows, columns=PAPER)
 

@@ -184,7 +184,7 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     whether = f"whether {ours} reaches the target sooner or later than {theirs} is undecided"
     everybody = row.reached == (row.n, row.n)
     if row.cut_short and row.word == "undecided":
-        advice = f"give every run seconds={_round_up(row.longest)} in place of samples="
+        advice = f"give every run the same seconds={_round_up(row.longest)}"
         return f"{whether}, as the faster arm's budget ended first: {advice}"
     both = f"{_reached(ours, 'the target', row, 0)} and {_reached(theirs, 'it', row, 1)}"
     counts = f"within {float(f'{row.budget:.3g}'):g} {unit}, {both}"

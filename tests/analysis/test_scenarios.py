@@ -258,8 +258,8 @@ def test_pairs_on_two_machines_each_on_one_are_compared(tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"threads_per_worker": 2}, "runs of sync-w4 had 1 threads a worker on "),
-        ({"device": "cuda"}, "runs of sync-w4 had 1 threads a worker on "),
+        ({"threads_per_worker": 2}, "runs of sync-w4 had 1 thread a worker on "),
+        ({"device": "cuda"}, "runs of sync-w4 had 1 thread a worker on "),
         (
             ({}, {"versions": {"torch": "2.13.0+cu130"}}),
             "torch of async-w4: 2.13.0+cu130; of sync-w4: 2.13.0",

@@ -1,5 +1,6 @@
 """The three tables: their columns are the documented ones, and their answers are those of plain loops."""
 
+import dataclasses
 import itertools
 import math
 import re
@@ -11,6 +12,8 @@ import pytest
 from doors import asyncsgd
 from hypothesis import given
 from hypothesis import strategies as st
+from scenarios import ASYNC, SYNC
+from synthetic import straight, write_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tables.md"
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
@@ -137,3 +140,20 @@ def test_two_series_are_paired_by_their_labels():
 def test_what_is_no_number_is_refused(numbers, options, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         asyncsgd.compare(numbers, [1.0, 2.0], **options)
+
+
+def test_nothing_is_said_of_a_margin_a_setting_or_a_registration_that_is_not_there(tmp_path):
+    for arm, last in ((SYNC, 5.0), (ASYNC, 4.9)):
+        for seed in range(6):
+            own = dataclasses.replace(arm, settings={})
+            curve = straight(6.0, last + 0.01 * seed, seconds=20.0)
+            write_run(tmp_path / f"{arm.name}-{seed}", own, curve, seed=seed)
+    study = asyncsgd.load(tmp_path)
+    assert study.table("settings").empty
+    page = study.report(tmp_path / "page.html").read_text()
+    assert "Bars: what the test does not reject." in page
+    assert not any(
+        told in page for told in ("Shaded: the margin", "Squares in colour: registered", "Dashed: the target")
+    )
+    assert {told.rpartition(" by ")[2] for told in study.table("arms")["reached"]} == {"20 virtual s"}
+    assert study.table("paper")["arm"].to_list() == ["async, sim.", "sync, sim."]
