@@ -4,6 +4,7 @@ The expected values are plain torch loops on the model itself, and sums that are
 
 import copy
 import dataclasses
+import functools
 import os
 import signal
 
@@ -194,9 +195,35 @@ def test_the_second_pass_of_checkpointed_activations_moves_no_statistics(parts):
     assert int(plain_loop("again").layers[1].num_batches_tracked) == 2 * STEPS  # as torch itself does
 
 
+@dataclasses.dataclass(frozen=True)
+class Steep(Normed):
+    """Its gradients overflow at the first scales of float16."""
+
+    def loss(self, outputs, batch):
+        return 100 * super().loss(outputs, batch)
+
+
 def test_a_batch_that_float16_computes_again_moves_the_statistics_once():
-    run = trained("BatchNorm1d", precision="fp16", samples=2 * BATCH)
-    assert int(run.model()[1].num_batches_tracked) == 2
+    scales = []
+    run = asyncsgd.train(
+        Steep(),
+        precision="fp16",
+        samples=2 * BATCH,
+        report=lambda record: scales.extend(getattr(record, "loss_scales", ())),
+        **STEP | {"learning_rate": 1e-6},
+    )
+    assert scales[0] < 2.0**16
+    norm = run.model()[1]
+    assert int(norm.num_batches_tracked) == 2
+    expected = trained("BatchNorm1d", precision="bf16", samples=2 * BATCH, learning_rate=1e-6).model()[1]
+    torch.testing.assert_close(norm.running_mean, expected.running_mean, rtol=0.05, atol=0.01)
+
+
+def test_what_a_compile_computes_first_moves_no_statistics(monkeypatch):
+    """A compiler that changes nothing, since the usual one takes a minute."""
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
+    compiled = trained("BatchNorm1d", compile=True, samples=3 * BATCH)
+    assert state(compiled.model()) == state(trained("BatchNorm1d", samples=3 * BATCH).model())
 
 
 @pytest.mark.parametrize("kind", ["BatchNorm1d", pytest.param("own", marks=pytest.mark.slow)])
