@@ -204,9 +204,8 @@ def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
     different = len(set(ends.values()))
     if different == len(ends):
         return []
-    return [
-        f"The {len(ends)} runs of {arm} end at {different} different sets of parameters, so they are not independent."
-    ]
+    where = "the same parameters" if different == 1 else f"{different} different sets of parameters"
+    return [f"The {len(ends)} runs of {arm} end at {where}, so they are not independent."]
 
 
 def united(gated: Between, plan: Plan) -> tuple[str, list[str]]:

@@ -939,6 +939,48 @@ MUTANTS = [
         "score = macro_f1",
         "tests/analysis/test_what_happened.py",
     ),
+    Mutant(
+        "a count of seeds that nobody registered confirms",
+        "analysis/questions.py",
+        'return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"',
+        'return ""',
+        "tests/analysis/test_read.py",
+    ),
+    Mutant(
+        "what arms differ in beside the algorithm is told nowhere",
+        "analysis/pairs.py",
+        "return why, [f\"{ALSO} {', '.join(differ)}\"] if differ else []",
+        "return why, []",
+        "tests/analysis/test_what_happened.py",
+    ),
+    Mutant(
+        "Markdown begins with a table",
+        "analysis/report.py",
+        "said = [] if name is not None else [_as_markdown(study)]",
+        "said = []",
+        "tests/analysis/test_gated_tables.py",
+    ),
+    Mutant(
+        "where unlike runs were compared is told",
+        "analysis/judge.py",
+        "notes = () if unlike else (",
+        "notes = () if False else (",
+        "tests/analysis/test_gate.py",
+    ),
+    Mutant(
+        "McNemar's test is told the power of another one",
+        "analysis/judge.py",
+        '(row["test"] == "sign flip")',
+        '(row["test"] != "signed rank")',
+        "tests/analysis/test_scenarios.py",
+    ),
+    Mutant(
+        "data are compared by path",
+        "analysis/gate.py",
+        'BY_FINGERPRINT = ("data", ',
+        "BY_FINGERPRINT = (",
+        "tests/analysis/test_gate.py",
+    ),
     # Chosen by somebody who had seen no test.
     Mutant(
         "rule ringleader: every gradient counts alike, so a fast worker's data weigh more",

@@ -45,6 +45,9 @@ def test_a_setting_that_changes_a_loss_and_that_no_plan_names_is_a_difference(tm
     told = told or "lossscale of async-w4-virtual: 0.5; of sync-w4-virtual: 1"
     assert set(found.tests["word"]) == {"not comparable"}
     assert set(found.tests["reason"]) == {told}
+    assert not any(
+        note.startswith(("every run had", "compared at")) for notes in found.tests["notes"] for note in notes
+    )
 
 
 def test_every_difference_is_named_with_both_values(tmp_path):
