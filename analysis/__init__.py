@@ -2,7 +2,8 @@
 
 How is a folder of runs read?               read.py, places.py
 What was planned and registered?            questions.py
-Which runs may be compared, and in what?    pairs.py, scores.py, curves.py
+May two runs be compared?                   gate.py
+Which runs are a pair, and in what?         pairs.py, measure.py, scores.py, curves.py
 Which test, and which word?                 stats.py, judge.py
 What is said of it, and how far to trust?   verdict.py, trust.py
 How is it shown?                            tables.py, plots.py, gallery.py, page.py

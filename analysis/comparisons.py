@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.curves import reached, unit_of
 from analysis.gate import MOST_LOAD, between, set_apart
 from analysis.judge import EXPLAINED, about_margin, answer, of_numbers
-from analysis.pairs import Measure
+from analysis.measure import Measure
 from analysis.read import read as read_study
 from analysis.stats import t_interval
 from asyncsgd.errors import UsageError

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from analysis import stats
 from analysis.curves import unit_of
-from analysis.pairs import Measure, Pairs, pairs_of, values_of
+from analysis.measure import Measure, values_of
+from analysis.pairs import Pairs, pairs_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
 

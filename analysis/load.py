@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from analysis import gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
-from analysis.pairs import Measure, pairs_of
+from analysis.measure import Measure
+from analysis.pairs import pairs_of
 from analysis.questions import conditions, exploratory, groups
 from analysis.read import read
 from asyncsgd.errors import UsageError, nearest

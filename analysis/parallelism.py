@@ -17,8 +17,8 @@ from analysis import gallery
 from analysis.comparisons import Comparisons, of_arm
 from analysis.curves import on_common_looks, reached
 from analysis.language_model import Tables, cast_of, reported
+from analysis.measure import Measure
 from analysis.page import Drawing, drawing, slug
-from analysis.pairs import Measure
 from analysis.plots import MUTED
 from analysis.stats import t_interval
 from asyncsgd.records.events import EVENTS, read_events

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
 from analysis.curves import Curve, band, curve
-from analysis.pairs import Measure
+from analysis.measure import Measure
 from analysis.stats import Interval, t_interval
 
 FIXED = ("single", "sync", "async", "hogwild", "ringmaster", "m_sync", "rennala", "pipeline")

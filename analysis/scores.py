@@ -11,7 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.gate import Between, between, told_apart
-from analysis.pairs import BY_RANKS, FROM_SCRATCH, copied, happened, lost_runs, united, values_of
+from analysis.measure import BY_RANKS, values_of
+from analysis.pairs import FROM_SCRATCH, copied, happened, lost_runs, united
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews

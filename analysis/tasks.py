@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from analysis.commands import begun
 from analysis.load import Study, load
+from analysis.measure import Measure
 from analysis.over_tasks import (
     MINIMUM_TASKS,
     iqm,
@@ -32,7 +33,6 @@ from analysis.over_tasks import (
     stratified_bootstrap,
     too_few,
 )
-from analysis.pairs import Measure
 from analysis.questions import is_primary
 from analysis.stats import Interval
 from asyncsgd.errors import UsageError

@@ -13,7 +13,8 @@ import pandas as pd
 from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
 from analysis.gate import MOST_LOAD, between, told_apart
-from analysis.pairs import UNEQUAL_BATCHES, Measure
+from analysis.measure import Measure
+from analysis.pairs import UNEQUAL_BATCHES
 from analysis.questions import Plan, conditions
 from analysis.scores import BASELINE, not_learned
 

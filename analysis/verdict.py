@@ -12,7 +12,8 @@ import pandas as pd
 
 from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, about_margin, hopeless_because
-from analysis.pairs import AGAIN, ALSO, BY_RANKS, DURING, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
+from analysis.measure import BY_RANKS, RISEN
+from analysis.pairs import AGAIN, ALSO, DURING, FROM_SCRATCH, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from analysis.scores import WITHOUT
 from asyncsgd.study.config import words_of_score

@@ -773,7 +773,7 @@ MUTANTS = [
     ),
     Mutant(
         "a run that never arrives counts less than the budget",
-        "analysis/pairs.py",
+        "analysis/measure.py",
         "capped = np.minimum(brackets, budget)",
         "capped = np.where(np.isinf(brackets), 0.0, np.minimum(brackets, budget))",
         "tests/analysis/test_scenarios.py",
@@ -1054,7 +1054,7 @@ MUTANTS = [
     ),
     Mutant(
         "time to target: each run keeps all its own evaluations, so whoever is evaluated more often is sooner",
-        "analysis/pairs.py",
+        "analysis/measure.py",
         "np.array([self.crossings(pair, target) for pair in both])",
         "np.array([[self.crossings([run], target)[0] for run in pair] for pair in both])",
         "tests/analysis/test_scenarios.py",
@@ -1096,7 +1096,7 @@ MUTANTS = [
     ),
     Mutant(
         "a run that stopped at its target was nowhere where the other run was not looked at",
-        "analysis/pairs.py",
+        "analysis/measure.py",
         "own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._lost(run.run))}",
         "own = self.looks([run for run in runs if not (run.diverged or self._lost(run.run))], x)",
         "tests/analysis/test_verdicts.py",
