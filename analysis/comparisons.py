@@ -131,11 +131,7 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
         if arm != given["reference"] and len(seeds):
             row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), given)
         rows.append(row)
-    tested = [
-        row
-        for row in rows
-        if "difference" in row and not (row["difference"].n > 1 and row["difference"].low != row["difference"].low)
-    ]
+    tested = [row for row in rows if "question" in row]
     for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
         row |= {"p_holm": judged["p_holm"], "word": judged["word"]}
         if judged["margin"] > EXPLAINED * judged["gained"]:
@@ -157,10 +153,12 @@ def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], given: M
         return {"word": "not comparable", "why": gated.unlike}
     if (ours["diverged"] | theirs["diverged"]).any():
         return {}
-    row: dict[str, Any] = {"word": "undecided", "difference": t_interval(np.round(ours["loss"] - theirs["loss"], 12))}
+    difference = t_interval(np.round(ours["loss"] - theirs["loss"], 12))
+    row: dict[str, Any] = {"word": "undecided", "difference": difference}
     known = {"margin": float(given["margin"]), "margin_reason": given.get("margin_reason", "")}
     known["gained"] = float((theirs["first_loss"] - theirs["loss"]).mean())
-    row["question"] = of_numbers(ours["loss"], theirs["loss"], **known)
+    if difference.n < 2 or difference.low == difference.low:  # it varied, so that it can be tested
+        row["question"] = of_numbers(ours["loss"], theirs["loss"], **known)
     row["no_speed"] = gated.untimed
     ratios = (ours["samples_per_second"] / theirs["samples_per_second"]).loc[gated.timed]
     row["speed"] = t_interval(np.log(ratios)).mapped(math.exp)

@@ -42,6 +42,16 @@ RUNS = [
     "oversubscribed", "other_load", "resumes", "machine", "device", "num_devices", "threads", "torch", "commit",
     "parameters_sha256", "asked", "settings", "details", "path",
 ]  # fmt: skip
+SAME = {
+    **{"status": "status", "mode": "mode", "workers": "num_workers", "clock": "clock", "speeds": "speeds"},
+    **{"batch_size": "batch_size", "accumulate": "accumulate", "seed": "seed", "asked_task": "task"},
+    **{"data": "data_fingerprint", "train_data": "train_fingerprint", "candidates": "candidates_sha256"},
+    **{"evaluation": "eval_masking", "terms": "eval_weight", "from_scratch": "from_scratch"},
+    **{"start": "init_sha256", "initial_model": "initial_model_sha256", "parameters_sha256": "parameters_sha256"},
+    **{"loss": "final_eval_loss", "seconds": "train_seconds", "samples": "num_samples", "updates": "num_updates"},
+    "samples_per_second": "samples_per_second",
+}
+"""Columns that are keys of summary.json."""
 CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """And a column ``metric.NAME`` for every metric of the task."""
 TEXTS = [
@@ -281,35 +291,14 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
     named = [*better, *metrics]
     shares = [load.get(key) for key in ("others_share", "stolen_share")]
     return {
-        "status": summary["status"],
+        **{column: get(key) for column, key in SAME.items()},
         "task": "finetuning" if finetuned else get("task"),
-        "mode": get("mode"),
         "rule": get("rule") or "",
         "algorithm": algorithm(get("mode") or "", get("rule") or ""),
-        "workers": get("num_workers"),
-        "batch_size": get("batch_size"),
-        "accumulate": get("accumulate"),
-        "clock": get("clock"),
-        "speeds": get("speeds"),
-        "seed": get("seed"),
         "parent": _parent(get("parent")) if finetuned else None,
-        "asked_task": get("task"),
-        "data": get("data_fingerprint"),
-        "train_data": get("train_fingerprint"),
-        "candidates": get("candidates_sha256"),
-        "evaluation": get("eval_masking"),
         "sample_order": get("sample_order", FIRST),
-        "terms": get("eval_weight"),
-        "start": get("init_sha256"),
-        "initial_model": get("initial_model_sha256"),
-        "from_scratch": get("from_scratch"),
-        "loss": get("final_eval_loss"),
         "metric": metrics.get(named[0]) if named else None,
-        "seconds": get("train_seconds"),
-        "samples": get("num_samples"),
-        "updates": get("num_updates"),
         "samples_per_update": (get("num_samples_applied") or 0) / (get("num_updates") or math.inf) or math.nan,
-        "samples_per_second": get("samples_per_second"),
         **{f"delay_{key}": delay.get(key) for key in ("mean", "p95", "max")},
         "computing": work.get("compute", math.nan) / total,
         "waiting": work.get("wait", math.nan) / total,
@@ -321,7 +310,6 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
         "altered": (get("rule_acted") or {}).get("altered"),
         "oversubscribed": (get("oversubscription") or 0) > 1,
         "other_load": sum(share for share in shares if share is not None) if load else math.nan,
-        "parameters_sha256": get("parameters_sha256"),
         **({"model": get("model")} if finetuned else {}),
     }
 
