@@ -367,6 +367,14 @@ def _check_statistics(run: Run, flat: FlatModel) -> None:
             "--batch-statistics reestimated is for models with layers that track statistics of their batches, such as "
             "BatchNorm, and this one has none; drop it"
         )
+    if number := run.budget.statistics_batches:
+        try:
+            run.task.data(run.seed).batch(0, number - 1)
+        except Exception as error:  # whatever data raise at their end
+            raise UsageError(
+                f"--statistics-batches {number}: the data have no training batch {number - 1} "
+                f"({type(error).__name__}: {error}); type fewer"
+            ) from error
     if flat.statistics is None:
         return
     runtime, rule, where = run.runtime, run.rule, ""

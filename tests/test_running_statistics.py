@@ -494,6 +494,30 @@ def test_statistics_that_nothing_evaluates_are_refused(kind, given, words):
     assert words in str(raised.value)
 
 
+class Short:
+    """Data of four batches."""
+
+    def __init__(self, data):
+        self.whole, self.evaluation = data, data.evaluation
+
+    def batch(self, stream, index):
+        if index > 3:
+            raise IndexError("the data have ended")
+        return self.whole.batch(stream, index)
+
+
+class Ends(Normed):
+    def data(self, seed):
+        return Short(super().data(seed))
+
+
+def test_more_batches_than_the_data_have_are_refused_before_training():
+    told = r"--statistics-batches 5: the data have no training batch 4 \(IndexError: the data have ended\); type fewer"
+    with pytest.raises(UsageError, match=told):
+        asyncsgd.train(Ends(), samples=4 * BATCH, **STEP, **AGAIN)
+    asyncsgd.train(Ends(), samples=3 * BATCH, **STEP, **AGAIN | {"statistics_batches": 4})
+
+
 def test_running_statistics_are_the_default_and_no_setting_of_a_run(tmp_path):
     settings = []
     for name, given in (("default", {}), ("said", {"batch_statistics": "running"})):
