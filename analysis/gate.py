@@ -189,10 +189,6 @@ class Compared(NamedTuple):
     told: Mapping[str, tuple[str, str]]
     """In what they differ beside the algorithm, with both values."""
 
-    @property
-    def why(self) -> str:
-        return "; ".join(self.refused.values())
-
 
 def compared(ours: Any, theirs: Any, apart: set[str], *, tuned: bool = False) -> Compared:
     """Two runs of a seed, rows of `runs`.
