@@ -77,6 +77,11 @@ class Sides(NamedTuple):
         return "" if self.gated is None else self.gated.unlike
 
     @property
+    def untimed(self) -> str:
+        """Why seconds of some turns are not compared; empty where they are."""
+        return "" if self.gated is None else self.gated.unlike or self.gated.untimed
+
+    @property
     def speed(self) -> Speed:
         """Of the turns whose seconds are compared; a turn is a seed."""
         rates = [side["samples_per_second"] for side in (self.before, self.after)]
@@ -97,7 +102,7 @@ class Sides(NamedTuple):
         if self.unlike:
             return f"{name} is not comparable with what it is set against: {self.unlike}."
         missing = len(self.after) - len(self.gated.timed)
-        return f"{name}: seconds of {missing} turns are not compared: {self.gated.untimed}." if missing else ""
+        return f"{name}: seconds of {missing} turns are not compared: {self.untimed}." if missing else ""
 
 
 class Stack(NamedTuple):
@@ -212,8 +217,9 @@ def sides_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     if all((rows["status"] == DONE).sum() == len(before) for rows in runs):
         asked = [side[0]["asked"] if side else {} for side in (after, before)]
         # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
-        gated = between(*runs, {*set_apart(*asked), "threads"})
-    return Sides(*(pd.DataFrame(side, columns=[*TRAINING]).astype(float) for side in (before, after)), gated)
+        gated = between(runs[0], runs[1], {*set_apart(*asked), "threads"})
+    tables = [pd.DataFrame(side, columns=[*TRAINING]).astype(float) for side in (before, after)]
+    return Sides(tables[0], tables[1], gated)
 
 
 def final_of(stacks: Sequence[Stack]) -> Stack:
@@ -296,7 +302,7 @@ def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final
             word = "not measured"
         elif not speed.n:
             word = NOT_COMPARABLE
-            reason = own.unlike or own.gated.untimed
+            reason = own.untimed
         elif not speed.pays:
             word = "does not pay"
         row = {name: rung[name] for name in ("name", "box", "flags")} | own.after.median().to_dict()

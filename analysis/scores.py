@@ -103,7 +103,7 @@ def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str,
         for stage, apart in (("test", told_apart(treatment, reference, plan)), ("finetune", set()))
     )
     both = [*tests.pairs.values(), *tuned.pairs.values()]
-    return united(Between(dict(enumerate(both))), plan)
+    return united(Between({("pair", number): one for number, one in enumerate(both)}), plan)
 
 
 def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:

@@ -252,12 +252,13 @@ class Trainings:
             "busy_gpu": statistics.fmean(busy_gpu) if busy_gpu else None,
         }
 
-    def _describe(self, job: Job, seed: int, weight: float) -> None:
+    def _describe(self, job: Job, seed: int, weight: float | None) -> None:
         """Write what the naive loop began from as every run does, so that it can be compared with one."""
         settings, device = job.settings, self.settings["device"]
+        kind: Any = type(settings.task)
         run = run_of("naive_loop", settings)
         run = dataclasses.replace(run, task=run.task.prepare(seed, Path(self.settings["cache_dir"])))
-        write_text(job.path / "settings.yaml", task_flags(type(settings.task)).to_yaml(settings, places=False))
+        write_text(job.path / "settings.yaml", task_flags(kind).to_yaml(settings, places=False))
         where = {"device": device, "num_devices": run.num_devices, **hardware(device)}
         write_json(job.path / "environment.json", describe_environment(DEFAULT_THREADS, 1) | where)
         facts = run.summary() | began_with(run, run.flat())
