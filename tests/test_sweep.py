@@ -360,6 +360,7 @@ def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(smal
     assert not (out / "tuning").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, tmp_path, capsys):
     draw = random.Random(0)
     (tmp_path / "tagged").mkdir()
@@ -477,6 +478,7 @@ def test_what_was_stopped_goes_on_bit_for_bit_unless_it_measures_time(stoppable,
     assert not (out / TUNED / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_shards_together_make_what_one_sweep_makes(unbroken, finished, capsys):
     whole = unbroken[1]
     config, out = finished

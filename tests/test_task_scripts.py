@@ -6,6 +6,7 @@ import pytest
 import yaml
 from doors import Finished, asyncsgd, cli
 from gallery import sentences
+from marks import slow
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_a_rule_that_is_typed_for_a_synchronous_mode_is_refused_though_it_is_the
     assert (ended.code, "--rule asynchronous is for --mode async" in ended.err) == (2, True), ended.err
 
 
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.nowhere", "nonsense"])
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.nowhere", *slow("nonsense")])
 def test_pictures_are_drawn_whatever_backend_a_notebook_has_named(backend, folder, monkeypatch):
     (folder / "points.py").write_text(OWN)
     line = "train.py points:Line --clock virtual --nproc 2 --times exponential:1 --samples 60 --device cpu"

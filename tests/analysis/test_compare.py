@@ -9,6 +9,7 @@ import re
 
 import pytest
 from doors import cli
+from marks import slow
 from synthetic import SyntheticArm, edit_json, straight, write_run
 
 SYNC, ASYNC = (SyntheticArm(name, 4, "measured", None) for name in ("sync", "async"))
@@ -55,7 +56,7 @@ def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
     assert compare(mixed, mixed).err.startswith("error: a folder is given twice")
 
 
-@pytest.mark.parametrize("name", [r"$\frac{1$", "$x$ {0} %", r"\$<b>&"])
+@pytest.mark.parametrize("name", [r"$\frac{1$", *slow("$x$ {0} %", r"\$<b>&")])
 def test_a_name_is_text_in_tables_and_pictures(tmp_path, name):
     other = dataclasses.replace(ASYNC, algorithm=name)
     for folder, arm in (("s", SYNC), ("o", other)):

@@ -97,6 +97,7 @@ def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(s
     check()
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_a_report_ends_with_0_or_with_2_and_one_line(sound, tmp_path_factory, data):

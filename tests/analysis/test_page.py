@@ -102,6 +102,7 @@ def test_markup_in_names_is_shown_as_text(tmp_path):
     assert "<script" not in study._repr_html_()
 
 
+@pytest.mark.slow
 def test_equal_studies_give_equal_bytes(example, example_folder, page, tmp_path):
     again = asyncsgd.load(example_folder).report(tmp_path / "report.html").read_text("utf-8")
     assert again.partition("<h1>")[2].partition("<details")[0] == page.partition("<h1>")[2].partition("<details")[0]
