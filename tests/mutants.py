@@ -1013,7 +1013,7 @@ MUTANTS = [
     Mutant(
         "folders: texts of an evaluation set that is not scored on are trained on",
         "asyncsgd/data/corpora.py",
-        "        held_out.setdefault(of, set()).update(texts)",
+        "            texts.setdefault(called, set()).update(part.texts(of))",
         "        pass",
         "tests/data/test_odd_tables.py",
     ),
