@@ -8,6 +8,8 @@ import pytest
 import yaml
 from doors import UsageError, cli
 
+from asyncsgd.study.config import read_config, typed
+from norm_under_delay import CONFIG as SHIPPED
 from norm_under_delay import Config, answers, at_rates, costs_of, text, tuned
 
 SEEDS = tuple(range(10, 18))
@@ -22,6 +24,15 @@ GIVEN = {
     "differences": {"primary": ("reestimated", "group"), "secondary": ("running", "group")},
 }
 CONFIG = Config(**GIVEN)
+
+
+def test_the_config_that_is_shipped_is_one():
+    config = typed(read_config(SHIPPED), Config, SHIPPED.name)
+    assert (config.delays, len(config.seeds), set(config.arms)) == (
+        (0, 3, 7, 15),
+        8,
+        {"running", "reestimated", "group"},
+    )
 
 
 def making(best, seen):

@@ -239,7 +239,13 @@ def test_a_file_that_is_no_config_is_refused_by_its_name(tmp_path):
             read_config(path)
 
 
-CONFIGS = sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml"))
+OF_ONE_SCRIPT = {"norm_under_delay.yaml"}
+"""Configs that no plan is made of; the script that reads one has a test of its own."""
+CONFIGS = sorted(
+    path
+    for path in (Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml")
+    if path.name not in OF_ONE_SCRIPT
+)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
