@@ -114,7 +114,8 @@ def _untimed(runs: pd.DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
     for delay, own in runs[runs["delay"] > 0].groupby("delay"):
         ours, theirs = (own[own["algorithm"] == name] for name in (DELAYED, REFERENCE))
         for (seed, _), pair in _between(ours, theirs, plan).pairs.items():
-            reasons[delay, seed] = "; ".join(pair.untimed.values())
+            if pair.untimed:
+                reasons[delay, seed] = "; ".join(pair.untimed.values())
     return reasons
 
 
