@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
-from analysis.gate import MOST_LOAD, between, told_apart
+from analysis.gate import BUDGET, MOST_LOAD, between, told_apart
 from analysis.measure import Measure
 from analysis.pairs import UNEQUAL_BATCHES
 from analysis.questions import Plan, conditions
@@ -100,6 +100,8 @@ def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
             if len(seeds) < GUARD_RUNS or any(row.diverged for row in both) or not all(len(x) for x, _ in curves):
                 continue
             may_differ = {*told_apart(str(arm), str(other), seen.plan), "batch_size", "accumulate"}
+            if all(row.asked.get("schedule") == "constant" for row in both):
+                may_differ |= {*BUDGET}  # when a run ends then changes no step before it
             if why := between(ours, single, may_differ).unlike:
                 yield "not shown", f"{arm} against {other}: not comparable: {why}"
                 continue

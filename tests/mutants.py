@@ -191,6 +191,20 @@ MUTANTS = [
         "tests/test_chain.py",
     ),
     Mutant(
+        "the sync guard compares no runs of unlike budgets",
+        "analysis/trust.py",
+        "may_differ |= {*BUDGET}",
+        "may_differ |= set()",
+        "tests/analysis/test_trust.py",
+    ),
+    Mutant(
+        "the sync guard compares runs whose rates follow unlike budgets",
+        "analysis/trust.py",
+        'if all(row.asked.get("schedule") == "constant" for row in both):',
+        "if both:",
+        "tests/analysis/test_trust.py",
+    ),
+    Mutant(
         "a labelled stage is tuned to its worst score",
         "asyncsgd/study/sweep.py",
         'return name, -1 if better == "higher" else 1',

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import yaml
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, results_of, study_of, trust_of, two_arms
 from synthetic import edit_json, planned, straight, write_finetuning, write_plan, write_run
 
@@ -97,6 +98,20 @@ def test_the_sync_guard_is_not_passed_by_runs_that_were_given_something_else(tmp
     found = guarded(tmp_path, [5.0] * 6, afterwards=change)
     assert found.value == "not shown"
     assert "not comparable: weight_decay of sync-w2: 0.01; of single-w1: 0.5" in found.detail
+
+
+@pytest.mark.parametrize(("schedule", "word"), [("constant", "passed"), ("linear", "not shown")])
+def test_the_sync_guard_compares_by_samples_runs_of_unlike_budgets_whose_rates_do_not_follow_them(
+    tmp_path, schedule, word
+):
+    def change(folder):
+        for path in folder.glob("test/*/*/settings.yaml"):
+            settings = yaml.safe_load(path.read_text()) | {"schedule": schedule}
+            budget = {"samples": 5000, "seconds": None} if "single" in str(path) else {}
+            path.write_text(yaml.safe_dump(settings | budget))
+
+    found = guarded(tmp_path, [5.0] * 6, afterwards=change)
+    assert found.value == word, found.detail
 
 
 def test_a_guard_that_failed_stands_in_the_small_type_of_the_headline(tmp_path):
