@@ -139,15 +139,15 @@ def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exporte
 LONG = ("pydocs:pairs", "--images")
 """In commands that build their data for many seconds."""
 TYPED = [line for page in ("tasks.md", "running.md", "own_model.md") for line in commands(page) if not IN_RUNS(line)]
-IS_LONG = [any(word in line for word in LONG) for line in TYPED]
+
+
+def is_long(command):
+    return any(word in command for word in LONG)
 
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(line for line, is_long in zip(TYPED, IS_LONG, strict=True) if not is_long),
-        *slow(*(line for line, is_long in zip(TYPED, IS_LONG, strict=True) if is_long)),
-    ],
+    [*(line for line in TYPED if not is_long(line)), *slow(*(line for line in TYPED if is_long(line)))],
 )
 def test_what_the_pages_about_tasks_and_running_say_can_be_typed(command, do):
     do(command)
