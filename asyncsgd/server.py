@@ -403,7 +403,8 @@ class Server:
         if start.offset is None and not self._exact:
             return start
         if start.offset is not None:
-            point, statistics = self.parameters + start.offset, None
+            point = self.parameters + start.offset
+            statistics = None if self.statistics is None else self.statistics.values.clone()
         else:
             point, statistics = self.snapshot()
         return Work(

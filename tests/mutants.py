@@ -65,6 +65,13 @@ MUTANTS = [
         f"{STATISTICS} -k checkpointed",
     ),
     Mutant(
+        "a gradient ahead of the parameters begins at the statistics of the last evaluation",
+        "asyncsgd/server.py",
+        "statistics = None if self.statistics is None else self.statistics.values.clone()\n        else",
+        "statistics = None\n        else",
+        f"{STATISTICS} -k ahead_of",
+    ),
+    Mutant(
         "a replay does not look at running statistics",
         "asyncsgd/replaying.py",
         'and statistics_sha256 == run.summary.get("statistics_sha256")',

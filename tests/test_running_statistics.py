@@ -11,6 +11,7 @@ import signal
 import pytest
 import torch
 from doors import (
+    DANA,
     SGD,
     AllReduce,
     Asynchronous,
@@ -295,6 +296,13 @@ def test_a_replay_ends_at_the_runs_statistics_and_its_model_is_saved_with_them(r
             for batch in data.evaluation["main"]
         ]
     assert sum(losses) / 40 == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("runtime", [Virtual(3), pytest.param(Processes(2), marks=pytest.mark.slow)], ids=repr)
+def test_a_gradient_ahead_of_the_servers_parameters_begins_at_the_servers_statistics(runtime, tmp_path):
+    """A replay evaluates nothing, so what an evaluation leaves in a worker would tell the two apart."""
+    trained("own", runtime=runtime, rule=DANA(momentum=0.5), folder=tmp_path / "run")
+    assert asyncsgd.replay(tmp_path / "run", Normed).identical
 
 
 def test_a_replay_whose_statistics_are_others_is_different(tmp_path):
