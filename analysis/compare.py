@@ -37,7 +37,7 @@ DIGITS = {
 ALIKE_IN_SPITE_OF = frozenset(
     (
         *("mode", "rule", "nproc", "workers", "batch_size", "clock"),
-        *("seed", "evaluations", "evaluate_every", "run_dir", "cache_dir", "overwrite"),
+        *("seed", "evaluations", "evaluate_every", "evaluate_at", "run_dir", "cache_dir", "overwrite"),
         *("data", "eval_data", "text_column", "eval_samples", "eval_mask", "eval_mask_prob"),
     )
 )

@@ -26,7 +26,16 @@ from asyncsgd.tasks import TASKS, task_class
 
 TOLD = (
     *("device", "machine", "torch", "commit", "threads", "micro_batches", "auto_batch", "gradient_checkpointing"),
-    *("compile", "prefetch", "transport", "deepspeed_config", "evaluations", "evaluate_every", "keep_best"),
+    *(
+        "compile",
+        "prefetch",
+        "transport",
+        "deepspeed_config",
+        "evaluations",
+        "evaluate_every",
+        "evaluate_at",
+        "keep_best",
+    ),
 )
 """What changes a loss by rounding or by other draws of dropout and no further. It is told where it differs. Where a
 layer normalises over the batch, micro-batches are no part of it."""

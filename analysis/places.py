@@ -24,7 +24,8 @@ NOT_OF_AN_ARM = frozenset(
     (
         *("mode", "rule", "nproc", "workers", "clock", "speeds", "batch_size"),  # they have a column
         *("seed", "samples", "epochs", "seconds", "budget_seconds", "target_loss", "patience"),
-        *("evaluations", "evaluate_every", "eval_samples", "threads", "device", "run_dir", "cache_dir", "overwrite"),
+        *("evaluations", "evaluate_every", "evaluate_at", "eval_samples", "threads", "device"),
+        *("run_dir", "cache_dir", "overwrite"),
     )
 )
 """Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""

@@ -105,6 +105,7 @@ def train(
     target_loss: float | None = None,
     evaluations: int = 8,
     evaluate_every: int | None = None,
+    evaluate_at: int | None = None,
     patience: int | None = None,
     keep_best: bool = False,
     batch_statistics: Literal["running", "reestimated"] = "running",
@@ -148,6 +149,7 @@ def train(
             say how many samples there are.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
+        evaluate_at: samples of one more evaluation, e.g. to compare runs of unlike speed there.
         patience: stop after so many evaluations in a row without a new lowest loss.
         keep_best: whether the model with the lowest evaluation loss is kept beside the last one.
         batch_statistics: what is evaluated of layers that track statistics of their batches, such as BatchNorm: their
@@ -235,6 +237,7 @@ def train(
         seconds=seconds,
         evaluations=evaluations,
         evaluate_every=evaluate_every,
+        evaluate_at=evaluate_at,
         patience=patience,
         keep_best=keep_best,
         batch_statistics=batch_statistics,

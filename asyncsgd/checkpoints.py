@@ -43,7 +43,7 @@ from asyncsgd.records.events import EVENTS, Checkpointed, sha256_of_first
 from asyncsgd.records.run_folder import RunFolder, json_text, sync, write_text
 from asyncsgd.state import State
 
-SCHEMA = 6
+SCHEMA = 7
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"

@@ -198,6 +198,27 @@ MUTANTS = [
         "tests/test_chain.py",
     ),
     Mutant(
+        "test runs have no evaluation at the samples that the slowest pilot is sure to make",
+        "asyncsgd/study/plan.py",
+        '                budget["evaluate_at"] = looks[reference]',
+        "                pass",
+        "tests/test_plan.py -k seconds_of_its_reference",
+    ),
+    Mutant(
+        "the evaluation at the pilots' samples is that of the fastest pilot",
+        "asyncsgd/study/sweep.py",
+        "slowest = min(summary",
+        "slowest = max(summary",
+        "tests/test_sweep.py -k without_pilots",
+    ),
+    Mutant(
+        "a run that goes on takes an evaluation at given samples again",
+        "asyncsgd/runtime/base.py",
+        '    KEPT = ("in_samples", "in_seconds")',
+        '    KEPT = ("in_seconds",)',
+        "tests/test_resume.py -k stopped_anywhere",
+    ),
+    Mutant(
         "the sync guard compares no runs of unlike budgets",
         "analysis/trust.py",
         "may_differ |= {*BUDGET}",

@@ -164,6 +164,7 @@ def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys):
         ({"seconds": 1.0, "schedule": "linear"}, "--schedule linear needs a number of samples to stretch over"),
         ({"samples": 8, "rule": Ringmaster()}, "InProcess is synchronous by definition, and rule=ringmaster"),
         ({"samples": 8, "rule": DANA(), "runtime": Virtual(2)}, "rule 'dana' has a momentum or"),
+        ({"samples": 80, "evaluate_at": 80}, "--evaluate-at 80 must lie before the end, at 80 samples"),
         ({"samples": 8, "rule": "ringmaster"}, "rule must be an object such as asyncsgd.Ringmaster(threshold=4), got"),
         ({"samples": 8, "rule": Ringmaster}, "rule must be an object such as"),
         ({"samples": 8, "runtime": "async"}, "runtime must be an object such as asyncsgd.Processes(4), got 'async'"),

@@ -268,7 +268,7 @@ def planned(config):
         spelled = {"--model": "--init-from"}  # then, where an encoder gets a new head
         made = []
         for run in plan.runs:
-            words, task = words_of(plan.values(run, {}, {})), plan.task(run)
+            words, task = words_of(plan.values(run, {}, {}, {})), plan.task(run)
             own = [spelled.get(word, word) for word in words] if task == "question_answering" else words
             made.append(json.dumps([run.folder, task, own]))
         return made

@@ -286,13 +286,14 @@ some_modes = pytest.mark.parametrize("mode", ["single", "virtual", *slow("async"
 
 @some_modes
 def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_bit(train, mode):
-    one, run = (
-        train(**MORE_MODES[mode], dropout=0.1, **when)
-        for when in ({"evaluations": 1}, {"evaluate_every": "28", "evaluations": 8})
-    )
+    when = ({"evaluations": 1}, {"evaluate_every": "28", "evaluations": 8}, {"evaluations": 1, "evaluate_at": 50})
+    one, run, at = (train(**MORE_MODES[mode], dropout=0.1, **more) for more in when)
     assert [e["total_samples"] for e in run.records("evaluate")] == [0, 28, 56, 80] or mode == "hogwild"
     assert len(run.records("evaluate")) == 4
-    assert run.summary["parameters_sha256"] == one.summary["parameters_sha256"]
+    batch_size = run.settings["batch_size"] * (run.settings["nproc"] if mode == "sync" else 1)
+    first_from_50 = math.ceil(50 / batch_size) * batch_size
+    assert [e["total_samples"] for e in at.records("evaluate")] == [0, first_from_50, 80] or mode == "hogwild"
+    assert run.summary["parameters_sha256"] == one.summary["parameters_sha256"] == at.summary["parameters_sha256"]
     assert run.summary["final_eval_loss"] == one.summary["final_eval_loss"]
 
 

@@ -136,7 +136,7 @@ def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition(
     assert sorted((run.arm, run.seed) for run in runs) == sorted(itertools.product(references, (50, 51)))
     chosen = {name: {"learning_rate": 0.25 * number} for number, name in enumerate(references, 1)}
     for run in runs:
-        values = plan.values(run, chosen, {})
+        values = plan.values(run, chosen, {}, {})
         assert (values["learning_rate"], values["seed"]) == (chosen[run.arm]["learning_rate"], run.seed)
         assert run.folder == f"pilot/{run.arm}/s{run.seed}"
 
@@ -151,12 +151,24 @@ def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_it
     }
     chosen = {arm.name: arm.trials[0] for arm in plan.arms}
     budgets = {"sync-w2": 1.5, "sync-w4-virtual": 12.0, "sync-w8-virtual": 6.0}
+    looks = {"sync-w2": 30, "sync-w4-virtual": 40, "sync-w8-virtual": 50}
     for run in (*plan.of_stage("tuning"), *plan.of_stage("pilot"), *plan.of_stage("test")):
-        budget = FLAGS.make(plan.values(run, chosen, budgets)).budget
+        budget = FLAGS.make(plan.values(run, chosen, budgets, looks)).budget
+        told = (budget.samples, budget.seconds, budget.evaluate_at)
         if run.stage == "test" and not run.arm.startswith("single"):
-            assert (budget.samples, budget.seconds) == (None, budgets[plan.timed_by[run.arm]])
+            reference = plan.timed_by[run.arm]
+            assert told == (None, budgets[reference], looks[reference])
         else:
-            assert (budget.samples, budget.seconds) == (64, None)
+            assert told == (64, None, None)
+
+
+def test_an_evaluation_that_the_config_names_goes_before_the_one_at_the_pilots_samples():
+    plan = make_plan({**FULL, "base": {**FULL["base"], "evaluate_at": 12}})
+    chosen = {arm.name: arm.trials[0] for arm in plan.arms}
+    names = set(plan.timed_by.values())
+    for run in plan.of_stage("test"):
+        values = plan.values(run, chosen, dict.fromkeys(names, 1.5), dict.fromkeys(names, 30))
+        assert values["evaluate_at"] == 12
 
 
 def test_a_control_arm_keeps_its_samples_and_is_not_in_the_primary_family():
@@ -303,7 +315,7 @@ def assert_invariants(plan):
     chosen = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials}
     for run in plan.runs:
         if run.stage != "finetune":
-            values = plan.values(run, chosen, dict.fromkeys(names, 7.5))
+            values = plan.values(run, chosen, dict.fromkeys(names, 7.5), {})
             settings = FLAGS.make(values)
             tried = {} if run.stage == "base" or not chosen else plan.arm(run.arm).trials[run.trial or 0]
             assert tried.items() <= values.items()

@@ -119,7 +119,7 @@ IN_ONE_PROCESS = {
     "single": {"optimizer": AdamW(), "schedule": "linear", "warmup": 20},
     "accumulated": {"runtime": InProcess(accumulate=3), "optimizer": SGD(momentum=0.9), "keep_best": True},
     "virtual": {"runtime": Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0, "keep_best": True},
-    "seconds": {"runtime": Virtual(3, Exponential()), "samples": None, "seconds": 20.0},
+    "seconds": {"runtime": Virtual(3, Exponential()), "samples": None, "seconds": 20.0, "evaluate_at": 30},
     "ad_psgd": {"runtime": Virtual(3, Exponential()), "rule": ADPSGD(), "optimizer": AdamW()},
     "sgp": {"runtime": Virtual(3, Exponential()), "rule": SGP(delay=1)},
     "streaming": {"runtime": Virtual(3, Exponential()), "rule": StreamingDiLoCo(3, 2, 1, transfer_seconds=0.5)},
@@ -265,7 +265,7 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
         older = json.loads(path.read_text()) | {"schema": 4}
         del older["description_sha256"], older["events_sha256"]
         path.write_text(json.dumps(older))
-    with pytest.raises(UsageError, match=r"has schema 4 \(asyncsgd .*\), this version .* reads schema 6"):
+    with pytest.raises(UsageError, match=r"has schema 4 \(asyncsgd .*\), this version .* reads schema 7"):
         train(stopped, resume=True)
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):

@@ -137,7 +137,7 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings_and_those
         assert arm["chosen"] == {"learning_rate": [2.0e-3, 1.0e-3][finals.index(min(finals))]}
     for run in plan.runs:
         assert summary_of(out, run.folder)["status"] == ("DIVERGED" if run.trial == 0 else "DONE")
-        values = plan.values(run, chosen, {SYNC: 9.0})
+        values = plan.values(run, chosen, {SYNC: 9.0}, {SYNC: LOOK})
         told = yaml.safe_load((out / run.folder / "settings.yaml").read_text())
         assert {key: told[key] for key in values if key in told} == {key: values[key] for key in values if key in told}
         assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
@@ -156,6 +156,7 @@ def scored(small, out, losses):
         folder.mkdir(parents=True)
         status = "DIVERGED" if loss is None else "DONE"
         summary = {"status": status, "final_eval_loss": loss or 1.0, "train_seconds": 10.0 * (loss or 0.0)}
+        summary["num_samples"] = 100
         (folder / "summary.json").write_text(json.dumps(summary))
         curve = [8.0, (loss or 1.0) - 0.5, loss]
         records = [{"kind": "header", "schema": 2}, *({"kind": "evaluate", "loss": value} for value in curve)]
@@ -164,6 +165,8 @@ def scored(small, out, losses):
 
 
 SYNC, ASYNC = "sync-w2-virtual", "async-w2-virtual"
+LOOK = 10
+"""Samples, 90 % of the 12 that the pilots make in their 9 seconds, rounded down."""
 
 
 def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_trial_out(small, tmp_path):
@@ -187,6 +190,7 @@ def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_r
     assert registered["targets"] == {SYNC: round(8.0 - 0.95 * (8.0 - best), 6)}
     assert registered["target_from"].startswith("95 % of the median improvement of 2 pilot runs of the reference")
     assert registered["budget_seconds"] == {SYNC: 45.0}  # so does the budget: theirs were 40 and 50
+    assert registered["look_samples"] == {SYNC: 81}  # 90 % of what the slower one, 2 samples a second, makes by then
     told = json.loads((tmp_path / "plan.json").read_text())
     assert [told[key] for key in ("targets", "budget_seconds")] == [registered["targets"], {SYNC: 45.0}]
 
@@ -213,6 +217,7 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "seeds": [100, 101],
         "targets": {SYNC: target},
         "budget_seconds": {SYNC: 9.0},
+        "look_samples": {SYNC: LOOK},
         "pilots": {SYNC: {"runs": 2, "first_loss": round(first, 6), "best_loss": round(best, 6)}},
         "config_sha256": sha256_of(yaml.safe_load((out / "config.yaml").read_text())),
         "target_from": "95 % of the median improvement of 2 pilot runs of the reference (its chosen trial, seeds of "
@@ -223,12 +228,18 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
 def test_every_test_run_has_the_seconds_that_the_references_pilots_took_for_their_samples(unbroken):
     _, out = unbroken
     assert [summary_of(out, f"pilot/{SYNC}/s{seed}")["train_seconds"] for seed in (50, 51)] == [9.0, 9.0]
-    for arm, samples in ((SYNC, 12), (ASYNC, 24)):  # 12 samples are 6 gradients; a slow worker makes 3, the other 9
+    for arm, samples, update in (
+        (SYNC, 12, 4),
+        (ASYNC, 24, 2),
+    ):  # 12 samples are 6 gradients; a slow worker makes 3, the other 9
         for seed in (100, 101):
             settings = yaml.safe_load((out / f"test/{arm}/s{seed}/settings.yaml").read_text())
-            assert (settings["seconds"], settings.get("samples")) == (9.0, None)
+            assert (settings["seconds"], settings.get("samples"), settings["evaluate_at"]) == (9.0, None, LOOK)
             summary = summary_of(out, f"test/{arm}/s{seed}")
             assert (summary["train_seconds"], summary["num_samples"]) == (9.0, samples)
+            records = read_events(out / f"test/{arm}/s{seed}/events.jsonl")
+            looks = {record["total_samples"] for record in records if record["kind"] == "evaluate"}
+            assert not looks.isdisjoint(range(LOOK, LOOK + update))  # the first update from there on
 
 
 def test_the_analysis_is_registered_before_the_first_test_run(unbroken):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,8 @@ class Budget:
     """Of an evaluation."""
     evaluate_every: int | None = None
     """Samples between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
+    evaluate_at: int | None = None
+    """Samples of one more evaluation."""
     patience: int | None = None
     """Evaluations in a row without a new lowest loss. See `Judge`."""
     keep_best: bool = False
@@ -90,60 +93,76 @@ class Result:
     """`(S,)`, of `best`, where the model has running statistics."""
 
 
-class EvaluationPoints:
-    """The points at which a run evaluates: `count` of them, evenly over the budget, the last at its end.
+class Points:
+    """Increasing positions of which each is passed once.
 
-    They are the same in every mode. The first update at or after a point passes it. Without a budget in samples the
-    points lie in training seconds. With ``budget.evaluate_every`` the points are its multiples in samples, and the end.
-
-    >>> points = EvaluationPoints(Budget(samples=100), count=4)
-    >>> [points.passes(samples) for samples in (10, 30, 49, 80)]
-    [False, True, False, True]
-    >>> points = EvaluationPoints(Budget(seconds=60.0, evaluate_every=30), count=4)
-    >>> [points.passes(samples) for samples in (10, 30, 49, 80)]
-    [False, True, False, True]
+    >>> points = Points([10.0, 20.0, 30.0])
+    >>> points.next, points.due(25.0), points.next, points.due(26.0)
+    (10.0, [10.0, 20.0], 30.0, [])
     """
 
     KEPT = ("_taken",)
 
-    def __init__(self, budget: Budget, count: int) -> None:
-        every, self._taken = budget.evaluate_every, -math.inf  # all points up to here are taken
-        self.by_samples = budget.samples is not None or every is not None
-        """Whether they lie in samples, and not in seconds."""
-        whole = budget.samples if self.by_samples else budget.seconds
-        inner: Iterable[float]
-        if every is not None:
-            inner = itertools.count(every, every) if whole is None else range(every, int(whole), every)
-        else:
-            inner = () if whole is None else (whole * k / count for k in range(1, count))
-        # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
-        self._points = itertools.chain(inner, [] if whole is None else [whole])
-        self._next = next(self._points, math.inf)
+    def __init__(self, positions: Iterable[float]) -> None:
+        self._taken = -math.inf  # all points up to here are taken
+        self._positions = iter(positions)
+        self._next = next(self._positions, math.inf)
 
     @property
     def next(self) -> float:
-        """The first that is not taken, in samples or in seconds; infinite where there is none."""
+        """The first that is not taken; infinite where there is none."""
         return self._next
 
-    def passes(self, num_samples: int) -> bool:
-        """Whether one or more of those in samples were passed since the last call; they count as taken."""
-        if self._next > num_samples:
-            self._taken = num_samples
-            return False
-        return bool(self.due(num_samples))
-
     def due(self, now: float) -> list[float]:
-        """The points up to `now`, in samples or in seconds; they count as taken."""
+        """Take the points up to `now`, and return them."""
         due = []
         while self._next <= now and self._next < math.inf:
             due.append(self._next)
-            self._next = next(self._points, math.inf)
+            self._next = next(self._positions, math.inf)
         self._taken = max(self._taken, now)
         return due
 
     def restored(self) -> None:
         """Go on after the points taken. With a larger budget they lie elsewhere."""
         self.due(self._taken)
+
+
+class EvaluationPoints:
+    """The points at which a run evaluates: `count` of them, evenly over the budget, the last at its end.
+
+    They are the same in every mode. The first update at or after a point in samples passes it. Without a budget in
+    samples the points lie in training seconds. With ``budget.evaluate_every`` the points are its multiples in samples,
+    and the end. ``budget.evaluate_at`` is one more point in samples, whatever the others lie in.
+
+    >>> points = EvaluationPoints(Budget(samples=100), count=4)
+    >>> [points.in_samples.due(samples) for samples in (10, 30, 49, 80)]
+    [[], [25.0], [], [50.0, 75.0]]
+    >>> points = EvaluationPoints(Budget(seconds=60.0, evaluate_at=30), count=4)
+    >>> points.in_samples.next, points.in_seconds.next
+    (30, 15.0)
+    """
+
+    KEPT = ("in_samples", "in_seconds")
+
+    def __init__(self, budget: Budget, count: int) -> None:
+        every = budget.evaluate_every
+        by_samples = budget.samples is not None or every is not None
+        whole = budget.samples if by_samples else budget.seconds
+        inner: Iterable[float]
+        if every is not None and whole is None:
+            inner = itertools.count(every, every)
+        elif every is not None:
+            inner = range(every, int(whole), every)  # type: ignore[arg-type]  # mypy forgets that it is not None
+        elif whole is not None:
+            inner = (whole * k / count for k in range(1, count))
+        else:
+            inner = ()
+        # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
+        last = () if whole is None else (whole,)
+        spread = itertools.chain(inner, last)
+        extra = () if budget.evaluate_at is None else (budget.evaluate_at,)
+        self.in_samples = Points(heapq.merge(spread, extra) if by_samples else extra)
+        self.in_seconds = Points(() if by_samples else spread)
 
 
 class TrainingClock:

@@ -352,10 +352,10 @@ class Collective(InOrder):
 
 def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int], int]:
     """How many batches from the next one on ``2bw`` computes in one group: up to the next point of evaluation."""
-    points = EvaluationPoints(budget, evaluations)
+    points = EvaluationPoints(budget, evaluations).in_samples
 
     def ahead(first: int) -> int:
-        if not points.by_samples:
+        if points.next == math.inf:
             return LONGEST_GROUP
         points.due(first * batch_size)
         return math.ceil(max(1, min(LONGEST_GROUP, points.next / batch_size - first)))

@@ -257,20 +257,20 @@ class Fit:
             return Result(DONE)
         limit = math.inf if budget.seconds is None else budget.seconds
         # At a point of time all that arrived up to then has been applied.
-        happened = backend.next(limit if points.by_samples else min(limit, points.next))
+        happened = backend.next(min(limit, points.in_seconds.next))
         if happened is None:
             return self._pass_time(backend.now, limit)
         changed = self._tell(happened)
         if isinstance(happened, Arrived) and happened.gradient.weight and not math.isfinite(happened.gradient.loss):
             return self._diverged(happened)
-        passed = changed and points.by_samples and points.passes(method.num_samples)
+        passed = changed and points.in_samples.due(method.num_samples)
         if isinstance(happened, Arrived) and budget.spent_by(method.num_samples):
             return self._evaluate() or Result(DONE)
         return self._evaluate() if passed else None
 
     def _pass_time(self, now: float, limit: float) -> Result | None:
         """Nothing happens up to `now`: it may be a point of evaluation, and the end."""
-        if not self._points.by_samples and self._points.due(now):
+        if self._points.in_seconds.due(now):
             result = self._evaluate(last=now >= limit)
             if result is not None:
                 return result

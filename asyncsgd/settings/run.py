@@ -176,14 +176,24 @@ class Run:
         """The budget in samples; of a prepared task, which alone knows how long an epoch is.
 
         Raises:
-            UsageError: for epochs of a task that does not say how many samples it has.
+            UsageError: for epochs of a task that does not say how many samples it has; for an evaluation after the end.
         """
         budget, samples = self.budget, self.budget.samples
         if budget.epochs is not None:
             wanted = samples_of_epochs(budget.epochs, self.task, f"--epochs {budget.epochs:g}")
             samples = math.ceil(wanted / self.task.batch_size) * self.task.batch_size
+        if budget.evaluate_at is not None and samples is not None and budget.evaluate_at >= samples:
+            raise UsageError(f"--evaluate-at {budget.evaluate_at} must lie before the end, at {samples} samples")
         every = samples_between("--evaluate-every", budget.evaluate_every, self.task)
-        return Budget(samples, budget.seconds, budget.target_loss, every, budget.patience, budget.keep_best)
+        return Budget(
+            samples=samples,
+            seconds=budget.seconds,
+            target_loss=budget.target_loss,
+            evaluate_every=every,
+            evaluate_at=budget.evaluate_at,
+            patience=budget.patience,
+            keep_best=budget.keep_best,
+        )
 
     @property
     def schedule(self) -> WarmupSchedule:

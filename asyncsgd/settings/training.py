@@ -170,7 +170,9 @@ class Budget:
 
     `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
     the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
-    samples, and at the end. `batch_statistics` is None where running statistics are evaluated, or a model has none.
+    samples, and at the end. `evaluate_at` adds one evaluation after so many samples.
+
+    `batch_statistics` is None where running statistics are evaluated, or a model has none.
 
     >>> Budget(batch_statistics="reestimated").statistics_batches, Budget(batch_statistics="running").batch_statistics
     (20, None)
@@ -191,6 +193,9 @@ class Budget:
     evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1, at_most=1_000_000)
     evaluate_every: str | None = setting(
         None, "samples between two evaluations, or e.g. 1epoch", unset="as --evaluations says", or_number=True
+    )
+    evaluate_at: int | None = setting(
+        None, "samples of one more evaluation, e.g. to compare runs of unlike speed there", unset="none", at_least=1
     )
     patience: int | None = setting(
         None, "stop after so many evaluations in a row without a new lowest evaluation loss", unset="never", at_least=1
@@ -358,7 +363,7 @@ IDLE_BESIDE: Mapping[str, tuple[str, ...]] = {
     "find_batch_size": ("resume", "run_dir", "overwrite", "profile", "track", "checkpoint_every", "checkpoint_seconds"),
 }
 """A setting, and those that do nothing where it is given."""
-IDLE_WITHOUT_TRAINING = ("seconds", "target_loss", "evaluate_every", "patience", "keep_best")
+IDLE_WITHOUT_TRAINING = ("seconds", "target_loss", "evaluate_every", "evaluate_at", "patience", "keep_best")
 _EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoch")
 """A number of samples, or of epochs, more than 0."""
 

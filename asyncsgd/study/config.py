@@ -51,7 +51,7 @@ CONDITION_KEYS = ("nproc", "clock", "speeds")
 NOT_TUNED = frozenset(
     (
         *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
-        *("evaluations", "evaluate_every", "eval_samples", "vocab_size", "model", "tech"),
+        *("evaluations", "evaluate_every", "evaluate_at", "eval_samples", "vocab_size", "model", "tech"),
         *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
         *("eval_mask", "eval_mask_prob", "encoding", "quoting", "documents", "sample_order"),
         *("text_pair_column", "label_column", "label_separator", "labels", "positive", "score", "split"),

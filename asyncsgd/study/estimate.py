@@ -45,6 +45,7 @@ class Estimator:
             training *= rate * gradient  # one process computes all gradients, one after another
         every, samples = run.limits.evaluate_every, run.limits.samples
         number = run.budget.evaluations if every is None or samples is None else math.ceil(samples / every)
+        number += run.limits.evaluate_at is not None
         return START_SECONDS + training + (1 + number) * evaluation
 
     def training_seconds(self, job: Job) -> float:

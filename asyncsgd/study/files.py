@@ -84,6 +84,8 @@ class Registration(Struct, kw_only=True):
     targets: dict[str, float] = {}
     """The target loss of every reference arm."""
     budget_seconds: dict[str, float] = {}
+    look_samples: dict[str, int] = {}
+    """Samples after which the test runs that have `budget_seconds` evaluate once more."""
     target_from: str | None = None
     pilots: dict[str, dict[str, float]] = {}
     """How far the pilots of every reference arm fell: `runs` of them from `first_loss` to `best_loss`, both medians."""

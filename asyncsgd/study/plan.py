@@ -35,7 +35,8 @@ alone, of any task. docs/study.md has its keys.
 
 Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds. It is the
 median of what the pilots of the group's reference took for their samples. With a budget in samples the faster arm would
-be stopped first.
+be stopped first. All of them also evaluate once after as many samples as the slowest pilot is sure to make in that
+time: losses at equal samples are compared there.
 """
 
 from __future__ import annotations
@@ -161,10 +162,18 @@ class Plan:
         return [run for run in self.runs if run.stage == stage]
 
     def values(
-        self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]], budgets: Mapping[str, float]
+        self,
+        run: PlannedRun,
+        chosen: Mapping[str, Mapping[str, Any]],
+        budgets: Mapping[str, float],
+        looks: Mapping[str, int],
     ) -> dict[str, Any] | None:
-        """The settings of a pretraining run by name; None while they are not known: what tuning has chosen for its arm,
-        and of test runs the seconds of the reference arm in `timed_by`.
+        """The settings of a pretraining run by name; None while they are not known.
+
+        Args:
+            chosen: what tuning has chosen for each arm.
+            budgets: seconds of the test runs that each reference arm in `timed_by` times.
+            looks: samples after which these evaluate once more, likewise.
         """
         if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}
@@ -172,8 +181,13 @@ class Plan:
         tuned = arm.trials[run.trial] if run.trial is not None else chosen.get(arm.name) if arm.trials else {}
         budget: dict[str, Any] = {}
         if run.stage == "test" and arm.name in self.timed_by:
-            budget = {"samples": None, "seconds": budgets.get(self.timed_by[arm.name])}
-        if tuned is None or budget.get("seconds", 0.0) is None:
+            reference = self.timed_by[arm.name]
+            if reference not in budgets:
+                return None
+            budget = {"samples": None, "seconds": budgets[reference]}
+            if reference in looks and "evaluate_at" not in {**self.base, **arm.settings}:
+                budget["evaluate_at"] = looks[reference]
+        if tuned is None:
             return None
         return resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget})
 

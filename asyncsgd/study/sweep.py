@@ -42,6 +42,8 @@ from asyncsgd.tasks.labelled_task import LabelledTask
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
 """Settings of runs that go on where they were stopped, unless the config has others."""
+SURE = 0.9
+"""Share of what the slowest pilot makes in the seconds of the test runs that these are sure to make too."""
 
 
 class Sweep:
@@ -58,6 +60,8 @@ class Sweep:
         """What became of the trials of every arm."""
         self.budgets: dict[str, float] = {}
         """Seconds of the test runs that a reference arm times, by its name; without those that are not known yet."""
+        self.looks: dict[str, int] = {}
+        """Samples after which these runs evaluate once more, likewise."""
         self._targets: dict[str, float] = {}
         self._analysis_sha256: str | None = None
 
@@ -117,7 +121,7 @@ class Sweep:
             return None
         without_arms = plan.given(run)
         if without_arms is None:
-            if (values := plan.values(run, chosen, self.budgets)) is None:
+            if (values := plan.values(run, chosen, self.budgets, self.looks)) is None:
                 return None
             values |= model
             if run.parent is not None:
@@ -207,6 +211,7 @@ class Sweep:
             seeds=list(plan.config.seeds),
             targets=self._targets,
             budget_seconds=self.budgets,
+            look_samples=self.looks,
             target_from=origin,
             pilots=pilots,
             config_sha256=plan.config_sha256,
@@ -243,12 +248,16 @@ class Sweep:
         return [self.out / f"tuning/{arm.name}/t{number}-s{seed}" for seed in config.tuning.seeds]
 
     def _find_budgets(self) -> None:
-        """The median training seconds of the pilots of every reference arm of which all have ended."""
+        """Where all pilots of a reference arm have ended: the median of their seconds, and the samples that the slowest
+        one is sure to make in so many.
+        """
         for name in sorted(set(self.plan.timed_by.values())):
             summaries = [read_summary(path) for path in self._pilots_of(self.plan.arm(name))]
-            seconds = [summary["train_seconds"] for summary in summaries if summary.get("status") == DONE]
-            if seconds and all(summary.get("status") in FINISHED for summary in summaries):
-                self.budgets[name] = statistics.median(seconds)
+            done = [summary for summary in summaries if summary.get("status") == DONE]
+            if done and all(summary.get("status") in FINISHED for summary in summaries):
+                self.budgets[name] = statistics.median(summary["train_seconds"] for summary in done)
+                slowest = min(summary["num_samples"] / summary["train_seconds"] for summary in done)
+                self.looks[name] = max(1, int(SURE * slowest * self.budgets[name]))
 
     def assume_budgets(self, seconds_of: Callable[[Job], float]) -> None:
         """Put an estimate in the place of the budgets that are not known yet."""
@@ -290,7 +299,7 @@ class Sweep:
         for run in self.plan.runs:
             without_arms = self.plan.given(run)
             if without_arms is None:
-                values = self.plan.values(run, self.chosen, self.budgets)
+                values = self.plan.values(run, self.chosen, self.budgets, self.looks)
             else:
                 tuning = self.plan.tuning_of(run, self.chosen)
                 values = None if tuning is None else {**without_arms[1], **tuning, "seed": run.finetune_seed}
