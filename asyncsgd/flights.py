@@ -37,6 +37,17 @@ class Work(Struct, gc=False):
     """The running statistics at `point`, `(S,)`, of a model that has some."""
 
 
+class Moved(Struct, frozen=True, gc=False):
+    """What a gradient that may be used has made of the running statistics, and what decides how they follow it."""
+
+    worker: int
+    batches: tuple[Range, ...]
+    vectors: Tensor
+    """`(3, S)`, see `asyncsgd.running_statistics`."""
+    weight: float
+    """The loss terms behind the gradient."""
+
+
 class Joined(Struct, frozen=True, gc=False):
     """`worker` takes part from now on."""
 

@@ -18,6 +18,13 @@ with momentum=None has the mean of all batches: with N calls at the server, n wh
 Counters add up, which is q = 1. Any other buffer (the vectors of spectral norm, a layer of one's own) is that of the
 newest gradient that was used, which is q = 0.
 
+After local steps s_0 is where the first of them began, s_1 what the last one left, and q the product over all of them.
+Several workers' local steps that are used together with weights w_i move the moving averages to their mean
+
+    s <- sum_i w_i (s_1i + q_i (s - s_0i)) / sum_i w_i
+
+which is the weighted mean of the s_1i where all began at s. Everything else counts every batch, as above.
+
 Shapes: S elements of all these buffers, in the order of the model's names; L layers that call."""
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import functools
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -194,6 +201,23 @@ class RunningStatistics:
             momentum = self._layers[layer][1].momentum
             kept[place] = (1.0 - (momentum or 0.0)) ** calls[layer]
 
+    @contextmanager
+    def local_steps(self) -> Iterator[Callable[[], None]]:
+        """Within it, what it yields lets the next gradient begin where the last one ended; it is called after each.
+        Afterwards `moved` is what all of them have made of the `values` of before; `values` stay where the last ended.
+        """
+        began = self.values.clone()
+        product = torch.ones_like(began)
+
+        def follow() -> None:
+            after, _, kept = self.moved
+            product.mul_(kept)
+            self.values.copy_(after)
+
+        yield follow
+        self.moved[1].copy_(began)
+        self.moved[2].copy_(product)
+
     @torch.no_grad()
     def move(self, moved: Tensor) -> None:
         """Let `values` follow a gradient that is used; at the server.
@@ -210,9 +234,31 @@ class RunningStatistics:
             calls = after[count] - read
             apart = at_server * (self.values[place] - after[place]) - read * (before[place] - after[place])
             now[place] = after[place] + apart / (at_server + calls).clamp(min=1.0)
+        self._become(now)
+
+    @torch.no_grad()
+    def move_by_mean(self, moved: Sequence[Tensor], weights: Sequence[float]) -> None:
+        """Let `values` follow the local steps of several workers that are used together; at the server.
+
+        Args:
+            moved: that of each worker, `(3, S)`.
+            weights: of their displacements.
+        """
+        began = self.values.clone()
+        mean = torch.zeros_like(began)
+        for (after, before, kept), weight in zip(moved, weights, strict=True):
+            mean.add_(after + kept * (began - before), alpha=weight / sum(weights))
+        for each in moved:
+            self.move(each)
+        now = self.values.clone()
+        for _, place in self._called:
+            now[place] = mean[place]
+        self._become(now)
+
+    def _become(self, values: Tensor) -> None:
+        """As the buffers hold them, or what the next gradient reads would not be what the server has."""
         self.reestimated = None
-        # As the buffers hold them, or what the next gradient reads would not be what the server has.
-        self.values.copy_(torch.where(self._is_counter, now, now.float().double()))
+        self.values.copy_(torch.where(self._is_counter, values, values.float().double()))
 
     def lie_in(self, values: Tensor, moved: Tensor | None = None) -> None:
         """Use these for `values`, which become the ones of now, and for `moved`, from here on."""

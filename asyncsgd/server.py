@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asyncsgd.batches import Source
 from asyncsgd.flat import cannot_freeze
-from asyncsgd.flights import Arrived, Happened, Joined, Left, Step, Work
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Moved, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
 from asyncsgd.records.events import (
     APPLIED,
@@ -28,7 +28,6 @@ from asyncsgd.records.events import (
     Event,
     Extended,
     Membership,
-    Range,
     RuleActed,
     Started,
 )
@@ -116,8 +115,10 @@ class Server:
         self._present: set[int] = set()  # the view's workers, for looking up
         self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
         self.statistics = statistics
-        self._moved: dict[int, tuple[tuple[Range, ...], Tensor]] = {}
-        """Of dispatches that may be used: their batches, and what they have made of the running statistics."""
+        self._moved: dict[int, Moved] = {}
+        """Of dispatches that may be used."""
+        self._replica: tuple[int, Tensor] | None = None
+        """The worker that has just arrived, and the running statistics of its own model, `(S,)`."""
         self._waiting: dict[int, Start | Work] = {}
         """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
         spent; as `Work` those that are to start at an exact point."""
@@ -188,7 +189,8 @@ class Server:
                 raise cannot_freeze(gradient.frozen[0])
             self._frozen[dispatch] = gradient.frozen
         if arrived.moved is not None:
-            self._moved[dispatch] = (work.batches, arrived.moved.clone())
+            self._moved[dispatch] = Moved(worker, work.batches, arrived.moved.clone(), gradient.weight)
+            self._replica = (worker, arrived.moved[0].clone())
         arrival = Arrival(
             worker,
             dispatch,
@@ -210,6 +212,7 @@ class Server:
         if gradient.weight and not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
         uses, drops, stop, start, stepped = self._carry_out(reply, again)
+        self._replica = None
         if not self._records:
             return Step(start, stop, stepped)
         if dispatch in drops:
@@ -377,12 +380,17 @@ class Server:
 
     def _move_statistics(self, uses: Sequence[int]) -> None:
         """Each gradient moves them once, also where a table of gradients uses it again."""
-        assert self.statistics is not None
+        statistics = self.statistics
+        assert statistics is not None
         moved = [self._moved.pop(dispatch) for dispatch in uses if dispatch in self._moved]
         if self.rule.moves_by_first_batch:
-            moved = sorted(moved, key=lambda of_gradient: of_gradient[0])[:1]
-        for _, of_gradient in moved:
-            self.statistics.move(of_gradient)
+            moved = sorted(moved, key=lambda each: each.batches)[:1]
+        vectors = [each.vectors for each in moved]
+        if self._local_steps and len(moved) > 1:
+            statistics.move_by_mean(vectors, [each.weight for each in moved])
+            return
+        for of_gradient in vectors:
+            statistics.move(of_gradient)
 
     def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
         if self._local_steps:
@@ -403,13 +411,20 @@ class Server:
         if start.offset is None and not self._exact:
             return start
         if start.offset is not None:
-            point = self.parameters + start.offset
-            statistics = None if self.statistics is None else self.statistics.values.clone()
+            point, statistics = self.parameters + start.offset, self._statistics_of(start.worker)
         else:
             point, statistics = self.snapshot()
         return Work(
             start.worker, -1, self.version, start.num_local_steps, (), point, None, 0.0, 0, statistics=statistics
         )
+
+    def _statistics_of(self, worker: int) -> Tensor | None:
+        """Those that a worker begins with that is not at the server's parameters: its own after local steps, from which
+        it goes on.
+        """
+        if self._local_steps and self._replica is not None and self._replica[0] == worker:
+            return self._replica[1]
+        return None if self.statistics is None else self.statistics.values.clone()
 
     def _start(self, starts: Sequence[Start | Work]) -> Sequence[Work]:
         """Start who waits and these, as far as there are batches; nobody once the budget is spent."""

@@ -35,6 +35,7 @@ from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import Machine, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
+from asyncsgd.rules import EASGD
 from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.base import Result
 from asyncsgd.runtime.launch import Launch, World, end_with_launcher, fork_server
@@ -380,12 +381,12 @@ def _check_statistics(run: Run, flat: FlatModel) -> None:
     runtime, rule, where = run.runtime, run.rule, ""
     if isinstance(runtime, runtimes.Hogwild | runtimes.Pipeline):
         where = f"mode {runtime.mode}"
-    elif rule.local_steps or isinstance(rule, PeerRule):
+    elif isinstance(rule, EASGD | PeerRule):
         where = f"the rule {rule.name}"
     if where:
         raise UsageError(
             f"the model has running statistics ({flat.statistics.names[0]!r}), which {where} does not keep; train it "
-            f"with --mode single, sync, or async under a rule without local steps, or use GroupNorm, LayerNorm or "
+            f"with --mode single, sync, or async under another rule of a server, or use GroupNorm, LayerNorm or "
             f"track_running_stats=False"
         )
 

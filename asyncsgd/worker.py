@@ -65,6 +65,10 @@ def take_local_steps(
     return Gradient(loss / weight if weight else math.nan, weight, num_samples, loss_scales)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Loss(nn.Module):
     """A task's loss on one model as a module, so that DistributedDataParallel and compilers can wrap it."""
 
@@ -371,14 +375,17 @@ class Worker:
             self._start = torch.empty_like(self.flat.parameters)
         with torch.no_grad():
             self._start.copy_(self.flat.parameters)
-        flat, scales = self.flat, iter(loss_scales)
+        flat, scales, statistics = self.flat, iter(loss_scales), self.flat.statistics
+        with contextlib.nullcontext(_nothing) if statistics is None else statistics.local_steps() as follow:
 
-        def gradient_of(index: int) -> Gradient:
-            return self.gradient(index, loss_scale=next(scales, None))
+            def gradient_of(index: int) -> Gradient:
+                gradient = self.gradient(index, loss_scale=next(scales, None))
+                follow()
+                return gradient
 
-        return take_local_steps(
-            indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
-        )
+            return take_local_steps(
+                indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
+            )
 
     def evaluate(self, shard: int, num_shards: int, *, estimates: bool = True) -> Sums:
         """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`.
