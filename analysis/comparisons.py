@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,10 +132,10 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
         rows.append(row)
     tested = [row for row in rows if "question" in row]
     for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
-        row |= {"p_holm": judged["p_holm"], "word": judged["word"]}
-        if judged["margin"] > EXPLAINED * judged["gained"]:
-            refused = judged["refused"].replace("margin_reasons", "margin_reason")  # as its own config calls it
-            row["about_margin"] = refused or about_margin(SimpleNamespace(**judged), row["reference"])
+        row |= {"p_holm": judged.p_holm, "word": judged.word}
+        if judged.margin > EXPLAINED * judged.gained:
+            refused = judged.refused.replace("margin_reasons", "margin_reason")  # as its own config calls it
+            row["about_margin"] = refused or about_margin(judged, row["reference"])
     return rows
 
 

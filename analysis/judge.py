@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,6 @@ from analysis.pairs import Pairs, pairs_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
 
-TESTS = [
-    "treatment", "reference", "group", "endpoint", "family", "family_size", "unit", "lower", "alpha", "n", "seeds",
-    "treatment_values", "reference_values", "treatment_ends", "reference_ends", "estimate", "low", "high", "ratio",
-    "ratio_low", "ratio_high", "ratio_ends", "test", "p", "p_ends", "p_holm", "least_p", "margin", "margin_reason",
-    "refused", "gained", "equal_low", "equal_high", "p_equal", "wins", "ties", "outside", "diverged", "target",
-    "budget", "common", "cut_short", "longest", "reached", "later", "between", "word", "reason", "left_out", "notes",
-    "caveats",
-]  # fmt: skip
-"""The columns of `tests`; docs/tables.md says what each is."""
 TO_THE_TARGET = ("time_to_target", "target_reached")
 LOSSES = ("loss_at_equal_samples", "loss_at_equal_seconds")
 IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
@@ -42,25 +34,111 @@ EQUAL_AFTER_OTHERS = "the interval alone shows no equivalence: Holm's method fou
 FAMILIES = ("primary", "secondary", "exploratory")
 
 
+@dataclass(kw_only=True)
+class NotShown:
+    """What a question needs and no table has."""
+
+    control: bool = False
+    """Whether the reference is the control arm."""
+    order: int = 0
+    """Place among the questions on its two arms."""
+    nothing: str = ""
+    """Why there is no test."""
+    unlike: bool = False
+    """Whether that is because the runs are not comparable."""
+    crossed: Any = None
+    """Of each pair and arm, the looks between which it came to the target."""
+    direction: float = math.nan
+    """The sign says on which side of the reference the treatment lies."""
+
+
+@dataclass(kw_only=True)
+class Tested(NotShown):
+    """A question asked of pairs of runs, and its answer: a row of `tests`; docs/tables.md says what each column is."""
+
+    treatment: str = "a"
+    reference: str = "b"
+    group: str = ""
+    endpoint: str = "numbers"
+    family: str = "exploratory"
+    family_size: int = 1
+    unit: str = ""
+    lower: bool = True
+    alpha: float = 0.05
+    n: int = 0
+    seeds: Sequence[Any] = ()
+    treatment_values: Any = ()
+    reference_values: Any = ()
+    treatment_ends: Any = ()
+    reference_ends: Any = ()
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    ratio: float = math.nan
+    ratio_low: float = math.nan
+    ratio_high: float = math.nan
+    ratio_ends: tuple[float, ...] = ()
+    test: str = ""
+    p: float = math.nan
+    p_ends: tuple[float, ...] = ()
+    p_holm: float = math.nan
+    least_p: float = 1.0
+    margin: float = math.nan
+    margin_reason: str = ""
+    refused: str = ""
+    gained: float = math.nan
+    equal_low: float = math.nan
+    equal_high: float = math.nan
+    p_equal: float = math.nan
+    wins: int = 0
+    ties: int = 0
+    outside: float = math.nan
+    diverged: tuple[int, int] = (0, 0)
+    target: float = math.nan
+    budget: float = math.nan
+    common: bool = False
+    cut_short: bool = False
+    longest: float = math.nan
+    reached: tuple[int, int] = (0, 0)
+    later: tuple[int, int] = (0, 0)
+    between: str = ""
+    word: str = ""
+    reason: str = ""
+    left_out: str = ""
+    notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def corrected_with(self) -> str:
+        """Questions with the same text are one family of Holm's method."""
+        if self.family == "primary":
+            return self.family
+        where = "baseline" if self.reference == BASELINE else self.group  # that is asked once, not in every group
+        return f"{self.family} {self.endpoint} {where} {self.control}"
+
+    @property
+    def level(self) -> float:
+        """Of the interval that the test of the whole family goes with."""
+        return 1 - self.alpha / self.family_size
+
+
+TESTS = [*Tested.__annotations__]
+"""The columns of `tests`."""
+
+
 def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     """Ask every question, correct each family, and say in one word what was shown."""
     arms, measure = groups(runs, plan), Measure(curves)
     plan = plan._replace(exploratory=exploratory(runs, arms, plan))
-    found = [row for pairs in pairs_of(runs, arms, plan) for row in _of_pairs(pairs, measure, arms, plan)]
-    for score in scores_of(runs, arms, plan):
-        row = _question(plan, arms, score, limited=bool(score["caveats"]))
-        if row["reference"] == BASELINE:  # asked once, not in every group
-            row["family"] = "exploratory" if row["family"] == "exploratory" else "secondary"
-            row["family_key"] = f"{row['family']} {row['endpoint']} baseline"
-        found.append(row)
-    if not found:
-        return pd.DataFrame(columns=TESTS)
-    asked = pd.DataFrame(found)
-    families = [family.to_dict("records") for _, family in asked.groupby("family_key", sort=False)]
-    judged = [row for family in families for row in answer(family, len(plan.family or ()))]
-    endpoints = [*TO_THE_TARGET, *LOSSES, *(score for score in asked["endpoint"].unique() if is_score(score))]
-    judged.sort(key=lambda row: (FAMILIES.index(row["family"]), endpoints.index(row["endpoint"]), row["order"]))
-    return pd.DataFrame(judged)[TESTS]
+    asked = [row for pairs in pairs_of(runs, arms, plan) for row in _of_pairs(pairs, measure, arms, plan)]
+    asked += [_question(plan, arms, score) for score in scores_of(runs, arms, plan)]
+    families: dict[str, list[Tested]] = {}
+    for row in asked:
+        families.setdefault(row.corrected_with, []).append(row)
+    judged = [row for family in families.values() for row in answer(family, len(plan.family or ()))]
+    endpoints = [*TO_THE_TARGET, *LOSSES, *dict.fromkeys(row.endpoint for row in asked)]
+    judged.sort(key=lambda row: (FAMILIES.index(row.family), endpoints.index(row.endpoint), row.order))
+    return pd.DataFrame([vars(row) for row in judged], columns=TESTS)
 
 
 def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None, bool]:
@@ -109,8 +187,8 @@ def sooner(ratio: stats.Interval) -> str:
     return f"{max(ratio.estimate, 1 / ratio.estimate):.2f}{TIMES} {'sooner' if ratio.estimate >= 1 else 'later'}"
 
 
-def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) -> list[Tested]:
+    rows: list[Tested] = []
     target, declared = target_of(pairs, measure, plan)
     timed = measure.times(pairs, target) if target is not None and not pairs.control else None
     for endpoint in ("loss_at_equal_samples",) if pairs.control else (*TO_THE_TARGET, *LOSSES):
@@ -118,39 +196,32 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
         if endpoint in TO_THE_TARGET:
             if timed is None or (endpoint == "target_reached" and not timed.get("common")):
                 continue
-            chosen = f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}"
-            after, values = () if declared else (chosen,), timed | {"target": target}
+            if not declared:
+                after = (f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}",)
+            known = timed | {"target": target}
             if endpoint == "target_reached":
                 early, late = np.moveaxis(timed["crossed"], 2, 0)
                 hits = np.stack((late <= timed["budget"], early < timed["budget"]), axis=2).astype(float)
-                values |= values_of(hits[:, 0], hits[:, 1], timed["seeds"])
-                values |= {"notes": (), "nothing": "", "between": "", "reached": (0, 0), "later": (0, 0)}
+                known |= values_of(hits[:, 0], hits[:, 1], timed["seeds"])
+                known |= {"notes": (), "nothing": "", "between": "", "reached": (0, 0), "later": (0, 0)}
         else:
-            values = measure.losses(pairs, "samples" if endpoint == "loss_at_equal_samples" else "seconds")
-        seconds = endpoint in IN_SECONDS
-        unlike = pairs.unlike
-        if seconds and len(pairs.apart) == len(pairs.ours) > 0:
-            unlike = unlike or next(iter(pairs.apart.values()))
-        known = values | {"endpoint": endpoint, "order": len(rows)}
-        known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out")}
-        if endpoint in LOSSES:
+            known = measure.losses(pairs, "samples" if endpoint == "loss_at_equal_samples" else "seconds")
             known["unit"] = unit_of(pairs.ours) if len(pairs.ours) else ""
-        notes = () if unlike else (*values.get("notes", ()), *after)  # of what is not compared nothing is said
-        known |= {"notes": (*pairs.notes, *notes)}
-        known |= {"caveats": pairs.caveats + pairs.no_speed * seconds + values.get("caveats", ())}
-        known |= {"nothing": unlike, "unlike": True} if unlike else {}
-        limited = bool(known["caveats"] or after)
-        rows.append(_question(plan, arms, known, limited=limited, clock=pairs.clock, control=pairs.control))
+        known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out", "control")}
+        known |= {"endpoint": endpoint, "order": len(rows)}
+        caveats = pairs.caveats
+        unlike = pairs.unlike
+        if endpoint in IN_SECONDS:
+            caveats += pairs.no_speed
+            if len(pairs.apart) == len(pairs.ours) > 0:
+                unlike = unlike or next(iter(pairs.apart.values()))
+        known["caveats"] = caveats + known.get("caveats", ())
+        notes = () if unlike else (*known.get("notes", ()), *after)  # of what is not compared nothing is said
+        known["notes"] = (*pairs.notes, *notes)
+        if unlike:
+            known |= {"nothing": unlike, "unlike": True}
+        rows.append(_question(plan, arms, known, after=after))
     return rows
-
-
-BLANK = dict.fromkeys(TESTS, "") | {
-    **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": 0.05},
-    **dict.fromkeys(("margin", "gained", "target", "budget", "longest"), math.nan),
-    **{"lower": True, "common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
-    **{"nothing": "", "between": "", "unlike": False, "notes": (), "caveats": (), "order": 0},
-}
-"""A row of `tests` of which nothing is known; `answer` needs its values."""
 
 
 def is_score(endpoint: str) -> bool:
@@ -158,148 +229,139 @@ def is_score(endpoint: str) -> bool:
     return endpoint not in (*TO_THE_TARGET, *LOSSES)
 
 
-def _question(
-    plan: Plan, arms: pd.DataFrame, known: dict[str, Any], *, limited: bool, clock: str = "", control: bool = False
-) -> dict[str, Any]:
-    """A row of `tests` without its answer, from what is `known` of it."""
-    registered, own, endpoint = plan.registered, arms.loc[known["treatment"]], known["endpoint"]
-    primary = is_primary(plan, own["workers"], own["clock"])
-    named = plan.family is None or known["treatment"] in plan.family or own["algorithm"] == plan.reference
-    family = "secondary"
-    if limited or plan.exploratory or (primary and not named):
-        family = "exploratory"
-    elif primary and endpoint == plan.primary.get("endpoint") and not control:
-        family = "primary"
-    score = endpoint if is_score(endpoint) else "loss"
-    margin = math.nan if endpoint in TO_THE_TARGET else registered.get("margins", {}).get(score, math.nan)
-    seconds = "s" if clock == "measured" else "virtual s"
-    units = {"time_to_target": seconds, "target_reached": "of the runs"}
-    of_the_family = f"{family} {endpoint} {known['group']}{' control' * control}"
-    asked = {
-        "family": family,
-        "family_key": family if family == "primary" else of_the_family,
-        "unit": units.get(endpoint, ""),
-        "lower": endpoint != "target_reached",
-        "alpha": registered.get("alpha", 0.05),
-        "margin": margin,
-        "margin_reason": registered.get("margin_reasons", {}).get(score, ""),
-    }
-    return BLANK | asked | known
-
-
-def of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **known: Any) -> dict[str, Any]:
-    """A row of `tests` without its answer, of paired numbers that belong to no study; `answer` takes it.
+def _question(plan: Plan, arms: pd.DataFrame, known: dict[str, Any], after: tuple[str, ...] = ()) -> Tested:
+    """A question without its answer.
 
     Args:
-        known: other columns: margin, margin_reason, gained, lower, alpha.
+        known: its fields, by name, but for what the registration says.
+        after: what was chosen after the fact.
     """
-    return BLANK | values_of(np.asarray(ours, float), np.asarray(theirs, float), list(range(len(ours)))) | known
+    registered, own, endpoint = plan.registered, arms.loc[known["treatment"]], known["endpoint"]
+    score = endpoint if is_score(endpoint) else "loss"
+    units = {"time_to_target": "s" if own["clock"] == "measured" else "virtual s", "target_reached": "of the runs"}
+    asked = {"unit": units.get(endpoint, ""), "lower": endpoint != "target_reached"} | known
+    row = Tested(**asked, alpha=registered.get("alpha", 0.05), family="secondary")
+    if endpoint not in TO_THE_TARGET:
+        row.margin = registered.get("margins", {}).get(score, math.nan)
+    row.margin_reason = registered.get("margin_reasons", {}).get(score, "")
+    primary = is_primary(plan, own["workers"], own["clock"])
+    named = plan.family is None or row.treatment in plan.family or own["algorithm"] == plan.reference
+    if row.caveats or after or plan.exploratory or (primary and not named):
+        row.family = "exploratory"
+    elif primary and endpoint == plan.primary.get("endpoint") and not row.control and row.reference != BASELINE:
+        row.family = "primary"
+    return row
 
 
-def answer(family: Sequence[dict[str, Any]], registered: int = 0) -> list[dict[str, Any]]:
+def of_numbers(ours: stats.Numbers, theirs: stats.Numbers, **known: Any) -> Tested:
+    """A question about paired numbers that belong to no study; `answer` takes it.
+
+    Args:
+        known: other fields: margin, margin_reason, gained, lower, alpha.
+    """
+    return Tested(**values_of(np.asarray(ours, float), np.asarray(theirs, float), list(range(len(ours)))), **known)
+
+
+def answer(family: Sequence[Tested], registered: int = 0) -> list[Tested]:
     """Test the questions of one family together; `registered` ones that are not here count as showing nothing."""
-    missing = max(0, registered - len(family)) if family[0]["family"] == "primary" else 0
-    size = len(family) + missing
-    rows = [tested(row, size) for row in family]
-    for name, source, absent in (
-        ("p_holm", "p", math.nan),
-        ("p_equal", "p_equal", math.nan),
-        ("least_p", "least_p", 1.0),
-    ):
-        values = stats.holm([row[source] for row in rows] + [absent] * missing)
-        for row, value in zip(rows, values, strict=False):
-            row[name] = value if row[source] == row[source] else math.nan
+    missing = max(0, registered - len(family)) if family[0].family == "primary" else 0
+    rows = [tested(row, len(family) + missing) for row in family]
+    for name, source in (("p_holm", "p"), ("p_equal", "p_equal"), ("least_p", "least_p")):
+        values = [getattr(row, source) for row in rows]
+        for row, value, adjusted in zip(rows, values, stats.holm([*values, *[1.0] * missing]), strict=False):
+            setattr(row, name, adjusted if value == value else math.nan)
     for row in rows:
-        row["word"], row["reason"] = word(row)
-        if row["word"] in ("better", "worse") and row["low"] <= 0 <= row["high"]:
-            row["notes"] += (AFTER_OTHERS,)
-        if row["word"] in ON_MARGIN and not (-row["margin"] < row["equal_low"] and row["equal_high"] < row["margin"]):
-            row["notes"] += (EQUAL_AFTER_OTHERS,)
+        row.word, row.reason = word(row)
+        if row.word in ("better", "worse") and row.low <= 0 <= row.high:
+            row.notes += (AFTER_OTHERS,)
+        if row.word in ON_MARGIN and not (-row.margin < row.equal_low and row.equal_high < row.margin):
+            row.notes += (EQUAL_AFTER_OTHERS,)
     return rows
 
 
-ANSWERS = ("estimate", "low", "high", "ratio", "ratio_low", "ratio_high", "p", "p_equal", "equal_low", "equal_high")
-
-
-def tested(question: dict[str, Any], size: int) -> dict[str, Any]:
+def tested(question: Tested, size: int) -> Tested:
     """A question with the answer of its own pairs, in a family of `size`.
 
     Where values lie between two looks it is tested twice: with all of the treatment at their upper ends and all of the
     reference at their lower ones, and the reverse. What both show is known, so the larger p counts, and 1 where the two
     differ in direction.
     """
-    row = question | dict.fromkeys((*ANSWERS, "outside", "direction"), math.nan)
-    row |= {"test": "", "wins": 0, "ties": 0, "refused": "", "diverged": (0, 0), "family_size": size}
-    row |= {"p_ends": (), "ratio_ends": (), "least_p": stats.smallest_p(row["n"]) if row["n"] else 1.0}
-    if not row["n"] or row["nothing"]:
+    row = replace(question, family_size=size, least_p=stats.smallest_p(question.n))
+    if not row.n or row.nothing:
         return row
-    (our_low, our_high), (their_low, their_high) = ours, theirs = row["treatment_ends"].T, row["reference_ends"].T
+    (our_low, our_high), (their_low, their_high) = ours, theirs = row.treatment_ends.T, row.reference_ends.T
     sooner = (our_high <= their_low) & (our_low < their_high)
     later = (their_high <= our_low) & (their_low < our_high)
-    wins, losses = (sooner, later) if row["lower"] else (later, sooner)
-    row |= {"wins": int(wins.sum()), "ties": int((~wins & ~losses).sum())}
+    row.wins = int((sooner if row.lower else later).sum())
+    row.ties = int((~sooner & ~later).sum())
     lost = np.isinf([our_high, their_high])
     if lost.any():
-        row["diverged"] = (int((lost[0] & ~lost[1]).sum()), int((lost[1] & ~lost[0]).sum()))
-    if (margin := row["margin"]) == margin and not lost.any():
-        row["refused"] = refused(margin, row["gained"], row["margin_reason"])
+        row.diverged = (int((lost[0] & ~lost[1]).sum()), int((lost[1] & ~lost[0]).sum()))
+    elif row.margin == row.margin:
+        row.refused = refused(row.margin, row.gained, row.margin_reason)
     if (ours[0] == ours[1]).all() and (theirs[0] == theirs[1]).all():
-        answered = _answered(row, our_high, their_high)
+        row = _answered(row, our_high, their_high)
     else:
-        answered = _of_both(_answered(row, our_high, their_low), _answered(row, our_low, their_high))
-    row |= answered
-    if row["endpoint"] == "time_to_target" and our_high.min() > 0 and not row["nothing"]:
-        interval, row["ratio_ends"] = _ratio(ours.T, theirs.T, 1 - row["alpha"] / size)
-        missed = [reached < row["n"] for reached in row["reached"]]
-        row |= {"ratio": interval.estimate, "ratio_low": interval.low, "ratio_high": interval.high}
-        row |= {"ratio_low": 0.0} if missed[0] else {}
-        row |= {"ratio_high": math.inf} if missed[1] else {}
+        row = _of_both(_answered(row, our_high, their_low), _answered(row, our_low, their_high))
+    if row.endpoint == "time_to_target" and our_high.min() > 0 and not row.nothing:
+        interval, row.ratio_ends = _ratio(ours.T, theirs.T, row.level)
+        row.ratio, row.ratio_low, row.ratio_high = interval[:3]
+        if row.reached[0] < row.n:
+            row.ratio_low = 0.0
+        if row.reached[1] < row.n:
+            row.ratio_high = math.inf
     return row
 
 
-def _answered(row: dict[str, Any], ours: stats.Numbers, theirs: stats.Numbers) -> dict[str, Any]:
-    """The answer of pairs whose values are known."""
-    size, level = row["family_size"], 1 - row["alpha"] / row["family_size"]
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
+def _answered(question: Tested, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> Tested:
+    """With the answer of pairs whose values are known."""
+    row = replace(question)
     if np.isinf([ours, theirs]).any():
         ranks = stats.signed_ranks(ours, theirs)
-        found: dict[str, Any] = {"test": "signed rank", "direction": float(ranks.sum())}
-        if not ranks.any():
-            return found | {"nothing": "every pair is a tie"}
-        return found | {"p": stats.sign_flip(ranks, 0 * ranks)[0]}
-    if row["endpoint"] == "target_reached":
-        p, interval = stats.mcnemar(ours, theirs, level)
+        row.test = "signed rank"
+        row.direction = float(ranks.sum())
+        if ranks.any():
+            row.p = stats.sign_flip(ranks, 0 * ranks)[0]
+        else:
+            row.nothing = "every pair is a tie"
+        return row
+    if row.endpoint == "target_reached":
+        row.test = "McNemar"
+        p, interval = stats.mcnemar(ours, theirs, row.level)
         if p != p:
             told = "one run that reached the target and one that did not"
-            return {"nothing": f"none of {row['n']} pairs has {told}: there is nothing to test"}
+            return replace(question, nothing=f"none of {row.n} pairs has {told}: there is nothing to test")
     else:
-        p, interval = stats.sign_flip(ours, theirs, level)
-        same = row["n"] > 1 and np.ptp(ours - theirs) <= stats.ROUNDING * np.abs([ours, theirs]).max()
-        if same and not row["between"]:  # between looks that all runs share, it is no wonder
-            told = f"all {row['n']} differences are {interval.estimate:.3g}"
-            return {"nothing": f"{told}; nothing varied: nothing was measured"}
-    found = {"p": p, "estimate": interval.estimate, "low": interval.low, "high": interval.high}
-    found |= {"direction": interval.estimate, "test": "McNemar" if row["endpoint"] == "target_reached" else "sign flip"}
-    if (margin := row["margin"]) == margin and not row["refused"]:
-        p, inside = stats.equivalence(ours, theirs, margin, 1 - 2 * row["alpha"] / size)
-        found |= {"p_equal": p, "equal_low": inside.low, "equal_high": inside.high}
-        found["outside"] = int((np.abs(ours - theirs) >= margin).sum())
-    return found
+        row.test = "sign flip"
+        p, interval = stats.sign_flip(ours, theirs, row.level)
+        same = row.n > 1 and np.ptp(ours - theirs) <= stats.ROUNDING * np.abs([ours, theirs]).max()
+        if same and not row.between:  # between looks that all runs share, it is no wonder
+            told = f"all {row.n} differences are {interval.estimate:.3g}"
+            return replace(question, nothing=f"{told}; nothing varied: nothing was measured")
+    row.p = p
+    row.estimate, row.low, row.high = interval[:3]
+    row.direction = row.estimate
+    if row.margin == row.margin and not row.refused:
+        level = 1 - 2 * row.alpha / row.family_size
+        row.p_equal, inside = stats.equivalence(ours, theirs, row.margin, level)
+        row.equal_low, row.equal_high = inside.low, inside.high
+        row.outside = int((np.abs(ours - theirs) >= row.margin).sum())
+    return row
 
 
-def _of_both(late: dict[str, Any], early: dict[str, Any]) -> dict[str, Any]:
+def _of_both(late: Tested, early: Tested) -> Tested:
     """What two answers to one question have in common: the larger p, and the hull of their intervals."""
-    both = [one for one in (late, early) if not one.get("nothing")]
+    both = [row for row in (late, early) if not row.nothing]
     if not both:
         return late
-    p_ends = tuple(one.get("p", 1.0) for one in (late, early))
-    directions = {np.sign(one.get("direction", 0.0)) for one in (late, early)}
-    found = both[0] | {"p_ends": p_ends, "p": max(p_ends) if len(directions) == 1 else 1.0}
-    for name, ends in (("low", min), ("high", max), ("equal_low", min), ("equal_high", max), ("outside", max)):
-        found[name] = ends(one.get(name, math.nan) for one in both)
-    for name in ("estimate", "direction"):
-        found[name] = float(np.mean([one.get(name, math.nan) for one in both]))
-    found["p_equal"] = float(np.max([one.get("p_equal", math.nan) for one in both]))
+    p_ends = tuple(1.0 if row.nothing else row.p for row in (late, early))
+    directions = {0.0 if row.nothing else np.sign(row.direction) for row in (late, early)}
+    found = replace(both[0], p_ends=p_ends, p=max(p_ends) if len(directions) == 1 else 1.0)
+    for name, ends in (
+        *(("low", min), ("high", max), ("equal_low", min), ("equal_high", max), ("outside", max)),
+        *(("estimate", np.mean), ("direction", np.mean), ("p_equal", np.max)),
+    ):
+        setattr(found, name, ends([getattr(row, name) for row in both]))
     return found
 
 
@@ -340,39 +402,42 @@ def about_margin(row: Any, reference: str) -> str:
     return f"the margin of ±{row.margin:g} is {share}{because}"
 
 
-def word(row: dict[str, Any]) -> tuple[str, str]:
+def word(row: Tested) -> tuple[str, str]:
     """What was shown, and why that can be said."""
-    n, alpha = row["n"], row["alpha"]
+    n, alpha = row.n, row.alpha
     minimum = stats.minimum_pairs(1, alpha)
-    if row["unlike"]:
-        return "not comparable", row["nothing"]
-    if row["nothing"] and (n >= minimum or not n):
-        return "undecided", row["nothing"]
+    if row.unlike:
+        return "not comparable", row.nothing
+    if row.nothing and (n >= minimum or not n):
+        return "undecided", row.nothing
     if n < minimum:
-        possible = f"; the smallest p of {n} pair{'s' * (n != 1)} is {stats.smallest_p(n):.3g}" if n else ""
-        more = f"; {row['nothing']}" * bool(row["nothing"])
-        return "too few seeds", f"{n} of the {minimum} pairs that a verdict needs{possible}{more}"
-    differs, text = row["p_holm"] < alpha, f"p_Holm = {row['p_holm']:.3g}"
-    more = f"; {row['refused']}" * bool(row["refused"])
-    if row["p_equal"] < alpha:
-        level = f"{100 * (1 - 2 * alpha / row['family_size']):.3g} % interval"
-        inside = f"the {level} [{row['equal_low']:.3g}, {row['equal_high']:.3g}] lies inside ±{row['margin']:.3g}"
-        if not differs or row["equal_low"] <= 0 <= row["equal_high"]:
+        told = [f"{n} of the {minimum} pairs that a verdict needs"]
+        if n:
+            told.append(f"the smallest p of {n} pair{'s' if n > 1 else ''} is {stats.smallest_p(n):.3g}")
+        return "too few seeds", "; ".join(filter(None, (*told, row.nothing)))
+    differs, text = row.p_holm < alpha, f"p_Holm = {row.p_holm:.3g}"
+    more = f"; {row.refused}" if row.refused else ""
+    if row.p_equal < alpha:
+        level = f"{100 * (1 - 2 * alpha / row.family_size):.3g} % interval"
+        inside = f"the {level} [{row.equal_low:.3g}, {row.equal_high:.3g}] lies inside ±{row.margin:.3g}"
+        if not differs or row.equal_low <= 0 <= row.equal_high:
             return "equivalent", f"{inside}; {text}"
-        if not abs(row["estimate"]) > EXPLAINED * row["gained"]:
+        if not abs(row.estimate) > EXPLAINED * row.gained:
             return "different but negligible", f"{text}, but {inside}"
-        share = f"{100 * abs(row['estimate']) / row['gained']:.0f} % of the reference's improvement"
-        more = f"; within the margin of ±{row['margin']:.3g}, but {share}"
+        share = f"{100 * abs(row.estimate) / row.gained:.0f} % of the reference's improvement"
+        more = f"; within the margin of ±{row.margin:.3g}, but {share}"
     if differs:
-        found = "better" if (row["direction"] < 0) == row["lower"] else "worse"
-        return found, f"{text} < {alpha:g}, {'lower' if row['lower'] else 'higher'} is better{more}"
-    if row["p_ends"] and (row["p"] > max(row["p_ends"]) or min(row["p_ends"]) < alpha / row["family_size"]):
-        return "undecided", f"{row['between']}; {text}{more}"
-    if hopeless := hopeless_because(n, row["family_size"], row["least_p"], alpha):
+        found = "better" if (row.direction < 0) == row.lower else "worse"
+        return found, f"{text} < {alpha:g}, {'lower' if row.lower else 'higher'} is better{more}"
+    if row.p_ends and (row.p > max(row.p_ends) or min(row.p_ends) < alpha / row.family_size):
+        return "undecided", f"{row.between}; {text}{more}"
+    if hopeless := hopeless_because(n, row.family_size, row.least_p, alpha):
         return "undecided", f"{text}; {hopeless}{more}"
-    effect = stats.detectable_effect(n, alpha / row["family_size"])
-    found = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences in 80 % of studies"
-    return "undecided", "; ".join([text, *[found] * (row["test"] == "sign flip")]) + more
+    if row.test == "sign flip":
+        effect = stats.detectable_effect(n, alpha / row.family_size)
+        found = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences in 80 % of studies"
+        text = f"{text}; {found}"
+    return "undecided", f"{text}{more}"
 
 
 def hopeless_because(n: int, family_size: int, least_p: float, alpha: float) -> str:

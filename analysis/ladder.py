@@ -287,7 +287,7 @@ def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     stated |= {"nothing": sides.unlike, "unlike": bool(sides.unlike)}
     question = of_numbers(sides.after["score"], naive, lower=lower, gained=-gained if lower else gained, **stated)
     (row,) = answer([question])
-    return Stack(rungs, sides, row["word"], row["reason"])
+    return Stack(rungs, sides, row.word, row.reason)
 
 
 def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final: Sequence[str]) -> pd.DataFrame:

@@ -202,7 +202,7 @@ def compare(
         raise ValueError(f"margin must be a finite number above 0, or None, got {margin!r}")
     margin = math.nan if margin is None else float(margin)
     row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=float(alpha))
-    return pd.Series(judge.answer([row])[0])[judge.TESTS]
+    return pd.Series(vars(judge.answer([row])[0]))[judge.TESTS]
 
 
 def _aligned(a: pd.Series, b: pd.Series) -> pd.Series:

@@ -216,7 +216,8 @@ def answers(config: Config, costs: Costs) -> list[dict[str, Any]]:
         questions = [judge.of_numbers(costs[arm][delay], costs[reference][delay]) for delay in config.delays[1:]]
         for delay, row in zip(config.delays[1:], judge.answer(questions), strict=True):
             known = {"family": family, "arm": arm, "reference": reference, "delay": delay}
-            rows.append(known | {key: row[key] for key in ("estimate", "low", "high", "p", "p_holm", "word", "n")})
+            shown = ("estimate", "low", "high", "p", "p_holm", "word", "n")
+            rows.append(known | {key: getattr(row, key) for key in shown})
     return rows
 
 

@@ -187,7 +187,7 @@ def word_on_losses(arms: Arms) -> str:
 
 
 def word_of(ends: Array) -> str:
-    return str(answer([of_numbers(ends[:, 0], ends[:, 1], between="two looks")])[0]["word"])
+    return answer([of_numbers(ends[:, 0], ends[:, 1], between="two looks")])[0].word
 
 
 def between_looks(name: str, n: int, studies: int, generator: Generator, *, effect: float = 0.0) -> Columns:
