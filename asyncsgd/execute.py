@@ -118,7 +118,6 @@ def method_of(
     """
     rule, named = rule or run.rule, named | {"batch_size": run.task.batch_size}
     if isinstance(rule, PeerRule):
-        assert named.pop("statistics", None) is None, "peers keep no running statistics"
 
         def optimizer_on(vector: Tensor) -> Optimizer:
             return run.recipe.on(vector, layout)

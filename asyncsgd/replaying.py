@@ -34,7 +34,6 @@ from asyncsgd.records.run_folder import LAST_MODEL
 from asyncsgd.rounding import DRAWS, DataWithOtherBits, agreement, move_last_bits, parameters_agree
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Replay, read_log
-from asyncsgd.server import Server
 from asyncsgd.settings.run import Run, device_of_worker, run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.simulation.settings import SimulationSettings
@@ -148,8 +147,7 @@ def replayed(run: Repeatable, until: int | None = None) -> tuple[Replayed, Repla
     structural = replay.run(until)
     server = replay.server
     sha256 = run.sha256(server.parameters)
-    statistics = server.statistics if isinstance(server, Server) else None
-    statistics_sha256 = None if statistics is None else statistics.sha256
+    statistics_sha256 = None if server.statistics is None else server.statistics.sha256
     said = Replayed(
         identical=False,
         difference="",
@@ -282,7 +280,7 @@ class PreparedReplay:
             "num_updates": server.version,
             "parameters_sha256": self.sha256(server.parameters),
         }
-        statistics = server.statistics.values if isinstance(server, Server) and server.statistics is not None else None
+        statistics = None if server.statistics is None else server.statistics.values
         flat = self._run.flat(server.parameters, statistics=statistics)
         self._run.show_statistics(flat)
         save_model(self._run, flat, folder, known, None)

@@ -25,6 +25,9 @@ Several workers' local steps that are used together with weights w_i move the mo
 
 which is the weighted mean of the s_1i where all began at s. Everything else counts every batch, as above.
 
+Where models are averaged, as by EASGD and without a server, so are their moving averages and means of all batches.
+Counters and other buffers are those of each model; its own gradients move them as above.
+
 Shapes: S elements of all these buffers, in the order of the model's names; L layers that call."""
 
 from __future__ import annotations
@@ -95,6 +98,7 @@ class RunningStatistics:
         """Of each moving average its layer, and where it lies."""
         self._means: list[tuple[slice, str]] = []
         """Of each mean of all batches where it lies, and its counter."""
+        averaged: list[int] = []
         end = 0
         for name, buffer in buffers.items():
             module_name, _, local_name = name.rpartition(".")
@@ -117,11 +121,15 @@ class RunningStatistics:
             else:
                 rules[name] = AVERAGED
                 self._called.append((layer, place))
+            if rules[name] in (MEAN, AVERAGED):
+                averaged.extend(range(place.start, place.stop))
         self.rules = rules
         """How each buffer is kept, by its name."""
         self.names = tuple(rules)
         self._is_counter = torch.zeros(end, dtype=torch.bool)
         self._is_counter[counters] = True
+        self._is_averaged = torch.zeros(end, dtype=torch.bool)
+        self._is_averaged[averaged] = True
         self._is_of_batches = torch.zeros(end, dtype=torch.bool)
         self._is_of_batches[of_batches] = True
         self._calls = torch.zeros(len(self._layers), dtype=torch.float64, device=_device(model))
@@ -218,25 +226,59 @@ class RunningStatistics:
         self.moved[1].copy_(began)
         self.moved[2].copy_(product)
 
-    @torch.no_grad()
     def move(self, moved: Tensor) -> None:
         """Let `values` follow a gradient that is used; at the server.
 
         Args:
             moved: that of the gradient, `(3, S)`.
         """
+        self._become(self.followed(self.values, moved))
+
+    def followed(self, values: Tensor, moved: Tensor) -> Tensor:
+        """Statistics of a model, `(S,)`, after a gradient that made `moved`, `(3, S)`, of those that it read; new."""
         after, before, kept = moved
-        now = after + kept * (self.values - before)
+        now = after + kept * (values - before)
         for place, counter in self._means:
             count = self._slices[counter]
-            at_server = self.values[count]
+            here = values[count]
             read = before[count]
             calls = after[count] - read
-            apart = at_server * (self.values[place] - after[place]) - read * (before[place] - after[place])
-            now[place] = after[place] + apart / (at_server + calls).clamp(min=1.0)
-        self._become(now)
+            apart = here * (values[place] - after[place]) - read * (before[place] - after[place])
+            now[place] = after[place] + apart / (here + calls).clamp(min=1.0)
+        # As the buffers hold them, or what the next gradient reads would not be what the server has.
+        return torch.where(self._is_counter, now, now.float().double())
 
-    @torch.no_grad()
+    def mixed(self, values: Tensor, others: Tensor, share: float | Tensor) -> Tensor:
+        """Statistics of a model, `(S,)`, that goes a share of the way to another with `others`; new."""
+        mean = values + share * (others - values)
+        return torch.where(self._is_averaged, mean.float().double(), values)
+
+    def pull(self, moved: Tensor, rate: float) -> Tensor:
+        """Let `values` and those of the model that a worker keeps go a share of the way to each other.
+
+        Args:
+            moved: what its local steps have made of its own, `(3, S)`.
+            rate: the share.
+
+        Returns:
+            Where those of the worker are now, `(S,)`, new.
+        """
+        replica = moved[0]
+        centre = self.values.clone()
+        followed = self.followed(centre, moved)
+        self._become(torch.where(self._is_averaged, self.mixed(centre, replica, rate), followed))
+        return self.mixed(replica, centre, rate)
+
+    def become_mean(self, values: Tensor, weights: Tensor) -> None:
+        """Take the mean of several models' averages; at none of their gradients.
+
+        Args:
+            values: of each model, `(N, S)`.
+            weights: `(N,)`.
+        """
+        mean = (values * weights[:, None]).sum(0) / weights.sum()
+        self.values.copy_(torch.where(self._is_averaged, mean.float().double(), self.values))
+
     def move_by_mean(self, moved: Sequence[Tensor], weights: Sequence[float]) -> None:
         """Let `values` follow the local steps of several workers that are used together; at the server.
 
@@ -244,21 +286,18 @@ class RunningStatistics:
             moved: that of each worker, `(3, S)`.
             weights: of their displacements.
         """
-        began = self.values.clone()
-        mean = torch.zeros_like(began)
-        for (after, before, kept), weight in zip(moved, weights, strict=True):
-            mean.add_(after + kept * (began - before), alpha=weight / sum(weights))
-        for each in moved:
-            self.move(each)
-        now = self.values.clone()
+        now = self.values
+        mean = torch.zeros_like(now)
+        for each, weight in zip(moved, weights, strict=True):
+            mean.add_(self.followed(self.values, each), alpha=weight / sum(weights))
+            now = self.followed(now, each)
         for _, place in self._called:
-            now[place] = mean[place]
+            now[place] = mean[place].float().double()
         self._become(now)
 
     def _become(self, values: Tensor) -> None:
-        """As the buffers hold them, or what the next gradient reads would not be what the server has."""
         self.reestimated = None
-        self.values.copy_(torch.where(self._is_counter, values, values.float().double()))
+        self.values.copy_(values)
 
     def lie_in(self, values: Tensor, moved: Tensor | None = None) -> None:
         """Use these for `values`, which become the ones of now, and for `moved`, from here on."""

@@ -386,6 +386,11 @@ class Server:
         if self.rule.moves_by_first_batch:
             moved = sorted(moved, key=lambda each: each.batches)[:1]
         vectors = [each.vectors for each in moved]
+        rate = self.rule.elastic_rate
+        if rate is not None:
+            for each in moved:
+                self._replica = (each.worker, statistics.pull(each.vectors, rate))
+            return
         if self._local_steps and len(moved) > 1:
             statistics.move_by_mean(vectors, [each.weight for each in moved])
             return

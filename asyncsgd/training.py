@@ -35,8 +35,6 @@ from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import Machine, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
-from asyncsgd.rules import EASGD
-from asyncsgd.rules.base import PeerRule
 from asyncsgd.runtime.base import Result
 from asyncsgd.runtime.launch import Launch, World, end_with_launcher, fork_server
 from asyncsgd.settings.flags import flag_of
@@ -378,15 +376,10 @@ def _check_statistics(run: Run, flat: FlatModel) -> None:
             ) from error
     if flat.statistics is None:
         return
-    runtime, rule, where = run.runtime, run.rule, ""
-    if isinstance(runtime, runtimes.Hogwild | runtimes.Pipeline):
-        where = f"mode {runtime.mode}"
-    elif isinstance(rule, EASGD | PeerRule):
-        where = f"the rule {rule.name}"
-    if where:
+    if isinstance(run.runtime, runtimes.Hogwild | runtimes.Pipeline):
         raise UsageError(
-            f"the model has running statistics ({flat.statistics.names[0]!r}), which {where} does not keep; train it "
-            f"with --mode single, sync, or async under another rule of a server, or use GroupNorm, LayerNorm or "
+            f"the model has running statistics ({flat.statistics.names[0]!r}), which mode {run.runtime.mode} does not "
+            f"keep; train it with --mode single, sync or async, or use GroupNorm, LayerNorm or "
             f"track_running_stats=False"
         )
 

@@ -11,9 +11,11 @@ import signal
 import pytest
 import torch
 from doors import (
+    ADPSGD,
     DANA,
     EASGD,
     SGD,
+    SGP,
     AllReduce,
     Asynchronous,
     AsyncLocalSGD,
@@ -27,6 +29,7 @@ from doors import (
     LocalSGD,
     Processes,
     RunError,
+    StreamingDiLoCo,
     Synchronous,
     Task,
     TensorData,
@@ -34,6 +37,7 @@ from doors import (
     Virtual,
     asyncsgd,
     check,
+    partners,
     seeded,
 )
 from torch import nn
@@ -358,7 +362,117 @@ def test_a_round_of_local_steps_ends_at_the_weighted_mean_of_the_workers_statist
                 torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=0.0)
 
 
-LOCAL_STEPS = [LocalSGD(num_local_steps=2), FedBuff(buffer=3, num_local_steps=2), Downpour(n_push=1, n_fetch=2)]
+def batches_own(kind="BatchNorm1d"):
+    """The mean and the variance that each batch has at the initial parameters, `(2, 8)`."""
+    layer, data = Normed(kind).model(0)[0], Normed(kind).data(0)
+    with torch.no_grad():
+        hidden = [layer(data.batch(0, index)[0]).double() for index in range(12)]
+    return [torch.stack([each.mean(0), each.var(0)]) for each in hidden]
+
+
+def initial_statistics():
+    return torch.stack([torch.zeros(8), torch.ones(8)]).double()
+
+
+def of_easgd(rate):
+    """Two workers in turn, two local steps each, three times."""
+    own = batches_own()
+    centre, replicas = initial_statistics(), [initial_statistics(), initial_statistics()]
+    for arrival in range(6):
+        y = replicas[arrival % 2]
+        for index in (2 * arrival, 2 * arrival + 1):
+            y = 0.9 * y + 0.1 * own[index]
+        apart = rate * (y - centre)
+        replicas[arrival % 2] = y - apart
+        centre = centre + apart
+    return centre
+
+
+def of_ad_psgd():
+    """Three workers in turn, four gradients each."""
+    own, partner = batches_own(), partners("complete", 3, seed=0)
+    models = [initial_statistics() for _ in range(3)]
+    for index in range(12):
+        i, j = index % 3, partner(index % 3, index // 3)
+        models[i] = models[j] = (models[i] + models[j]) / 2
+        models[i] = 0.9 * models[i] + 0.1 * own[index]
+    return sum(models) / 3
+
+
+def of_sgp(delay):
+    """Four rounds of three workers."""
+    own = batches_own()
+    x, w, inbox = [initial_statistics() for _ in range(3)], [1.0] * 3, {}
+    for k in range(4):
+        for i in range(3):
+            x[i] = w[i] * (0.9 * x[i] / w[i] + 0.1 * own[3 * k + i])
+        for i in range(3):
+            x[i], w[i] = x[i] / 2, w[i] / 2
+            inbox[k + delay, (i + 2 ** (k % 2)) % 3] = x[i], w[i]
+        for i in range(3):
+            received, weight = inbox.pop((k, i), (torch.zeros(2, 8), 0.0))
+            x[i], w[i] = x[i] + received, w[i] + weight
+    return (sum(x) + sum(received for received, _ in inbox.values())) / 3
+
+
+def of_streaming(overlap, mix):
+    """Three workers, four steps each; what they send after step 2 comes back mixed after `overlap` more."""
+    own = batches_own()
+    models = [initial_statistics() for _ in range(3)]
+    for step in range(1, 5):
+        for i in range(3):
+            models[i] = 0.9 * models[i] + 0.1 * own[3 * (step - 1) + i]
+        if step in (2, 4):
+            sent = sum(models) / 3
+        if step > overlap and (step - overlap) in (2, 4):
+            models = [mix * model + (1 - mix) * sent for model in models]
+    return sum(models) / 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_workers", "expected"),
+    [
+        (EASGD(alpha=0.3, num_local_steps=2), 2, lambda: of_easgd(0.3)),
+        (ADPSGD(), 3, of_ad_psgd),
+        (SGP(), 3, lambda: of_sgp(0)),
+        (SGP(delay=2), 3, lambda: of_sgp(2)),
+        (StreamingDiLoCo(num_local_steps=2, fragments=1, overlap=0, mix=0.0), 3, lambda: of_streaming(0, 0.0)),
+        (StreamingDiLoCo(num_local_steps=2, fragments=1, overlap=1), 3, lambda: of_streaming(1, 0.5)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_statistics_of_models_that_are_averaged_are_averaged_with_them(rule, num_workers, expected):
+    """At rate 1e-30 a batch's own statistics are those of plain passes at the initial parameters."""
+    runtime = Virtual(num_workers, speeds=Constant(1.0))
+    norm = trained("BatchNorm1d", runtime=runtime, rule=rule, learning_rate=1e-30, samples=12 * BATCH).model()[1]
+    assert int(norm.num_batches_tracked) == 12
+    found = torch.stack([norm.running_mean, norm.running_var]).double()
+    torch.testing.assert_close(found, expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [ADPSGD(), SGP(), StreamingDiLoCo(num_local_steps=30, fragments=1)], ids=str)
+@pytest.mark.parametrize("kind", ["BatchNorm1d", "mean of all", "own"])
+def test_one_peer_is_the_plain_loop_bit_for_bit(kind, rule):
+    assert state(trained(kind, runtime=Virtual(1), rule=rule).model()) == state(plain_loop(kind))
+
+
+LOCAL_STEPS = [
+    LocalSGD(num_local_steps=2),
+    FedBuff(buffer=3, num_local_steps=2),
+    Downpour(n_push=1, n_fetch=2),
+    EASGD(num_local_steps=2),
+]
+PEERS = [ADPSGD(), SGP(delay=1), StreamingDiLoCo(num_local_steps=2)]
+
+
+@pytest.mark.parametrize("rule", [EASGD(num_local_steps=2), *PEERS], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("given", [{}, {"batch_statistics": "reestimated", "statistics_batches": 5}], ids=str)
+def test_a_model_that_is_an_average_is_replayed_and_saved_with_the_statistics_of_its_evaluation(given, rule, tmp_path):
+    run = trained("own", runtime=Virtual(3), rule=rule, folder=tmp_path / "run", **given)
+    assert asyncsgd.replay(tmp_path / "run", Normed).identical
+    model = asyncsgd.load_run(tmp_path / "run", Normed).model()
+    assert state(model) == state(run.model())
+    assert loss_of("own", model) == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("rule", LOCAL_STEPS, ids=lambda rule: rule.name)
@@ -376,8 +490,8 @@ def test_local_steps_are_replayed_with_their_statistics(rule, runtime, tmp_path)
     assert asyncsgd.replay(tmp_path / "run", Normed).identical
 
 
-@pytest.mark.parametrize("rule", LOCAL_STEPS, ids=lambda rule: rule.name)
-def test_local_steps_that_go_on_end_as_those_that_never_stopped(rule, tmp_path):
+@pytest.mark.parametrize("rule", [*LOCAL_STEPS, *PEERS], ids=lambda rule: rule.name)
+def test_models_apart_that_go_on_end_as_those_that_never_stopped(rule, tmp_path):
     """Statistics of displacements that the rule holds are part of the state."""
     given = {"runtime": Virtual(2), "rule": rule, "samples": 8 * BATCH}
     whole = trained("own", **given)
@@ -446,7 +560,6 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(runtime, tmp_path):
     ("given", "words"),
     [
         ({"runtime": Hogwild(2)}, "mode hogwild does not keep"),
-        ({"runtime": Virtual(2), "rule": EASGD()}, "the rule easgd does not keep"),
         ({"auto_batch": True}, "type --micro-batches K in place of --auto-batch"),
     ],
 )

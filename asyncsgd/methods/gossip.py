@@ -70,10 +70,19 @@ class Averaging(Peers[ADPSGD]):
             partner = self._partner(worker, arrived.work.draw)
             models[worker].add_(models[partner]).mul_(0.5)
             models[partner].copy_(models[worker])
+            self._average(worker, partner)
             self.versions[partner] += 1
         self._step(worker, arrived, learning_rate)
         self.view.version += 1
         return learning_rate, [worker], True
+
+    def _average(self, worker: int, partner: int) -> None:
+        """Average their running statistics."""
+        if self.statistics is None:
+            return
+        own, others = self._statistics[worker].clone(), self._statistics[partner].clone()
+        self._statistics[worker] = self.statistics.mixed(own, others, 0.5)
+        self._statistics[partner] = self.statistics.mixed(others, own, 0.5)
 
 
 class Pushing(Peers[SGP]):
@@ -91,8 +100,8 @@ class Pushing(Peers[SGP]):
             raise UsageError(f"delay={rule.delay} has no effect: one worker sends no messages; type sgp:delay=0")
         self.weights = torch.ones_like(self._vectors[:, 0])
         """`(N,)`: w_i."""
-        self.in_transit: list[tuple[Tensor, Tensor]] = []
-        """What each worker will receive, `(N, P)` and `(N,)`, oldest first."""
+        self.in_transit: list[tuple[Tensor, Tensor, Tensor]] = []
+        """What each worker will receive, `(N, P)` and `(N,)`, oldest first, and the sender's statistics, `(N, S)`."""
         self._round = 0
         self._points = self._vectors.clone()  # (N, P), the z_i at which this round's gradients are computed
         self._drawn = [0.0] * self._num_workers  # the seconds of each worker's gradient of this round
@@ -103,7 +112,7 @@ class Pushing(Peers[SGP]):
 
     def _sum(self) -> Tensor:
         total = sum_of(self._vectors)
-        for numerators, _ in self.in_transit:
+        for numerators, _, _ in self.in_transit:
             total.add_(sum_of(numerators))
         return total
 
@@ -133,8 +142,20 @@ class Pushing(Peers[SGP]):
         self._vectors.mul_(0.5)
         self.weights.mul_(0.5)
         distance = 1 << self._round % (self._num_workers - 1).bit_length()
-        self.in_transit.append((self._vectors.roll(distance, 0), self.weights.roll(distance)))
+        sent = (self._vectors.roll(distance, 0), self.weights.roll(distance), self._statistics.roll(distance, 0))
+        self.in_transit.append(sent)
         if len(self.in_transit) > self.rule.delay:
-            numerators, weights = self.in_transit.pop(0)
+            numerators, weights, statistics = self.in_transit.pop(0)
             self._vectors.add_(numerators)
             self.weights.add_(weights)
+            if self.statistics is not None:
+                share = (weights / self.weights)[:, None].cpu()
+                self._statistics = self.statistics.mixed(self._statistics, statistics, share)
+
+    def _average_statistics(self) -> None:
+        """Those on their way are part of the mean, as in `_sum`."""
+        if self.statistics is None:
+            return
+        values = [self._statistics, *[statistics for _, _, statistics in self.in_transit]]
+        weights = [self.weights, *[weights for _, weights, _ in self.in_transit]]
+        self.statistics.become_mean(torch.cat(values), torch.cat(weights).cpu())

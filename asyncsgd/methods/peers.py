@@ -22,6 +22,7 @@ from asyncsgd.flights import Arrived, Happened, Joined, Step, Work
 from asyncsgd.optimizers import Optimizer, PlainSGD
 from asyncsgd.records.events import APPLIED, DROPPED, Event, Extended, Membership, Started
 from asyncsgd.rules.base import PeerRule, View
+from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.schedules import Schedule
 
 R = TypeVar("R", bound=PeerRule)
@@ -38,12 +39,14 @@ class Peers(abc.ABC, Generic[R]):
         num_workers: N, workers 0 to N - 1.
         samples: nobody starts once so many have arrived.
         seed: of what is random in the method.
+        statistics: of the mean model, where it has running statistics. Every worker's model has its own, which follow
+            its gradients and are averaged with its parameters.
     """
 
     rule_acted = None  # there is no server that could do something else than asynchronous SGD
     KEPT: ClassVar[tuple[str, ...]] = (
         *("parameters", "view", "versions", "num_samples", "_vectors", "_optimizers", "_batches", "_num_arrived"),
-        *("_num_dispatches", "_waiting", "_waited", "_draws", "_is_cut"),
+        *("_num_dispatches", "_waiting", "_waited", "_draws", "_is_cut", "statistics", "_statistics"),
     )
 
     def __init__(
@@ -60,7 +63,11 @@ class Peers(abc.ABC, Generic[R]):
         seed: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
         starts: bool = True,
+        statistics: RunningStatistics | None = None,
     ) -> None:
+        self.statistics = statistics
+        initial = torch.zeros(0) if statistics is None else statistics.values
+        self._statistics = initial.repeat(num_workers, 1)  # (N, S)
         self.rule, self._mean = rule, parameters
         self._vectors = parameters.detach().repeat(num_workers, 1)  # (N, P), what the optimizers step
         self._optimizers = {worker: optimizer_on(vector) for worker, vector in enumerate(self._vectors)}
@@ -88,6 +95,9 @@ class Peers(abc.ABC, Generic[R]):
         if arrived.gradient.weight:
             self._optimizers[worker].step(arrived.vector, learning_rate)
             self.versions[worker] += 1
+            if self.statistics is not None and arrived.moved is not None:
+                self.statistics.move(arrived.moved)  # counters, and the buffers of the newest gradient
+                self._statistics[worker] = self.statistics.followed(self._statistics[worker], arrived.moved)
 
     def _point(self, worker: int) -> Tensor:
         """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
@@ -105,6 +115,11 @@ class Peers(abc.ABC, Generic[R]):
         """N times the mean, new."""
         return sum_of(self._vectors)
 
+    def _average_statistics(self) -> None:
+        """Give the mean model the mean of the workers' running statistics."""
+        if self.statistics is not None:
+            self.statistics.become_mean(self._statistics, torch.ones(self._num_workers))
+
     @property
     def models(self) -> Tensor:
         """`(N, P)`, where the workers' gradients would start."""
@@ -120,7 +135,8 @@ class Peers(abc.ABC, Generic[R]):
 
     @property
     def parameters(self) -> Tensor:
-        """`(P,)`, the mean model, in the vector that was given."""
+        """`(P,)`, the mean model, in the vector that was given; `statistics` become its own."""
+        self._average_statistics()
         with torch.no_grad():
             return self._mean.copy_(self._sum().div_(self._num_workers))
 
@@ -151,6 +167,8 @@ class Peers(abc.ABC, Generic[R]):
         self._is_cut |= bool(self._waiting)
         self._num_arrived += gradient.num_samples
         waited = self._waited[worker]
+        if self.statistics is not None:
+            self.statistics.reestimated = None
         with torch.no_grad():
             learning_rate, following, changed = self._take(happened)
             if changed:
@@ -202,7 +220,9 @@ class Peers(abc.ABC, Generic[R]):
         self._waiting.remove(worker)
         (before, began), dispatch, point = self._place(worker), self._num_dispatches, self._point(worker)
         draw = self._draws[worker] - before
-        work = Work(worker, dispatch, self.versions[worker], before + 1, batches, point, None, began, draw)
+        statistics = None if self.statistics is None else self._statistics[worker].clone()
+        version = self.versions[worker]
+        work = Work(worker, dispatch, version, before + 1, batches, point, None, began, draw, statistics=statistics)
         self.in_flight[worker] = work
         self._num_dispatches += 1
         self._draws[worker] += 1

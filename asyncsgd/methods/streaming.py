@@ -28,7 +28,7 @@ class Streaming(Peers[StreamingDiLoCo]):
     KEPT = (
         *Peers.KEPT,
         *("outer", "_momentum", "_sent", "_num_sent", "_ready_at", "_rounds", "_num_received", "_due"),
-        *("_steps", "_since", "_idle_since"),
+        *("_steps", "_since", "_idle_since", "_sent_statistics", "_mean_statistics"),
     )
 
     def __init__(self, rule: StreamingDiLoCo, *arguments: Any, **named: Any) -> None:
@@ -42,6 +42,9 @@ class Streaming(Peers[StreamingDiLoCo]):
         self.outer = self._mean.detach().clone()
         """`(P,)`, the outer parameters."""
         self._momentum, self._sent = torch.zeros_like(self.outer), torch.zeros_like(self._vectors)
+        # `(N, S)` and `(S,)`; no outer step touches them.
+        self._sent_statistics = self._statistics.clone()
+        self._mean_statistics = self._statistics[0].clone()
         # By inner step modulo H:
         self._sends = {rule.offset(fragment): fragment for fragment in range(rule.fragments)}
         self._receives = {(step + rule.overlap) % period: fragment for step, fragment in self._sends.items()}
@@ -95,6 +98,7 @@ class Streaming(Peers[StreamingDiLoCo]):
         part = self._part(fragment)
         outer, momentum, sent = self.outer[part], self._momentum[part], self._sent[:, part]
         torch.sub(outer, self._vectors[worker, part], out=sent[worker])
+        self._sent_statistics[worker, part] = self._statistics[worker, part]
         self._num_sent[fragment] += 1
         if self._num_sent[fragment] < self._num_workers:
             return
@@ -102,6 +106,7 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._rounds[fragment] += 1
         self._ready_at[fragment] = self._clock() + self.rule.transfer_seconds
         self.view.version += 1
+        self._mean_statistics[part] = sum_of(self._sent_statistics[:, part]).div_(self._num_workers)
         mean, beta = sum_of(sent).div_(self._num_workers), self.rule.outer_momentum
         momentum.mul_(beta).add_(mean)
         outer.sub_(mean.add_(momentum, alpha=beta).mul_(self.rule.outer_learning_rate))
@@ -114,6 +119,9 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._due[fragment] = [worker for worker in self._due[fragment] if received[worker] == rounds[fragment]]
         for worker in receiving:
             self._vectors[worker, part].mul_(mix).add_(self.outer[part], alpha=1.0 - mix)
+            if self.statistics is not None:
+                mixed = self.statistics.mixed(self._statistics[worker], self._mean_statistics, 1.0 - mix)
+                self._statistics[worker, part] = mixed[part]
             received[worker] += 1
             self.versions[worker] += 1
             self._since[worker] = max(self._ready_at[fragment], self._clock()), 0

@@ -167,6 +167,13 @@ class Rule(Named):
     last round short. Under other rules a run ends while workers still compute.
     """
 
+    @property
+    def elastic_rate(self) -> float | None:
+        """The share of the way that the server's running statistics and those of an arriving worker, which goes on from
+        its own model, go to each other. By default the server's follow the gradients that are used.
+        """
+        return None
+
     def init(self, like: Tensor) -> Any:
         """Return the rule's state for a new run. Read the shape, dtype and device of `like`, `(P,)`, and not its
         values.

@@ -303,6 +303,10 @@ class EASGD(Rule):
     alpha: float = parameter(0.225, at_least=0, at_most=1)
     num_local_steps: int = parameter(10, at_least=1)
 
+    @property
+    def elastic_rate(self) -> float:
+        return self.alpha
+
     def arrive(self, state: None, arrival: Arrival, view: View) -> Reply:
         assert arrival.start_point is not None
         apart = arrival.start_point - arrival.gradient - view.parameters  # y_i - x

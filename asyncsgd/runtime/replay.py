@@ -246,7 +246,7 @@ class Replay:
         """Keep the current version while the log still reads it, and forget those it does not."""
         version = self.server.version
         if self._readers[version] > 0 and version not in self._kept:
-            statistics = self.server.statistics if isinstance(self.server, Server) else None
+            statistics = self.server.statistics
             values = None if statistics is None else statistics.values.clone()
             self._kept[version] = (self.server.parameters.clone(), values)
         for old in [old for old in self._kept if self._readers[old] <= 0]:

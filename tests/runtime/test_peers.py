@@ -160,7 +160,7 @@ def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, roun
     problem, budget = Slopes(num_workers), Budget(samples=rounds * num_workers)
     done, _ = run(SGP(delay), num_workers, problem=problem, speeds=speeds, budget=budget)
     # Powers of two throughout, so the weights add up to N exactly.
-    in_transit = sum(weights.sum() for _, weights in done.method.in_transit)
+    in_transit = sum(weights.sum() for _, weights, _ in done.method.in_transit)
     assert done.method.weights.sum() + in_transit == num_workers
     gradients = [problem.slope(worker, index) for worker in range(num_workers) for index in range(rounds)]
     mean = problem.initial() - 0.125 / num_workers * np.sum(gradients, axis=0)
