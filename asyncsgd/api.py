@@ -28,7 +28,7 @@ from asyncsgd import runtimes
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.execute import follow
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.recorded_run import fields_of, of_recorded, read_of_run, summary_to_replay, task_of_train, with_tuples
+from asyncsgd.recorded_run import fields_of, of_recorded, summary_to_replay, task_of_train, with_tuples
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import Identity, Tracking, names_in
@@ -41,6 +41,7 @@ from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.flags import checked, specs_of
 from asyncsgd.settings.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.training import Budget, Common, Job, Machine, Output, Steps, common_contradictions
+from asyncsgd.settings.yaml_reader import read_of_run
 from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check_can_be_sent, is_main_of_package, refuse_in_worker

@@ -15,13 +15,13 @@ from asyncsgd.execute import Live, found_by
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.measure import flops_per_sample, peak_bytes, peak_flops
 from asyncsgd.models import save_whole
-from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.console import shown_metrics
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 from asyncsgd.records.model_card import model_card
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.runtime.base import Best, Result
 from asyncsgd.settings.run import Run, device_of_worker
+from asyncsgd.settings.yaml_reader import read_of_run
 from asyncsgd.signals import held
 from asyncsgd.tasks.base import Task, fingerprint
 from asyncsgd.tasks.checking import normalising_over_batch

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from asyncsgd.errors import UsageError
-from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.scripts.base import add_task_flag
+from asyncsgd.settings.yaml_reader import read_of_run
 
 Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.recorded_run import read_of_run, summary_to_replay
+from asyncsgd.recorded_run import summary_to_replay
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.scripts.base import add_task_flag
+from asyncsgd.settings.yaml_reader import read_of_run
 
 if TYPE_CHECKING:  # it imports torch
     from asyncsgd.replaying import Replayed

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
     from asyncsgd.models import Built
-    from asyncsgd.recorded_run import Origin
+    from asyncsgd.tasks.origin import Origin
 
 IGNORED = -100
 """The label without a loss, as transformers and torch have it."""
@@ -181,7 +181,7 @@ class TextTask(Task):
         return self.starts_as
 
     def origin(self) -> Origin:
-        from asyncsgd.recorded_run import read_origin
+        from asyncsgd.tasks.origin import read_origin
 
         return read_origin(self.model_name, self.start_from, self.shapes)
 
@@ -204,7 +204,7 @@ class TextTask(Task):
             UsageError: if the user must change something; the message says what.
         """
         from asyncsgd import models
-        from asyncsgd.recorded_run import hash_of
+        from asyncsgd.tasks.origin import hash_of
 
         self.check_names()
         cache, origin = cache.absolute(), self.origin()
