@@ -20,31 +20,8 @@ from torch import nn
 from asyncsgd.data.random import dropout_seed, noise_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
-from asyncsgd.records.events import Evaluation
+from asyncsgd.flights import Measured
 from asyncsgd.tasks.base import Batch, Batches, Data, Sums, Task, add_sums, plain_sums, to_device
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What an exact evaluation says of some parameters; the fields are those of `records.events.Evaluation`."""
-
-    loss: float
-    weight: float | None = None
-    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    eval_seconds: float = 0.0
-    worker_losses: tuple[float | None, ...] = ()
-    peak_bytes: tuple[tuple[int, int, int], ...] = ()
-    """As in `records.events.MemoryUsed`."""
-    stages: tuple[tuple[int, int, float | None, float, float, float], ...] = ()
-    """As in `records.events.StagesUsed`."""
-    score_error: str | None = None
-    """What is wrong with the task's `metrics` or `details`, which then say nothing."""
-
-    def record(self, *, version: int, num_samples: int, train_seconds: float) -> Evaluation:
-        said = {name: value for name, value in vars(self).items() if name in Evaluation.__struct_fields__}
-        return Evaluation(version=version, total_samples=num_samples, train_seconds=train_seconds, **said)
-
 
 MAIN = "main"
 """The evaluation set whose loss is that of the run."""

@@ -24,7 +24,7 @@ from asyncsgd.batches import Batches, indices_of
 from asyncsgd.checkpoints import Found, Saver
 from asyncsgd.errors import RunError
 from asyncsgd.flat import FlatModel, Layout
-from asyncsgd.flights import Work
+from asyncsgd.flights import Backend, Method, Work
 from asyncsgd.measure import TRACE, Profile, hardware
 from asyncsgd.methods import peers_of
 from asyncsgd.methods.peers import Peers
@@ -45,7 +45,7 @@ from asyncsgd.runtime.collective import (
     serve_rank,
 )
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
-from asyncsgd.runtime.fit import Backend, Fit, Method, Sink
+from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
 from asyncsgd.runtime.link import FOLDERS, Inherited, Link, Meeting, MeetingOfParent, Pair, Way
 from asyncsgd.runtime.segment import Segment

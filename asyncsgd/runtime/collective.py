@@ -29,8 +29,8 @@ from torch import Tensor
 from asyncsgd import runtimes
 from asyncsgd.checkpoints import load_state
 from asyncsgd.errors import RunError
-from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flights import Arrived
+from asyncsgd.evaluation import measured_in_shards
+from asyncsgd.flights import Arrived, Measured
 from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
@@ -342,7 +342,7 @@ class Collective(InOrder):
         return Arrived(work, work.version, torch.empty(0), gradient, self.now - work.began, taken)
 
     @property
-    def settled(self) -> bool:  # type: ignore[override]  # what is a constant there
+    def may_stop(self) -> bool:  # type: ignore[override]  # what is a constant there
         return not self._computed
 
     def evaluate(self, parameters: Tensor) -> Measured:

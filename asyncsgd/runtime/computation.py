@@ -11,8 +11,9 @@ from torch import Tensor
 
 from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import Measured, measured
+from asyncsgd.evaluation import measured
 from asyncsgd.flat import Layout
+from asyncsgd.flights import Measured
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Range
 from asyncsgd.running_statistics import RunningStatistics

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable
 
 from torch import Tensor
 
 from asyncsgd.checkpoints import Saver
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import Measured
-from asyncsgd.flights import Arrived, Happened, Joined, Left, Step, Work
+from asyncsgd.flights import Arrived, Backend, Happened, Joined, Left, Method, Nobody, Step, Work
 from asyncsgd.records.events import (
     DONE,
     FAILED,
@@ -42,87 +39,6 @@ from asyncsgd.runtime.base import (
     diverged,
 )
 from asyncsgd.state import state_of
-
-
-class Nobody(Exception):
-    """Nothing will ever happen again; the message says why, and what to type."""
-
-
-class Method(Protocol):
-    """What decides. It knows no time, no budget and no records' file."""
-
-    @property
-    def version(self) -> int:
-        """Of what is evaluated."""
-
-    @property
-    def num_samples(self) -> int:
-        """That have arrived, used or not."""
-
-    @property
-    def parameters(self) -> Tensor:
-        """`(P,)`, what is evaluated."""
-
-    @property
-    def cut_short(self) -> str | None:
-        """Why a run with a larger budget would have gone on otherwise from here; None: it would not."""
-
-    def react(self, happened: Happened) -> Step:
-        """What follows."""
-
-    @property
-    def present(self) -> Sequence[int]:
-        """Who takes part, in the order in which all leave where a run goes on and what was in flight is lost."""
-
-    def extend(self) -> Step | None:
-        """Start who was to start when the budget of the state that was loaded was spent; None: there is nobody."""
-
-
-class Backend(Protocol):
-    """What computes gradients, and what time it is."""
-
-    @property
-    def now(self) -> float:
-        """The training clock, in seconds; it stands still during evaluations."""
-
-    @property
-    def present(self) -> Sequence[int]:
-        """The workers that are there from the beginning, in the order in which they join."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether the run may be stopped and saved here: not amid a round whose step all ranks have taken."""
-
-    @property
-    def anew(self) -> bool:
-        """Whether what was in flight is lost where a run goes on: then everybody leaves and joins again."""
-
-    def running(self) -> AbstractContextManager[None]:
-        """A context around all that happens after the first evaluation."""
-
-    def next(self, until: float) -> Happened | None:
-        """What happens next, with the clock at its time; None, with the clock at `until` or just behind it, if that
-        comes first.
-
-        Raises:
-            Nobody: if nothing is to come.
-        """
-
-    def stop(self, works: Sequence[Work]) -> None:
-        """Nobody waits for these any more; see `Step`. Told before `start`."""
-
-    def start(self, works: Sequence[Work]) -> None:
-        """Start these, in order."""
-
-    def settle(self) -> Iterable[Arrived]:
-        """What has changed what is evaluated and was not told yet; from here on nothing does, until `next`."""
-
-    def evaluate(self, parameters: Tensor) -> Measured:
-        """Evaluate `parameters` exactly.
-
-        Raises:
-            Nobody: if nobody is left to do it.
-        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,14 +112,14 @@ class Fit:
         result = self._go_on() if goes_on else self._evaluate()
         if result is None and self._budget.samples != 0:
             with backend.running():
-                for worker in backend.present if backend.anew or not goes_on else ():
+                for worker in backend.present if backend.loses_flights or not goes_on else ():
                     self._tell(Joined(worker))
                 while result is None:
                     result = self._advance()
-                    if result is None and saver is not None and backend.settled and saver.due(method.num_samples):
+                    if result is None and saver is not None and backend.may_stop and saver.due(method.num_samples):
                         self._save()
         if result is None or result.status == DONE:
-            self._settle()
+            self._freeze()
             if self._changed:
                 result = self._evaluate(last=True)
         result = result or Result(DONE)
@@ -216,15 +132,15 @@ class Fit:
             self._save()
         return result
 
-    def _settle(self) -> None:
+    def _freeze(self) -> None:
         """Let the method hear of all that has changed what is evaluated."""
-        for arrived in self.backend.settle():
+        for arrived in self.backend.freeze():
             self._tell(arrived)
 
     def _save(self) -> None:
         if self._sink.saver is None:
             return
-        self._settle()
+        self._freeze()
         self._sink.saver.save(
             state_of(self),
             version=self.method.version,
@@ -241,7 +157,7 @@ class Fit:
         spent = self._budget.spent_by(method.num_samples)
         if not self._evaluation_due and (ended := self.judge.verdict() or (Result(DONE) if spent else None)):
             return ended
-        if backend.anew:
+        if backend.loses_flights:
             for worker in method.present:
                 self._tell(Left(worker, STOPPED))
         else:
@@ -251,7 +167,7 @@ class Fit:
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
         method, backend, points, budget = self.method, self.backend, self._points, self._budget
-        if backend.settled and self._sink.stop_requested():
+        if backend.may_stop and self._sink.stop_requested():
             raise Interrupted
         if budget.spent_by(method.num_samples):  # as those say who step themselves
             return Result(DONE)
@@ -301,7 +217,7 @@ class Fit:
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
         method, self._evaluation_due = self.method, True
-        self._settle()
+        self._freeze()
         measured = self.backend.evaluate(method.parameters)
         if measured.score_error is not None and not self.evaluations:
             raise UsageError(measured.score_error)

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import Measured
-from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Measured, Nobody, Work
 from asyncsgd.methods.peers import Peers
 from asyncsgd.records.events import (
     Evaluation,
@@ -44,7 +43,7 @@ from asyncsgd.records.events import (
 from asyncsgd.rounding import LossPair
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.fit import Fit, Nobody, Sink
+from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.server import Server
 
 KINDS = {
@@ -113,7 +112,9 @@ class Replay:
 
     present: Sequence[int] = ()
     """Everybody joins by the log."""
-    now, settled, anew = 0.0, True, False
+    now = 0.0
+    may_stop = True
+    loses_flights = False
     KEPT = ()
 
     def __init__(
@@ -155,7 +156,7 @@ class Replay:
     def running(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def settle(self) -> tuple[()]:
+    def freeze(self) -> tuple[()]:
         return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:

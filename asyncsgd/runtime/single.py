@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flights import Arrived, Work
+from asyncsgd.evaluation import measured_in_shards
+from asyncsgd.flights import Arrived, Measured, Work
 from asyncsgd.measure import peak_bytes
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.base import TrainingClock
@@ -23,7 +23,8 @@ from asyncsgd.worker import Worker
 class InOrder:
     """What a backend has whose gradients arrive in the order of their starts, on the measured clock."""
 
-    settled, anew = True, False
+    may_stop = True
+    loses_flights = False
     KEPT: tuple[str, ...] = ("_clock", "_started")
 
     def __init__(self, clock: TrainingClock, num_workers: int) -> None:
@@ -47,7 +48,7 @@ class InOrder:
     def start(self, works: Sequence[Work]) -> None:
         self._started.extend(works)
 
-    def settle(self) -> tuple[()]:
+    def freeze(self) -> tuple[()]:
         return ()
 
 

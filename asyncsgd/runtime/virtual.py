@@ -24,12 +24,10 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from asyncsgd.evaluation import Measured
-from asyncsgd.flights import Arrived, Happened, Joined, Left, Work
+from asyncsgd.flights import Arrived, Happened, Joined, Left, Measured, Nobody, Work
 from asyncsgd.records.events import Taken
 from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.fit import Nobody
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
 from asyncsgd.simulation.speeds import Network, Sampler
 
@@ -70,7 +68,8 @@ class Heap:
         statistics: the server's running statistics, of a model that has some.
     """
 
-    settled, anew = True, False
+    may_stop = True
+    loses_flights = False
     KEPT = (
         *("now", "computation", "_heap", "_root_is_free", "_uploads", "_link_free", "_changes", "_dead", "_working"),
         *("_idle_since", "_pulled_at", "_computed_at"),
@@ -114,7 +113,7 @@ class Heap:
     def running(self) -> AbstractContextManager[None]:
         return _rare_collections()
 
-    def settle(self) -> tuple[()]:
+    def freeze(self) -> tuple[()]:
         return ()
 
     def evaluate(self, parameters: Tensor) -> Measured:

@@ -28,11 +28,10 @@ import torch
 from torch import Tensor
 
 from asyncsgd.errors import RunError
-from asyncsgd.evaluation import Measured, measured_in_shards
-from asyncsgd.flights import Arrived, Happened, Left, Work
+from asyncsgd.evaluation import measured_in_shards
+from asyncsgd.flights import Arrived, Happened, Left, Measured, Nobody, Work
 from asyncsgd.running_statistics import RunningStatistics
 from asyncsgd.runtime.base import POLL_SECONDS, Interrupted, TrainingClock
-from asyncsgd.runtime.fit import Nobody
 from asyncsgd.runtime.link import (
     Compute,
     Computed,
@@ -73,7 +72,8 @@ class Workers:
         statistics: the server's running statistics, of a model that has some; told what evaluations estimated again.
     """
 
-    settled, anew = True, True
+    may_stop = True
+    loses_flights = True
     KEPT = ("_clock", "_num_samples", "_shared")
 
     def __init__(
@@ -179,7 +179,7 @@ class Workers:
                 return self._arrived(worker, message)
         return None
 
-    def settle(self) -> Iterable[Arrived]:
+    def freeze(self) -> Iterable[Arrived]:
         """Where workers step, let them stand still until `next`, and tell the steps that they took before they did."""
         if not self._steps_there:
             return
