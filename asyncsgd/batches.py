@@ -23,11 +23,13 @@ class Batches:
     """Hands out the batches of one stream: first those that were returned, lowest index first, then the next ones.
 
     >>> batches = Batches(samples=64, batch_size=16)
-    >>> batches.take(0, 1), batches.take(1, 2)
-    ((((0, 0, 1),), 1), (((0, 1, 3),), 2))
-    >>> batches.give_back(((0, 0, 1),))
-    >>> batches.take(0, 2), batches.take(1, 1)
-    ((((0, 0, 1), (0, 3, 4)), 2), ((), 0))
+    >>> batches.take(worker=0, count=3)
+    ((Range(stream=0, first=0, end=3),), 3)
+    >>> batches.give_back((Range(0, 0, 1),))
+    >>> batches.take(worker=1, count=2)
+    ((Range(stream=0, first=0, end=1), Range(stream=0, first=3, end=4)), 2)
+    >>> batches.take(worker=1, count=1)
+    ((), 0)
     """
 
     KEPT = ("_next", "_returned")
@@ -46,10 +48,10 @@ class Batches:
             else:
                 index = self._next
                 self._next += 1
-            if ranges and ranges[-1][2] == index:
-                ranges[-1] = (0, ranges[-1][1], index + 1)
+            if ranges and ranges[-1].end == index:
+                ranges[-1] = Range(0, ranges[-1].first, index + 1)
             else:
-                ranges.append((0, index, index + 1))
+                ranges.append(Range(0, index, index + 1))
             number += 1
         return tuple(ranges), number
 
@@ -62,11 +64,13 @@ class OwnStreams:
     """A stream per worker: its k-th batch depends neither on the rule nor on the other workers.
 
     >>> streams = OwnStreams(num_workers=2, samples=5)
-    >>> streams.take(1, 1), streams.take(1, 2), streams.take(0, 9)
-    ((((1, 0, 1),), 1), (((1, 1, 3),), 2), (((0, 0, 2),), 2))
-    >>> streams.give_back(((1, 1, 3),))
-    >>> streams.take(1, 1)
-    (((1, 1, 2),), 1)
+    >>> streams.take(worker=1, count=3)
+    ((Range(stream=1, first=0, end=3),), 3)
+    >>> streams.take(worker=0, count=9)
+    ((Range(stream=0, first=0, end=2),), 2)
+    >>> streams.give_back((Range(1, 0, 3),))
+    >>> streams.take(worker=1, count=1)
+    ((Range(stream=1, first=0, end=1),), 1)
     """
 
     KEPT = ("_next",)
@@ -83,7 +87,7 @@ class OwnStreams:
         self._left -= count
         first = self._next[worker]
         self._next[worker] = end = first + count
-        return ((worker, first, end),), count
+        return (Range(worker, first, end),), count
 
     def give_back(self, ranges: tuple[Range, ...]) -> None:
         """Return what `take` gave last to a worker."""
@@ -99,7 +103,7 @@ class OwnStreams:
 def indices_of(batches: tuple[Range, ...]) -> list[int]:
     """The batch indices of ranges of one stream, in order.
 
-    >>> indices_of(((0, 3, 5), (0, 9, 10)))
+    >>> indices_of((Range(0, 3, 5), Range(0, 9, 10)))
     [3, 4, 9]
     """
     return [index for _, first, end in batches for index in range(first, end)]

@@ -24,8 +24,15 @@ FINISHED = (DONE, DIVERGED)
 """How a run ends that would end so again; one that diverged is a result."""
 APPLIED, HELD, DROPPED = "applied", "held", "dropped"
 
-Range = tuple[int, int, int]
-"""A range of batches of a stream: (stream, first index, index after the last)."""
+
+class Range(NamedTuple):
+    """Batches of one stream, from the index `first` up to the index `end`, which is none of them."""
+
+    stream: int
+    first: int
+    end: int
+
+
 Started = tuple[int, int, tuple[Range, ...], float | None]
 """(worker, dispatch, batches, learning rate of its local steps; None without them)."""
 

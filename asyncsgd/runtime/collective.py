@@ -333,7 +333,7 @@ class Collective(InOrder):
         if not self._computed:
             if self.now >= until:
                 return None
-            first = self._started[0].batches[0][1]
+            first = self._started[0].batches[0].first
             count = len(self._started) if self._ahead is None else self._ahead(first)
             self._computed.extend(self.ranks.update(first, count))
             self._optimizer.norm = self.ranks.replica.norm

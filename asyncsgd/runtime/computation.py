@@ -179,7 +179,7 @@ class ProblemGradients(_Gradients):
         if loss_scales:
             raise UsageError("a closed-form problem has no loss_scales; give the log as the run wrote it")
         if learning_rate is None:
-            return self._one(start, worker, batches[0][1])
+            return self._one(start, worker, batches[0].first)
         self._scratch.copy_(start)
         return take_local_steps(
             indices_of(batches),

@@ -74,7 +74,7 @@ class Single(InOrder):
             return None
         work = self._started.pop(0)
         began = time.perf_counter()
-        gradient = self._worker.gradient(work.batches[0][1])
+        gradient = self._worker.gradient(work.batches[0].first)
         if self._worker.flat.parameters.device.type == "cuda":
             torch.cuda.synchronize()
         taken = Taken(compute=time.perf_counter() - began)

@@ -208,7 +208,7 @@ class Steps(Gradients):
     def _compute(self, command: Compute) -> bool:
         """Answer when the step is taken; False if the run is over."""
         began, version = time.perf_counter(), self._pull(None)
-        gradient = self._worker.gradient(command.batches[0][1])
+        gradient = self._worker.gradient(command.batches[0].first)
         until = time.perf_counter() + self._straggling.wait_seconds(time.perf_counter() - began, command.first_draw)
         while (left := until - time.perf_counter()) > 0:
             self._link.rest(left)
