@@ -306,9 +306,7 @@ def told_apart(ours: str, theirs: str, plan: Plan) -> set[str]:
     """The settings that tell two arms: in these their runs may differ."""
     if not plan.runs:
         return {*ALGORITHM, *plan.apart}
-    arms = [plan.arms.get(arm, {}) for arm in (ours, theirs)]
-    own, other = ({**(arm.get("settings") or {}), **(arm.get("chosen") or {})} for arm in arms)
-    return set_apart(own, other)
+    return set_apart(plan.tuned_settings_of(ours), plan.tuned_settings_of(theirs))
 
 
 def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:

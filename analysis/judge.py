@@ -135,7 +135,7 @@ def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     families: dict[str, list[Tested]] = {}
     for row in asked:
         families.setdefault(row.corrected_with, []).append(row)
-    judged = [row for family in families.values() for row in answer(family, len(plan.family or ()))]
+    judged = [row for family in families.values() for row in answer(family, len(set(plan.registered.family or ())))]
     endpoints = [*TO_THE_TARGET, *LOSSES, *dict.fromkeys(row.endpoint for row in asked)]
     judged.sort(key=lambda row: (FAMILIES.index(row.family), endpoints.index(row.endpoint), row.order))
     return pd.DataFrame([vars(row) for row in judged], columns=TESTS)
@@ -164,7 +164,7 @@ def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     losses = [y for run in alive["run"] if len(y := measure.curve(run, "samples")[1])]
     if len(pairs.ours) < stats.MINIMUM_PAIRS or not losses:
         return []
-    pilots = (plan.registered.get("pilots") or {}).get(pairs.reference) or {}
+    pilots = plan.registered.pilots.get(pairs.reference, {})
     first = pilots.get("first_loss", np.mean([y[0] for y in losses]))
     best = pilots.get("best_loss", np.mean([y.min() for y in losses]))
     found = []
@@ -240,15 +240,15 @@ def _question(plan: Plan, arms: pd.DataFrame, known: dict[str, Any], after: tupl
     score = endpoint if is_score(endpoint) else "loss"
     units = {"time_to_target": "s" if own["clock"] == "measured" else "virtual s", "target_reached": "of the runs"}
     asked = {"unit": units.get(endpoint, ""), "lower": endpoint != "target_reached"} | known
-    row = Tested(**asked, alpha=registered.get("alpha", 0.05), family="secondary")
+    row = Tested(**asked, alpha=registered.alpha, family="secondary")
     if endpoint not in TO_THE_TARGET:
-        row.margin = registered.get("margins", {}).get(score, math.nan)
-    row.margin_reason = registered.get("margin_reasons", {}).get(score, "")
+        row.margin = registered.margins.get(score, math.nan)
+    row.margin_reason = registered.margin_reasons.get(score, "")
     primary = is_primary(plan, own["workers"], own["clock"])
-    named = plan.family is None or row.treatment in plan.family or own["algorithm"] == plan.reference
+    named = plan.names(row.treatment) or own["algorithm"] == plan.reference
     if row.caveats or after or plan.exploratory or (primary and not named):
         row.family = "exploratory"
-    elif primary and endpoint == plan.primary.get("endpoint") and not row.control and row.reference != BASELINE:
+    elif primary and endpoint == registered.primary.endpoint and not row.control and row.reference != BASELINE:
         row.family = "primary"
     return row
 

@@ -17,11 +17,12 @@ from urllib.parse import quote
 import jinja2
 import markupsafe
 import matplotlib
+import msgspec
 import pandas as pd
 
 from analysis import gallery, tables
 from analysis.pairs import FROM_SCRATCH
-from analysis.questions import conditions
+from analysis.questions import UNREGISTERED, conditions
 from analysis.stats import Interval
 
 if TYPE_CHECKING:
@@ -229,7 +230,10 @@ def _headlines(study: Study) -> Sequence[tuple[str, tuple[str, ...]]]:
 
 
 def _declared(study: Study) -> tuple[str, ...]:
-    return tuple(f"{key.replace('_', ' ')}: {value}" for key, value in study.plan.registered.items() if value)
+    if study.plan.registered is UNREGISTERED:
+        return ()
+    registered = msgspec.to_builtins(study.plan.registered)
+    return tuple(f"{key.replace('_', ' ')}: {value}" for key, value in registered.items() if value)
 
 
 def _command(study: Study, out: Path) -> str:

@@ -61,7 +61,7 @@ class Pairs(NamedTuple):
 
 def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pairs]:
     """Every arm against the reference arm of its group, and against the control arm that makes updates as small."""
-    control = plan.registered.get("control")
+    control = plan.registered.control
     tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
     others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
     others = others[others["stage"].eq("") | (others["stage"].eq("test") & (others["replicate"] > 0))]
@@ -79,14 +79,14 @@ def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pai
 def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """(treatment, reference, what tells the reference from others); an arm goes to the one that has its settings."""
     references = list(members.index[members["algorithm"] == plan.reference])
-    settings = [plan.arms.get(arm, {}).get("settings") or {} for arm in references]
-    keys = differing(settings) if len(references) > 1 else []
+    keys = differing(map(plan.settings_of, references))
     for treatment in members.index:
-        if treatment in references or members.loc[treatment, "algorithm"] == plan.registered.get("control"):
+        if treatment in references or members.loc[treatment, "algorithm"] == plan.registered.control:
             continue
-        own = [one for one in references if all(plan.setting(one, key) == plan.setting(treatment, key) for key in keys)]
+        wanted = [plan.settings_of(treatment).get(key) for key in keys]
+        own = [arm for arm in references if [plan.settings_of(arm).get(key) for key in keys] == wanted]
         if len(own) == 1:
-            yield treatment, own[0], "".join(f", {key} {plan.setting(own[0], key)}" for key in keys)
+            yield treatment, own[0], "".join(f", {key} {value}" for key, value in zip(keys, wanted, strict=True))
 
 
 def _pairs(

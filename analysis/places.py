@@ -14,6 +14,7 @@ import pandas as pd
 from analysis.gate import TOLD, asked_of, default_of, meanings, means_the_same
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing, resolve
+from asyncsgd.study.runs import PlannedRun
 from asyncsgd.tasks import TASKS
 
 UNREADABLE, MISSING, MISPLACED = "UNREADABLE", "MISSING", "MISPLACED"
@@ -39,18 +40,16 @@ def missing(path: Path) -> dict[str, Any]:
     return {"path": path, "status": MISSING, "settings": {}, "details": {}, "left_out": "planned, and no folder there"}
 
 
-def planned(entry: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def planned(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
     """What a plan says of a run; what the run says of its condition goes before it."""
-    arm = plan.arms.get(entry["arm"], {})
-    place = {key: entry.get(key) for key in PLACED if key != "algorithm"}
-    place["algorithm"] = arm.get("algorithm") or re.sub(r"-w\d+(-.*)?$", "", str(entry["arm"]))
-    if entry["stage"] in WITHOUT_ARM:
+    place = {key: getattr(entry, key) for key in PLACED if key != "algorithm"}
+    arm = plan.arms.get(entry.arm)
+    if arm is None:
+        return place | {"algorithm": re.sub(r"-w\d+(-.*)?$", "", entry.arm)}
+    place["algorithm"] = arm.algorithm
+    if entry.stage in WITHOUT_ARM:
         return place
-    return place | {
-        "workers": arm.get("num_workers"),
-        "clock": arm.get("clock") or "measured",
-        "speeds": arm.get("speeds") or "",
-    }
+    return place | {"workers": arm.num_workers, "clock": arm.clock, "speeds": arm.speeds or ""}
 
 
 def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -90,12 +89,12 @@ def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """What a plan of before says of a run: the settings of its arm, those that tuning chose, and its seed."""
     if row["stage"] in WITHOUT_ARM:
         return {}
-    arm = plan.arms.get(row["arm"], {})
-    trials = [trial["settings"] for trial in arm.get("trials") or ()]
-    tuned = arm.get("chosen") or {}
+    settings = plan.tuned_settings_of(row["arm"])
     if row["stage"] == "tuning":
-        tuned = trials[int(row["trial"])] if row["trial"] is not None and row["trial"] < len(trials) else {}
-    return {"seed": row["seed"], **resolve({**(arm.get("settings") or {}), **tuned})}
+        trials = plan.arms[row["arm"]].trials if row["arm"] in plan.arms else []
+        tried = trials[int(row["trial"])].settings if row["trial"] is not None and row["trial"] < len(trials) else {}
+        settings = {**plan.settings_of(row["arm"]), **tried}
+    return {"seed": row["seed"], **resolve(settings)}
 
 
 def _another_run(why: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import pandas as pd
 
 from asyncsgd.records.events import read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.files import PlanFile, Registration
+from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration
+from asyncsgd.study.runs import PlannedRun
 
 DEFAULT_REFERENCE = "sync"
 GIVEN = "given in the config"
@@ -24,16 +25,19 @@ BASELINE = "baseline"
 """The arm of the base model that was fine-tuned without intermediate training."""
 
 
+UNREGISTERED = Registration(reference=DEFAULT_REFERENCE, primary=Question(endpoint=""))
+"""What holds where a folder has no registration that can be used."""
+
+
 class Plan(NamedTuple):
     """What was planned and registered; empty where a folder holds loose runs."""
 
     name: str
-    arms: Mapping[str, dict[str, Any]]
-    """As plan.json has them, by name."""
-    runs: list[dict[str, Any]]
-    """As plan.json has them."""
-    registered: Mapping[str, Any]
-    """As analysis.yaml has it; empty without one that can be used."""
+    arms: Mapping[str, PlannedArm]
+    """By name."""
+    runs: list[PlannedRun]
+    registered: Registration
+    """As analysis.yaml has it, or `UNREGISTERED`."""
     targets: Mapping[str, float]
     """Declared target losses by reference arm: of the registration, else of the plan."""
     sha256: str
@@ -50,91 +54,76 @@ class Plan(NamedTuple):
     @property
     def reference(self) -> str:
         """The algorithm that all others are compared with."""
-        return str(self.registered.get("reference") or DEFAULT_REFERENCE)
+        return self.registered.reference
 
-    @property
-    def primary(self) -> Mapping[str, Any]:
-        """Endpoint, num_workers and clock of the registered comparison."""
-        return self.registered.get("primary") or {}
+    def names(self, arm: str) -> bool:
+        """Whether the registered comparison is about an arm; without names it is about all."""
+        return self.registered.family is None or arm in self.registered.family
 
-    @property
-    def family(self) -> tuple[str, ...] | None:
-        """The arms that were registered; None where the file names none, and means all."""
-        named = self.registered.get("family")
-        return None if named is None else tuple(dict.fromkeys(named))
+    def settings_of(self, arm: str) -> Mapping[str, Any]:
+        """The settings that tell an arm from others."""
+        return self.arms[arm].settings if arm in self.arms else {}
 
-    def setting(self, arm: str, key: str) -> Any:
-        """A setting that tells an arm from others."""
-        return (self.arms.get(arm, {}).get("settings") or {}).get(key)
+    def tuned_settings_of(self, arm: str) -> Mapping[str, Any]:
+        """With those that tuning chose."""
+        return {**self.settings_of(arm), **((self.arms[arm].chosen if arm in self.arms else None) or {})}
 
 
 def read_plan(folder: Path) -> Plan:
-    """plan.json and analysis.yaml; the latter counts only where its bytes are those that the plan recorded."""
+    """plan.json and analysis.yaml; the latter counts only where its bytes are those that the plan recorded.
+
+    What a verdict rests on and is missing, or not as it must be, makes a file one that cannot be used.
+    """
     problems: list[str] = []
-    name, plan, why = folder.resolve().name, None, ""
+    plan, registered = None, UNREGISTERED
     if (folder / "plan.json").is_file():
         try:
-            plan = _read(read_json(folder / "plan.json"), PlanFile)
-            name = str(plan["study"])
+            plan = msgspec.convert(read_json(folder / "plan.json"), PlanFile)
         except (OSError, ValueError) as error:
             problems.append(f"plan.json cannot be read ({error}): runs that are missing cannot be counted")
-    arms = {} if plan is None else {arm["name"]: arm for arm in plan["arms"]}
-    runs = [] if plan is None else plan["runs"]
-    planned = {} if plan is None else plan["targets"]
-    registered: Mapping[str, Any] = {}
+    known = plan or PlanFile(study=folder.resolve().name, arms=[], runs=[])
+    arms = {arm.name: arm for arm in known.arms}
+    why = "there is no analysis.yaml: nothing was declared before the runs"
     sha256, file = "", folder / "analysis.yaml"
-    if not file.is_file():
-        why = "there is no analysis.yaml: nothing was declared before the runs"
-    else:
+    if file.is_file():
         try:
             content = file.read_bytes()
             sha256 = hashlib.sha256(content).hexdigest()
-            registered = _read(read_yaml(content.decode("utf-8"), "it"), Registration)
+            registered = msgspec.convert(read_yaml(content.decode("utf-8"), "it"), Registration)
+            why = _changed(plan, registered, sha256)
         except (OSError, ValueError) as error:
             why = f"analysis.yaml cannot be used: {error}"
+        if why:
             problems.append(why)
-        else:
-            why = _changed(plan, registered, sha256, planned)
-            problems += [why] * bool(why)
-            problems += [
-                f"analysis.yaml registers {arm} in the primary family, and nothing of it is here: it counts as a "
-                "comparison that shows nothing (p = 1)"
-                for arm in registered["family"] or ()
-                if arms and arm not in arms
-            ]
-    targets = registered.get("targets") if registered else planned
-    settings = {} if plan is None else plan["settings"]
-    return Plan(name, arms, runs, registered, targets or {}, sha256, why, tuple(problems), settings)
+        problems += [
+            f"analysis.yaml registers {arm} in the primary family, and nothing of it is here: it counts as a "
+            "comparison that shows nothing (p = 1)"
+            for arm in registered.family or ()
+            if arms and arm not in arms
+        ]
+    targets = known.targets if registered is UNREGISTERED else registered.targets
+    return Plan(known.study, arms, known.runs, registered, targets, sha256, why, tuple(problems), known.settings)
 
 
-def _read(content: Any, kind: type[PlanFile] | type[Registration]) -> dict[str, Any]:
-    """
-    Raises:
-        ValueError: if something that a verdict rests on is missing, or not as it must be.
-    """
-    return dict(msgspec.to_builtins(msgspec.convert(content, kind)))
-
-
-def _changed(plan: Mapping[str, Any] | None, registered: Mapping[str, Any], sha256: str, planned: Any) -> str:
+def _changed(plan: PlanFile | None, registered: Registration, sha256: str) -> str:
     """Why a registration is not known to be what was declared before the runs; empty where it is."""
     if plan is None:
         return "there is no plan.json that could be read: whether all that was registered is here cannot be checked"
-    if plan.get("analysis_sha256") is None:
+    if plan.analysis_sha256 is None:
         return "plan.json has no hash of analysis.yaml: whether it is what was declared before the runs is not known"
-    if plan["analysis_sha256"] != sha256:
-        return f"analysis.yaml was changed after it was written: plan.json recorded {plan['analysis_sha256'][:16]}"
-    if planned and planned != registered["targets"]:
+    if plan.analysis_sha256 != sha256:
+        return f"analysis.yaml was changed after it was written: plan.json recorded {plan.analysis_sha256[:16]}"
+    if plan.targets and plan.targets != registered.targets:
         return "analysis.yaml is not what it was when the test runs began: plan.json has other targets"
-    if registered.get("config_sha256") not in (None, plan.get("config_sha256")):
+    if registered.config_sha256 not in (None, plan.config_sha256):
         return "plan.json is of another config than the one that analysis.yaml registers"
-    seeds = {run["seed"] for run in plan["runs"] if run["stage"] == "test"}
-    if registered.get("seeds") is not None and set(registered["seeds"]) != seeds:
-        told = (", ".join(map(str, sorted(one))) for one in (set(registered["seeds"]), seeds))
+    seeds = {stage: {run.seed for run in plan.runs if run.stage == stage} for stage in ("tuning", "pilot", "test")}
+    if registered.seeds is not None and set(registered.seeds) != seeds["test"]:
+        told = (", ".join(map(str, sorted(one))) for one in (set(registered.seeds), seeds["test"]))
         return "analysis.yaml registers test seeds {}, plan.json has {}".format(*told)
-    if not registered.get("targets") or registered.get("target_from") == GIVEN:
+    if not registered.targets or registered.target_from == GIVEN:
         return ""
-    of_stage = {stage: {run["seed"] for run in plan["runs"] if run["stage"] == stage} for stage in ("tuning", "pilot")}
-    shared = seeds & (of_stage["pilot"] or of_stage["tuning"])
+    shared = seeds["test"] & (seeds["pilot"] or seeds["tuning"])
     if shared:
         return f"the target is of runs on seeds that test it: {', '.join(map(str, sorted(shared)))}"
     return ""
@@ -161,9 +150,9 @@ def groups(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     return arms.assign(group=pd.Series(names, index=arms.index, dtype=object))
 
 
-def _meant(arm: Mapping[str, Any]) -> list[Any]:
+def _meant(arm: PlannedArm) -> list[Any]:
     """What the plan says of an arm without a run."""
-    return [arm["algorithm"], arm.get("num_workers"), arm.get("clock") or "measured", arm.get("speeds") or "", None, ""]
+    return [arm.algorithm, arm.num_workers, arm.clock, arm.speeds or "", None, ""]
 
 
 def _facts(own: pd.DataFrame) -> dict[str, Any]:
@@ -181,8 +170,8 @@ def _name(arm: Any, several: bool) -> str:
 
 def is_primary(plan: Plan, workers: float, clock: str) -> bool:
     """Whether the registered comparison is made under these conditions."""
-    wanted = plan.primary
-    return bool(wanted) and wanted.get("num_workers") in (None, workers) and wanted.get("clock") in (None, clock)
+    wanted = plan.registered.primary
+    return wanted.endpoint != "" and wanted.num_workers in (None, workers) and wanted.clock in (None, clock)
 
 
 def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
@@ -191,13 +180,13 @@ def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
         return plan.exploratory
     here = arms[[is_primary(plan, arm.workers, arm.clock) for arm in arms.itertuples()]]
     if not (here["algorithm"] == plan.reference).any():
-        shown = ", ".join(f"{key} {plan.primary[key]}" for key in ("num_workers", "clock") if plan.primary.get(key))
+        primary = plan.registered.primary
+        shown = ", ".join(f"{key} {getattr(primary, key)}" for key in ("num_workers", "clock") if getattr(primary, key))
         return f"the folder has no {plan.reference} arm under the registered conditions ({shown})"
-    number = plan.registered.get("num_seeds")
+    number = plan.registered.num_seeds
     if number is None:
         return "analysis.yaml registers no number of seeds: how many there are may have been chosen after looking"
-    named = here["algorithm"].eq(plan.reference) | (plan.family is None or here.index.isin(plan.family))
-    names = here.index[named]
+    names = here.index[here["algorithm"].eq(plan.reference) | here.index.map(plan.names)]
     tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]
     most = tests.groupby("arm")["seed"].nunique().max()
     if most > number:

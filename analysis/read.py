@@ -80,7 +80,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
     for name, path in there.items():
         if found := _replaced(path):
             read_ones[name][0]["details"]["replaced"] = found
-    in_plan = {entry["folder"]: planned(entry, plan) for entry in plan.runs}
+    in_plan = {entry.folder: planned(entry, plan) for entry in plan.runs}
     rows = []
     for name in sorted(in_plan | read_ones):
         row = {"run": name, **(read_ones[name][0] if name in read_ones else missing(folder / name))}

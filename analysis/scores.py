@@ -73,7 +73,7 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
         reference = next((name for name in there if members.loc[name, "algorithm"] == plan.reference), None)
         asked = [(name, reference) for name in there if reference and name != reference]
         if BASELINE in means:
-            control = plan.registered.get("control")
+            control = plan.registered.control
             own = [name for name in there if members.loc[name, "algorithm"] != control]
             asked += [(name, BASELINE) for name in ([reference] if reference else own)]
         for treatment, other in asked:

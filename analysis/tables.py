@@ -120,7 +120,7 @@ def tuning(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     tried = runs[runs["stage"] == "tuning"]
     table = tried.groupby(["arm", "learning_rate"], sort=False).agg(loss=("loss", "mean"), runs=("run", "size"))
     table = table.reset_index()
-    chosen = {name: (arm.get("chosen") or {}).get("learning_rate") for name, arm in plan.arms.items()}
+    chosen = {name: (arm.chosen or {}).get("learning_rate") for name, arm in plan.arms.items()}
     edge = {name for name, arm in plan.arms.items() if at_edge(arm)}
     table["chosen"] = [rate == chosen.get(arm) for arm, rate in zip(table["arm"], table["learning_rate"], strict=True)]
     table["at_edge"] = table["chosen"] & table["arm"].isin(edge)

@@ -93,11 +93,10 @@ def read_task(folder: Path) -> Task:
     """
     study = load(folder)
     arms, rows = study.arms, study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
-    if study.plan.registered:
-        primary = [is_primary(study.plan, *arms.loc[arm, ["workers", "clock"]]) for arm in rows["treatment"]]
-        own = (arms.loc[rows["reference"], "algorithm"] == study.plan.reference).to_numpy()
-        rows = rows[np.array(primary, bool) & own]
-    if rows.empty or not study.plan.registered:
+    primary = [is_primary(study.plan, *arms.loc[arm, ["workers", "clock"]]) for arm in rows["treatment"]]
+    own = (arms.loc[rows["reference"], "algorithm"] == study.plan.reference).to_numpy()
+    rows = rows[np.array(primary, bool) & own]
+    if rows.empty:
         raise UsageError(f"{folder}: it registered no primary condition with a reference; its analysis.yaml says which")
     told = study.exploratory or next((" ".join(row.caveats) for row in rows.itertuples() if row.caveats), "")
     told = told or next((row.reason for row in rows.itertuples() if row.word == "not comparable"), "")

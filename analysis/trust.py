@@ -17,6 +17,7 @@ from analysis.measure import Measure
 from analysis.pairs import UNEQUAL_BATCHES
 from analysis.questions import Plan, conditions
 from analysis.scores import BASELINE, not_learned
+from asyncsgd.study.files import PlannedArm
 
 LEVELS = ("bad", "warning", "unknown", "good")
 """How a line is to be read: wrong, to be careful with, not known, as it should be. Failures come first."""
@@ -146,7 +147,7 @@ test_runs.__test__ = False  # type: ignore[attr-defined]  # pytest would take it
 def seeds(seen: Seen) -> Row:
     if seen.tests.empty:
         return "no pairs", "bad", ""
-    counts, number = seen.tests["n"][seen.tests["word"] != "not comparable"], seen.plan.registered.get("num_seeds")
+    counts, number = seen.tests["n"][seen.tests["word"] != "not comparable"], seen.plan.registered.num_seeds
     if not len(counts):
         return "no pairs", "bad", "nothing is comparable"
     least, most = counts.min(), counts.max()
@@ -227,19 +228,17 @@ def tuned(seen: Seen) -> Row:
             told = ", ".join(f"{seed:g}" for seed in shared)
             return "seeds shared", "bad", f"seed {told} was used for {use} and for testing"
     budgets = {
-        name: sum(len(trial.get("seeds") or ()) for trial in arm.get("trials") or ())
-        for name, arm in seen.plan.arms.items()
-        if name != BASELINE
+        name: sum(len(trial.seeds) for trial in arm.trials) for name, arm in seen.plan.arms.items() if name != BASELINE
     }
     if not any(budgets.values()):
         return "not tuned", "warning", "no arm's learning rate was tuned in this folder"
-    endpoint = seen.plan.primary.get("endpoint") or "loss_at_equal_samples"
-    by = f"; chosen by the final loss at equal samples, not by the primary endpoint ({endpoint.replace('_', ' ')})"
-    by *= endpoint != "loss_at_equal_samples"
+    endpoint, by = seen.plan.registered.primary.endpoint, ""
+    if endpoint not in ("", "loss_at_equal_samples"):
+        by = f"; chosen by the final loss at equal samples, not by the primary endpoint ({endpoint.replace('_', ' ')})"
     if len(set(budgets.values())) > 1:
         told = ", ".join(f"{arm} {number}" for arm, number in budgets.items())
         return "UNEQUAL budgets", "bad", f"tuning runs per arm: {told}{by}"
-    tried = {name: [str(one["settings"]) for one in arm.get("trials") or ()] for name, arm in seen.plan.arms.items()}
+    tried = {name: [str(one.settings) for one in arm.trials] for name, arm in seen.plan.arms.items()}
     fewer = [name for name, trials in tried.items() if len(set(trials)) < len(trials)]
     number = next(iter(budgets.values()))
     said = f"{number} tuning runs per arm, on other seeds than the tests{by}"
@@ -247,15 +246,15 @@ def tuned(seen: Seen) -> Row:
     return "equal budgets", "warning" if fewer else "good", said
 
 
-def at_edge(arm: dict[str, Any]) -> bool:
+def at_edge(arm: PlannedArm) -> bool:
     """Whether the chosen learning rate of an arm is the smallest or the largest that was tried."""
-    rates = {trial["settings"].get("learning_rate") for trial in arm.get("trials") or ()} - {None}
-    return len(rates) > 1 and (arm.get("chosen") or {}).get("learning_rate") in (min(rates), max(rates))
+    rates: set[Any] = {trial.settings.get("learning_rate") for trial in arm.trials} - {None}
+    return len(rates) > 1 and (arm.chosen or {}).get("learning_rate") in (min(rates), max(rates))
 
 
 @check("tuned values inside their grids")
 def edges(seen: Seen) -> Row:
-    arms = {name: arm for name, arm in seen.plan.arms.items() if arm.get("trials")}
+    arms = {name: arm for name, arm in seen.plan.arms.items() if arm.trials}
     if not arms:
         return "does not apply", "unknown", "nothing was tuned"
     beyond = [name for name, arm in arms.items() if at_edge(arm)]

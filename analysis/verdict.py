@@ -76,11 +76,11 @@ def headlines(
     rows = tests[~tests["reference"].eq(BASELINE)]
     if rows.empty:
         return [Headline(alone, (), None)]
-    control = plan.registered.get("control")
+    control = plan.registered.control
     controls = set(arms.index[arms["algorithm"] == control]) if control else set()
     own = rows[~rows["reference"].isin(controls)]
     registered = np.array([_registered(one, arms, plan) for one in own.itertuples()], bool)
-    first = own[own["endpoint"].eq(plan.primary.get("endpoint", "")) & registered]
+    first = own[own["endpoint"].eq(plan.registered.primary.endpoint) & registered]
     first = (first if len(first) else own).drop_duplicates(["treatment", "reference"])
     found = [_headline(row, rows, arms, controls, remarks, small) for row in first.itertuples()]
     for number, one in enumerate(found):
@@ -91,7 +91,7 @@ def headlines(
 
 def _registered(row: Any, arms: pd.DataFrame, plan: Plan) -> bool:
     arm = arms.loc[row.treatment]
-    return is_primary(plan, arm["workers"], arm["clock"]) and (plan.family is None or row.treatment in plan.family)
+    return is_primary(plan, arm["workers"], arm["clock"]) and plan.names(row.treatment)
 
 
 def _headline(
