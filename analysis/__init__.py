@@ -1,6 +1,6 @@
 """Tables, pictures and verdicts from run folders. Never imports torch or transformers.
 
-How is a folder of runs read?               read.py, places.py
+How is a folder of runs read?               read.py, places.py, runs.py
 What was planned and registered?            questions.py
 May two runs be compared?                   gate.py
 Which runs are a pair, and in what?         pairs.py, measure.py, scores.py, curves.py

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.questions import Plan
+from analysis.runs import RunRow, each
 from asyncsgd.settings.flags import ADDED_SINCE, specs_of
 from asyncsgd.settings.training import ONLY, Budget, Defaults, Job, Machine, Output, Steps
 from asyncsgd.simulation.churn import parse_churn
@@ -199,8 +200,8 @@ class Compared(NamedTuple):
     """In what they differ beside the algorithm, with both values."""
 
 
-def compared(ours: Any, theirs: Any, apart: set[str], *, tuned: bool = False) -> Compared:
-    """Two runs of a seed, rows of `runs`.
+def compared(ours: RunRow, theirs: RunRow, apart: set[str], *, tuned: bool = False) -> Compared:
+    """Two runs of a seed.
 
     Args:
         apart: of `told_apart`, the settings in which they may differ.
@@ -285,8 +286,8 @@ def between(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], *, tuned:
     """
     own, other = map(_by_seed, (ours, theirs))
     both = own.index.intersection(other.index)
-    matched = zip(own.loc[both].itertuples(), other.loc[both].itertuples(), strict=True)
-    return Between({one.Index: compared(one, other, apart, tuned=tuned) for one, other in matched})
+    matched = zip(both, each(own.loc[both]), each(other.loc[both]), strict=True)
+    return Between({seed: compared(one, another, apart, tuned=tuned) for seed, one, another in matched})
 
 
 def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
@@ -318,13 +319,13 @@ def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _only_rounds(key: str, both: Sequence[Any]) -> bool:
+def _only_rounds(key: str, both: Sequence[RunRow]) -> bool:
     """Whether a setting is of `TOLD`; micro-batches are not where a layer normalises over the batch."""
     by_batch = any(run.asked.get("normalises_over_batch") for run in both)
     return key in TOLD and not (key == "micro_batches" and by_batch)
 
 
-def _follows(key: str, both: Sequence[Any], apart: set[str]) -> bool:
+def _follows(key: str, both: Sequence[RunRow], apart: set[str]) -> bool:
     """Whether a setting differs because of others that tell the arms: it is for one mode or optimizer alone, or both
     runs have the default that theirs imply.
     """
@@ -339,13 +340,13 @@ def _follows(key: str, both: Sequence[Any], apart: set[str]) -> bool:
     return meanings(key, both) == defaults
 
 
-def _told_by_the_task(both: Sequence[Any], apart: set[str]) -> bool:
+def _told_by_the_task(both: Sequence[RunRow], apart: set[str]) -> bool:
     """Whether a field of the task tells the arms, such as one of augmentation; training data may follow from it."""
     of_every_task = {"batch_size", *(key for part in (Job, Budget, Steps, Machine) for key in specs_of(part))}
     return any(len(set(meanings(key, both))) > 1 for key in apart - of_every_task)
 
 
-def _began_alike(column: str, ours: Any, theirs: Any) -> bool:
+def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
     here, there = getattr(ours, column), getattr(theirs, column)
     known, other = (_is_known(value) for value in (here, there))
     if column in SINCE and not (known and other):
@@ -358,7 +359,7 @@ def _began_alike(column: str, ours: Any, theirs: Any) -> bool:
     return bool(column == "model" and ours.start and ours.start == theirs.start)
 
 
-def _evaluated_alike(ours: Any, theirs: Any) -> bool:
+def _evaluated_alike(ours: RunRow, theirs: RunRow) -> bool:
     """Whether the losses at update 0, of one model on one set, are the same up to rounding; not known without them."""
     here, there = ours.first_loss, theirs.first_loss
     if not (math.isfinite(here) and math.isfinite(there)):
@@ -366,7 +367,7 @@ def _evaluated_alike(ours: Any, theirs: Any) -> bool:
     return bool(abs(here - there) <= SAME_START * (abs(here) + abs(there)) / 2 + SMALLEST)
 
 
-def _where(column: str, run: Any, apart: set[str]) -> str:
+def _where(column: str, run: RunRow, apart: set[str]) -> str:
     value = getattr(run, column)
     if not _is_known(value):
         return ""
@@ -379,12 +380,12 @@ def _is_known(value: Any) -> bool:
     return not (value is None or pd.isna(value) or value == "")
 
 
-def _values(key: str, both: Sequence[Any], texts: Sequence[str]) -> list[str]:
+def _values(key: str, both: Sequence[RunRow], texts: Sequence[str]) -> list[str]:
     values = [run.asked.get(key, default_of(key, run.asked, run.task)) for run in both]
     return [NOT_KNOWN if text == NOT_KNOWN else _shown(key, value) for text, value in zip(texts, values, strict=True)]
 
 
-def _both(words: str, both: Sequence[Any], shown: Sequence[str]) -> str:
+def _both(words: str, both: Sequence[RunRow], shown: Sequence[str]) -> str:
     return f"{words} of {both[0].arm}: {shown[0]}; of {both[1].arm}: {shown[1]}"
 
 

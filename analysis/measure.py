@@ -84,13 +84,9 @@ class Measure:
 
     def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
-        rows = [
-            both
-            for both in zip(pairs.ours.itertuples(), pairs.theirs.itertuples(), strict=True)
-            if x == "samples" or both[0].Index not in pairs.apart
-        ]
+        rows = [both for both in pairs.both if x == "samples" or both[0].seed not in pairs.apart]
         alive = [run for both in rows for run in both if not run.diverged]
-        seeds = [ours.Index for ours, _ in rows]
+        seeds = [ours.seed for ours, _ in rows]
         if not alive:
             same = np.full(len(rows), math.inf)
             return values_of(same, same, seeds, nothing="every run of both arms diverged" if rows else "")
@@ -152,11 +148,7 @@ class Measure:
 
     def times(self, pairs: Pairs, target: float) -> dict[str, Any]:
         """Seconds to the target, up to the second at which all are known."""
-        both = [
-            pair
-            for pair in zip(pairs.ours.itertuples(), pairs.theirs.itertuples(), strict=True)
-            if pair[0].Index not in pairs.apart
-        ]
+        both = [pair for pair in pairs.both if pair[0].seed not in pairs.apart]
         if not both:
             return values_of(NONE, NONE, [], crossed=NONE.reshape(0, 2, 2))
         brackets = np.array([self.crossings(pair, target) for pair in both])
@@ -180,7 +172,7 @@ class Measure:
         capped = np.minimum(brackets, budget)
         if apart := [run for run, own in zip(runs, capped.reshape(-1, 2), strict=True) if own[0] < own[1]]:
             limits["between"] = self._seldom(apart, "seconds", pairs.clock)
-        seeds = [pair[0].Index for pair in both]
+        seeds = [pair[0].seed for pair in both]
         found = values_of(capped[:, 0], capped[:, 1], seeds, longest=max(ends.values()), crossed=brackets)
         return found | counts | limits
 

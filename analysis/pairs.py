@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.gate import BEGAN, BUDGET, Between, between, told_apart
 from analysis.questions import Plan
+from analysis.runs import RunRow, each
 from asyncsgd.study.arms import differing
 
 FROM_SCRATCH = "from scratch: not STILT"
@@ -44,6 +45,8 @@ class Pairs(NamedTuple):
     clock: str
     ours: pd.DataFrame
     theirs: pd.DataFrame
+    both: list[tuple[RunRow, RunRow]]
+    """The same, pair by pair."""
     left_out: str
     """Pairs that are in no number, and why."""
     notes: tuple[str, ...]
@@ -134,7 +137,8 @@ def _pairs(
             named = ", ".join(f"{seed:g}" for seed in apart)
             no_speed.append(f"The seconds of the runs of seed {named} are not compared: {next(iter(apart.values()))}.")
     told = tuple(notes), tuple(caveats), tuple(no_speed)
-    return Pairs(*place, ours, theirs, "; ".join(left), *told, different, apart, control)
+    pairs = list(zip(each(ours), each(theirs), strict=True))
+    return Pairs(*place, ours, theirs, pairs, "; ".join(left), *told, different, apart, control)
 
 
 def _ends(runs: pd.DataFrame) -> dict[Any, str]:
@@ -221,7 +225,7 @@ def _mixed(side: pd.DataFrame) -> str:
     """Threads and devices are a part of an arm: where its runs differ in them, their mean seconds are none of it."""
     told = {
         f"{run.threads:g} thread{'s' if run.threads != 1 else ''} a worker on {run.device}"
-        for run in side.itertuples()
+        for run in each(side)
         if run.device
     }
     return f"runs of {side['arm'].iloc[0]} had {' and '.join(sorted(told))}" if len(told) > 1 else ""

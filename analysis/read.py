@@ -17,6 +17,7 @@ import pandas as pd
 from analysis.gate import asked_of, spelled_alike
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
+from analysis.runs import NUMBERS, PERHAPS, RUNS, SURE, TEXTS
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import (
@@ -32,16 +33,6 @@ from asyncsgd.records.events import (
 )
 from asyncsgd.settings.yaml_reader import read_yaml
 
-RUNS = [
-    "run", "stage", "arm", "algorithm", "seed", "replicate", "trial", "parent", "finetune_seed", "status", "diverged",
-    "usable", "left_out", "notes", "task", "task_class", "model", "data", "train_data", "candidates", "evaluation",
-    "sample_order", "terms", "start", "initial_model", "from_scratch", "first_loss", "mode",
-    "rule", "workers", "batch_size", "accumulate", "clock", "speeds", "learning_rate", "loss", "metric", "seconds",
-    "samples", "updates", "samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max",
-    "computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered",
-    "oversubscribed", "other_load", "resumes", "machine", "device", "num_devices", "threads", "torch", "commit",
-    "parameters_sha256", "asked", "settings", "details", "path",
-]  # fmt: skip
 SAME = {
     **{"status": "status", "mode": "mode", "workers": "num_workers", "clock": "clock", "speeds": "speeds"},
     **{"batch_size": "batch_size", "accumulate": "accumulate", "seed": "seed", "asked_task": "task"},
@@ -54,15 +45,6 @@ SAME = {
 """Columns that are keys of summary.json."""
 CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """And a column ``metric.NAME`` for every metric of the task."""
-TEXTS = [
-    "run", "stage", "arm", "algorithm", "status", "left_out", "notes", "parent", "task", "task_class", "model", "data",
-    "train_data", "candidates", "evaluation", "start", "initial_model", "mode", "rule", "clock", "speeds", "machine",
-    "device", "torch", "commit", "parameters_sha256",
-]  # fmt: skip
-SURE, PERHAPS = ("usable", "diverged"), ("oversubscribed", "from_scratch")
-"""Columns of yes and no; the latter may be not known."""
-OBJECTS = ("asked", "settings", "details", "path")
-NUMBERS = [name for name in RUNS if name not in (*TEXTS, *SURE, *PERHAPS, *OBJECTS)]
 UNFINISHED = "UNFINISHED"
 PLAIN_RULES = ("", "asynchronous")
 PREDICTED, REPLACED = re.compile(r"(^|/)predicted-\d+$"), re.compile(r"\.before-\d+(/|$)")
@@ -371,7 +353,7 @@ def _machine(found: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    runs = pd.DataFrame(rows, columns=list(RUNS)).set_index("run", drop=False)
+    runs = pd.DataFrame(rows, columns=RUNS).set_index("run", drop=False)
     runs.index.name = None
     for name in NUMBERS:
         runs[name] = pd.to_numeric(runs[name]).astype(float)

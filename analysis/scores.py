@@ -193,7 +193,8 @@ def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int6
 
 def not_learned(runs: pd.DataFrame) -> bool:
     """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
-    told = [row.details for row in runs.itertuples() if row.usable and not row.diverged and row.details.get("majority")]
+    alive = runs.loc[runs["usable"] & ~runs["diverged"], "details"]
+    told = [details for details in alive if details.get("majority")]
     for metric in ("span_f1", "accuracy"):
         pairs = [(_metric(one, metric), one["majority"].get(metric)) for one in told]
         known = [own - other for own, other in pairs if own is not None and other is not None]

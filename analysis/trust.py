@@ -16,6 +16,7 @@ from analysis.gate import BUDGET, MOST_LOAD, between, told_apart
 from analysis.measure import Measure
 from analysis.pairs import UNEQUAL_BATCHES
 from analysis.questions import Plan, conditions
+from analysis.runs import each
 from analysis.scores import BASELINE, not_learned
 from asyncsgd.study.files import PlannedArm
 
@@ -96,7 +97,7 @@ def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
             ours = own.drop_duplicates("seed").set_index("seed", drop=False)
             single = theirs.drop_duplicates("seed").set_index("seed", drop=False)
             seeds = sorted(set(ours.index) & set(single.index))
-            both = [row for side in (ours, single) for row in side.loc[seeds].itertuples()]
+            both = [row for side in (ours, single) for row in each(side.loc[seeds])]
             curves = [measure.curve(row.run, "samples") for row in both]
             if len(seeds) < GUARD_RUNS or any(row.diverged for row in both) or not all(len(x) for x, _ in curves):
                 continue

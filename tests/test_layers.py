@@ -23,7 +23,7 @@ replaying scripts.export scripts.predict scripts.replay study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}
 JUDGING = """
-stats questions
+stats questions runs
 curves gate
 places
 read pairs

@@ -1,0 +1,94 @@
+"""What a run is to the analysis: a row of `runs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import pandas as pd
+
+
+class RunRow(NamedTuple):
+    """A row of `runs`; docs/tables.md says what each column is. A number that is not known is nan, a text empty."""
+
+    run: str
+    stage: str
+    arm: str
+    algorithm: str
+    seed: float
+    replicate: float
+    trial: float
+    parent: str
+    finetune_seed: float
+    status: str
+    diverged: bool
+    usable: bool
+    left_out: str
+    notes: str
+    task: str
+    task_class: str
+    model: str
+    data: str
+    train_data: str
+    candidates: str
+    evaluation: str
+    sample_order: float
+    terms: float
+    start: str
+    initial_model: str
+    from_scratch: bool | None
+    first_loss: float
+    mode: str
+    rule: str
+    workers: float
+    batch_size: float
+    accumulate: float
+    clock: str
+    speeds: str
+    learning_rate: float
+    loss: float
+    metric: float
+    seconds: float
+    samples: float
+    updates: float
+    samples_per_update: float
+    samples_per_second: float
+    delay_mean: float
+    delay_p95: float
+    delay_max: float
+    computing: float
+    waiting: float
+    communicating: float
+    memory_gib: float
+    gpu_gib: float
+    tokens_per_second: float
+    mfu: float
+    altered: float
+    oversubscribed: bool | None
+    other_load: float
+    resumes: float
+    machine: str
+    device: str
+    num_devices: float
+    threads: float
+    torch: str
+    commit: str
+    parameters_sha256: str
+    asked: dict[str, Any]
+    settings: dict[str, Any]
+    details: dict[str, Any]
+    path: Path
+
+
+def named(kind: Any) -> list[str]:
+    """The columns of one type."""
+    return [name for name, own in get_type_hints(RunRow).items() if own == kind]
+
+
+RUNS = [*RunRow._fields]
+TEXTS, NUMBERS, SURE, PERHAPS = named(str), named(float), named(bool), named(bool | None)
+
+
+def each(runs: pd.DataFrame) -> list[RunRow]:
+    """The rows of a table, which may have more columns."""
+    return list(map(RunRow._make, zip(*(runs[name] for name in RUNS), strict=True)))
