@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 
 from asyncsgd import models
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tables import Documents
+from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenizer import load_tokenizer
 from asyncsgd.errors import UsageError
 

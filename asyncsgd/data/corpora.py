@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.evaluation_sets import EvalData, EvaluationSet, named_places
 from asyncsgd.data.folders import TRAIN, evaluation_sets, split_meant
 from asyncsgd.data.labels import NO_LABEL, NUMBER, Names, is_marked, label_name, names_of, no_label
@@ -24,13 +25,11 @@ from asyncsgd.data.tables import (
     AS_IT_IS,
     KINDS,
     TABLES,
-    Documents,
     Reading,
     Rows,
     Source,
     joined_parts,
     text_of,
-    without_surrogates,
 )
 from asyncsgd.errors import UsageError, nearest
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncsgd.data.tables import Documents, joined_parts
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.tables import joined_parts
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import shortened
 

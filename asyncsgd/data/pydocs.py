@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncsgd.data.tables import Documents, without_surrogates
+from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.tokens import cached
 
 # Change when the documents made from the same packages change: old caches are then left alone and new ones are built.

@@ -12,7 +12,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +37,6 @@ _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 Rows = list[tuple[str, tuple[Any, ...]]]
 """The rows of a table: words that say where the row stands, and the values of the wanted columns."""
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Texts in a fixed order, none of them empty, each with its label where the source has some."""
-
-    texts: tuple[str, ...]
-    labels: tuple[str, ...] = ()
-    rows: tuple[int, ...] = field(default=(), compare=False)
-    """Of each text its place among the rows of its source, from 0, where there is one source."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +169,6 @@ def joined_parts(data: str) -> list[str]:
     ['pydocs', 'hub:name:config']
     """
     return [data] if os.path.exists(os.path.expanduser(data)) else data.split("+")
-
-
-def without_surrogates(text: str) -> str:
-    # JSON and Python sources can spell half a surrogate pair, which no encoder accepts later.
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_table(

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import LABELLED, Corpus, Kind
-from asyncsgd.data.tables import BUILT_IN, PAIRS, Documents
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.tables import BUILT_IN, PAIRS
 from asyncsgd.data.tokens import Samples, encodings_of, pad, pair_rows
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, Kind
+from asyncsgd.data.documents import without_surrogates
 from asyncsgd.data.labels import Names, label_name
-from asyncsgd.data.tables import without_surrogates
 from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting

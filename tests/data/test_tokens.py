@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import CanineTokenizer
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tables import Documents
+from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenizer import load_tokenizer, train_byte_bpe, train_wordpiece
 from asyncsgd.data.tokens import Samples, cached, encodings_of, first_pieces, pair_rows, rows_of
 from asyncsgd.errors import UsageError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import mask_candidates
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tables import Documents
+from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenizer import train_byte_bpe, train_wordpiece
 from asyncsgd.data.tokens import plain_backend, rows_of
 from asyncsgd.errors import UsageError
