@@ -40,14 +40,13 @@ from asyncsgd.runtime.collective import (
     LOST_CONTACT,
     Collective,
     groups,
-    in_step,
     is_lost_contact,
-    serve_rank,
 )
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.launch import Processes, World, end_with_launcher
 from asyncsgd.runtime.link import FOLDERS, Inherited, Link, Meeting, MeetingOfParent, Pair, Way
+from asyncsgd.runtime.rank_main import in_step, serve_rank
 from asyncsgd.runtime.segment import Segment
 from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.virtual import Heap

@@ -13,21 +13,16 @@ import abc
 import collections
 import json
 import math
-import os
-import sys
 import time
 import zlib
 from collections.abc import Callable
 from functools import partialmethod
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncsgd import runtimes
-from asyncsgd.checkpoints import load_state
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import measured_in_shards
 from asyncsgd.flights import Arrived, Measured
@@ -35,9 +30,9 @@ from asyncsgd.measure import peak_bytes
 from asyncsgd.optimizers import StepTakenByWorker
 from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
-from asyncsgd.runtime.launch import TIMEOUT, World
+from asyncsgd.runtime.launch import TIMEOUT
 from asyncsgd.runtime.single import InOrder
-from asyncsgd.runtime.worker_process import Straggling, fail, set_up_process
+from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.settings.run import Run
 from asyncsgd.state import State, restore, state_of
 from asyncsgd.tasks.base import Sums, decode_sums, encode_sums
@@ -363,44 +358,7 @@ def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int],
     return ahead
 
 
-def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) -> InStep:
-    """This rank's part of a run, on the initialised process group; called by all ranks together.
-
-    Args:
-        run: of `Run.at`.
-        worker: with the whole model at the parameters to begin with; not used where it is to be cut.
-        resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
-    """
-    if isinstance(run.runtime, runtimes.Pipeline):
-        # torch.distributed.pipelining is slow to import, and most runs have no pipeline.
-        from asyncsgd.runtime.pipeline import Pipeline, TwoVersions
-
-        replica: Replica = (TwoVersions if run.runtime.schedule == "2bw" else Pipeline)(run)
-    else:
-        assert worker is not None
-        replica = DataParallel(run, worker)
-    if resume is not None:
-        replica.load_state_dict(load_state(*resume, replica.device))
-    return InStep(replica)
-
-
 def is_lost_contact(error: Exception) -> bool:
     """Whether a collective failed because its peers did, as far as gloo and NCCL let one tell."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
-
-
-def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoReturn:
-    """Entry point of a rank other than 0; blocks, and ends the process."""
-    try:
-        set_up_process(run.runtime.threads)
-        worker = None if isinstance(run.runtime, runtimes.Pipeline) else run.worker(run.flat(device=run.device))
-        world.arrive()
-        with world.group(run.device):
-            in_step(run, worker, resume).follow()
-            sys.stdout.flush()
-            os._exit(0)  # skips the teardown of a group whose other members may be gone
-    except Exception as error:
-        if is_lost_contact(error):
-            os._exit(LOST_CONTACT)  # rank 0 names the rank that is gone
-        fail(f"rank {world.rank}", error)

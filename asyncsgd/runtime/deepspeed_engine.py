@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
-from asyncsgd.runtime.pipeline import HeldStage
+from asyncsgd.runtime.held_stage import HeldStage
 
 FIXED: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
