@@ -81,6 +81,10 @@ class Study:
             raise UsageError(f"there is no table {name!r}{nearest(name, TABLES)}; there are: {', '.join(TABLES)}")
         return tables.numbers(TABLES[name][1](self))
 
+    def made_tables(self) -> dict[str, tuple[str, pd.DataFrame]]:
+        """Name -> title and frame of all `TABLES`."""
+        return {name: (title, of(self)) for name, (title, of) in TABLES.items()}
+
     def plot(self, kind: str = "forest", **options: Any) -> Any:
         """A figure: forest, loss, reached or against; `options` go to the function of that name in `analysis.plots`."""
         from analysis import gallery  # matplotlib takes a second

@@ -149,8 +149,6 @@ def _is_number(value: Any) -> bool:
 
 def page(study: Study, out: Path) -> Page:
     """Arrange a study for the template; `out` is the file that the page will be, to which links are relative."""
-    from analysis.load import TABLES
-
     runs, tests = study.runs, study.tests
     used = tables.tested(runs)
     groups = gallery.groups_of(study)
@@ -158,7 +156,7 @@ def page(study: Study, out: Path) -> Page:
     failed = study.trust[study.trust["level"] == "bad"]
     prefix = Path(os.path.relpath(study.folder.resolve(), out.parent.resolve())).as_posix()
     links = {name: quote(f"{prefix}/{name}/") for name in runs.index[runs["status"] != "MISSING"]}
-    made = {name: (title, of(study)) for name, (title, of) in TABLES.items()}
+    made = study.made_tables()
 
     def table_of(*names: str, **options: Any) -> tuple[dict[str, Any], ...]:
         return tuple(table(made[name][1], made[name][0], **options) for name in names if len(made[name][1]))

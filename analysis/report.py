@@ -73,10 +73,8 @@ def _run(
 def tables_of(study: Study, form: str, name: str | None) -> str:
     """One table or all that have a row, as Markdown, LaTeX or CSV."""
     from analysis import tables
-    from analysis.load import TABLES
 
-    made = {key: (title, of(study)) for key, (title, of) in TABLES.items()}
-    made = {key: (title, frame) for key, (title, frame) in made.items() if len(frame)}
+    made = {key: (title, frame) for key, (title, frame) in study.made_tables().items() if len(frame)}
     if name is not None and name not in made:
         listed = ", ".join(made) or "none at all"
         raise UsageError(f"this study has no table {name!r}{nearest(name, made)}; it has: {listed}")
