@@ -16,6 +16,7 @@ from analysis.curves import unit_of
 from analysis.measure import Measure, values_of
 from analysis.pairs import Pairs, pairs_of
 from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
+from analysis.runs import Note
 from analysis.scores import scores_of
 
 TO_THE_TARGET = ("time_to_target", "target_reached")
@@ -29,8 +30,7 @@ WIDEST, EXPLAINED, LEAST_WORDS = 0.5, 0.1, 3
 many words. A difference above the second is never called negligible."""
 AFTERWARDS = 0.95
 """Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
-AFTER_OTHERS = "the interval alone shows no difference: Holm's method found it after others of its family"
-EQUAL_AFTER_OTHERS = "the interval alone shows no equivalence: Holm's method found it after others of its family"
+AFTER_OTHERS = "the interval alone shows no {}: Holm's method found it after others of its family"
 FAMILIES = ("primary", "secondary", "exploratory")
 
 
@@ -105,7 +105,7 @@ class Tested(NotShown):
     word: str = ""
     reason: str = ""
     left_out: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     caveats: tuple[str, ...] = ()
 
     @property
@@ -192,12 +192,13 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) ->
     target, declared = target_of(pairs, measure, plan)
     timed = measure.times(pairs, target) if target is not None and not pairs.control else None
     for endpoint in ("loss_at_equal_samples",) if pairs.control else (*TO_THE_TARGET, *LOSSES):
-        after: tuple[str, ...] = ()
+        after: tuple[Note, ...] = ()
         if endpoint in TO_THE_TARGET:
             if timed is None or (endpoint == "target_reached" and not timed.get("common")):
                 continue
             if not declared:
-                after = (f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}",)
+                told = f"chosen after the fact, 95 % of the improvement of {pairs.reference}"
+                after = (Note(f"target {target:.3g}: {told}"),)
             known = timed | {"target": target}
             if endpoint == "target_reached":
                 early, late = np.moveaxis(timed["crossed"], 2, 0)
@@ -229,7 +230,7 @@ def is_score(endpoint: str) -> bool:
     return endpoint not in (*TO_THE_TARGET, *LOSSES)
 
 
-def _question(plan: Plan, arms: pd.DataFrame, known: dict[str, Any], after: tuple[str, ...] = ()) -> Tested:
+def _question(plan: Plan, arms: pd.DataFrame, known: dict[str, Any], after: tuple[Note, ...] = ()) -> Tested:
     """A question without its answer.
 
     Args:
@@ -273,9 +274,9 @@ def answer(family: Sequence[Tested], registered: int = 0) -> list[Tested]:
     for row in rows:
         row.word, row.reason = word(row)
         if row.word in ("better", "worse") and row.low <= 0 <= row.high:
-            row.notes += (AFTER_OTHERS,)
+            row.notes += (Note(AFTER_OTHERS.format("difference"), "corrected"),)
         if row.word in ON_MARGIN and not (-row.margin < row.equal_low and row.equal_high < row.margin):
-            row.notes += (EQUAL_AFTER_OTHERS,)
+            row.notes += (Note(AFTER_OTHERS.format("equivalence"), "corrected"),)
     return rows
 
 
@@ -429,9 +430,9 @@ def word(row: Tested) -> tuple[str, str]:
     if differs:
         found = "better" if (row.direction < 0) == row.lower else "worse"
         return found, f"{text} < {alpha:g}, {'lower' if row.lower else 'higher'} is better{more}"
-    if row.p_ends and (row.p > max(row.p_ends) or min(row.p_ends) < alpha / row.family_size):
+    if between_looks(row):
         return "undecided", f"{row.between}; {text}{more}"
-    if hopeless := hopeless_because(n, row.family_size, row.least_p, alpha):
+    if hopeless := hopeless_because(row):
         return "undecided", f"{text}; {hopeless}{more}"
     if row.test == "sign flip":
         effect = stats.detectable_effect(n, alpha / row.family_size)
@@ -440,9 +441,14 @@ def word(row: Tested) -> tuple[str, str]:
     return "undecided", f"{text}{more}"
 
 
-def hopeless_because(n: int, family_size: int, least_p: float, alpha: float) -> str:
+def between_looks(row: Any) -> bool:
+    """Whether an undecided row is so because of what is not known between two looks."""
+    return len(row.p_ends) > 0 and (row.p > max(row.p_ends) or min(row.p_ends) < row.alpha / row.family_size)
+
+
+def hopeless_because(row: Any) -> str:
     """Why so few pairs can show nothing in a family so large; empty where they can."""
-    if not least_p >= alpha:
+    if not row.least_p >= row.alpha:
         return ""
-    family = f" and {family_size} comparisons" if family_size > 1 else ""
-    return f"no difference of any size can be found with {n} pairs{family}"
+    family = f" and {row.family_size} comparisons" if row.family_size > 1 else ""
+    return f"no difference of any size can be found with {row.n} pairs{family}"

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
 from analysis.pairs import Pairs
+from analysis.runs import Note
 
-BY_RANKS = "a diverged run is worse than any other, so the pairs are compared by ranks"
-RISEN = "at the target and"
-"""In the note on runs that do not hold the target at their end."""
+BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
 WHOLE = 0.95
 """Share of the planned samples that a run must have."""
 CUT_SHORT = "restricted to where the first run that missed it ended,"
@@ -108,12 +107,13 @@ class Measure:
                 known[run.run] = losses_around(watched[run.run], places[-1], near)
                 apart += [run] if known[run.run][0] != known[run.run][1] else []
         values = np.array([[known.get(run.run, (math.inf, math.inf)) for run in both] for both in rows])
-        notes = [_where(x, places, min(ends.values()), max(ends.values()))]
-        ranked = bool(np.isinf(values).any())
+        notes = _where(x, places, min(ends.values()), max(ends.values()))
         theirs = values[:, 1].mean(axis=1)
         first = np.mean([self.curve(run.run, "samples")[1][0] for _, run in rows if run.run in ends] or [math.nan])
         gained = float(first - theirs[np.isfinite(theirs)].mean()) if np.isfinite(theirs).any() else math.nan
-        limits: dict[str, Any] = {"notes": (*filter(None, notes), *[BY_RANKS] * ranked), "gained": gained}
+        if np.isinf(values).any():
+            notes.append(BY_RANKS)
+        limits: dict[str, Any] = {"notes": (*notes,), "gained": gained}
         if apart:
             limits["between"] = self._seldom(apart, x, pairs.clock)
             if rising := sum(math.isnan(known[run.run][0]) for run in apart):
@@ -164,7 +164,7 @@ class Measure:
                 arms = zip((pairs.treatment, pairs.reference), np.isfinite(times).sum(axis=0), strict=True)
                 told = ", ".join(f"{arm} {there} of {len(times)}" for arm, there in arms)
                 nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {told})"
-        notes = [f"{why} {budget:.4g} {unit}", *self._risen(both, times <= budget, target)]
+        notes = [Note(f"{why} {budget:.4g} {unit}", "budget"), *self._risen(both, times <= budget, target)]
         later = (budget < times) & np.isfinite(times)
         counts = {name: tuple(of.sum(axis=0).tolist()) for name, of in (("reached", times <= budget), ("later", later))}
         limits = {"notes": tuple(notes), "nothing": nothing, "budget": budget, "common": common, "cut_short": cut_short}
@@ -190,14 +190,16 @@ class Measure:
         told = f"{often[1]} was evaluated {seldom[0] / often[0]:.3g} times as often as {seldom[1]}"
         return (f"Runs stopped where they were first seen at their target, and {told}, which alone makes it sooner.",)
 
-    def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[str]:
+    def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[Note]:
         """How many runs of each arm were at the target and do not hold it at their end."""
         for side, runs in enumerate(zip(*both, strict=True)):
             ends = [self.curve(run.run, "seconds")[1] for run in runs]
             above = [at and len(end) and end[-1] > target for at, end in zip(there[:, side], ends, strict=True)]
             if count := sum(map(bool, above)):
-                are = ("was", "is", "its") if count == 1 else ("were", "are", "their")
-                yield f"{count} of {len(runs)} runs of {runs[0].arm} {are[0]} {RISEN} {are[1]} above it at {are[2]} end"
+                are = "was at the target and is above it at its end"
+                if count > 1:
+                    are = "were at the target and are above it at their end"
+                yield Note(f"{count} of {len(runs)} runs of {runs[0].arm} {are}", "risen")
 
     def _budget(
         self, runs: Sequence[Any], times: NDArray[np.float64], ends: Mapping[str, float]
@@ -213,17 +215,16 @@ class Measure:
         return max(ends.values()), False, "restricted to the longest run,"
 
 
-def _where(x: str, places: Sequence[float], first: float, last: float) -> str:
-    """Where losses are compared; empty where that is the end of all runs."""
+def _where(x: str, places: Sequence[float], first: float, last: float) -> list[Note]:
+    """Where losses are compared; nothing where that is the end of all runs."""
     if min(places) >= WHOLE * last:
-        return ""
+        return []
     if x == "samples":
         why = "where the first run ended" if places[0] >= first else "the last look that all runs share"
-        return f"compared at {places[0]:g} samples, {why}; the last ended at {last:g}"
+        return [Note(f"compared at {places[0]:g} samples, {why}; the last ended at {last:g}")]
     span = " to ".join(dict.fromkeys((f"{min(places):.4g}", f"{max(places):.4g}")))
-    return (
-        f"compared at {span} s, where the shorter run of each pair ended or both have a look; the longest is {last:.4g}"
-    )
+    why = "where the shorter run of each pair ended or both have a look"
+    return [Note(f"compared at {span} s, {why}; the longest is {last:.4g}")]
 
 
 def _planned_samples(run: Any) -> float:

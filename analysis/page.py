@@ -21,8 +21,8 @@ import msgspec
 import pandas as pd
 
 from analysis import gallery, tables
-from analysis.pairs import FROM_SCRATCH
 from analysis.questions import UNREGISTERED, conditions
+from analysis.runs import FROM_SCRATCH
 from analysis.stats import Interval
 
 if TYPE_CHECKING:

@@ -14,25 +14,17 @@ import pandas as pd
 
 from analysis.gate import BEGAN, BUDGET, Between, between, told_apart
 from analysis.questions import Plan
-from analysis.runs import RunRow, each
+from analysis.runs import FROM_SCRATCH, Note, RunRow, each
 from asyncsgd.study.arms import differing
 
-FROM_SCRATCH = "from scratch: not STILT"
-UNEQUAL_BATCHES = "unequal batches"
 SAME_BATCH = 0.01
 """Share by which the samples of an update may differ."""
-ALSO = "the arms also differ in"
-"""How the note on what arms differ in begins."""
-DURING = "during "
-"""How the notes begin on what went wrong in runs that have a result."""
 HAPPENED = {
     "lost_workers": "a worker was lost",
     "looks_not_finite": "an evaluation was not finite",
     "resumed_on": "another machine took over",
 }
 """Keys of a run's details, in words."""
-AGAIN = "beside the runs of "
-"""How the notes begin on runs that were."""
 WITH_RESULT = ("DONE", "DIVERGED")
 
 
@@ -49,7 +41,7 @@ class Pairs(NamedTuple):
     """The same, pair by pair."""
     left_out: str
     """Pairs that are in no number, and why."""
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     caveats: tuple[str, ...]
     """Sentences without which any word would mislead."""
     no_speed: tuple[str, ...]
@@ -103,7 +95,8 @@ def _pairs(
     alone = [f"{seed:g}" for seed in sorted(set(ours.index) ^ set(theirs.index))]
     left = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
     left += [f"seed {', '.join(alone)} only in one of the two arms"] * bool(alone)
-    notes, caveats = [], []
+    notes: list[Note] = []
+    caveats: list[str] = []
     twins = copied(_ends(ours.loc[whole]), _ends(theirs.loc[whole]))
     left += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
     whole = [seed for seed in whole if seed not in twins]
@@ -115,11 +108,13 @@ def _pairs(
         notes += again[0]
         caveats += again[1]
         if number := int(side.loc[whole, "diverged"].sum()):
-            notes.append(f"{arm}: diverged {number}/{len(whole)}")
+            about = (arm, f"{number} of {len(whole)} runs")
+            notes.append(Note(f"{arm}: diverged {number}/{len(whole)}", "diverged", about))
     ours, theirs = ours.loc[whole], theirs.loc[whole]
     both = pd.concat((ours, theirs))
     notes += _batches(ours, theirs, treatment, reference)
-    notes += [FROM_SCRATCH] * bool((both["from_scratch"] == True).any())  # noqa: E712
+    if (both["from_scratch"] == True).any():  # noqa: E712
+        notes.append(FROM_SCRATCH)
     may_differ = told_apart(treatment, reference, plan)
     if control:
         may_differ |= {*BUDGET, "batch_size"}
@@ -147,7 +142,7 @@ def _ends(runs: pd.DataFrame) -> dict[Any, str]:
     return {seed: one for seed, one in ended["parameters_sha256"].items() if isinstance(one, str) and one}
 
 
-def made_twice(runs: pd.DataFrame, others: pd.DataFrame, planned: bool) -> tuple[list[str], list[str]]:
+def made_twice(runs: pd.DataFrame, others: pd.DataFrame, planned: bool) -> tuple[list[Note], list[str]]:
     """Notes and caveats on runs of an arm that were made more than once.
 
     The run in the planned folder counts, the last that was made there; of loose runs of one seed the first by name. A
@@ -164,17 +159,13 @@ def made_twice(runs: pd.DataFrame, others: pd.DataFrame, planned: bool) -> tuple
     beside = others[others["seed"].isin(runs["seed"])]
     replicates = int(beside["stage"].eq("test").sum()) if planned else 0
     second = len(beside) - replicates + results
-    counted = f"{AGAIN}{runs['arm'].iloc[0] if len(runs) else ''} that are counted there are"
+    counted = f"the runs of {runs['arm'].iloc[0] if len(runs) else ''} that are counted there are"
     notes = []
     if replicates:
-        notes.append(f"{counted} planned replicates ({replicates})")
+        notes.append(Note(f"beside {counted} planned replicates ({replicates})"))
     if killed := len(statuses) - results:
-        notes.append(f"{counted} earlier ones without a result ({killed})")
-    caveats = []
-    if second:
-        told = f"{counted} others of their seeds with a result ({second})."
-        caveats.append(told[:1].upper() + told[1:])
-    return notes, caveats
+        notes.append(Note(f"beside {counted} earlier ones without a result ({killed})"))
+    return notes, [f"Beside {counted} others of their seeds with a result ({second})."] if second else []
 
 
 def copied(one: Mapping[Any, str], other: Mapping[Any, str]) -> dict[Any, Any]:
@@ -203,7 +194,7 @@ def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
     return [f"The {len(ends)} runs of {arm} end at {where}, so they are not independent."]
 
 
-def united(gated: Between, plan: Plan) -> tuple[str, list[str]]:
+def united(gated: Between, plan: Plan) -> tuple[str, list[Note]]:
     """Why the pairs of two arms are not comparable, and a note on what the arms differ in beside that."""
     told: dict[str, list[str]] = {}
     for one in gated.pairs.values():
@@ -218,7 +209,7 @@ def united(gated: Between, plan: Plan) -> tuple[str, list[str]]:
     for key, values in told.items():
         comma = "; " if any("," in value for value in values) else ", "
         differ.append(f"{key} ({comma.join(dict.fromkeys(values))})")
-    return why, [f"{ALSO} {', '.join(differ)}"] if differ else []
+    return why, [Note(f"the arms also differ in {', '.join(differ)}")] if differ else []
 
 
 def _mixed(side: pd.DataFrame) -> str:
@@ -241,13 +232,13 @@ def lost_runs(runs: pd.DataFrame, what: str) -> list[str]:
     ]
 
 
-def happened(runs: pd.DataFrame, what: str) -> list[str]:
+def happened(runs: pd.DataFrame, what: str) -> list[Note]:
     """What went wrong in runs that have a result, each a note."""
     told = []
     for key, words in HAPPENED.items():
         number = sum(key in details for details in runs["details"])
         if number:
-            told.append(f"{DURING}{number} of {len(runs)} {what} {words}")
+            told.append(Note(f"during {number} of {len(runs)} {what} {words}"))
     return told
 
 
@@ -257,15 +248,14 @@ def _samples_per_update(runs: pd.DataFrame) -> float:
     return float((known["samples_per_update"] * known["updates"]).sum() / updates) if updates else math.nan
 
 
-def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference: str) -> list[str]:
+def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference: str) -> list[Note]:
     """At equal samples an arm with smaller updates makes more of them, which is a difference of its own."""
     sizes = [_samples_per_update(side) for side in (ours, theirs)]
     if not np.isfinite(sizes).all() or abs(sizes[0] - sizes[1]) <= SAME_BATCH * max(sizes):
         return []
-    return [
-        f"{UNEQUAL_BATCHES}: {treatment} makes {sizes[1] / sizes[0]:.3g} times as many updates of the same samples as "
-        f"{reference} ({sizes[0]:.3g} and {sizes[1]:.3g} samples an update)"
-    ]
+    more = f"{treatment} makes {sizes[1] / sizes[0]:.3g} times as many updates of the same samples as {reference}"
+    told = f"{more} ({sizes[0]:.3g} and {sizes[1]:.3g} samples an update)"
+    return [Note(f"unequal batches: {told}", "batches", (told,))]
 
 
 def timing_caveats(runs: pd.DataFrame) -> list[str]:

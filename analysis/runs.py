@@ -80,6 +80,27 @@ class RunRow(NamedTuple):
     path: Path
 
 
+class Note(str):
+    """A sentence on what limits an answer; its `kind` says where a report shows it, whatever its words are.
+
+    The kinds: below (a sentence, in small type), batches (the same, of unequal ones), diverged, risen, corrected,
+    undefined (scores), budget.
+    """
+
+    kind: str
+    about: tuple[str, ...]
+    """Of a note on runs that diverged their arm and how many; of one on unequal batches what it says of them."""
+
+    def __new__(cls, text: str, kind: str = "below", about: tuple[str, ...] = ()) -> Note:
+        note = super().__new__(cls, text)
+        note.kind = kind
+        note.about = about
+        return note
+
+
+FROM_SCRATCH = Note("from scratch: not STILT")
+
+
 def named(kind: Any) -> list[str]:
     """The columns of one type."""
     return [name for name, own in get_type_hints(RunRow).items() if own == kind]

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from analysis.gate import Between, between, told_apart
 from analysis.measure import BY_RANKS, values_of
-from analysis.pairs import FROM_SCRATCH, copied, happened, lost_runs, united
+from analysis.pairs import copied, happened, lost_runs, united
 from analysis.questions import BASELINE, Plan
+from analysis.runs import FROM_SCRATCH, Note
 from asyncsgd.study.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
@@ -23,8 +24,6 @@ OF_CLASSES: Mapping[str, Callable[[NDArray[np.int64]], float]] = {
     "matthews": matthews,
 }
 """Scores that a confusion matrix gives. A task that records none of them is judged by the first."""
-WITHOUT = "without a score, since one thing is predicted of all texts,"
-"""In the note on models whose predictions leave their score undefined."""
 
 
 def metric_of(runs: pd.DataFrame) -> tuple[str, bool]:
@@ -93,7 +92,7 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
             }
 
 
-def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[str]]:
+def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
     """As `united`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
     usable = runs[runs["usable"] & (runs["replicate"] == 0)]
@@ -124,14 +123,18 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     told_out += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
     both = both.drop(index=list(twins))
     left = "; ".join(told_out)
-    notes = []
+    notes: list[Note] = []
     for arm in (treatment, reference):
         notes += happened(own[arm], f"fine-tunings of {arm}")
         if number := int(np.isinf(both[arm]).sum()):
             collapsed = (own[arm]["usable"] & ~own[arm]["diverged"] & own[arm]["metric"].isna()).any()
-            what = f"{WITHOUT} or diverged" if collapsed else "diverged"
-            notes += [f"{arm}: {what} {number}/{len(both)}", BY_RANKS]
-    notes += [FROM_SCRATCH] * bool((pd.concat(own.values())["from_scratch"] == True).any())  # noqa: E712
+            note = Note(f"{arm}: diverged {number}/{len(both)}", "diverged", (arm, f"{number} of {len(both)} runs"))
+            if collapsed:
+                without = "without a score, since one thing is predicted of all texts, or diverged"
+                note = Note(f"{arm}: {without} {number}/{len(both)}", "undefined")
+            notes += [note, BY_RANKS]
+    if (pd.concat(own.values())["from_scratch"] == True).any():  # noqa: E712
+        notes.append(FROM_SCRATCH)
     ours, theirs = (both[arm].to_numpy() for arm in (treatment, reference))
     values = values_of(ours, theirs, list(both.index), nothing=told * bool(ignorant), gained=gained)
     marks = tuple(dict.fromkeys(notes))

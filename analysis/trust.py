@@ -14,7 +14,6 @@ from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
 from analysis.gate import BUDGET, MOST_LOAD, between, told_apart
 from analysis.measure import Measure
-from analysis.pairs import UNEQUAL_BATCHES
 from analysis.questions import Plan, conditions
 from analysis.runs import each
 from analysis.scores import BASELINE, not_learned
@@ -172,8 +171,7 @@ def budget(seen: Seen) -> Row:
 
 @check("equal batches per update")
 def batches(seen: Seen) -> Row:
-    notes = {note for notes in seen.tests["notes"] for note in notes if note.startswith(UNEQUAL_BATCHES)}
-    told = [note.removeprefix(f"{UNEQUAL_BATCHES}: ") for note in notes]
+    told = {note.about[0] for notes in seen.tests["notes"] for note in notes if note.kind == "batches"}
     return ("no", "warning", "; ".join(sorted(told))) if told else ("yes", "good", "")
 
 

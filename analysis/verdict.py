@@ -11,11 +11,8 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, about_margin, hopeless_because
-from analysis.measure import BY_RANKS, RISEN
-from analysis.pairs import AGAIN, ALSO, DURING, FROM_SCRATCH, UNEQUAL_BATCHES
+from analysis.judge import DECIDED, ON_MARGIN, about_margin, between_looks, hopeless_because
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
-from analysis.scores import WITHOUT
 from asyncsgd.study.config import words_of_score
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
@@ -28,8 +25,8 @@ WHAT = {
     "numbers": "numbers",
 }
 """Endpoints in words; any other is a score after fine-tuning."""
-IN_SMALL_TYPE = (UNEQUAL_BATCHES, FROM_SCRATCH, "target ", BY_RANKS, "compared at ", ALSO, DURING, AGAIN)
-"""How the notes begin that stand below a sentence."""
+IN_SMALL_TYPE = ("below", "batches")
+"""The kinds of the notes that stand below a sentence."""
 ASSUMED = (
     "tested: whether a difference and its opposite are equally likely; if a few runs of one arm can go far wrong, a "
     "mean can be worse although most seeds are better"
@@ -111,7 +108,11 @@ def _headline(
         if row.family != "exploratory" and one.family != "primary" and one.word in DECIDED:
             text = f"{text} ({one.family})"
         sentences.append(text)
-    sentences += _diverged(row, named) + [note for one in told for note in one.notes if RISEN in note]
+    by_arm = dict(zip((row.treatment, row.reference), named, strict=True))
+    # a diverged run counts as worse than any loss, and an infinite time: one of them can make the difference
+    lost = [note.about for note in row.notes if note.kind == "diverged"]
+    sentences += [f"{count} of {by_arm[arm]} diverged" for arm, count in lost]
+    sentences += [note for one in told for note in one.notes if note.kind == "risen"]
     sentences += remarks.get(f"{row.treatment} {row.reference}", ())
     sentences += [caveat for one in told for caveat in one.caveats]
     start = "Exploratory: " if row.family == "exploratory" else ""
@@ -123,7 +124,7 @@ def _headline(
     reached = own[(own["endpoint"] == "target_reached") & own["word"].isin(DECIDED)]
     mcnemar = "exact McNemar test"
     lines += [f"runs that reached the target, {one.word}: {mcnemar}, {p_text(one)}" for one in reached.itertuples()]
-    lines += [note for one in told for note in one.notes if note.startswith(IN_SMALL_TYPE)]
+    lines += [note for one in told for note in one.notes if note.kind in IN_SMALL_TYPE]
     lines += [one.left_out for one in told if one.left_out] + list(small)
     return Headline(text, tuple(dict.fromkeys(f"{capital(line).rstrip('.')}." for line in lines)), row)
 
@@ -144,13 +145,6 @@ def _beside(row: Any, own: pd.DataFrame) -> str:
     return "loss_at_equal_seconds" if own["common"].any() else "loss_at_equal_samples"
 
 
-def _diverged(row: Any, names: tuple[str, str]) -> list[str]:
-    """A diverged run counts as worse than any loss, and an infinite time: one of them can make the difference."""
-    found = [note.rpartition(": diverged ")[::2] for note in row.notes if ": diverged " in note]
-    by_arm = dict(zip((row.treatment, row.reference), names, strict=True))
-    return [f"{' of '.join(count.split('/'))} runs of {by_arm.get(arm, arm)} diverged" for arm, count in found]
-
-
 def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
     """What one row shows; without the names of the arms where a sentence before has `named` them."""
     what = what_of(row.endpoint)
@@ -166,7 +160,7 @@ def sentence(row: Any, ours: str, theirs: str, *, named: bool = False) -> str:
     if row.p != row.p:
         return f"nothing is shown about {whose}: {row.reason}"
     if row.word == "undecided":
-        told = f": {row.between}" if _between_looks(row) else _so_far(row, unit)
+        told = f": {row.between}" if between_looks(row) else _so_far(row, unit)
         return f"whether {whose} is better or worse{than} is undecided{told}"
     if row.word == "equivalent":
         return f"{whose} is equivalent{to} within ±{row.margin:g}{unit}"
@@ -192,7 +186,7 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     if row.p != row.p:
         nothing = f"nothing is shown about the time to the target of {ours} and {theirs}: {row.reason}"
         return nothing if row.reached[0] == row.reached[1] else f"{counts}. {capital(nothing)}"
-    if row.word == "undecided" and _between_looks(row):
+    if row.word == "undecided" and between_looks(row):
         return f"{whether}: {row.between}"
     if row.word == "undecided":
         return f"{whether}{_so_far(row, f' {row.unit}')}" if everybody else f"{whether}. {capital(counts)}"
@@ -242,23 +236,14 @@ def _size(row: Any, form: Callable[[float], str]) -> str:
     return f"{' to '.join(dict.fromkeys((form(least), form(most))))}{TIMES} {side}"
 
 
-def _between_looks(row: Any) -> bool:
-    """Whether a row is undecided because of what is not known between two looks."""
-    return bool(row.between) and str(row.reason).startswith(row.between)
-
-
 def _so_far(row: Any, unit: str) -> str:
     """The estimate of an undecided row with its interval, and whether so few seeds could have shown anything."""
-    told = ", and so few seeds cannot show it" if _hopeless(row) else ""
+    told = ", and so few seeds cannot show it" if hopeless_because(row) else ""
     if row.estimate != row.estimate or row.low != row.low:
         return told
     form = digits(row.estimate, row.low, row.high)
     middle, low, high = (form(value, sign=True) for value in (row.estimate, row.low, row.high))
     return f"{told} ({middle}{unit}, {_level(row)} {low} to {high})"
-
-
-def _hopeless(row: Any) -> str:
-    return hopeless_because(row.n, row.family_size, row.least_p, row.alpha)
 
 
 def _ranked(row: Any) -> str:
@@ -269,7 +254,7 @@ def _ranked(row: Any) -> str:
     side = "higher" if worse == row.lower else "lower"
     share = "all" if 1 < diverged == number else f"{diverged}"
     whose = "the run" if worse else "the other run"
-    happened = "had no score" if any(WITHOUT in note for note in row.notes) else "diverged"
+    happened = "had no score" if any(note.kind == "undefined" for note in row.notes) else "diverged"
     return f"{side} in {number} of {row.n} seeds" + f", {share} of them because {whose} {happened}" * (diverged > 0)
 
 
@@ -280,7 +265,7 @@ def details(row: Any, reference: str) -> list[str]:
     lines, what = [numbers(row, reference)], what_of(row.endpoint)
     if row.word == "too few seeds":
         return [f"so far, without a verdict ({row.reason}): {lines[0]}"] if row.n and row.p == row.p else []
-    lines += [note for note in row.notes if note in (AFTER_OTHERS, EQUAL_AFTER_OTHERS)]
+    lines += [note for note in row.notes if note.kind == "corrected"]
     if row.endpoint == "time_to_target" and row.reached != (row.n, row.n):
         ended = "the budget of every run" if row.common else "where the first run that missed it ended"
         lines.append(f"{row.budget:.4g} {row.unit} is {ended}")
@@ -298,7 +283,7 @@ def details(row: Any, reference: str) -> list[str]:
         else:
             against -= row.ties
         lines += [f"{what}: {_others(against, row.n, other, level)}", ASSUMED]
-    elif hopeless := _hopeless(row):
+    elif hopeless := hopeless_because(row):
         lines.append(hopeless)
     return lines
 
