@@ -260,6 +260,19 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(damage, stop
     assert sha256(stopped) == sha256(stopped.parent / "whole")
 
 
+def test_the_newest_checkpoint_the_best_one_and_the_newest_that_can_grow_are_kept(tmp_path):
+    # Rounds of 3 batches of 4: the budget cuts the ninth round, which begins at 96, short.
+    arguments = {"samples": 104, "learning_rate": 0.3, "runtime": Virtual(3), "rule": Synchronous()}
+    kept = {"checkpoint_every": 8, "keep": 1, "evaluations": 13}
+    train(tmp_path / "a", also=wait_for_checkpoint, **arguments, **kept)
+    evaluations, taken = log(tmp_path / "a", "evaluate"), log(tmp_path / "a", "checkpoint")
+    lowest = min(evaluations, key=lambda record: record["loss"])["total_samples"]
+    best = min(record["total_samples"] for record in taken if record["total_samples"] >= lowest)
+    newest_before_the_round = max(record["total_samples"] for record in taken if record["total_samples"] < 96)
+    assert lowest < newest_before_the_round
+    assert checkpointed(tmp_path / "a") == [best, newest_before_the_round, 104]
+
+
 def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(stopped):
     for path in (stopped / "checkpoints").glob("*.json"):
         older = json.loads(path.read_text()) | {"schema": 4}
