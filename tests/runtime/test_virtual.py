@@ -16,7 +16,9 @@ from doors import (
     Budget,
     Constant,
     Exponential,
+    Join,
     KSync,
+    Leave,
     LocalSGD,
     Mode,
     Network,
@@ -331,17 +333,20 @@ def test_a_warmup_does_not_waste_the_first_round_of_local_steps():
     assert rates[:6] == [0.25, 0.25, 0.75, 0.75, 1.0, 1.0]
 
 
-def test_virtual_workers_have_inner_optimizers_of_their_own():
+@pytest.mark.parametrize("churn", [(), (Leave(1, 7.0), Join(1, 7.5))])
+def test_virtual_workers_have_inner_optimizers_of_their_own_from_when_they_join(churn):
     rule = AsyncLocalSGD(num_local_steps=2, outer_learning_rate=1.0, outer_momentum=0.0, period=1)
     events, start = [], next(Plane().model(0).parameters()).detach()
     more = {"samples": 120, "evaluations": 1, "learning_rate": 0.05, "weight_decay": 0, "clip_norm": 0, "quiet": True}
-    runtime = Virtual(2, speeds=Exponential())
+    runtime = Virtual(2, speeds=Exponential(), churn=churn)
     ours = asyncsgd.train(Plane(), rule=rule, runtime=runtime, optimizer=AdamW(), report=events.append, **more).model()
     data, replicas = Plane().data(0), [nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers = [torch.optim.AdamW([replica], lr=0.05, weight_decay=0, fused=True) for replica in replicas]
-    versions = [start]
-    for event in (event for event in events if event.kind == "arrival"):
+    optimizers, versions = {}, [start]
+    for event in (event for event in events if event.kind in ("join", "arrival")):
         replica = replicas[event.worker]
+        if event.kind == "join":
+            optimizers[event.worker] = torch.optim.AdamW([replica], lr=0.05, weight_decay=0, fused=True)
+            continue
         replica.data.copy_(versions[event.read_version])
         for index in range(*event.batches[0][1:]):
             x, y = data.batch(0, index)
