@@ -60,6 +60,11 @@ def test_rows_are_cut_at_the_sequence_length_less_the_special_tokens_and_begin_w
     assert inner(blocks, "word_starts") == [[True, True, True, False, True], [True, False, False, False]]
 
 
+def test_a_special_token_that_is_spelled_out_in_a_text_is_ordinary_characters():
+    tokenizer = word_tokenizer("[", "mask", "]", "sep", "a")
+    assert inner(rows_of(["a [MASK] a [SEP]"], tokenizer, seq_len=16)) == [[9, 5, 6, 7, 9, 5, 8, 7]]
+
+
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(st.text(max_size=60), max_size=6))
 def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(tokenizer, texts):
