@@ -59,6 +59,19 @@ def test_a_number_is_an_index_of_the_names_even_where_names_are_numbers(names, l
     assert corpus.train.labels == tuple(library.int2str(label) for label in labels)
 
 
+def test_whole_numbers_beside_a_missing_label_are_whole_numbers(tmp_path):
+    names, numbers = ["cold", "warm"], [0, 1, 1]
+    texts = ["early morning", "midday sun", "late noon"]
+    pd.DataFrame({"text": texts, "label": numbers}).to_parquet(tmp_path / "train.parquet")
+    scored = pd.DataFrame({"text": ["one day", "another day", "some day"], "label": [1, None, 0]})
+    assert scored["label"].dtype == float  # so pandas holds a missing number
+    scored.to_parquet(tmp_path / "test.parquet")
+    corpus = labelled(tmp_path)
+    assert (corpus.labels, corpus.eval.texts, corpus.eval.labels) == (("0", "1"), ("one day", "some day"), ("1", "0"))
+    (tmp_path / "labels.json").write_text(json.dumps(names))
+    assert labelled(tmp_path).eval.labels == ("warm", "cold")
+
+
 @pytest.mark.parametrize(
     ("names", "values", "read"),
     [
