@@ -4,7 +4,9 @@ import dataclasses
 import math
 import shutil
 
+import numpy as np
 import pytest
+import scipy.stats
 import yaml
 from doors import asyncsgd, cli
 from scenarios import (
@@ -207,6 +209,14 @@ def test_a_seed_that_lost_one_of_two_fine_tunings_is_in_no_pair(tmp_path):
     row = row_of(tuned(tmp_path, (SCORES, BETTER), f"finetune/{ASYNC.name}/s6-f1", "FAILED", each=2), "macro_f1")
     assert row.n == 6
     assert row.estimate == pytest.approx(0.05 + 0.001 * 2.5)
+
+
+def test_the_interval_of_a_score_is_over_pretraining_seeds_however_often_each_was_fine_tuned(tmp_path):
+    table = tuned(tmp_path, (SCORES, BETTER), each=2).table("downstream").set_index("arm")
+    for arm, scores in ((SYNC, SCORES), (ASYNC, BETTER)):
+        low, high = scipy.stats.t.interval(0.95, 6, np.mean(scores), scipy.stats.sem(scores))
+        row = table.loc[arm.name]
+        assert [row.score, row.score_low, row.score_high] == pytest.approx([np.mean(scores), low, high])
 
 
 def test_killed_runs_of_a_loose_folder_are_counted(tmp_path):
