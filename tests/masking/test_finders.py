@@ -74,6 +74,9 @@ def test_key_words_are_common_here_rare_there_and_seen_often_enough(tmp_path):
     ]
     assert found(f"{finder},ratio=30", ["zirconia film"], tmp_path, corpus) == [["zirconia", "film"]]
     assert found(f"{finder},ratio=60", ["zirconia film"], tmp_path, corpus) == [["film"]]
+    text = ["a rare film"]
+    assert found(f"{finder},threshold=1,min_count=1", text, tmp_path, corpus) == [["rare", "film"]]
+    assert found(f"{finder},threshold=1,min_count=2", text, tmp_path, corpus) == [["film"]]
     with pytest.raises(UsageError, match="no word of the training text is key"):
         found(f"{finder},threshold=1000", [], tmp_path, corpus)
 
