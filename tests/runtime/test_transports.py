@@ -3,6 +3,7 @@
 Workers are threads of this process on a real worker's end."""
 
 import atexit
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -10,7 +11,9 @@ import pickle
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,7 +24,7 @@ from tasks import Classes
 from asyncsgd.batches import Batches
 from asyncsgd.errors import RunError
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.records.events import Event, Gradient, Taken
+from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.runtime.base import Budget, TrainingClock
 from asyncsgd.runtime.fit import Fit, Sink
@@ -109,7 +112,15 @@ class Worker(threading.Thread):
             link.send(Computed(command.dispatch, version, Gradient(1.0, 4.0, 2), Taken()))
 
 
-def trained(links, segment, samples, rule=Asynchronous(), report=lambda record: None):  # noqa: B008 - it is frozen
+def trained(
+    links,
+    segment,
+    samples,
+    rule=Asynchronous(),  # noqa: B008 - it is frozen
+    report=lambda record: None,
+    seconds=None,
+    evaluations=1,
+):
     """The run of these workers under `rule` with rate 1: server, result, records."""
     x, records = segment.parameters, []
     server = Server(
@@ -123,9 +134,8 @@ def trained(links, segment, samples, rule=Asynchronous(), report=lambda record: 
         writing=segment.writing,
     )
     workers = Workers(links, segment, Classes(), TrainingClock())
-    fit = Fit(
-        server, workers, Budget(samples=samples), 1, Sink(lambda record: (records.append(record), report(record)))
-    )
+    sink = Sink(lambda record: (records.append(record), report(record)))
+    fit = Fit(server, workers, Budget(samples=samples, seconds=seconds), evaluations, sink)
     workers.meet("layout")
     result = fit.run()
     workers.close()
@@ -149,6 +159,69 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(way, tmp_pa
     assert len(events) == 300
     assert all(seen[event.dispatch] == (event.read_version,) * 2 for event in events)
     assert all(event.version - 1 - event.read_version == event.arrival_delay for event in events)
+
+
+class Lasting(NamedTuple):
+    """In the place of an event: a gradient takes these seconds."""
+
+    seconds: float
+
+    def wait(self, timeout):
+        time.sleep(self.seconds)
+
+
+def test_an_evaluation_that_waits_for_a_worker_costs_no_training_seconds_and_brings_no_gradient_forward(tmp_path):
+    segment = Segment(4, 2)
+    ends = [joined(WAYS[0], segment, number, tmp_path) for number in range(2)]
+    for number, seconds in enumerate((0.01, 0.5)):
+        Worker(ends[number][1], number, 4, {}, Lasting(seconds))
+    links = {number: ours for number, (ours, _) in enumerate(ends)}
+    began = time.monotonic()
+    _, result, records = trained(links, segment, None, seconds=0.8, evaluations=8)
+    wall_seconds = time.monotonic() - began
+    assert result.status == "DONE"
+    evaluations = [record for record in records if isinstance(record, Evaluation)]
+    eval_seconds = sum(record.eval_seconds for record in evaluations)
+    assert [record.train_seconds for record in evaluations][:2] == pytest.approx([0.0, 0.1], abs=0.05)
+    assert eval_seconds > 0.3  # the slow worker is amid a gradient
+    assert 0.8 + eval_seconds <= wall_seconds
+    slow = next(record for record in records if isinstance(record, Event) and record.worker == 1)
+    assert slow.flight_seconds >= 0.45  # of training: as long as without an evaluation
+
+
+class InterruptedCopy:
+    """A vector that is written half by half, and between the halves of the first copy the server makes a step."""
+
+    def __init__(self, segment):
+        self.segment, self.values = segment, torch.zeros(4)
+
+    def copy_(self, source):
+        self.values[:2] = source[:2]
+        if self.segment.version == 0:
+            with self.segment.writing(0):
+                self.segment.parameters.fill_(1.0)
+        self.values[2:] = source[2:]
+
+
+def test_a_pull_amid_which_the_server_makes_a_step_is_made_again():
+    segment = Segment(4, slots=1)
+    pulled = InterruptedCopy(segment)
+    assert segment.pull(pulled) == 1
+    assert pulled.values.tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_pull_waits_for_a_step_that_the_server_is_making():
+    segment, pulled = Segment(4, slots=1), torch.zeros(4)
+    with contextlib.ExitStack() as step:
+        step.enter_context(segment.writing(0))
+        segment.parameters[:2] = 1.0
+
+        def finish():
+            segment.parameters[2:] = 1.0
+            step.close()
+
+        assert segment.pull(pulled, alive=finish) == 1
+    assert pulled.tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 @every_way
