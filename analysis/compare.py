@@ -93,7 +93,7 @@ def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _apart(runs: pd.DataFrame) -> list[str]:
     """Settings in which runs of one condition differ; the learning rate and the budget also where rows do."""
-    from asyncsgd.study.arms import differing
+    from asyncsgd.studies.arms import differing
 
     own = [differing(of["settings"], ALIKE_IN_SPITE_OF) for _, of in runs.groupby(CONDITION, dropna=False)]
     shown = {"model", "learning_rate", "samples", "epochs", "seconds", "speeds"} & {

@@ -20,7 +20,7 @@ import pandas as pd
 from analysis.questions import Plan
 from analysis.runs import RunRow, each
 from asyncsgd.settings.flags import ADDED_SINCE, specs_of
-from asyncsgd.settings.training import ONLY, Budget, Defaults, Job, Machine, Output, Steps
+from asyncsgd.settings.groups import ONLY, Budget, Defaults, Job, Machine, Output, Steps
 from asyncsgd.simulation.churn import parse_churn
 from asyncsgd.simulation.speeds import parse_network, parse_speeds
 from asyncsgd.tasks import TASKS, task_class

@@ -321,7 +321,7 @@ def _of_the_notes(row: Reference | None) -> dict[str, str]:
 
 def _differing(rows: Sequence[Row]) -> set[str]:
     """The settings in which rows of one clock differ."""
-    from asyncsgd.study.arms import differing
+    from asyncsgd.studies.arms import differing
 
     clocks = {row.clock for row in rows}
     alike = [[row.settings for row in rows if row.clock == clock] for clock in clocks]

@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.gate import BEGAN, BUDGET, Between, between, told_apart
 from analysis.questions import Plan
 from analysis.runs import FROM_SCRATCH, Note, RunRow, each
-from asyncsgd.study.arms import differing
+from asyncsgd.studies.arms import differing
 
 SAME_BATCH = 0.01
 """Share by which the samples of an update may differ."""

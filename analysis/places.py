@@ -13,8 +13,8 @@ import pandas as pd
 
 from analysis.gate import TOLD, asked_of, default_of, meanings, means_the_same
 from analysis.questions import Plan
-from asyncsgd.study.arms import differing, resolve
-from asyncsgd.study.runs import PlannedRun
+from asyncsgd.studies.arms import differing, resolve
+from asyncsgd.studies.runs import PlannedRun
 from asyncsgd.tasks import TASKS
 
 UNREADABLE, MISSING, MISPLACED = "UNREADABLE", "MISSING", "MISPLACED"

@@ -15,8 +15,8 @@ import pandas as pd
 
 from asyncsgd.records.events import read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.files import PlanFile, PlannedArm, Question, Registration
-from asyncsgd.study.runs import PlannedRun
+from asyncsgd.studies.files import PlanFile, PlannedArm, Question, Registration
+from asyncsgd.studies.runs import PlannedRun
 
 DEFAULT_REFERENCE = "sync"
 GIVEN = "given in the config"

@@ -15,7 +15,7 @@ from analysis.measure import BY_RANKS, values_of
 from analysis.pairs import copied, happened, lost_runs, united
 from analysis.questions import BASELINE, Plan
 from analysis.runs import FROM_SCRATCH, Note
-from asyncsgd.study.config import words_of_score
+from asyncsgd.studies.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
 OF_CLASSES: Mapping[str, Callable[[NDArray[np.int64]], float]] = {

@@ -17,7 +17,7 @@ from analysis.measure import Measure
 from analysis.questions import Plan, conditions
 from analysis.runs import each
 from analysis.scores import BASELINE, not_learned
-from asyncsgd.study.files import PlannedArm
+from asyncsgd.studies.files import PlannedArm
 
 LEVELS = ("bad", "warning", "unknown", "good")
 """How a line is to be read: wrong, to be careful with, not known, as it should be. Failures come first."""

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis import stats
 from analysis.judge import DECIDED, ON_MARGIN, about_margin, between_looks, hopeless_because
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
-from asyncsgd.study.config import words_of_score
+from asyncsgd.studies.config import words_of_score
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
 """Names of algorithms in words; any other is called what it is called."""

@@ -3,8 +3,9 @@
 The public names are loaded when they are first used, so ``import asyncsgd`` imports neither torch nor transformers.
 `asyncsgd.torchrun` relies on this, because torch calls it from inside ``import torch``.
 
-Reading order: `asyncsgd.rules.base`, `asyncsgd.rules.asynchronous`, `asyncsgd.server`, `asyncsgd.runtime.fit`,
-`asyncsgd.runtime.virtual`, `asyncsgd.runtime.workers`, `asyncsgd.execute`, `asyncsgd.training`, `asyncsgd.api`."""
+Reading order: `asyncsgd.rules.contract`, `asyncsgd.rules.asynchronous`, `asyncsgd.core.protocol`,
+`asyncsgd.core.server`, `asyncsgd.core.loop`, `asyncsgd.backends.virtual`, `asyncsgd.backends.processes`,
+`asyncsgd.run.execute`, `asyncsgd.run.lifecycle`, `asyncsgd.api`."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ _HOME = {
     "load": "api",
     "compare": "api",
     "simulate": "simulation.simulate",
-    "check": "checking",
-    "seeded": "models",
+    "check": "run.dry_run",
+    "seeded": "tasks.models",
     "dropout_seed": "data.random",
     "TrainedRun": "api",
-    "Replayed": "replaying",
+    "Replayed": "run.replay",
     # what is learned
     "Task": "tasks.base",
     "TensorData": "tasks.tensors",
@@ -33,23 +34,23 @@ _HOME = {
     "Batch": "tasks.base",
     "Sums": "tasks.base",
     # on what
-    "InProcess": "runtimes",
-    "AllReduce": "runtimes",
-    "Pipeline": "runtimes",
-    "Processes": "runtimes",
-    "Hogwild": "runtimes",
-    "Virtual": "runtimes",
+    "InProcess": "run.runtimes",
+    "AllReduce": "run.runtimes",
+    "Pipeline": "run.runtimes",
+    "Processes": "run.runtimes",
+    "Hogwild": "run.runtimes",
+    "Virtual": "run.runtimes",
     # by what
-    "SGD": "optimizers",
-    "AdamW": "optimizers",
-    "Optimizer": "optimizers",
-    "OptimizerRecipe": "optimizers",
-    "Rule": "rules.base",
-    "Arrival": "rules.base",
-    "Reply": "rules.base",
-    "Start": "rules.base",
-    "View": "rules.base",
-    "Held": "rules.base",
+    "SGD": "core.optimizers",
+    "AdamW": "core.optimizers",
+    "Optimizer": "core.optimizers",
+    "OptimizerRecipe": "core.optimizers",
+    "Rule": "rules.contract",
+    "Arrival": "rules.contract",
+    "Reply": "rules.contract",
+    "Start": "rules.contract",
+    "View": "rules.contract",
+    "Held": "rules.contract",
     "parse_rule": "rules",
     "describe_rules": "rules",
     **dict.fromkeys(
@@ -81,16 +82,16 @@ _HOME = {
     "Instance": "simulation.instance",
     # without a server
     **dict.fromkeys(["ADPSGD", "SGP", "StreamingDiLoCo"], "rules"),
-    "Budget": "runtime.base",
+    "Budget": "core.limits",
     # what a run writes down
     **dict.fromkeys(["Event", "Membership", "Evaluation", "Gradient", "Taken"], "records.events"),
     # the parts
-    "FlatModel": "flat",
-    "parameters_sha256": "flat",
-    "Server": "server",
-    **dict.fromkeys(["Arrived", "Joined", "Left", "Step", "Work"], "flights"),
-    "Worker": "worker",
-    "Defaults": "settings.training",
+    "FlatModel": "core.flat",
+    "parameters_sha256": "core.flat",
+    "Server": "core.server",
+    **dict.fromkeys(["Arrived", "Joined", "Left", "Step", "Work"], "core.protocol"),
+    "Worker": "worker.worker",
+    "Defaults": "settings.groups",
     "RunFolder": "records.run_folder",
     "UsageError": "errors",
     "RunError": "errors",

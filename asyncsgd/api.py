@@ -24,28 +24,28 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from asyncsgd import runtimes
+from asyncsgd.backends.launch import Launch, fork_server
+from asyncsgd.core.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.execute import follow
-from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.recorded_run import fields_of, of_recorded, summary_to_replay, task_of_train, with_tuples
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.replaying import PreparedReplay, PreparedSimulation, Replayed, replayed, run_again
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
-from asyncsgd.rules.base import Rule
-from asyncsgd.runtime.launch import Launch, fork_server
-from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
+from asyncsgd.rules.contract import Rule
+from asyncsgd.run import runtimes
+from asyncsgd.run.choose_folder import has_trained, open_again, set_aside
+from asyncsgd.run.execute import follow
+from asyncsgd.run.folder import fields_of, of_recorded, summary_to_replay, task_of_train, with_tuples
+from asyncsgd.run.lifecycle import carry_out
+from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed, run_again
+from asyncsgd.run.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.flags import checked, specs_of
-from asyncsgd.settings.run import Run, cache_folder, implied_rule
-from asyncsgd.settings.training import Budget, Common, Job, Machine, Output, Steps, common_contradictions
+from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps, common_contradictions
 from asyncsgd.settings.yaml_reader import read_of_run
 from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.tasks.base import Task
-from asyncsgd.tasks.checking import check_can_be_sent, is_main_of_package, refuse_in_worker
-from asyncsgd.training import carry_out
+from asyncsgd.tasks.check import check_can_be_sent, is_main_of_package, refuse_in_worker
 
 if TYPE_CHECKING:  # they take a second to import, which training should not
     import pandas
@@ -339,7 +339,7 @@ def replay(
     """Run a recorded run again in this process, arrival by arrival, and compare every loss and the final parameters.
 
     In the environment of the run all bits must be equal. In another one (processor, torch's build, threads, GPU) they
-    are compared as far as rounding allows it; see `Replayed` and `asyncsgd.rounding`.
+    are compared as far as rounding allows it; see `Replayed` and `asyncsgd.backends.rounding`.
 
     Args:
         folder: of a run that `train` or a script has written.

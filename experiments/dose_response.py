@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import sweep
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
-from asyncsgd.signals import StopRequest
-from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import Plan, make_plan
-from asyncsgd.study.runs import BASE
+from asyncsgd.studies.config import read_config
+from asyncsgd.studies.plan import Plan, make_plan
+from asyncsgd.studies.runs import BASE
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")

@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from asyncsgd.backends.pool import mapping
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
-from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser, checked, specs_of
-from asyncsgd.signals import StopRequest
+from asyncsgd.settings.numbers import out_of_bounds, whole_number
 from asyncsgd.tasks.masked_lm import MaskedLM
 
 OF_TRAINING = ("data", "eval_data", "split", "text_column", "encoding", "quoting", "documents", "model", "vocab_size")
@@ -32,7 +32,7 @@ OF_TRAINING = ("data", "eval_data", "split", "text_column", "encoding", "quoting
 
 def run(argv: list[str], stop: StopRequest) -> int:
     if "--finder=help" in argv or ("--finder", "help") in itertools.pairwise(argv):
-        from asyncsgd.masking.finders import FINDERS
+        from asyncsgd.domain_masking.finders import FINDERS
 
         print(FINDERS.help())
         return 0
@@ -41,7 +41,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         value = getattr(given, name)
         if value is not None and (wanted := out_of_bounds(value, at_least=1)):
             raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
-    from asyncsgd.masking.finders import FINDERS, Ner
+    from asyncsgd.domain_masking.finders import FINDERS, Ner
 
     finder = FINDERS.read(given.finder)
     if not isinstance(finder, Ner) or Path(finder.model).expanduser().is_dir():
@@ -63,9 +63,9 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from tqdm import tqdm
 
     from asyncsgd.data.tokens import plain_backend
-    from asyncsgd.masking.candidates import begin, find_candidates
-    from asyncsgd.masking.tagger import Tagger
-    from asyncsgd.settings.run import cache_folder
+    from asyncsgd.domain_masking.candidates import begin, find_candidates
+    from asyncsgd.domain_masking.tagger import Tagger
+    from asyncsgd.run.run import cache_folder
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
     task = checked(MaskedLM, **{name: getattr(given, name) for name in OF_TRAINING})
@@ -81,7 +81,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
         flush=True,
     )
     start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
-    modules = ["asyncsgd.masking.candidates", *["transformers.models.auto.modeling_auto"] * bool(devices)]
+    modules = ["asyncsgd.domain_masking.candidates", *["transformers.models.auto.modeling_auto"] * bool(devices)]
     with one_writer(out, "--out"), mapping(processes, start, modules) as mapped:  # which start sooner with these
         return find_candidates(
             corpus,
@@ -99,7 +99,7 @@ def devices_of(given: argparse.Namespace) -> list[str]:
     """The device of each process of a finder with a model."""
     import torch
 
-    from asyncsgd.settings.run import resolve_device
+    from asyncsgd.run.run import resolve_device
 
     if resolve_device(given.device) == "cpu":
         return ["cpu"] * (given.processes or available_cores())

@@ -32,16 +32,16 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from asyncsgd.backends.launch import Launch
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FINISHED, read_json
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.runtime.launch import Launch
+from asyncsgd.run.choose_folder import open_run_folder, read_summary
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.run_folder import open_run_folder, read_summary
 from asyncsgd.settings.task import task_flags
-from asyncsgd.signals import StopRequest
-from asyncsgd.study.config import Keys, Name, Part, Positive, Seeds, Settings, read_config, typed
+from asyncsgd.studies.config import Keys, Name, Part, Positive, Seeds, Settings, read_config, typed
 
 CONFIG = Path(__file__).parent / "configs" / "norm_under_delay.yaml"
 REGISTERED = "registered.json"
@@ -100,8 +100,8 @@ def settings_of(config: Config, trial: Trial) -> dict[str, Any]:
 
 def made(config: Config, out: Path, trial: Trial) -> dict[str, Any]:
     """The summary of a run, which is made where it is not there."""
-    from asyncsgd.settings.run import run_of
-    from asyncsgd.training import carry_out
+    from asyncsgd.run.lifecycle import carry_out
+    from asyncsgd.run.run import run_of
     from own_resnet import Images
 
     folder = out / trial.folder

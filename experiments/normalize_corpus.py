@@ -5,7 +5,7 @@
 
 A line stays a line, but for words hyphenated at a line's end, which are joined. Files are read in blocks, so one of any
 size takes little memory, and any number of processes writes the same bytes. What was changed stands beside each output,
-in OUT.txt.report.json. asyncsgd/masking/normalizing.py says what is changed and what is not."""
+in OUT.txt.report.json. asyncsgd/domain_masking/normalizing.py says what is changed and what is not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import sys
 import time
 from pathlib import Path
 
+from asyncsgd.backends.pool import mapping
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.domain_masking.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.errors import UsageError
-from asyncsgd.masking.normalizing import INPUT_KINDS, normalize_file
-from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.pool import mapping
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
-from asyncsgd.signals import StopRequest
+from asyncsgd.settings.numbers import out_of_bounds, whole_number
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
@@ -33,7 +33,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     if given.op_train_file == given.op_val_file:
         raise UsageError(f"--op-train-file and --op-val-file are both {given.op_train_file}; name two files")
     files = [(given.train_file, given.op_train_file), (given.val_file, given.op_val_file)]
-    with mapping(given.processes, modules=["asyncsgd.masking.normalizing"]) as mapped:
+    with mapping(given.processes, modules=["asyncsgd.domain_masking.normalizing"]) as mapped:
         for source, target in files[: 1 + (given.val_file is not None)]:
             before, lower, column = time.perf_counter(), given.lower, given.text_column
             changes = normalize_file(Path(source), Path(target), lower=lower, text_column=column, mapped=mapped)

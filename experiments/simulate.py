@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import told_names, values_of
 from asyncsgd.settings.flags import Flags, group, setting
-from asyncsgd.signals import StopRequest
 from asyncsgd.simulation.settings import SimulationSettings
 
 
@@ -56,13 +56,13 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
     import yaml
 
-    from asyncsgd.measure import hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
     from asyncsgd.records.machine import describe_environment
     from asyncsgd.records.run_folder import RunFolder
-    from asyncsgd.scripts.run_folder import free_folder
+    from asyncsgd.run.choose_folder import free_folder
     from asyncsgd.simulation.simulate import asked_arguments, simulate, vector_sha256
+    from asyncsgd.worker.profile import hardware
 
     arguments = asked_arguments(settings)
     rule, digest = arguments["rule"], hashlib.sha256(repr(settings).encode()).hexdigest()[:6]

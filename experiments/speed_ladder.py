@@ -35,22 +35,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from asyncsgd.backends.launch import fork_server
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.data.corpora import limited, select
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
-from asyncsgd.evaluation import evaluate_sets, measured
-from asyncsgd.finishing import began_with
-from asyncsgd.measure import flops_per_sample, forget_peaks, hardware, peak_bytes
 from asyncsgd.records.events import DONE, SCHEMA, read_json
 from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.runtime.launch import fork_server
+from asyncsgd.run.choose_folder import read_summary
+from asyncsgd.run.finish import began_with
+from asyncsgd.run.run import cache_folder, resolve_device, run_of
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.run_folder import read_summary
-from asyncsgd.settings.run import cache_folder, resolve_device, run_of
 from asyncsgd.settings.task import task_flags
-from asyncsgd.signals import StopRequest
-from asyncsgd.study.arms import words_of
-from asyncsgd.study.runner import PRELOAD, Job, Runner
+from asyncsgd.studies.arms import words_of
+from asyncsgd.studies.runner import PRELOAD, Job, Runner
+from asyncsgd.worker.evaluation import evaluate_sets, measured
+from asyncsgd.worker.profile import flops_per_sample, forget_peaks, hardware, peak_bytes
 from naive_loop import BATCH_SIZE, SEQ_LEN, naive_loop
 
 MARGINS = {"classification": 0.03, "masked_lm": 0.05}

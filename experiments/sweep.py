@@ -2,7 +2,7 @@
 
     python experiments/sweep.py experiments/configs/quick.yaml
 
-What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/study/plan.py`
+What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/studies/plan.py`
 says what a config may hold."""
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import shlex
 import sys
 from pathlib import Path
 
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
-from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import names_in
 from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser
-from asyncsgd.signals import StopRequest
-from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import Plan, make_plan, share
-from asyncsgd.study.runs import STAGES
-from asyncsgd.study.stages import carry_out, server_of
-from asyncsgd.study.sweep import Sweep, check, locked
+from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
+from asyncsgd.studies.config import read_config
+from asyncsgd.studies.plan import Plan, make_plan, share
+from asyncsgd.studies.runs import STAGES
+from asyncsgd.studies.stages import carry_out, server_of
+from asyncsgd.studies.sweep import Sweep, check, locked
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 QUICK = {
@@ -215,7 +215,7 @@ def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
 
 def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> None:
     """Time a few gradients and say how long the whole takes on this machine."""
-    from asyncsgd.study.estimate import Estimator
+    from asyncsgd.studies.estimate import Estimator
 
     estimator, known, total = Estimator(), set(sweep.budgets), 0.0
     sweep.assume_budgets(estimator.training_seconds)

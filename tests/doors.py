@@ -30,16 +30,16 @@ ALL = asyncsgd.rules.ALL
 """Every rule, once or more, with parameters that let it act."""
 SPEEDS = importlib.import_module("asyncsgd.simulation.speeds").ALL
 PROBLEMS = importlib.import_module("asyncsgd.simulation.problems").ALL
-state_of, restore = (getattr(importlib.import_module("asyncsgd.state"), name) for name in ("state_of", "restore"))
-read_back = importlib.import_module("asyncsgd.checkpoints").read_back
+state_of, restore = (getattr(importlib.import_module("asyncsgd.core.state"), name) for name in ("state_of", "restore"))
+read_back = importlib.import_module("asyncsgd.core.checkpoints").read_back
 task_flags = importlib.import_module("asyncsgd.settings.task").task_flags
 fields_of, read_fields = (
-    getattr(importlib.import_module("asyncsgd.recorded_run"), name) for name in ("fields_of", "read_fields")
+    getattr(importlib.import_module("asyncsgd.run.folder"), name) for name in ("fields_of", "read_fields")
 )
 setting = importlib.import_module("asyncsgd.settings.flags").setting
-StopRequest = importlib.import_module("asyncsgd.signals").StopRequest
-partners = importlib.import_module("asyncsgd.methods.gossip").partners
-move_last_bits = importlib.import_module("asyncsgd.rounding").move_last_bits
+StopRequest = importlib.import_module("asyncsgd.core.signals").StopRequest
+partners = importlib.import_module("asyncsgd.core.peers.gossip").partners
+move_last_bits = importlib.import_module("asyncsgd.backends.rounding").move_last_bits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL
 # What takes seconds to import is imported once; every process of `alone` is forked from there.
 IMPORTED_ONCE = (

@@ -16,9 +16,9 @@ from doors import asyncsgd
 import sweep as sweep_script
 from analysis.scores import by_seed
 from asyncsgd.errors import UsageError
-from asyncsgd.study.plan import make_plan
-from asyncsgd.study.runs import STAGES
-from asyncsgd.study.sweep import Sweep, check
+from asyncsgd.studies.plan import make_plan
+from asyncsgd.studies.runs import STAGES
+from asyncsgd.studies.sweep import Sweep, check
 
 SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
 RATES = {"learning_rate": [5.0e-4, 1.0e-3]}

@@ -13,8 +13,8 @@ import torch
 from doors import UsageError, asyncsgd
 from test_resume import SAMPLES, checkpointed, log, sha256, train
 
-find = importlib.import_module("asyncsgd.checkpoints").find
-read_summary = importlib.import_module("asyncsgd.scripts.run_folder").read_summary
+find = importlib.import_module("asyncsgd.core.checkpoints").find
+read_summary = importlib.import_module("asyncsgd.run.choose_folder").read_summary
 sync = os.fsync
 
 

@@ -13,16 +13,16 @@ import mask_candidates
 import stilt_mlm
 import sweep
 from asyncsgd.api import replay
-from asyncsgd.checkpoints import find
-from asyncsgd.data.masking import ByCandidate, ByToken
+from asyncsgd.core.checkpoints import find
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.data.masks import ByCandidate, ByToken
+from asyncsgd.domain_masking.candidates import CANDIDATES_FORMAT
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets, measured
-from asyncsgd.masking.candidates import CANDIDATES_FORMAT
+from asyncsgd.run.lifecycle import _check_began_from
 from asyncsgd.settings.task import task_flags
-from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.masked_lm import MaskedLM
-from asyncsgd.training import _check_began_from
+from asyncsgd.worker.evaluation import evaluate_sets, measured
 
 FLAGS = task_flags(MaskedLM)
 

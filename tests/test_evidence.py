@@ -17,9 +17,9 @@ from marks import slow
 import asyncsgd
 from analysis import compare
 from asyncsgd.errors import UsageError
-from asyncsgd.study.arms import words_of
-from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import make_plan
+from asyncsgd.studies.arms import words_of
+from asyncsgd.studies.config import read_config
+from asyncsgd.studies.plan import make_plan
 from own_model import Shapes
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"

@@ -14,8 +14,8 @@ from analysis.language_model import main as report
 from analysis.language_model import printed, sentences, tables_of
 from analysis.parallelism import main as parallelism_report
 from asyncsgd.errors import UsageError
-from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import make_plan
+from asyncsgd.studies.config import read_config
+from asyncsgd.studies.plan import make_plan
 
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 SEEDS = range(8)

@@ -15,7 +15,7 @@ from analysis.parallelism import about_silence, f1_curve, more_tables
 from analysis.parallelism import main as report
 from analysis.stats import Interval
 from asyncsgd.records.events import read_events
-from asyncsgd.worker import Loss, OnAllGPUs
+from asyncsgd.worker.worker import Loss, OnAllGPUs
 from parallelism import main
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
-from asyncsgd.study.config import ENDPOINTS, read_config
-from asyncsgd.study.plan import make_plan, sha256_of, share
-from asyncsgd.study.runs import STAGES
-from asyncsgd.study.sweep import check
+from asyncsgd.studies.config import ENDPOINTS, read_config
+from asyncsgd.studies.plan import make_plan, sha256_of, share
+from asyncsgd.studies.runs import STAGES
+from asyncsgd.studies.sweep import check
 from asyncsgd.tasks import task_class
 
 FLAGS = task_flags(task_class("masked_lm"))

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
-from asyncsgd import models
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenizer import load_tokenizer
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks import models
 
 Change = Callable[[dict[str, Tensor]], None]
 

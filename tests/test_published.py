@@ -21,8 +21,8 @@ import phase_diagram
 import reproduction
 import ringleader
 import ringmaster
+from asyncsgd.core.limits import Budget
 from asyncsgd.rules import Asynchronous, KSync
-from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Heterogeneous, Tridiagonal
 from reproduction import Arm, Fixed, interval, main, run
 

@@ -22,11 +22,11 @@ from test_faults import Command, until
 
 import stilt_mlm
 import sweep as sweep_script
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.records.events import read_events
 from asyncsgd.scripts.task import run_task
-from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import make_plan, sha256_of, share
-from asyncsgd.study.sweep import Sweep
+from asyncsgd.studies.plan import make_plan, sha256_of, share
+from asyncsgd.studies.sweep import Sweep
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPT = EXPERIMENTS / "sweep.py"

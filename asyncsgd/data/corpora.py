@@ -18,10 +18,7 @@ import numpy as np
 
 from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.evaluation_sets import EvalData, EvaluationSet, named_places
-from asyncsgd.data.folders import TRAIN, evaluation_sets, split_meant
-from asyncsgd.data.labels import NO_LABEL, NUMBER, Names, is_marked, label_name, names_of, no_label
-from asyncsgd.data.pydocs import package_versions
-from asyncsgd.data.tables import (
+from asyncsgd.data.files import (
     AS_IT_IS,
     KINDS,
     TABLES,
@@ -31,6 +28,9 @@ from asyncsgd.data.tables import (
     joined_parts,
     text_of,
 )
+from asyncsgd.data.folders import TRAIN, evaluation_sets, split_meant
+from asyncsgd.data.labels import NO_LABEL, NUMBER, Names, is_marked, label_name, names_of, no_label
+from asyncsgd.data.pydocs import package_versions
 from asyncsgd.errors import UsageError, nearest
 
 

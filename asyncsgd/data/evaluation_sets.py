@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.tables import joined_parts
+from asyncsgd.data.files import joined_parts
 from asyncsgd.errors import UsageError
-from asyncsgd.numbers import shortened
+from asyncsgd.settings.numbers import shortened
 
 EvalData = str | tuple[str, ...]
 """What ``--eval-data`` holds: one set, or several, each ``PATH`` or ``NAME=PATH``."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncsgd.data.files import PAIRS, Source
 from asyncsgd.data.pydocs import package_versions
 from asyncsgd.data.pydocs_pairs import LABELS as PAIR_LABELS
-from asyncsgd.data.tables import PAIRS, Source
 from asyncsgd.errors import UsageError, nearest
 
 Names = Sequence[str] | None

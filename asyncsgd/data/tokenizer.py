@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tables import hub_is_reachable
+from asyncsgd.data.files import hub_is_reachable
 from asyncsgd.data.tokens import cached
 from asyncsgd.errors import UsageError, nearest
 

@@ -160,7 +160,7 @@ class Fault(Struct, frozen=True):
 
 class Checkpointed(Moment, frozen=True):
     """The state of this moment is being written, for which training stood still `copy_seconds`; `cut_short` says why a
-    run with a larger budget would have gone on otherwise from here. See `asyncsgd.checkpoints`."""
+    run with a larger budget would have gone on otherwise from here. See `asyncsgd.core.checkpoints`."""
 
     name: str
     copy_seconds: float

@@ -59,7 +59,8 @@ class RunFolder:
         path: of a folder that holds no records worth keeping.
         events: what `own` has returned for `path`; None calls it here.
         task, better, loss_unit, sample_order: for the header, see docs/run_folder.md.
-        resume: an `asyncsgd.checkpoints.Found` to go on from. The folder stays as it is until `go_on`. None: a new run.
+        resume: an `asyncsgd.core.checkpoints.Found` to go on from. The folder stays as it is until `go_on`. None: a new
+            run.
         settings_yaml: what `go_on` writes into settings.yaml; None: nothing.
     """
 

@@ -1,11 +1,10 @@
 """The algorithms, by what they do with a gradient. `ALL` holds an example of each, for tests and ``--rule help``.
 
-Importing this package imports torch; `asyncsgd.settings.training` therefore keeps the text of ``--rule``, and
+Importing this package imports torch; `asyncsgd.settings.groups` therefore keeps the text of ``--rule``, and
 `parse_rule` reads it where training starts."""
 
 from __future__ import annotations
 
-from asyncsgd.named_choices import Kind
 from asyncsgd.rules.asynchronous import (
     Asynchronous,
     DelayAdaptive,
@@ -16,13 +15,14 @@ from asyncsgd.rules.asynchronous import (
     Ringmaster,
     StalenessAware,
 )
-from asyncsgd.rules.base import PeerRule, Rule
 from asyncsgd.rules.bounded import SSP, FixedDelay
 from asyncsgd.rules.collecting import KAsync, KBatchAsync, KSync, Rennala, Synchronous
+from asyncsgd.rules.contract import PeerRule, Rule
 from asyncsgd.rules.corrected import DANA, DCASGD, GapAware, OrMo
+from asyncsgd.rules.gradient_tables import IA2SGD, Ringleader
 from asyncsgd.rules.local_steps import EASGD, AsyncLocalSGD, DiLoCo, Downpour, FedBuff, LocalSGD
-from asyncsgd.rules.peers import ADPSGD, SGP, StreamingDiLoCo
-from asyncsgd.rules.tables import IA2SGD, Ringleader
+from asyncsgd.rules.without_server import ADPSGD, SGP, StreamingDiLoCo
+from asyncsgd.settings.choices import Kind
 
 ALL: tuple[Rule, ...] = (
     Asynchronous(),

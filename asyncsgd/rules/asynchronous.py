@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncsgd.named_choices import parameter
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.contract import Arrival, Reply, Rule, Start, View
+from asyncsgd.settings.choices import parameter
 
 
 @dataclasses.dataclass(frozen=True)

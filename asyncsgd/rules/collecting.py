@@ -16,8 +16,8 @@ from typing import ClassVar
 import msgspec
 from torch import Tensor
 
-from asyncsgd.named_choices import parameter
-from asyncsgd.rules.base import Arrival, Collecting, Held, Reply, Rule, Start, View
+from asyncsgd.rules.contract import Arrival, Collecting, Held, Reply, Rule, Start, View
+from asyncsgd.settings.choices import parameter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from asyncsgd.named_choices import parameter
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.contract import Arrival, Reply, Rule, Start, View
+from asyncsgd.settings.choices import parameter
 
 EPSILON = 1e-7
 TINY = 1e-20

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
 
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
-from asyncsgd.signals import StopRequest
 
 
 def run_script(
@@ -65,7 +65,7 @@ def another_speaks(environment: Mapping[str, str]) -> bool:
 
 
 def add_task_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag of every command that needs the task of a run; see `asyncsgd.recorded_run` for who is believed."""
+    """The flag of every command that needs the task of a run; see `asyncsgd.run.folder` for who is believed."""
     told = "of the run, where it is none of the library's own: a folder names no code that is run"
     parser.add_argument("--task", metavar="MODULE:CLASS", help=told)
 

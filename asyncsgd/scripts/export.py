@@ -16,8 +16,8 @@ from pathlib import Path
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, find_run
+from asyncsgd.run.choose_folder import read_summary
 from asyncsgd.scripts.base import add_task_flag
-from asyncsgd.scripts.run_folder import read_summary
 
 
 def run(argv: list[str]) -> int:
@@ -63,10 +63,10 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
     """
     import torch
 
-    from asyncsgd.checkpoints import find, load_state
-    from asyncsgd.finishing import model_at, save_model
+    from asyncsgd.core.checkpoints import find, load_state
     from asyncsgd.records.totals import Totals
-    from asyncsgd.replaying import run_again
+    from asyncsgd.run.finish import model_at, save_model
+    from asyncsgd.run.replay import run_again
     from asyncsgd.scripts.task import class_given
 
     checkpoint = find(folder, lambda checkpoint: given.checkpoint in (None, checkpoint.name)).checkpoint

@@ -76,12 +76,12 @@ def _row(name: str, measured: float | None, predicted: float | None) -> str:
 
 def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, given: argparse.Namespace) -> int:
     """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
-    from asyncsgd.replaying import settings_of_run
-    from asyncsgd.runtime.launch import Launch
-    from asyncsgd.scripts.run_folder import open_run_folder
+    from asyncsgd.backends.launch import Launch
+    from asyncsgd.run.choose_folder import open_run_folder
+    from asyncsgd.run.lifecycle import lead
+    from asyncsgd.run.replay import settings_of_run
+    from asyncsgd.run.run import run_of
     from asyncsgd.scripts.task import class_given
-    from asyncsgd.settings.run import run_of
-    from asyncsgd.training import lead
 
     changes = {
         **{"mode": "async", "transport": "auto", "clock": "virtual", "network": None},

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.recorded_run import summary_to_replay
 from asyncsgd.records.run_folder import find_run
+from asyncsgd.run.folder import summary_to_replay
 from asyncsgd.scripts.base import add_task_flag
 from asyncsgd.settings.yaml_reader import read_of_run
 
 if TYPE_CHECKING:  # it imports torch
-    from asyncsgd.replaying import Replayed
+    from asyncsgd.run.replay import Replayed
 
 
 def run(argv: list[str]) -> int:
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
 
 def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Replay up to a version and save its model; the exit code."""
-    from asyncsgd.replaying import PreparedReplay, replayed, run_again
+    from asyncsgd.run.replay import PreparedReplay, replayed, run_again
     from asyncsgd.scripts.task import class_given
 
     if {"simulate", "task_class"} & settings.keys():

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
+from asyncsgd.backends.launch import Launch, fork_server
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.runtime.launch import Launch, fork_server
+from asyncsgd.run.choose_folder import open_run_folder
 from asyncsgd.scripts.base import go_offline
-from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
-from asyncsgd.signals import StopRequest
 from asyncsgd.tasks import TASKS, task_class
 
 if TYPE_CHECKING:
-    from asyncsgd.settings.run import Run
+    from asyncsgd.run.run import Run
     from asyncsgd.tasks.base import Task
 
 
@@ -66,11 +66,11 @@ class TaskScript:
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-            from asyncsgd.execute import follow
+            from asyncsgd.run.execute import follow
 
             return follow(self.run_of(settings))
         announce(settings)
-        from asyncsgd.runtimes import kind_of
+        from asyncsgd.run.runtimes import kind_of
 
         kind, model = kind_of(settings.job.mode, settings.job.clock), getattr(settings.task, "model_name", None)
         context = None
@@ -82,11 +82,11 @@ class TaskScript:
         asked = self.run_of(settings)
         stop.check()
         if settings.output.find_batch_size:
-            from asyncsgd.fitting import find_batch_size
+            from asyncsgd.run.memory import find_batch_size
 
             find_batch_size(asked, context or fork_server(model, *self.kind.preload), say)
             return 0
-        from asyncsgd.training import lead
+        from asyncsgd.run.lifecycle import lead
 
         folder = open_run_folder(self.name, settings, f"python experiments/{command} {' '.join(argv)}")
         print(f"run    {folder.path}", flush=True)
@@ -97,7 +97,7 @@ class TaskScript:
 
     def run_of(self, settings: Any) -> Run:
         """Make the run; refuse what can be seen to be wrong before anything is done."""
-        from asyncsgd.settings.run import run_of
+        from asyncsgd.run.run import run_of
 
         settings.task.check_names()
         return run_of(self.name, settings)
@@ -167,7 +167,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     Raises:
         UsageError: if the launcher started what the mode has no use for.
     """
-    from asyncsgd.runtimes import kind_of
+    from asyncsgd.run.runtimes import kind_of
 
     settings = parsed.settings
     launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
@@ -184,7 +184,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
 
 def announce(settings: Any) -> None:
     """The first line, before anything heavy is imported."""
-    from asyncsgd.runtimes import Virtual, kind_of
+    from asyncsgd.run.runtimes import Virtual, kind_of
 
     job, cores = settings.job, available_cores()
     kind, busy = kind_of(job.mode, job.clock), job.nproc * settings.machine.threads

@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
 from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings import kinds
+from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_number
 from asyncsgd.settings.yaml_reader import read_yaml
 
 OF_OLD_FILES = ("save_model",)

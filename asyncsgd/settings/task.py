@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 from asyncsgd.settings.flags import Flags, group
-from asyncsgd.settings.training import SGD_LEARNING_RATE, Budget, Common, Defaults, Steps, common_contradictions
+from asyncsgd.settings.groups import SGD_LEARNING_RATE, Budget, Common, Defaults, Steps, common_contradictions
 
 
 def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from asyncsgd.errors import UsageError
-from asyncsgd.named_choices import Kind, Named, parameter
+from asyncsgd.settings.choices import Kind, Named, parameter
 
 
 @dataclasses.dataclass(frozen=True)

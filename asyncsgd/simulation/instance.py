@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from asyncsgd.named_choices import Named
+from asyncsgd.settings.choices import Named
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.named_choices import Kind, parameter
+from asyncsgd.settings.choices import Kind, parameter
 from asyncsgd.simulation.instance import DATA, NOISE, PURPOSE, SHARES, Array, Indices, Instance, Problem
 from asyncsgd.simulation.speeds import Streams, in_blocks
 

@@ -12,28 +12,28 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from asyncsgd.batches import OwnStreams
+from asyncsgd.backends.log import Log, Replay
+from asyncsgd.backends.rounding import move_last_bits
+from asyncsgd.backends.virtual import Heap
+from asyncsgd.core.batches import OwnStreams
+from asyncsgd.core.flat import Layout
+from asyncsgd.core.limits import Budget, Report, Result
+from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.optimizers import Optimizer, OptimizerRecipe, PlainSGD
+from asyncsgd.core.peers import check_virtual, peers_of
+from asyncsgd.core.peers.models import Peers
+from asyncsgd.core.schedules import Schedule
+from asyncsgd.core.server import Server
 from asyncsgd.errors import UsageError
-from asyncsgd.flat import Layout
-from asyncsgd.methods import check_virtual, peers_of
-from asyncsgd.methods.peers import Peers
-from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Evaluation, Event, Record, RuleActed
-from asyncsgd.rounding import move_last_bits
 from asyncsgd.rules import parse_rule
-from asyncsgd.rules.base import PeerRule, Rule
-from asyncsgd.runtime.base import Budget, Report, Result
-from asyncsgd.runtime.computation import ProblemGradients
-from asyncsgd.runtime.fit import Fit, Sink
-from asyncsgd.runtime.replay import Log, Replay
-from asyncsgd.runtime.virtual import Heap
-from asyncsgd.schedules import Schedule
-from asyncsgd.server import Server
+from asyncsgd.rules.contract import PeerRule, Rule
 from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.instance import Instance
 from asyncsgd.simulation.problems import parse_problem
 from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.simulation.speeds import Network, Sampler, parse_network, parse_speeds
+from asyncsgd.worker.computation import ProblemGradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
 
 
 def replay_of(asked: SimulationSettings, log: Log, *, draw: int | None, to_the_bit: bool) -> Replay:
-    """A replay of the log of a simulation; from parameters moved by a draw, see `asyncsgd.rounding`."""
+    """A replay of the log of a simulation; from parameters moved by a draw, see `asyncsgd.backends.rounding`."""
     arguments, batches = asked_arguments(asked), OwnStreams(asked.workers, None)
     computation = ProblemGradients(arguments["instance"])
     initial = computation.initial()

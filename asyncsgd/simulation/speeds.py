@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import UsageError
-from asyncsgd.named_choices import Kind, Named, parameter
 from asyncsgd.records.events import read_events
+from asyncsgd.settings.choices import Kind, Named, parameter
 
 Floats = npt.NDArray[np.float64]
 

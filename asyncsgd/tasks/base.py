@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.training import Defaults
+from asyncsgd.settings.groups import Defaults
 
 if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch
     import torch

@@ -37,7 +37,7 @@ from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny-gpt": {"n_embd": 128, "n_layer": 2, "n_head": 2},
@@ -87,7 +87,7 @@ class CausalLM(LanguageModel):
         return tokenizer
 
     def build(self, model: str, tokenizer: Any, seed: int) -> Built:
-        from asyncsgd.models import Built, load_model, padded_size, seeded
+        from asyncsgd.tasks.models import Built, load_model, padded_size, seeded
 
         if model not in SHAPES:
             size, dropout = self.seq_len, self.dropout

@@ -26,11 +26,11 @@ import numpy as np
 
 from asyncsgd.data.corpora import LABELLED, Corpus, Kind
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.tables import BUILT_IN, PAIRS
+from asyncsgd.data.files import BUILT_IN, PAIRS
 from asyncsgd.data.tokens import Samples, encodings_of, pad, pair_rows
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
-from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults
+from asyncsgd.settings.groups import OF_TRANSFORMERS, Defaults
 from asyncsgd.tasks import hatecheck
 from asyncsgd.tasks.base import Sums, to_device
 from asyncsgd.tasks.heads import Directions, Labels
@@ -41,7 +41,7 @@ from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 
 def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:

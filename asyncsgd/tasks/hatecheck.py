@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tables import TABLES, Source, text_of
+from asyncsgd.data.files import TABLES, Source, text_of
 from asyncsgd.errors import UsageError, nearest
 
 _HATEFUL = {"0": False, "1": True, "non-hateful": False, "hateful": True}

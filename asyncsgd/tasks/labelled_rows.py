@@ -15,8 +15,8 @@ from typing import Any
 
 from asyncsgd.data.corpora import Kind
 from asyncsgd.data.documents import without_surrogates
+from asyncsgd.data.files import PAIRS
 from asyncsgd.data.labels import NO_LABEL, Names, label_name
-from asyncsgd.data.tables import PAIRS
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.heads import Labels
 

@@ -17,7 +17,7 @@ from asyncsgd.data.evaluation_sets import MAIN, EvalData
 from asyncsgd.data.order import FIRST, NEWEST
 from asyncsgd.data.tokens import Samples
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import (
+from asyncsgd.settings.groups import (
     ENCODING,
     EVAL_DATA,
     QUOTING,
@@ -37,7 +37,7 @@ from asyncsgd.tasks.text_task import TextTask, side_of
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 START = "a run of a task with an encoder, a saved model, a name on the Hub, or tiny or small (random weights)"
 """Help of `model_name` where the model is an encoder with a new head."""
@@ -72,7 +72,7 @@ class HeadTask(TextTask):
 
     def head(self, initial: Built, seed: int) -> Built:
         """With an output a label."""
-        from asyncsgd.models import build_head
+        from asyncsgd.tasks.models import build_head
 
         return build_head(
             initial.model,
@@ -85,12 +85,12 @@ class HeadTask(TextTask):
         )
 
     def loaded_by(self, model: str) -> str:
-        from asyncsgd.models import class_of
+        from asyncsgd.tasks.models import class_of
 
         return class_of(model)
 
     def build(self, model: str, tokenizer: Any, seed: int) -> Built:
-        from asyncsgd.models import load_model
+        from asyncsgd.tasks.models import load_model
 
         if model in self.shapes:
             return super().build(model, tokenizer, seed)

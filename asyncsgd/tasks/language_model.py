@@ -16,7 +16,7 @@ from asyncsgd.data.order import FIRST, NEWEST
 from asyncsgd.data.tokens import MIN_SAMPLE_IDS, Samples, rows_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import (
+from asyncsgd.settings.groups import (
     BLOCKS,
     ENCODING,
     EVAL_DATA,
@@ -37,7 +37,7 @@ from asyncsgd.tasks.text_task import VOCABULARY, TextTask
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 
 @dataclasses.dataclass(frozen=True)

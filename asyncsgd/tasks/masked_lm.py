@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Sample, Strategy
+from asyncsgd.data.masks import STRATEGIES, Masking, OnlyCandidates, Sample, Strategy
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
@@ -34,7 +34,7 @@ from asyncsgd.tasks.text_task import IGNORED, side_of
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 
 class MaskedPositions:
@@ -106,7 +106,7 @@ class MaskedLM(LanguageModel):
     def check_names(self) -> None:
         super().check_names()
         if self.candidates is not None:
-            from asyncsgd.masking.candidates import read_complete
+            from asyncsgd.domain_masking.candidates import read_complete
 
             read_complete(self.candidates)
 
@@ -118,7 +118,7 @@ class MaskedLM(LanguageModel):
             "special_ids": sorted(tokenizer.all_special_ids),
         }
         if self.candidates is not None:
-            from asyncsgd.masking.candidates import read_complete
+            from asyncsgd.domain_masking.candidates import read_complete
 
             known["candidates_sha256"] = read_complete(self.candidates)["sha256"][:16]
         return known
@@ -129,7 +129,7 @@ class MaskedLM(LanguageModel):
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         if self.candidates is None or (side == "eval" and corpus.number):  # they are of the first set alone
             return self.rows(corpus, side, tokenizer)
-        from asyncsgd.masking.candidates import candidate_flags
+        from asyncsgd.domain_masking.candidates import candidate_flags
 
         return self.rows(corpus, side, tokenizer, flags=candidate_flags(self.candidates, corpus, tokenizer, side))
 

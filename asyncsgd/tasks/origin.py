@@ -23,7 +23,7 @@ class Origin(NamedTuple):
     """Where the model that is trained further comes from."""
 
     model: str
-    """What `asyncsgd.models.build_model` takes."""
+    """What `asyncsgd.tasks.models.build_model` takes."""
     from_scratch: bool
     """Whether the model has no pretraining behind it, or pretraining from random weights. Such a run is no STILT."""
     parent: Mapping[str, Any] | None = None
@@ -92,7 +92,7 @@ def hash_of(model: nn.Module, origin: Origin) -> str:
     Raises:
         UsageError: if it is another one.
     """
-    from asyncsgd.flat import FlatModel, parameters_sha256
+    from asyncsgd.core.flat import FlatModel, parameters_sha256
 
     flat = FlatModel(model)
     sha256 = parameters_sha256(flat.layout, flat.parameters)

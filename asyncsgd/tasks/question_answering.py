@@ -31,7 +31,7 @@ from asyncsgd.data.evaluation_sets import EvalData
 from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import EVAL_DATA
+from asyncsgd.settings.groups import EVAL_DATA
 from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Sums, to_device
 from asyncsgd.tasks.labelled_task import HeadTask
@@ -42,7 +42,7 @@ from asyncsgd.tasks.text_task import VOCABULARY, side_of
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 
 @dataclasses.dataclass(frozen=True)

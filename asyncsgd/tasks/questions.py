@@ -20,7 +20,7 @@ import numpy as np
 from asyncsgd.data.corpora import Corpus, evenly
 from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.evaluation_sets import ALONE, EvalData, EvaluationSet, named_places
-from asyncsgd.data.tables import Rows, Source, joined_parts, read_table, unpacked
+from asyncsgd.data.files import Rows, Source, joined_parts, read_table, unpacked
 from asyncsgd.errors import UsageError
 
 KINDS = (".parquet", ".jsonl", ".json", ".json.gz")

@@ -18,14 +18,14 @@ import numpy as np
 
 from asyncsgd.data.corpora import PLAIN, Corpus, Kind
 from asyncsgd.data.evaluation_sets import ALONE, EvalData, EvaluationSet
+from asyncsgd.data.files import BUILT_IN, Reading
 from asyncsgd.data.order import NEWEST, ORDERS, is_by_length
 from asyncsgd.data.random import Purpose, generator
-from asyncsgd.data.tables import BUILT_IN, Reading
 from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer, pad_id_of
 from asyncsgd.data.tokens import TOKENS_FORMAT, Samples, cached, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of
-from asyncsgd.settings.training import (
+from asyncsgd.settings.groups import (
     OF_TRANSFORMERS,
     Defaults,
     Quoting,
@@ -38,7 +38,7 @@ from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches, by_lengt
 if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
     from asyncsgd.tasks.origin import Origin
 
 IGNORED = -100
@@ -52,7 +52,7 @@ class TextTask(Task):
     """A task on texts. Subclasses are frozen dataclasses with the fields named here that have no default."""
 
     defaults: ClassVar[Defaults] = OF_TRANSFORMERS
-    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.models",)
+    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.tasks.models",)
     shapes: ClassVar[tuple[str, ...]] = TRAINED_HERE
     """The models that are made here, with random weights."""
     starts_as: ClassVar[str] = "AutoModelForMaskedLM"
@@ -172,7 +172,7 @@ class TextTask(Task):
 
     def build(self, model: str, tokenizer: Any, seed: int) -> Built:
         """The model that training starts from."""
-        from asyncsgd.models import build_model
+        from asyncsgd.tasks.models import build_model
 
         return build_model(model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
@@ -203,7 +203,7 @@ class TextTask(Task):
         Raises:
             UsageError: if the user must change something; the message says what.
         """
-        from asyncsgd import models
+        from asyncsgd.tasks import models
         from asyncsgd.tasks.origin import hash_of
 
         self.check_names()
@@ -268,7 +268,7 @@ class TextTask(Task):
         return {} if self.prepared is None else dict(self.known["facts"])
 
     def model(self, seed: int) -> nn.Module:
-        from asyncsgd.models import Built, restored
+        from asyncsgd.tasks.models import Built, restored
 
         loaded_by = self.known.get("loaded_by", self.starts_as)
         initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, loaded_by)
@@ -276,7 +276,7 @@ class TextTask(Task):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write model and tokenizer; the transformers class `auto_class` reads them from there."""
-        from asyncsgd.models import save_pretrained
+        from asyncsgd.tasks.models import save_pretrained
 
         save_pretrained(model, self.known["tokenizer"], folder)
 

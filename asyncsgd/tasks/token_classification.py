@@ -34,7 +34,7 @@ from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.models import Built
+    from asyncsgd.tasks.models import Built
 
 
 def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:

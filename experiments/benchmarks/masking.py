@@ -29,17 +29,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncsgd.data.masking import STRATEGIES
+from asyncsgd.backends.pool import mapping
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.data.masks import STRATEGIES
 from asyncsgd.data.order import whole_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples, plain_backend
-from asyncsgd.masking.candidates import Chunk, begin, found_in, make_chunk
-from asyncsgd.masking.finders import Find, Ner
+from asyncsgd.domain_masking.candidates import Chunk, begin, found_in, make_chunk
+from asyncsgd.domain_masking.finders import Find, Ner
 from asyncsgd.records.machine import available_cores
-from asyncsgd.runtime.pool import mapping
+from asyncsgd.run.run import cache_folder
 from asyncsgd.scripts.base import run_script
-from asyncsgd.settings.run import cache_folder
-from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.text_batches import Batch
 

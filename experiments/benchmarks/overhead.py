@@ -22,8 +22,8 @@ import torch
 
 import asyncsgd
 from asyncsgd.records.events import Event, Record
+from asyncsgd.run.run import cache_folder
 from asyncsgd.scripts.base import run_script
-from asyncsgd.settings.run import cache_folder
 from asyncsgd.tasks.masked_lm import MaskedLM
 
 WARMUP_STEPS = 10

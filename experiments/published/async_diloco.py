@@ -28,10 +28,10 @@ import pandas
 import torch
 from torch import Tensor
 
-from asyncsgd.optimizers import AdamW, OptimizerRecipe
+from asyncsgd.core.limits import Budget
+from asyncsgd.core.optimizers import AdamW, OptimizerRecipe
 from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
-from asyncsgd.rules.base import Arrival, Reply, View
-from asyncsgd.runtime.base import Budget
+from asyncsgd.rules.contract import Arrival, Reply, View
 from asyncsgd.simulation.instance import Array, Instance
 from asyncsgd.simulation.speeds import Streams
 from reproduction import Arm, Fixed, Flags, curve, each, interval, main, picture, tidy, write

@@ -20,8 +20,8 @@ import numpy as np
 import pandas
 from scipy.optimize import brentq
 
+from asyncsgd.core.limits import Budget
 from asyncsgd.rules import KSync
-from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Mode, Problem
 from asyncsgd.simulation.speeds import ShiftedExponential
 from error_runtime import SPECTRUM, order_statistic, quadratic, synchronous_floor

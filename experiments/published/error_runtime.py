@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas
 
+from asyncsgd.core.limits import Budget
 from asyncsgd.rules import Asynchronous, KAsync, KBatchAsync, KSync, Rule, Synchronous
-from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
 from reproduction import Arm, Flags, interval, main, of, picture, run, write

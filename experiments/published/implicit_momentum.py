@@ -22,10 +22,10 @@ import numpy as np
 import pandas
 from scipy import stats
 
+from asyncsgd.core.limits import Budget
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Event, Record
 from asyncsgd.rules import Asynchronous
-from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Mode
 from asyncsgd.simulation.speeds import Exponential
 from reproduction import Arm, Flags, Position, each, interval, main, picture, tidy, write

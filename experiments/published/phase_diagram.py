@@ -31,8 +31,8 @@ import seaborn
 from matplotlib import pyplot
 
 from analysis.stats import Interval
+from asyncsgd.core.limits import Budget
 from asyncsgd.rules import Asynchronous, KSync, Rule
-from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.instance import Array
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Power

@@ -24,10 +24,10 @@ from matplotlib import pyplot
 from scipy import stats
 
 from analysis.stats import Interval, t_interval
-from asyncsgd.optimizers import OptimizerRecipe
+from asyncsgd.backends.launch import end_with_parent
+from asyncsgd.core.limits import Budget
+from asyncsgd.core.optimizers import OptimizerRecipe
 from asyncsgd.rules import Rule
-from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.launch import end_with_parent
 from asyncsgd.scripts import base
 from asyncsgd.simulation.instance import Array, Instance
 from asyncsgd.simulation.simulate import Simulation, simulate

@@ -28,12 +28,12 @@ import pandas
 from torch import Tensor
 
 from asyncsgd import rules
+from asyncsgd.core.limits import Budget
+from asyncsgd.data.files import TABLES, Source
 from asyncsgd.data.pydocs import load_pydocs
-from asyncsgd.data.tables import TABLES, Source
 from asyncsgd.errors import UsageError
-from asyncsgd.rules.base import Arrival, Reply, Start, View
-from asyncsgd.runtime.base import Budget
-from asyncsgd.settings.run import cache_folder
+from asyncsgd.rules.contract import Arrival, Reply, Start, View
+from asyncsgd.run.run import cache_folder
 from asyncsgd.simulation.instance import Array, Indices, Instance
 from asyncsgd.simulation.problems import Heterogeneous, LogisticData, dirichlet_shares, hashed_bag_of_words
 from asyncsgd.simulation.speeds import BLOCK, Sampler, Streams

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from asyncsgd.core.limits import Budget
 from asyncsgd.rules import DelayAdaptive, KSync, Rennala, Ringmaster, Rule
-from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Tridiagonal
 from asyncsgd.simulation.speeds import HalfNormal
 from reproduction import Arm, Flags, interval, main, of, picture, run, write

@@ -8,8 +8,8 @@ import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
 from analysis.lab_notes import PER_PROCESS, REFERENCE, main
-from asyncsgd.study.config import read_config
-from asyncsgd.study.plan import make_plan
+from asyncsgd.studies.config import read_config
+from asyncsgd.studies.plan import make_plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "experiments" / "configs"
 

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.scores import by_seed, metric_of
 from asyncsgd.errors import UsageError
-from asyncsgd.study.plan import make_plan
+from asyncsgd.studies.plan import make_plan
 
 RANKED = {"pearson": "higher", "mse": "lower"}
 ERRORS = {"mse": "lower", "pearson": "higher"}

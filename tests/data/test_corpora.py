@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 from huggingface_hub import constants
 
-from asyncsgd.data import pydocs, tables
+from asyncsgd.data import files as tables
+from asyncsgd.data import pydocs
 from asyncsgd.data.corpora import LABELLED, PLAIN, load_corpus, split_documents
 from asyncsgd.data.documents import Documents
+from asyncsgd.data.files import joined_parts, read_table
 from asyncsgd.data.pydocs import collect_docstrings, load_pydocs
-from asyncsgd.data.tables import joined_parts, read_table
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.token_classification import TAGGED
 

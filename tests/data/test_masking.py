@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import asyncsgd
 from asyncsgd.data.first_order import first_order
-from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample
+from asyncsgd.data.masks import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample
 from asyncsgd.data.order import RUN, whole_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data.corpora import LABELLED, PLAIN, load_corpus
+from asyncsgd.data.files import KINDS, Reading, read_table
 from asyncsgd.data.folders import splits_of
-from asyncsgd.data.tables import KINDS, Reading, read_table
 from asyncsgd.errors import UsageError
 
 TEXT, LABELS = {"text": "--text-column"}, {"text": "--text-column", "label": "--label-column"}

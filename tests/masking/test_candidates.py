@@ -18,14 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mask_candidates
+from asyncsgd.core.signals import StopRequest
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenizer import train_byte_bpe, train_wordpiece
 from asyncsgd.data.tokens import plain_backend, rows_of
+from asyncsgd.domain_masking.candidates import (
+    EXAMPLES,
+    begin,
+    candidate_flags,
+    candidate_pieces,
+    find_candidates,
+    found_in,
+)
+from asyncsgd.domain_masking.finders import Lexicon
 from asyncsgd.errors import UsageError
-from asyncsgd.masking.candidates import EXAMPLES, begin, candidate_flags, candidate_pieces, find_candidates, found_in
-from asyncsgd.masking.finders import Lexicon
-from asyncsgd.signals import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [line for line in sentences(120, seed=3).split("\n") if line]

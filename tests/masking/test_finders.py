@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
 from asyncsgd.data.tokenizer import train_wordpiece
+from asyncsgd.domain_masking.finders import FINDERS, Lexicon, log_likelihood_ratio
+from asyncsgd.domain_masking.tagger import LONGEST_WINDOW, load, windows
 from asyncsgd.errors import UsageError
-from asyncsgd.masking.finders import FINDERS, Lexicon, log_likelihood_ratio
-from asyncsgd.masking.tagger import LONGEST_WINDOW, load, windows
 
 WORDS = ["the", "film", "of", "zirconia", "grows", "on", "nickel", "oxide", "at", "once"]
 TEXTS = [f"{a} {b} {c}, {d}!" for a, b, c, d in zip(WORDS, WORDS[1:], WORDS[2:], WORDS[3:], strict=False)] * 3

@@ -15,10 +15,10 @@ from marks import slow
 from pyarrow import parquet
 
 import normalize_corpus
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.domain_masking import normalizing
+from asyncsgd.domain_masking.normalizing import normalize, normalize_file
 from asyncsgd.errors import UsageError
-from asyncsgd.masking import normalizing
-from asyncsgd.masking.normalizing import normalize, normalize_file
-from asyncsgd.signals import StopRequest
 
 
 def one(line, lower=False):

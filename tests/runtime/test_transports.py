@@ -21,14 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tasks import Classes
 
-from asyncsgd.batches import Batches
-from asyncsgd.errors import RunError
-from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
-from asyncsgd.rules import Asynchronous, KSync
-from asyncsgd.runtime.base import Budget, TrainingClock
-from asyncsgd.runtime.fit import Fit, Sink
-from asyncsgd.runtime.link import (
+from asyncsgd.backends.link import (
     Computed,
     Evaluate,
     Evaluated,
@@ -44,9 +37,16 @@ from asyncsgd.runtime.link import (
     decode,
     encode,
 )
-from asyncsgd.runtime.segment import Segment
-from asyncsgd.runtime.workers import Workers
-from asyncsgd.server import Server
+from asyncsgd.backends.processes import Workers
+from asyncsgd.backends.segment import Segment
+from asyncsgd.core.batches import Batches
+from asyncsgd.core.limits import Budget, TrainingClock
+from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.optimizers import SGD, Optimizer
+from asyncsgd.core.server import Server
+from asyncsgd.errors import RunError
+from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
+from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.tasks.base import encode_sums
 
 TIMEOUT = 60.0

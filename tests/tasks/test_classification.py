@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.classification import Classification, inverse_frequency
+from asyncsgd.worker.evaluation import evaluate_sets
 
 CLASSES, TOKENS = 3, 11
 COUNTS = (1, 4, 2)

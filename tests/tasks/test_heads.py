@@ -17,13 +17,13 @@ from sklearn import metrics
 from asyncsgd.data.corpora import Kind
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.heads import HEADS, Labels
 from asyncsgd.tasks.labelled_rows import LabelledRows
 from asyncsgd.tasks.labelled_task import LabelledTask
+from asyncsgd.worker.evaluation import evaluate_sets, measured
 
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 NAMES = ("ant", "bee", "cat")

@@ -14,8 +14,8 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.worker.evaluation import evaluate_sets
 
 VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

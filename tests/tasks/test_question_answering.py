@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 import asyncsgd
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.tasks.answers import exact_match
 from asyncsgd.tasks.question_answering import QuestionAnswering
+from asyncsgd.worker.evaluation import evaluate_sets
 
 SEED, SEQ_LEN, STRIDE, BATCH_SIZE = 3, 24, 7, 4
 CPU = torch.device("cpu")

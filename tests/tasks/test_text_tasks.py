@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import asyncsgd
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.causal_lm import CausalLM
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.question_answering import QuestionAnswering
 from asyncsgd.tasks.token_classification import TokenClassification
+from asyncsgd.worker.evaluation import evaluate_sets, measured
 
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay"]
 EVERY_TASK = {

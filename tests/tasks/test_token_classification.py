@@ -12,8 +12,8 @@ from gallery import shaken, write_tables
 from torch.nn import functional
 from transformers import AutoTokenizer
 
-from asyncsgd import models
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks import models
 from asyncsgd.tasks.token_classification import TokenClassification
 
 SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4

@@ -1,0 +1,254 @@
+"""Replay: the event log of a run as the backend of the one loop, and what happens then beside what the log says.
+
+The log says which worker joined and left when, which version each gradient was computed at, and in what order
+gradients arrived.
+Nothing else decided the run: batches, masks and dropout are functions of (seed, stream, index), and the rule is a
+function of the arrivals. So the same server, fed the same arrivals, must reply the same and end at the same
+parameters. Batches are handed out here as they were in the run, so the log has to name the same ones.
+
+Every gradient's loss is kept beside the loss in the log. It depends on every parameter at which it was computed. So the
+first loss that differs names a version: there, or before it, the two runs first differ. `asyncsgd.backends.rounding`
+says what a difference in the last bits means on another processor. A version is kept while a gradient of the log still
+has to be computed at it, which is one vector per worker at most."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from asyncsgd.backends.rounding import LossPair
+from asyncsgd.core.batches import indices_of
+from asyncsgd.core.limits import Budget
+from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.peers.models import Peers
+from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, Nobody, Work
+from asyncsgd.core.server import Server
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import (
+    Evaluation,
+    Event,
+    Extended,
+    Membership,
+    Parts,
+    Record,
+    Started,
+    Taken,
+    read_events,
+)
+from asyncsgd.worker.computation import Computation
+
+KINDS = {
+    "arrival": Event,
+    "join": Membership,
+    "leave": Membership,
+    "extend": Extended,
+    "parts": Parts,
+    "evaluate": Evaluation,
+}
+"""Of the records that a replay needs."""
+COMPARED = ("batches", "weight", "num_samples", "outcome", "uses", "drops", "abandoned", "version", "total_samples")
+"""Fields of a record that the replay's must have with the same value."""
+
+Log = Sequence[tuple[int, Record]]
+"""Records that a replay needs, each with the number of its line."""
+
+
+def read_log(path: Path) -> Log:
+    """The event log as a replay reads it; records of other kinds are left out.
+
+    Raises:
+        UsageError: if the file cannot be read, or a line is no record of a run; it names the line.
+    """
+    log = []
+    try:
+        for line, fields in enumerate(read_events(path), 2):  # after the header
+            if (kind := KINDS.get(fields["kind"])) is not None:
+                given = {name: math.nan if value is None else value for name, value in fields.items()}
+                log.append((line, msgspec.convert(given, kind)))
+    except msgspec.ValidationError as error:
+        what = f"events.jsonl, line {line} is no record of a run ({error}); give the log as the run wrote it"
+        raise UsageError(what) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the event log cannot be read: {error}") from error
+    return log
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Where a replay first differs from its log."""
+
+    version: int
+    """They differ from this version on, or from an earlier one."""
+    message: str
+
+
+class Differs(Exception):
+    """The log cannot follow from what came before: what, and from which version on."""
+
+    def __init__(self, version: int, message: str) -> None:
+        super().__init__(message)
+        self.difference = Difference(version, message)
+
+
+class Replay:
+    """Feeds a log to a server. Called once, in one process, at the thread count of the log.
+
+    Args:
+        server: new, on the initial parameters, without a budget, since the log says where the run ended; it starts
+            nobody by itself, since the log does. Changed by `run`.
+        computation: computes the gradients again.
+        log: in order.
+        to_the_bit: whether the replay ends at the first loss that has other bits than the log's.
+    """
+
+    present: Sequence[int] = ()
+    """Everybody joins by the log."""
+    now = 0.0
+    may_stop = True
+    loses_flights = False
+    KEPT = ()
+
+    def __init__(
+        self, server: Server | Peers[Any], computation: Computation, log: Log, *, to_the_bit: bool = True
+    ) -> None:
+        self.server, self._computation, self._to_the_bit = server, computation, to_the_bit
+        arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
+        last = max(arrivals, default=0)
+        # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
+        self._log = collections.deque(
+            entry for place, entry in enumerate(log) if place <= last or bool(getattr(entry[1], "uses", False))
+        )
+        self._line, self._record = 0, log[0][1] if log else None  # what happens now
+        self._started: Sequence[Started] = ()
+        """By what happened last, in the log."""
+        # Peers count a version of each model, and gradients start at points that they keep.
+        reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
+        self._readers = collections.Counter([record.read_version for record in reads])
+        self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.losses: list[LossPair] = []
+        """Of all arrivals so far, beside those of the log."""
+
+    def run(self, until: int | None = None) -> Difference | None:
+        """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
+
+        A log that has lost its last records agrees up to its end, so compare `num_samples` with the run's summary.
+
+        Args:
+            until: stop as soon as the server has this version.
+        """
+        server = self.server
+        sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
+        try:
+            Fit(server, self, Budget(), 1, sink).run()
+        except Differs as differs:
+            return differs.difference
+        return None
+
+    def running(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def freeze(self) -> tuple[()]:
+        return ()
+
+    def evaluate(self, parameters: Tensor) -> Measured:
+        """Evaluations change nothing, so they are left out."""
+        return Measured(0.0)
+
+    def next(self, until: float) -> Happened | None:
+        self._follow()
+        self._keep()
+        while self._log:
+            self._line, self._record = line, record = self._log.popleft()
+            self._started = getattr(record, "started", ())
+            if isinstance(record, Event):
+                return self._arrived(record)
+            if isinstance(record, Membership):
+                if record.kind == "join":
+                    return Joined(record.worker)
+                self._computation.forget(record.worker)
+                return Left(record.worker, record.reason)
+            if isinstance(record, Parts):
+                self._computation.cut_into(record.micro_batches)
+                continue
+            self._follow()  # what the rule had asked for before an extended run is started now
+            for name, here in (("version", self.server.version), ("total_samples", self.server.num_samples)):
+                if getattr(record, name) != here:
+                    raise self._differs(f"{name} of line {line} is {here}, the log has {getattr(record, name)}")
+        raise Nobody("the log ends")
+
+    def _arrived(self, record: Event) -> Arrived:
+        worker, dispatch, version = record.worker, record.dispatch, record.read_version
+        work = self.server.in_flight.get(worker)
+        if work is None or work.dispatch != dispatch:
+            raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
+        point, statistics = self._kept.get(version, (None, None))
+        if work.point is not None:
+            point, statistics = work.point, work.statistics
+        newest = self.server.version if work.point is None else work.version
+        if point is None or not work.version <= version <= newest:
+            raise self._differs(
+                f"dispatch {dispatch} was started at version {work.version} and arrives now, but the log says that "
+                f"it has read version {version}"
+            )
+        self._readers[version] -= 1
+        computation = self._computation
+        gradient = computation.compute(worker, work.batches, point, work.rate, record.loss_scales, statistics)
+        pair = LossPair(self.server.version, dispatch, version, gradient.loss, record.loss)
+        self.losses.append(pair)
+        if self._to_the_bit and not pair.same_bits:
+            raise Differs(version, pair.difference)
+        seconds = record.flight_seconds
+        return Arrived(work, version, computation.gradient, gradient, seconds, Taken(), computation.moved)
+
+    def stop(self, works: Sequence[Work]) -> None:
+        """Nobody computes but when it arrives."""
+
+    def start(self, works: Sequence[Work]) -> None:
+        """The server starts nobody by itself."""
+
+    def _follow(self) -> None:
+        """Start what the log started, if the rule asked for it here and these batches are the next."""
+        started, self._started = self._started, ()
+        for worker, dispatch, batches, rate in started:
+            # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
+            here = self.server.start(worker, len(indices_of(batches)))
+            if here is None:
+                raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
+            if (here.dispatch, here.batches) != (dispatch, batches):
+                raise self._differs(
+                    f"worker {worker} starts dispatch {here.dispatch} with batches {here.batches}, the log has "
+                    f"{dispatch}, {batches}"
+                )
+            if here.rate is not None:  # of local steps, which an extended run may take at others
+                here.rate = rate
+
+    def _compare(self, record: Record) -> None:
+        """The record of what happened here beside the one in the log."""
+        if not isinstance(record, Event | Membership):
+            return
+        for name in COMPARED:
+            here, logged = getattr(record, name, None), getattr(self._record, name, None)
+            if here != logged:
+                raise self._differs(f"{name} of line {self._line} is {here}, the log has {logged}")
+
+    def _differs(self, what: str) -> Differs:
+        return Differs(self.server.version, f"at version {self.server.version}: {what}")
+
+    def _keep(self) -> None:
+        """Keep the current version while the log still reads it, and forget those it does not."""
+        version = self.server.version
+        if self._readers[version] > 0 and version not in self._kept:
+            statistics = self.server.statistics
+            values = None if statistics is None else statistics.values.clone()
+            self._kept[version] = (self.server.parameters.clone(), values)
+        for old in [old for old in self._kept if self._readers[old] <= 0]:
+            del self._kept[old]

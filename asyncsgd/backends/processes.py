@@ -1,0 +1,346 @@
+"""Workers that are processes, as a backend of the one loop, whatever carries the vectors between them and the server.
+
+The clock is the real one. A gradient that arrives during an evaluation waits until the clock has advanced by the time
+that its worker still needed, so an evaluation changes neither the clock nor the order of arrivals. A worker that is
+lost has left, with its reason; what follows from that is not said here.
+
+Workers may also step the shared vector themselves, without locks (Hogwild). Then this process hands out batches and
+counts the steps that it hears of, and the server's optimizer does nothing. Before an evaluation and a checkpoint they
+are frozen: a worker with a gradient ready holds it, one that is stepping finishes its step.
+
+    each worker, again and again:  x <- x - eta * grad f(x; batch),  x read and written in place while others do the
+    same
+
+Niu, Recht, Re, Wright: Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, NeurIPS 2011.
+Deviation: the gradients are dense, so updates may overwrite each other in part. The recorded delays are differences of
+the counts heard here. Such a run cannot be replayed, because nothing records what a read saw."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import selectors
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncsgd.backends.link import (
+    Compute,
+    Computed,
+    Evaluate,
+    Evaluated,
+    EvaluatedAgain,
+    Gone,
+    Holding,
+    Link,
+    Message,
+    Pair,
+    Proceed,
+    Ready,
+    Refused,
+    Stop,
+    Wake,
+)
+from asyncsgd.backends.segment import FROZEN, SAMPLES, Segment
+from asyncsgd.core.limits import POLL_SECONDS, Interrupted, TrainingClock
+from asyncsgd.core.protocol import Arrived, Happened, Left, Measured, Nobody, Work
+from asyncsgd.core.running_statistics import RunningStatistics
+from asyncsgd.errors import RunError
+from asyncsgd.tasks.base import Sums, Task, decode_sums
+from asyncsgd.worker.evaluation import measured_in_shards
+
+Dead = Callable[[int, float], str | None]
+"""Given a worker and the seconds to look: how its process ended. None while it lives, or if nobody knows."""
+
+STOP_SECONDS = 30.0
+"""How long a worker that steps may take over its last gradient when a run ends before its budget is spent."""
+
+
+class Workers:
+    """The worker processes of a run.
+
+    Args:
+        links: to each worker.
+        segment: with a slot for each worker, unless they step the parameters themselves.
+        task: what they learn.
+        clock: the training clock.
+        dead: tells how a worker's process ended, for messages and for workers that die before they connect.
+        stop_requested: looked at while this waits for workers; `Interrupted` is raised then.
+        statistics: the server's running statistics, of a model that has some; told what evaluations estimated again.
+    """
+
+    may_stop = True
+    loses_flights = True
+    KEPT = ("_clock", "_num_samples", "_shared")
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        segment: Segment,
+        task: Task,
+        clock: TrainingClock,
+        *,
+        dead: Dead = lambda worker, seconds: None,
+        stop_requested: Callable[[], bool] = lambda: False,
+        statistics: RunningStatistics | None = None,
+    ) -> None:
+        self._statistics = statistics
+        self._links, self._segment, self._task = dict(links), segment, task
+        self._clock, self._dead, self._stop_requested = clock, dead, stop_requested
+        self._steps_there = not segment.slots
+        self._selector = selectors.DefaultSelector()
+        for worker, link in links.items():
+            self._selector.register(link, selectors.EVENT_READ, worker)
+        self._readable: collections.deque[int] = collections.deque()  # workers from whom there is something to read
+        self._ready: set[int] = set()  # and not lost
+        self._left: collections.deque[Left] = collections.deque()
+        """Lost workers of which the method has not heard."""
+        self._reasons: list[str] = []
+        self._works: dict[int, Work] = {}  # of each worker, until it arrives
+        self._unsent: dict[int, Work] = {}  # those that their workers have not been told
+        self._computing: set[int] = set()  # workers that were told one, or another before it, and have not answered
+        self._num_samples = 0  # that have arrived
+        self._shared = segment.extra  # the optimizer state that workers share; those of their own have no part in it
+        self._held_back: list[tuple[float, int, Computed]] = []
+        """Arrivals in an evaluation, with the seconds of the clock at which they count, ascending."""
+        self._paused = False  # by an evaluation
+        self._holding: set[int] = set()  # workers with a gradient ready, which do not step before they are told
+        self._peak_bytes: dict[int, tuple[int, int]] = {}
+
+    def meet(self, layout: str) -> None:
+        """Wait until every worker is ready or lost.
+
+        Args:
+            layout: `FlatModel.fingerprint` that every worker must have.
+        """
+        while coming := self._links.keys() - self._ready:
+            for worker, message in self._wait():
+                if isinstance(message, Ready):
+                    if message.layout != layout:
+                        raise RuntimeError(
+                            f"worker {worker} has built another model: layout {message.layout}, not {layout}"
+                        )
+                    self._ready.add(worker)
+            for worker in coming & self._links.keys():
+                if (reason := self._dead(worker, 0.0)) is not None:
+                    self._lose(worker, reason)
+
+    @property
+    def present(self) -> Sequence[int]:
+        return sorted(self._ready)
+
+    @property
+    def now(self) -> float:
+        return self._clock.seconds
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._clock.resume()
+        self._paused = False
+        try:
+            yield
+        finally:
+            self._clock.pause()
+
+    def stop(self, works: Sequence[Work]) -> None:
+        """Their workers finish what they have begun; only a wait that `Straggling` asks for ends."""
+        for work in works:
+            if self._works.get(work.worker) is work:
+                del self._works[work.worker]
+                if self._unsent.pop(work.worker, None) is None and work.worker in self._computing:
+                    self._send(work.worker, Wake())
+
+    def start(self, works: Sequence[Work]) -> None:
+        """The workers hear of it when the next thing is asked for: after an evaluation, if one is due; and when they
+        are idle.
+        """
+        for work in works:
+            self._works[work.worker] = self._unsent[work.worker] = work
+        if self._steps_there:
+            self._segment.control[SAMPLES] = self._num_samples
+
+    def next(self, until: float) -> Happened | None:
+        """None also after half a second, so that somebody looks at signals."""
+        if self._left:
+            return self._left.popleft()
+        if not self._ready:
+            raise self._nobody()
+        if self.now >= until:
+            return None  # whoever stands still since an evaluation goes on doing so
+        self._go_on()
+        release = self._held_back[0][0] if self._held_back else math.inf
+        if release <= self.now:
+            return self._arrived(*self._held_back.pop(0)[1:])
+        for worker, message in self._wait(min(release, until) - self.now):
+            if isinstance(message, Computed):
+                return self._arrived(worker, message)
+        return None
+
+    def freeze(self) -> Iterable[Arrived]:
+        """Where workers step, let them stand still until `next`, and tell the steps that they took before they did."""
+        if not self._steps_there:
+            return
+        self._freeze()
+        while self._computing - self._holding:
+            for worker, message in self._messages():
+                if isinstance(message, Computed) and (arrived := self._arrived(worker, message)) is not None:
+                    yield arrived
+
+    def evaluate(self, parameters: Tensor) -> Measured:
+        """A shard each; the shards of a worker that is lost meanwhile go to another.
+
+        Raises:
+            Interrupted: if the user asks to stop.
+            Nobody: if no worker is left.
+        """
+        self._paused |= self._clock.running
+        self._clock.pause()
+        began, owners, sums = time.perf_counter(), dict(enumerate(self.present)), dict[int, Sums]()
+        number = len(owners)
+        vectors = self._vectors(parameters, self._segment.statistics)
+        for shard, worker in owners.items():
+            self._send(worker, Evaluate(shard, number), vectors)
+        while self._ready and len(sums) < number:
+            for worker, message in self._wait():
+                if isinstance(message, Evaluated):
+                    sums[message.shard] = decode_sums(message.sums)
+                    if isinstance(message, EvaluatedAgain) and self._statistics is not None:
+                        self._statistics.reestimated = torch.frombuffer(
+                            bytearray(message.statistics), dtype=torch.float64
+                        )
+                    if len(message.peak_bytes) == 2:
+                        self._peak_bytes[worker] = (message.peak_bytes[0], message.peak_bytes[1])
+                elif isinstance(message, Computed):
+                    self._held_back.append((self.now + time.perf_counter() - began, worker, message))
+                elif message is None:
+                    for shard in [shard for shard, owner in owners.items() if owner == worker and shard not in sums]:
+                        if self._ready:
+                            owners[shard] = min(self._ready)
+                            self._send(owners[shard], Evaluate(shard, number), vectors)
+        if not self._ready:
+            raise self._nobody()
+        self._held_back.sort(key=lambda item: item[0])
+        peaks = tuple((worker, *peak) for worker, peak in sorted(self._peak_bytes.items()))
+        shards = [sums[shard] for shard in sorted(sums)]
+        return measured_in_shards(self._task, shards, time.perf_counter() - began, peaks)
+
+    def close(self) -> list[Left]:
+        """Tell all workers to stop, and wait for those that step; who was lost of whom the method has not heard."""
+        if self._steps_there:
+            self._segment.control[FROZEN] = 1  # no step that nobody hears of
+        for worker in list(self._links):
+            self._send(worker, Stop())
+        left, deadline = list(self._left), time.monotonic() + STOP_SECONDS
+        while self._steps_there and self._ready and time.monotonic() < deadline:
+            self._messages()
+        return left
+
+    def restored(self) -> None:
+        self._segment.control[SAMPLES] = self._num_samples
+
+    def _freeze(self) -> None:
+        if not int(self._segment.control[FROZEN]):
+            self._segment.control[FROZEN] = 1
+            for worker in self._computing:
+                self._send(worker, Wake())
+
+    def _go_on(self) -> None:
+        """Undo what an evaluation did, and tell workers that are idle what they are to compute."""
+        if self._paused:
+            self._paused = False
+            self._clock.resume()
+        if self._steps_there and int(self._segment.control[FROZEN]):
+            self._segment.control[FROZEN] = 0
+            for worker in self._holding:
+                self._send(worker, Proceed())
+            self._holding.clear()
+        for worker in [worker for worker in self._unsent if worker not in self._computing]:
+            self._tell(self._unsent.pop(worker))
+
+    def _tell(self, work: Work) -> None:
+        """Tell an idle worker to compute. Its slot is free for the point where it starts, if it has to be told one."""
+        worker, point, exact = work.worker, work.point, None if work.point is None else work.version
+        segment, statistics = self._segment, work.statistics
+        if point is None and self._links[worker].carries_vectors:
+            point, exact, statistics = segment.parameters, segment.version, segment.statistics
+        if point is not None:
+            segment.slots[worker].copy_(point)
+            if statistics is not None:
+                segment.moved[worker, 0].copy_(statistics)
+        self._computing.add(worker)
+        command = Compute(work.dispatch, work.batches, work.rate, exact, work.draw)
+        vectors = self._vectors(segment.slots[worker], segment.moved[worker, 0]) if segment.slots else ()
+        self._send(worker, command, vectors)
+
+    def _vectors(self, parameters: Tensor, statistics: Tensor) -> Sequence[Tensor]:
+        """What a worker without the segment is sent."""
+        return (parameters, statistics) if len(statistics) else (parameters,)
+
+    def _send(self, worker: int, message: Message, vectors: Sequence[Tensor] = ()) -> None:
+        """Whoever is gone is heard to be."""
+        link = self._links[worker]
+        with contextlib.suppress(Gone):
+            link.send(message)
+            if isinstance(link, Pair) and link.carries_vectors:
+                for vector in vectors:
+                    link.send_vector(vector)
+
+    def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
+        """See `_messages`; raises `Interrupted` where the user has asked to stop, RunError where a worker refuses."""
+        if self._stop_requested():
+            raise Interrupted
+        messages = self._messages(seconds)
+        for worker, message in messages:
+            if isinstance(message, Refused):
+                raise RunError(f"worker {worker}: {message.reason}")
+        return messages
+
+    def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
+        """The next message, or none within `seconds`; None from a worker that is lost. One at a time: handling it may
+        wait for others.
+        """
+        if not self._readable:
+            keys = self._selector.select(max(0.0, min(seconds, POLL_SECONDS)))
+            self._readable.extend(key.data for key, _ in keys)
+        if not self._readable:
+            return []
+        worker = self._readable.popleft()
+        try:
+            message = self._links[worker].receive()
+        except Gone as gone:
+            self._lose(worker, self._dead(worker, 2.0) or str(gone))  # its end closes a moment before its process does
+            return [(worker, None)]
+        if isinstance(message, Holding):
+            self._holding.add(worker)
+        elif isinstance(message, Computed):
+            self._computing.discard(worker)
+        return [(worker, message)]
+
+    def _arrived(self, worker: int, message: Computed) -> Arrived | None:
+        """None if nobody waits for it any more: its batch went to another worker, and it counts in no budget."""
+        work = self._works.get(worker)
+        if worker not in self._ready or work is None or work.dispatch != message.dispatch:
+            return None
+        del self._works[worker]
+        self._num_samples += message.gradient.num_samples
+        vector = torch.empty(0) if self._steps_there else self._segment.slots[worker]
+        seconds = self.now - work.began
+        moved = self._segment.moved[worker] if len(self._segment.statistics) else None
+        return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken, moved)
+
+    def _lose(self, worker: int, reason: str) -> None:
+        self._selector.unregister(self._links[worker])
+        self._links.pop(worker).close()
+        self._reasons.append(f"worker {worker}: {reason}")
+        for numbers in (self._ready, self._holding, self._computing):
+            numbers.discard(worker)
+        self._unsent.pop(worker, None)
+        self._held_back = [item for item in self._held_back if item[1] != worker]
+        self._readable = collections.deque(reader for reader in self._readable if reader != worker)
+        self._left.append(Left(worker, reason))
+
+    def _nobody(self) -> Nobody:
+        return Nobody(f"no worker is left ({'; '.join(self._reasons)})")

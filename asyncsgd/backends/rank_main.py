@@ -1,0 +1,54 @@
+"""Where a rank begins: its part of a run, and what the process of a rank other than 0 does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from asyncsgd.backends.launch import World
+from asyncsgd.backends.process_setup import fail, set_up_process
+from asyncsgd.backends.ranks import LOST_CONTACT, DataParallel, InStep, Replica, is_lost_contact
+from asyncsgd.core.checkpoints import load_state
+from asyncsgd.run import runtimes
+from asyncsgd.run.run import Run
+from asyncsgd.worker.worker import Worker
+
+
+def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) -> InStep:
+    """This rank's part of a run, on the initialised process group; called by all ranks together.
+
+    Args:
+        run: of `Run.at`.
+        worker: with the whole model at the parameters to begin with; not used where it is to be cut.
+        resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
+    """
+    if isinstance(run.runtime, runtimes.Pipeline):
+        # torch.distributed.pipelining is slow to import, and most runs have no pipeline.
+        from asyncsgd.pipeline.replica import Pipeline, TwoVersions
+
+        has_two_versions = run.runtime.schedule == "2bw"
+        replica: Replica = TwoVersions(run) if has_two_versions else Pipeline(run)
+    else:
+        assert worker is not None
+        replica = DataParallel(run, worker)
+    if resume is not None:
+        replica.load_state_dict(load_state(*resume, replica.device))
+    return InStep(replica)
+
+
+def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoReturn:
+    """Entry point of a rank other than 0; blocks, and ends the process."""
+    try:
+        set_up_process(run.runtime.threads)
+        worker = None if isinstance(run.runtime, runtimes.Pipeline) else run.worker(run.flat(device=run.device))
+        world.arrive()
+        with world.group(run.device):
+            in_step(run, worker, resume).follow()
+            sys.stdout.flush()
+            os._exit(0)  # skips the teardown of a group whose other members may be gone
+    except Exception as error:
+        if is_lost_contact(error):
+            os._exit(LOST_CONTACT)  # rank 0 names the rank that is gone
+        fail(f"rank {world.rank}", error)

@@ -1,0 +1,166 @@
+"""Vectors that the processes of one host share: parameters, a gradient slot per worker, and a few control words.
+
+The memory is a file without a name, handed to a child as a descriptor. So nothing has to be removed, whatever dies, and
+the size of /dev/shm (docker's --shm-size) does not matter.
+
+A pull is one consistent version without any lock: the version word is 2 v while version v stands, and 2 v + 1 while the
+server writes version v + 1 (a sequence lock). A reader copies between two equal, even words and reads again otherwise;
+if it has to, the server has made progress. The order of the stores and loads around the copy is that of x86; on other
+processors `asyncsgd.run.runtimes.check_transport` refuses it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from asyncsgd.core.running_statistics import KINDS
+
+_PAGE = 4096
+_VERSION, SAMPLES, FROZEN = 0, 1, 2
+"""Control words: of the sequence lock; samples that have arrived; whether workers that step are to hold."""
+
+
+class Segment:
+    """A page of int64 control words, P parameters, slots of P and some more float32; can be handed to a child.
+
+    Args:
+        size: P.
+        slots: gradients that it has room for; none where workers step the parameters themselves.
+        extra: elements behind them, for an optimizer state that workers share.
+        statistics: S, of a model with running statistics: float64, S behind the parameters and 3 S behind every slot.
+        descriptor: of a segment that is there already, by this one's alone from now on; None: a new one of zeros.
+
+    >>> segment = Segment(4, slots=1)
+    >>> with segment.writing(0):
+    ...     _ = segment.parameters.fill_(2.0)
+    >>> mine = torch.zeros(4)
+    >>> segment.pull(mine), mine.tolist()
+    (1, [2.0, 2.0, 2.0, 2.0])
+    """
+
+    def __init__(
+        self, size: int, slots: int, extra: int = 0, statistics: int = 0, descriptor: int | None = None
+    ) -> None:
+        length = _length(size, slots, extra, statistics)
+        if descriptor is None:
+            descriptor = _nameless(length)
+        self._shape, self._descriptor = (size, slots, extra, statistics), descriptor
+        weakref.finalize(self, os.close, descriptor)
+        memory = torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)
+        self.control = memory[:_PAGE].view(torch.int64)
+        num_float32 = size * (1 + slots) + extra
+        parts = memory[_PAGE : _PAGE + 4 * num_float32].view(torch.float32).split([size] * (1 + slots) + [extra])
+        self.parameters, self.slots, self.extra = parts[0], parts[1:-1], parts[-1]
+        behind = memory[length - 8 * _num_statistics(slots, statistics) : length].view(torch.float64)
+        self.statistics = behind[:statistics]
+        """`(S,)`, of the version that stands."""
+        self.moved = behind[statistics:].view(slots, KINDS, statistics)
+        """`(N, 3, S)`, what each worker's gradient has made of them; the first row is where it starts at a point."""
+
+    def __reduce__(self) -> tuple[Callable[..., Segment], tuple[Any, ...]]:
+        return _inherited, (*self._shape, DupFd(self._descriptor))
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What `opened` takes in a process that is no child, as long as this process lives: this process, the
+        descriptor, and the shape.
+        """
+        shape = self._shape if self._shape[-1] else self._shape[:-1]
+        return (os.getpid(), self._descriptor, *shape)
+
+    @classmethod
+    def opened(cls, process: int, descriptor: int, size: int, slots: int, extra: int, statistics: int = 0) -> Segment:
+        """The segment of another process of this user; on Linux.
+
+        The numbers may come from a stranger. So nothing is opened for writing but a file without a name, of this user
+        and of the right length, of a process that has the parent of this one, as the ranks of a torchrun have.
+
+        Raises:
+            ValueError: if they are of anything else.
+            OSError: if there is no such process or descriptor.
+        """
+        looked_at = os.open(f"/proc/{process}/fd/{descriptor}", os.O_PATH)  # opened, and not for reading or writing
+        try:
+            file = os.fstat(looked_at)
+            is_nameless = stat.S_ISREG(file.st_mode) and file.st_nlink == 0
+            is_ours = file.st_uid == os.getuid() and psutil.Process(process).ppid() == os.getppid()
+            numbers = size, slots, extra, statistics
+            fits = min(numbers) >= 0 and file.st_size == _length(*numbers)
+            if not (is_nameless and is_ours and fits):
+                raise ValueError(f"descriptor {descriptor} of process {process} is no segment of this run")
+            return cls(*numbers, os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR))
+        finally:
+            os.close(looked_at)
+
+    @property
+    def version(self) -> int:
+        """The version that stands or is being left, without any promise about the parameters."""
+        return int(self.control[_VERSION]) // 2
+
+    @contextlib.contextmanager
+    def writing(self, version: int) -> Iterator[None]:
+        """Within it the parameters are on their way from `version` to the next."""
+        self.control[_VERSION] = 2 * version + 1
+        yield
+        self.control[_VERSION] = 2 * version + 2
+
+    def pull(self, into: Tensor, alive: Callable[[], object] = lambda: None, statistics: Tensor | None = None) -> int:
+        """Copy one consistent version into `into`, `(P,)`, and return its number.
+
+        Args:
+            statistics: where its running statistics are copied, `(S,)`.
+            alive: called while the server writes; raises if there is no server any more, which may have died at it.
+        """
+        while True:
+            before = int(self.control[_VERSION])
+            if before % 2 == 0:
+                into.copy_(self.parameters)
+                if statistics is not None:
+                    statistics.copy_(self.statistics)
+                if int(self.control[_VERSION]) == before:
+                    return before // 2
+            time.sleep(0)  # let the server have the core
+            alive()
+
+
+def _length(size: int, slots: int, extra: int, statistics: int) -> int:
+    """Bytes of a segment."""
+    length = _PAGE + 4 * (size * (1 + slots) + extra)
+    if statistics:
+        length = math.ceil(length / 8) * 8 + 8 * _num_statistics(slots, statistics)
+    return length
+
+
+def _num_statistics(slots: int, statistics: int) -> int:
+    return statistics * (1 + KINDS * slots)
+
+
+def _nameless(length: int) -> int:
+    """The descriptor of so many bytes of zeros."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("asyncsgd")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, length)  # reserved now: a full memory would kill with SIGBUS later
+    else:
+        os.ftruncate(descriptor, length)
+    return descriptor
+
+
+def _inherited(size: int, slots: int, extra: int, statistics: int, descriptor: Any) -> Segment:
+    return Segment(size, slots, extra, statistics, descriptor.detach())

@@ -1,0 +1,238 @@
+"""The virtual clock: any number of workers in one process, their times drawn, their gradients real.
+
+A heap of (seconds, worker, dispatch) says whose gradient arrives next; ties go to the lower worker. The server and
+the rule are the ones that real processes use, so an algorithm is the same object on either clock. Cost per event: one
+heap operation, O(log N), and one gradient.
+
+Gradients are computed when they arrive, at the parameters that were kept when they started ("keep versions"). There is
+one vector for every version that a gradient in flight has read: N at most, and 1 if all workers start together. An
+abandoned gradient is therefore never computed: its worker is truly interrupted. A rule that does not abandon lets its
+workers finish, and drops or uses what arrives. A parameter of the rule says whether it abandons (`interrupt`).
+
+With a `Network` every gradient waits twice for the server's link: when the parameters go down, and when the gradient
+goes up. The link carries one vector at a time, in the order of requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+from torch import Tensor
+
+from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, Nobody, Work
+from asyncsgd.core.running_statistics import RunningStatistics
+from asyncsgd.records.events import Taken
+from asyncsgd.simulation.churn import Change, Join, absent_at_first
+from asyncsgd.simulation.speeds import Network, Sampler
+from asyncsgd.worker.computation import Computation
+
+Measure = Callable[[Tensor], Measured]
+"""From parameters to what an exact evaluation says of them."""
+Entry = tuple[float, int, int, Work]
+"""Of a heap: seconds, worker, dispatch, and what is computed."""
+MANY = 32
+"""Entries that nobody waits for, and starts, from which on the heap is made anew."""
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for cycles of garbage less often.
+
+    The loop makes many small objects and no cycles. With thousands of workers these searches take half of the time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class Heap:
+    """The virtual clock as a backend: a heap of (seconds, worker, dispatch), and who leaves and joins when.
+
+    Args:
+        parameters: `(P,)`, the server's: where a gradient starts that has no point of its own.
+        computation: computes every gradient.
+        sampler: seconds that a worker takes for its k-th gradient.
+        measure: evaluates parameters exactly; costs no virtual time.
+        num_workers: N, workers 0 to N - 1, all present from the beginning but for those whom `churn` lets join first.
+        network: links to the server; None: transfers take no time.
+        churn: who leaves and joins when, in the order of time.
+        in_step: gradients that start together arrive together, when the slowest is done.
+        statistics: the server's running statistics, of a model that has some.
+    """
+
+    may_stop = True
+    loses_flights = False
+    KEPT = (
+        *("now", "computation", "_heap", "_root_is_free", "_uploads", "_link_free", "_changes", "_dead", "_working"),
+        *("_idle_since", "_pulled_at", "_computed_at"),
+    )
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        computation: Computation,
+        sampler: Sampler,
+        measure: Measure,
+        *,
+        num_workers: int,
+        network: Network | None = None,
+        churn: Sequence[Change] = (),
+        in_step: bool = False,
+        statistics: RunningStatistics | None = None,
+    ) -> None:
+        self.now = 0.0
+        self._parameters, self.computation, self._measure = parameters, computation, measure
+        self._sampler, self._network, self._in_step = sampler, network, in_step
+        self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
+        self._heap: list[Entry] = []
+        self._root_is_free = False  # its first has arrived, and stays to be replaced: one sift of the heap for two
+        self._uploads: list[Entry] = []  # computed, and waiting for the server's link
+        self._link_free = 0.0
+        self._changes = list(churn)  # that are still to come
+        self._dead = 0  # entries of the heap and of the uploads that nobody waits for
+        self._statistics = statistics
+        self._kept: tuple[int, Tensor, Tensor | None] = (
+            -1,
+            parameters,
+            None,
+        )  # the newest version that a gradient has started at
+        # Of each worker:
+        self._working: list[Work | None] = [None] * num_workers
+        self._idle_since = [0.0] * num_workers
+        self._pulled_at: dict[int, float] = {}  # with a network, as the next
+        self._computed_at: dict[int, float] = {}
+
+    def running(self) -> AbstractContextManager[None]:
+        return _rare_collections()
+
+    def freeze(self) -> tuple[()]:
+        return ()
+
+    def evaluate(self, parameters: Tensor) -> Measured:
+        return self._measure(parameters)
+
+    def next(self, until: float) -> Happened | None:
+        change = self._changes[0].seconds if self._changes else math.inf
+        first = self._first(change)
+        if first is None and not (self._changes or self._heap or self._uploads):
+            raise Nobody("no worker is left; let one of them join again, or stay")
+        seconds = change if first is None else first[0]
+        if seconds > until:
+            self.now = until
+            return None
+        if seconds == math.inf:
+            raise Nobody("every worker in flight takes for ever; give --seconds, or other --speeds")
+        self.now = seconds
+        if first is None:
+            return self._change()
+        self._root_is_free = True
+        return self._arrived(first[3])
+
+    def _first(self, before: float) -> Entry | None:
+        """The next arrival, which stays in the heap; None if it comes at the time `before` or later, or never.
+
+        Abandoned gradients are skipped, uploads wait for the link on the way.
+        """
+        self._free_root()
+        heap, uploads, working = self._heap, self._uploads, self._working
+        while heap or uploads:
+            source = uploads if uploads and (not heap or uploads[0] < heap[0]) else heap
+            seconds, worker, dispatch, work = first = source[0]
+            if seconds >= before:
+                return None
+            if working[worker] is not work:
+                heapq.heappop(source)
+                self._dead -= 1
+            elif source is heap:
+                return first
+            else:
+                heapq.heappop(uploads)
+                self._computed_at[worker] = seconds
+                heapq.heappush(heap, (self._transfer(seconds, worker), worker, dispatch, work))
+        return None
+
+    def _free_root(self) -> None:
+        if self._root_is_free:
+            heapq.heappop(self._heap)
+            self._root_is_free = False
+
+    def _change(self) -> Joined | Left:
+        """The next one of the churn."""
+        change = self._changes.pop(0)
+        if isinstance(change, Join):
+            self._idle_since[change.worker] = self.now
+            return Joined(change.worker)
+        self.computation.forget(change.worker)
+        return Left(change.worker)
+
+    def _arrived(self, work: Work) -> Arrived:
+        worker, began, now = work.worker, work.began, self.now
+        assert work.point is not None
+        gradient = self.computation.compute(worker, work.batches, work.point, work.rate, statistics=work.statistics)
+        pulled = computed = 0.0
+        if self._network is not None:
+            pulled, computed = self._pulled_at[worker] - began, self._computed_at[worker] - began
+        else:
+            computed = now - began
+        taken = Taken(pulled, computed - pulled, now - began - computed, began - self._idle_since[worker])
+        self._working[worker], self._idle_since[worker] = None, now
+        computation = self.computation
+        return Arrived(work, work.version, computation.gradient, gradient, now - began, taken, computation.moved)
+
+    def _transfer(self, seconds: float, worker: int) -> float:
+        """When a vector that is ready at `seconds` is through the server's link."""
+        assert self._network is not None
+        self._link_free = max(self._link_free, seconds) + self._network.transfer_seconds(worker)
+        return self._link_free
+
+    def stop(self, works: Sequence[Work]) -> None:
+        self._dead += len(works)
+        for work in works:
+            self._working[work.worker], self._idle_since[work.worker] = None, self.now
+        if self._dead > max(MANY, (len(self._heap) + len(self._uploads)) // 2):
+            for heap in (self._heap, self._uploads):
+                heap[:] = [entry for entry in heap if self._working[entry[1]] is entry[3]]
+                heapq.heapify(heap)
+            self._dead, self._root_is_free = 0, False
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Keep the parameters that they start at, and draw how long they take."""
+        heap, draw, network = self._heap, self._sampler.draw_one, self._network
+        many = network is None and len(works) > max(MANY, len(heap) // 8)
+        for work in works:
+            worker, number, first = work.worker, work.num_local_steps, work.draw
+            if work.point is None:
+                if self._kept[0] != work.version:
+                    statistics = None if self._statistics is None else self._statistics.values.clone()
+                    self._kept = (work.version, self._parameters.clone(), statistics)
+                _, work.point, work.statistics = self._kept
+            self._working[worker] = work
+            if number == 1:
+                seconds = work.drawn = draw(worker, first)
+            else:
+                drawn = [draw(worker, k) for k in range(first, first + number)]
+                seconds, work.drawn = math.fsum(drawn), drawn[-1]
+            if network is not None:
+                self._pulled_at[worker] = pulled = self._transfer(self.now, worker)
+                heapq.heappush(self._uploads, (pulled + seconds, worker, work.dispatch, work))
+                continue
+            if self._in_step:
+                seconds = max([draw(other.worker, other.draw) for other in works])
+            entry = (work.began + seconds, worker, work.dispatch, work)
+            if self._root_is_free:
+                self._root_is_free = False
+                heapq.heapreplace(heap, entry)
+            elif many:
+                heap.append(entry)
+            else:
+                heapq.heappush(heap, entry)
+        if many:
+            heapq.heapify(heap)

@@ -1,0 +1,446 @@
+"""Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped.
+
+::
+
+    runs/<name>/checkpoints/
+      000000002400.pt    the state, for torch.load(weights_only=True)
+      000000002400.json  its description: where in the run it was taken, and the hash of the state
+
+A state is tensors, numbers, strings and what holds them (see `asyncsgd.core.state`), so reading one runs no code.
+Training stands still while the state is copied. A thread writes the copy. A description is written when its state is
+durable.
+
+A description has the hash of its state, of the records up to it and of itself. A checkpoint of which one differs is
+damaged: it is not used, but the one before it is.
+
+torch.save writes them and not torch.distributed.checkpoint: that one keeps its index as a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import os
+import pickle
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from asyncsgd import __version__
+from asyncsgd.core.state import State
+from asyncsgd.errors import UsageError, reason
+from asyncsgd.records.console import Recorder
+from asyncsgd.records.events import EVENTS, Checkpointed, sha256_of_first
+from asyncsgd.records.run_folder import RunFolder, json_text, sync, write_text
+
+SCHEMA = 7
+"""Of the state and of what is kept beside it. Another one is refused by name."""
+
+FOLDER = "checkpoints"
+HOLDERS = (
+    *("asyncsgd.core.protocol", "asyncsgd.records.events", "asyncsgd.rules.", "asyncsgd.core.limits"),
+    "asyncsgd.simulation.churn",
+)
+"""Modules of the classes that a state may hold, beside tensors, numbers, strings, lists, tuples, sets and dicts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """When checkpoints are taken and how many are kept. Where they are, one is taken at the end of a run that is DONE.
+    One is taken in any case when Ctrl-C, SIGTERM or SIGHUP stops the run.
+    """
+
+    every: int | None = None
+    """Samples that have arrived between two of them."""
+    seconds: float | None = None
+    """Of wall time between two of them."""
+    keep: int = 2
+    """The newest ones. The one with the best evaluation loss is kept beside them, and the newest from which the run can
+    become longer.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """The description that lies beside a state: where in the run it was taken."""
+
+    name: str
+    total_samples: int
+    version: int
+    train_seconds: float
+    eval_loss: float | None
+    """Of the last evaluation before it."""
+    sha256: str
+    """Of the file with the state."""
+    events_bytes: int
+    """Length of events.jsonl at this moment."""
+    events_sha256: str
+    """Of these bytes."""
+    totals: Mapping[str, Any]
+    """See `asyncsgd.records.totals.Totals.state`."""
+    began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Hashes of what the run began from; see `Saver`."""
+    cut_short: str | None = None
+    """Why a run with a larger budget cannot go on from here; None: it can."""
+    policy: Policy = Policy()
+    """When the run took checkpoints. One that goes on keeps to it, unless told otherwise."""
+    schema: int = SCHEMA
+    asyncsgd: str = __version__
+    """The version that wrote it, for messages."""
+
+
+class Damaged(Exception):
+    """What is wrong with a checkpoint."""
+
+
+_SEAL = "description_sha256"
+
+
+def name_of(total_samples: int) -> str:
+    """Of the checkpoint after so many samples; names in order are checkpoints in order."""
+    return f"{total_samples:012d}"
+
+
+class Saver:
+    """Takes the states of a run in the process that owns its folder: copies one, and a thread writes the copy.
+
+    Args:
+        folder: of the run.
+        policy: when a state is due, and how many are kept.
+        record: gets the record of every state; its `totals` are kept beside the state.
+        began_from: hashes of the data and the initial parameters, by what they are of, so that no run goes on from
+            others.
+        tell: says a line to the user.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        policy: Policy,
+        record: Recorder,
+        began_from: Mapping[str, Any],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._run, self._policy, self._record, self._began_from, self._tell = folder, policy, record, began_from, tell
+        self._folder = folder.path / FOLDER
+        # There is a state of this moment already. A run that is stopped there keeps it and writes no other.
+        self._resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
+        self._thread: threading.Thread | None = None
+        self._wait_for_next(self._resumes_at or 0)
+
+    def _wait_for_next(self, num_samples: int) -> None:
+        every = self._policy.every
+        self._next = None if every is None else (num_samples // every + 1) * every
+        self._last = time.monotonic()
+
+    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
+        """Whether a state is to be taken now. While one is still being written none is, but `at_end` of a run that is
+        DONE.
+        """
+        by_samples = self._next is not None and num_samples >= self._next
+        seconds = self._policy.seconds
+        if at_end:
+            return self._next is not None or seconds is not None
+        if not by_samples and (seconds is None or time.monotonic() - self._last < seconds):
+            return False
+        return self._thread is None or not self._thread.is_alive()
+
+    def save(
+        self, state: State, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> None:
+        """Copy `state` and begin to write the copy.
+
+        Args:
+            cut_short: why a run with a larger budget would have gone on otherwise from here; None: it would not.
+        """
+        if num_samples == self._resumes_at:
+            return
+        self.finish()
+        began, name = time.perf_counter(), name_of(num_samples)
+        copy = copy_of(state)
+        self._wait_for_next(num_samples)
+        copy_seconds = time.perf_counter() - began
+        self._record(Checkpointed(version, num_samples, train_seconds, name, copy_seconds, cut_short))
+        totals = self._record.totals.state()
+        events_bytes, events_sha256 = self._run.flush()
+        made = Checkpoint(
+            name=name,
+            total_samples=num_samples,
+            version=version,
+            train_seconds=train_seconds,
+            eval_loss=None if totals["last"] is None else totals["last"]["loss"],
+            sha256="",
+            events_bytes=events_bytes,
+            events_sha256=events_sha256,
+            totals=totals,
+            began_from=self._began_from,
+            cut_short=cut_short,
+            policy=self._policy,
+        )
+        self._thread = threading.Thread(target=self._write, args=(copy, made), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until nothing is being written any more."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, copy: State, made: Checkpoint) -> None:
+        """Write the state, then its name, and remove those that are not kept."""
+        partial = self._folder / f"{made.name}.partial"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with open(partial, "wb") as file:
+                torch.save({"schema": SCHEMA, "state": copy}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            made = dataclasses.replace(made, sha256=sha256_of(partial))
+            os.replace(partial, partial.with_suffix(".pt"))
+            sync(self._folder)
+            sync(self._run.path / EVENTS)  # the records first: a description is of no use without those it names
+            sync(self._run.path)
+            text = json_text(dataclasses.asdict(made))
+            write_text(self._folder / f"{made.name}.json", _sealed(text.encode()).decode())
+            sync(self._folder)
+        except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            why = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
+            earlier = [found.name for found in _all(self._folder) if found.name < made.name]
+            left = f"the last good one is {earlier[-1]}" if earlier else "there is none before it"
+            self._tell(f"checkpoint {made.name} could not be written ({why}); the run goes on, and {left}")
+        else:
+            self._remove_old([found for found in _all(self._folder) if found.name <= made.name])
+
+    def _remove_old(self, found: Sequence[Checkpoint]) -> None:
+        losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
+        best = min(losses, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.name), default=None)
+        can_grow = [checkpoint.name for checkpoint in found if checkpoint.cut_short is None]
+        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {*can_grow[-1:]}
+        for checkpoint in found:
+            if checkpoint.name not in kept and checkpoint != best:
+                for suffix in (".json", ".pt"):  # in this order, so that no description is left without its state
+                    with contextlib.suppress(OSError):
+                        (self._folder / (checkpoint.name + suffix)).unlink()
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The checkpoint from which a run goes on."""
+
+    folder: Path
+    """Of the run."""
+    checkpoint: Checkpoint
+    notes: tuple[str, ...] = ()
+    """What the user is told of newer ones that are damaged."""
+
+    def load(self, device: str | torch.device = "cpu", rule: object = None) -> State:
+        """The state, its tensors on `device`; `rule` is the run's, where it may be the user's own."""
+        return load_state(self.folder, self.checkpoint.name, device, type(rule).__module__)
+
+    def forget_later(self) -> None:
+        """Remove the checkpoints after this one: what they hold is computed again."""
+        for path in (self.folder / FOLDER).glob("[0-9]*.*"):
+            if path.name.partition(".")[0] > self.checkpoint.name:
+                path.unlink()
+
+
+def load_state(folder: Path, name: str, device: str | torch.device = "cpu", rule_module: str = "") -> State:
+    """The state of checkpoint `name` of the run in `folder`, its tensors on `device`.
+
+    It is read without running code: it may name classes of ours that hold values, and those beside the run's rule.
+
+    Raises:
+        UsageError: if it holds something else.
+    """
+    try:
+        with open(folder / FOLDER / f"{name}.pt", "rb") as file:
+            return _read_state(file, device, rule_module)
+    except (pickle.UnpicklingError, *_NO_STATE) as error:
+        # Without its cause: torch's own message advises to load it all the same, which would run whatever is in it.
+        said = f"the state of checkpoint {name} in {folder} cannot be read back: {unread(error)}"
+        raise UsageError(said) from None
+
+
+def read_back(state: State, rule_module: str = "") -> State:
+    """`state` as a checkpoint gives it back.
+
+    Raises:
+        pickle.UnpicklingError: if it holds what a state may not; see `unread`.
+    """
+    file = io.BytesIO()
+    torch.save({"state": state}, file)
+    file.seek(0)
+    return _read_state(file, "cpu", rule_module)
+
+
+def unread(error: Exception) -> str:
+    """What could not be read, in a few words of ours."""
+    holds = re.search(r"GLOBAL (\S+) was not", str(error))
+    return f"it holds a {holds[1]}" if holds else "it is no state that this version has written"
+
+
+def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -> State:
+    with torch.serialization.safe_globals(classes_in(*HOLDERS, rule_module)):
+        return torch.load(file, map_location=device, weights_only=True)["state"]
+
+
+_NO_STATE = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError)
+"""What torch raises at a file that has the right hash and is no state."""
+
+
+def find(
+    folder: Path, fits: Callable[[Checkpoint], bool] = lambda checkpoint: True, *, becomes_longer: bool = False
+) -> Found:
+    """The newest checkpoint of a run that is whole.
+
+    Args:
+        folder: of the run.
+        fits: says which ones may be taken.
+        becomes_longer: whether the run goes on with a larger budget; then one that is `cut_short` is passed by.
+
+    Raises:
+        UsageError: if there is none, or it is of another schema.
+    """
+    notes, cut_short = [], None
+    for path in sorted((folder / FOLDER).glob("[0-9]*.json"), reverse=True):
+        try:
+            checkpoint = _read(path)
+            if not fits(checkpoint):
+                continue
+            _check(folder, checkpoint)
+        except Damaged as error:
+            notes.append(f"checkpoint {path.stem} is damaged and not used: {error}")
+            continue
+        if becomes_longer and checkpoint.cut_short is not None:
+            cut_short = checkpoint.cut_short
+        else:
+            return Found(folder, checkpoint, tuple(notes))
+    if cut_short is not None:
+        raise UsageError(
+            f"{folder} cannot become longer: {cut_short}, so a run of the larger budget would have gone on otherwise "
+            f"from every checkpoint; begin a new run with the larger --samples"
+        )
+    damaged = f": {'; '.join(notes)}; there is no other" if notes else ""
+    raise UsageError(
+        f"{folder} has no checkpoint to go on from{damaged}. Begin a new run, with --checkpoint-every SAMPLES or "
+        f"--checkpoint-seconds S to have some"
+    )
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copy_of(state: State) -> State:
+    """A copy that shares nothing with `state`, its tensors on the CPU; one that is there twice is copied once.
+
+    >>> state = {"x": torch.ones(1), "rule": [1]}
+    >>> copy = copy_of(state)
+    >>> state["rule"].append(2), state["x"].zero_(), copy
+    (None, tensor([0.]), {'x': tensor([1.]), 'rule': [1]})
+    """
+    tensors: dict[int, Tensor] = {}
+
+    class Copying(pickle.Pickler):
+        def persistent_id(self, value: object) -> int | None:
+            if isinstance(value, Tensor) and id(value) not in tensors:
+                tensors[id(value)] = value.detach().to("cpu", copy=True)
+            return id(value) if isinstance(value, Tensor) else None
+
+    class Copied(pickle.Unpickler):
+        def persistent_load(self, number: int) -> Tensor:
+            return tensors[number]
+
+    file = io.BytesIO()
+    Copying(file).dump(state)
+    file.seek(0)
+    return Copied(file).load()
+
+
+def classes_in(*modules: str) -> list[Any]:
+    """The classes of modules that are imported already; a name ending in a dot stands for all modules below it."""
+    return [
+        kind
+        for name, module in list(sys.modules.items())
+        if any(name == wanted or (wanted.endswith(".") and name.startswith(wanted)) for wanted in modules)
+        for kind in list(vars(module).values())
+        if isinstance(kind, type) and kind.__module__ == name
+    ]
+
+
+def _sealed(text: bytes) -> bytes:
+    """The description `text`, a JSON object, with the hash of `text` as its last value."""
+    seal = hashlib.sha256(text).hexdigest()
+    return text.removesuffix(b"\n}") + f',\n  "{_SEAL}": "{seal}"\n}}\n'.encode()
+
+
+def _read(path: Path) -> Checkpoint:
+    """The description in a file.
+
+    Raises:
+        Damaged: if it is not as it was written.
+        UsageError: if it is of another schema.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise Damaged(reason(error)) from error
+    text, seal, _ = content.partition(f',\n  "{_SEAL}"'.encode())
+    if seal and content != _sealed(text + b"\n}"):
+        raise Damaged("its description was changed")
+    try:
+        description = msgspec.json.decode(content, type=dict[str, Any])
+        schema = description.get("schema")
+        if schema not in (None, SCHEMA):
+            raise UsageError(
+                f"checkpoint {path.stem} in {path.parents[1]} has schema {schema} (asyncsgd "
+                f"{description.get('asyncsgd')}), this version ({__version__}) reads schema {SCHEMA}; go on with that "
+                f"version"
+            )
+        found = msgspec.convert(description, type=Checkpoint)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged("its description cannot be read") from error
+    if not seal or found.name != path.stem:  # a name, and never a path
+        raise Damaged("its description was changed")
+    return found
+
+
+def _check(folder: Path, checkpoint: Checkpoint) -> None:
+    """Compare a checkpoint's state and its records with its description.
+
+    Raises:
+        Damaged: if they are not those that it describes.
+    """
+    try:
+        if sha256_of(folder / FOLDER / f"{checkpoint.name}.pt") != checkpoint.sha256:
+            raise Damaged("its state was changed")
+        with open(folder / EVENTS, "rb") as file:
+            running = sha256_of_first(file, checkpoint.events_bytes)
+            num_bytes = file.tell()
+    except OSError as error:
+        raise Damaged(reason(error)) from error
+    if num_bytes < checkpoint.events_bytes:  # as a power cut may leave it
+        raise Damaged(f"{EVENTS} ends before it")
+    if running.hexdigest() != checkpoint.events_sha256:
+        raise Damaged(f"{EVENTS} was changed before it")
+
+
+def _all(folder: Path) -> list[Checkpoint]:
+    """Those whose description can be read, oldest first."""
+    found = []
+    for path in sorted(folder.glob("[0-9]*.json")):
+        with contextlib.suppress(Damaged, UsageError):
+            found.append(_read(path))
+    return found

@@ -1,0 +1,291 @@
+"""What every runtime shares: the budget, the batches to hand out, the evaluation points and the training clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from asyncsgd.core.awake import awake
+from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
+from asyncsgd.rules.contract import Rule
+
+POLL_SECONDS = 0.5
+"""Seconds between two looks of a wait, for Ctrl-C and for workers that died before they connected."""
+
+Report = Callable[[Record], None]
+"""Receives every record of a run, in order, in the process that owns the run folder."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """When a run ends: the first of these that is spent; shared by all workers, the same in every mode.
+
+    `samples` counts samples that arrived, used or not, and is rounded up to whole arrivals. A run ends with the arrival
+    that reaches it, and gradients in flight are then discarded. So a run ends at a point that a longer run would pass,
+    with every worker still computing. Rules `in_rounds`, and Hogwild's workers, are handed out no more than the budget.
+    """
+
+    samples: int | None = None
+    seconds: float | None = None
+    """Of the training clock."""
+    target_loss: float | None = None
+    """Of an evaluation."""
+    evaluate_every: int | None = None
+    """Samples between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
+    evaluate_at: int | None = None
+    """Samples of one more evaluation."""
+    patience: int | None = None
+    """Evaluations in a row without a new lowest loss. See `Judge`."""
+    keep_best: bool = False
+    """Whether the parameters of the lowest evaluation loss are kept beside the last ones."""
+
+    def spent_by(self, num_samples: int) -> bool:
+        """Whether `num_samples` that arrived are all the samples it has."""
+        return self.samples is not None and num_samples >= self.samples
+
+    def num_batches(self, batch_size: int) -> float:
+        """How many batches it is; infinitely many where it is not in samples."""
+        return math.inf if self.samples is None else math.ceil(self.samples / batch_size)
+
+    def to_hand_out(self, rule: Rule) -> int | None:
+        """How many samples workers are given under `rule`; None: as many as they ask for until the run ends."""
+        return self.samples if rule.in_rounds else None
+
+
+class Interrupted(Exception):
+    """The user asked the run to stop; raised between messages, never within a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The version with the lowest evaluation loss; of equal ones the first."""
+
+    version: int
+    num_samples: int
+    eval_loss: float
+    metrics: Mapping[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended. `status` is one of `asyncsgd.records.events`'s; `message` is empty when it is DONE, unless it
+    stopped early.
+    """
+
+    status: str
+    message: str = ""
+    has_parameters: bool = True
+    """Whether the leader knows the parameters of the last version. It does not if the process that had them was lost.
+    """
+    stopped_early: Mapping[str, Any] | None = None
+    """For the summary, where evaluations found no new lowest loss for so long that the run ended."""
+    best: Best | None = None
+    """Only with ``Budget.keep_best``."""
+    best_parameters: Tensor | None = None
+    """`(P,)`, of `best`, on the CPU."""
+    best_statistics: Tensor | None = None
+    """`(S,)`, of `best`, where the model has running statistics."""
+
+
+class Points:
+    """Increasing positions of which each is passed once.
+
+    >>> points = Points([10.0, 20.0, 30.0])
+    >>> points.next, points.due(25.0), points.next, points.due(26.0)
+    (10.0, [10.0, 20.0], 30.0, [])
+    """
+
+    KEPT = ("_taken",)
+
+    def __init__(self, positions: Iterable[float]) -> None:
+        self._taken = -math.inf  # all points up to here are taken
+        self._positions = iter(positions)
+        self._next = next(self._positions, math.inf)
+
+    @property
+    def next(self) -> float:
+        """The first that is not taken; infinite where there is none."""
+        return self._next
+
+    def due(self, now: float) -> list[float]:
+        """Take the points up to `now`, and return them."""
+        due = []
+        while self._next <= now and self._next < math.inf:
+            due.append(self._next)
+            self._next = next(self._positions, math.inf)
+        self._taken = max(self._taken, now)
+        return due
+
+    def restored(self) -> None:
+        """Go on after the points taken. With a larger budget they lie elsewhere."""
+        self.due(self._taken)
+
+
+class EvaluationPoints:
+    """The points at which a run evaluates: `count` of them, evenly over the budget, the last at its end.
+
+    They are the same in every mode. The first update at or after a point in samples passes it. Without a budget in
+    samples the points lie in training seconds. With ``budget.evaluate_every`` the points are its multiples in samples,
+    and the end. ``budget.evaluate_at`` is one more point in samples, whatever the others lie in.
+
+    >>> points = EvaluationPoints(Budget(samples=100), count=4)
+    >>> [points.in_samples.due(samples) for samples in (10, 30, 49, 80)]
+    [[], [25.0], [], [50.0, 75.0]]
+    >>> points = EvaluationPoints(Budget(seconds=60.0, evaluate_at=30), count=4)
+    >>> points.in_samples.next, points.in_seconds.next
+    (30, 15.0)
+    """
+
+    KEPT = ("in_samples", "in_seconds")
+
+    def __init__(self, budget: Budget, count: int) -> None:
+        every = budget.evaluate_every
+        by_samples = budget.samples is not None or every is not None
+        whole = budget.samples if by_samples else budget.seconds
+        inner: Iterable[float]
+        if every is not None and whole is None:
+            inner = itertools.count(every, every)
+        elif every is not None:
+            inner = range(every, int(whole), every)  # type: ignore[arg-type]  # mypy forgets that it is not None
+        elif whole is not None:
+            inner = (whole * k / count for k in range(1, count))
+        else:
+            inner = ()
+        # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
+        last = () if whole is None else (whole,)
+        spread = itertools.chain(inner, last)
+        extra = () if budget.evaluate_at is None else (budget.evaluate_at,)
+        self.in_samples = Points(heapq.merge(spread, extra) if by_samples else extra)
+        self.in_seconds = Points(() if by_samples else spread)
+
+
+class TrainingClock:
+    """Seconds of training: starts with `resume`, stands still from `pause` to `resume`, and while this process does."""
+
+    KEPT = ("seconds",)
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._since: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        return self._total + (0.0 if self._since is None else awake() - self._since)
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        """Stand still at `seconds`."""
+        self._total, self._since = seconds, None
+
+    def pause(self) -> None:
+        self._total, self._since = self.seconds, None
+
+    def resume(self) -> None:
+        self._since = awake()
+
+
+def diverged(what: str, why: str = "") -> Result:
+    """The result of a run whose loss is no longer a number; `why`, where that is known."""
+    return Result(DIVERGED, f"{what}; {why or 'try a smaller --learning-rate, a longer --warmup or --clip-norm 1'}")
+
+
+class Judge:
+    """What evaluations mean for a run: DIVERGED, the target is reached, nothing new for too long, or it goes on.
+
+    With ``budget.patience`` the run ends after so many evaluations in a row without a new lowest loss. The evaluation
+    at the end of the budget ends no run early.
+
+    >>> judge = Judge(Budget(patience=2))
+    >>> losses = [2.0, 1.0, 1.5, 0.5, 0.5, 0.5]
+    >>> looked_at = [Evaluation(k, 10 * k, 0.0, loss, None, {}, 0.0) for k, loss in enumerate(losses)]
+    >>> [judge.of(evaluation) is not None for evaluation in looked_at]
+    [False, False, False, False, False, True]
+    """
+
+    KEPT = ("_best_loss", "_best_samples", "_since", "_newest", "best", "best_parameters", "best_statistics")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._best_loss, self._best_samples, self._since = math.inf, 0, 0
+        self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
+        self.best: Best | None = None
+        self.best_parameters: Tensor | None = None
+        self.best_statistics: Tensor | None = None
+
+    def of(
+        self,
+        evaluation: Evaluation,
+        parameters: Callable[[], Tensor] | None = None,
+        statistics: Tensor | None = None,
+        *,
+        last: bool = False,
+    ) -> Result | None:
+        """How the run ends with this evaluation; None: it goes on. Called with every evaluation once, in order.
+
+        Args:
+            parameters: gives those that were evaluated, `(P,)`; copied where they are to be kept. Called on all ranks
+                of a run, or on none.
+            statistics: the running statistics that were evaluated, `(S,)`; copied likewise.
+            last: whether it ends in any case.
+        """
+        loss = evaluation.loss
+        if not math.isfinite(loss):
+            return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
+        if loss < self._best_loss:
+            self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
+            if self._budget.keep_best and parameters is not None:
+                self.best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
+                self.best_parameters = parameters().detach().to("cpu", copy=True)
+                self.best_statistics = None if statistics is None else statistics.clone()
+        else:
+            self._since += 1
+        self._newest = loss, evaluation.total_samples
+        return self.verdict(last=last)
+
+    def verdict(self, *, last: bool = False) -> Result | None:
+        """What the evaluations so far mean. A run that goes on asks first: with a larger budget too, it ends where its
+        evaluations had ended it.
+        """
+        budget = self._budget
+        if self._newest is None:
+            return None
+        loss, num_samples = self._newest
+        if budget.target_loss is not None and loss <= budget.target_loss:
+            return Result(DONE)
+        if last or budget.spent_by(num_samples):
+            return None
+        if budget.patience is None or self._since < budget.patience:
+            return None
+        message = (
+            f"stopped early: {self._since} evaluation{'s' * (self._since > 1)} without a loss below "
+            f"{self._best_loss:.4f}, that at {self._best_samples} samples"
+        )
+        stopped = {
+            "evaluations_without_improvement": self._since,
+            "best_loss": self._best_loss,
+            "best_samples": self._best_samples,
+        }
+        return Result(DONE, message, stopped_early=stopped)
+
+    def restored(self) -> None:
+        """A state is loaded to where the parameters are, and these stay on the CPU."""
+        if self.best_parameters is not None:
+            self.best_parameters = self.best_parameters.cpu()
+        if self.best_statistics is not None:
+            self.best_statistics = self.best_statistics.cpu()
+
+    def with_best(self, result: Result) -> Result:
+        """`result` with the version that was best."""
+        return dataclasses.replace(
+            result, best=self.best, best_parameters=self.best_parameters, best_statistics=self.best_statistics
+        )

@@ -1,0 +1,240 @@
+"""The one loop: what comes next, what follows from it, the evaluations on the way, and the end.
+
+A `Method` decides: a server with a rule. A `Backend` computes, and knows what time it is. `Fit` asks the backend what
+happens next, tells the method, and lets the backend start and stop what follows. Budget, evaluation points, records and
+checkpoints are kept here, once for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from asyncsgd.core.checkpoints import Saver
+from asyncsgd.core.limits import (
+    Budget,
+    EvaluationPoints,
+    Interrupted,
+    Judge,
+    Report,
+    Result,
+    diverged,
+)
+from asyncsgd.core.protocol import Arrived, Backend, Happened, Joined, Left, Method, Nobody, Step, Work
+from asyncsgd.core.running_statistics import RunningStatistics
+from asyncsgd.core.state import state_of
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    SCORE,
+    STOPPED,
+    Evaluation,
+    Fault,
+    MemoryUsed,
+    Record,
+    StagesUsed,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """Who hears of a run, and who may stop it."""
+
+    report: Report | None = None
+    """Receives the records; None where nobody wants them, only `Fit.evaluations`."""
+    saver: Saver | None = None
+    """Takes states for checkpoints, and one when the run is asked to stop."""
+    stop_requested: Callable[[], bool] = lambda: False
+    """Looked at between events."""
+    explain: Callable[[Work], str] = lambda work: ""
+    """Says why the loss of a work is no number, where that does not come from its parameters."""
+
+
+class Fit:
+    """Runs one training.
+
+    Args:
+        budget: when to stop; ``samples=0`` evaluates once and stops.
+        evaluations: how many after the first; see `EvaluationPoints`. In seconds they are at exact points of time.
+        parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
+        statistics: the model's running statistics, which are evaluated with them; None: it has none.
+    """
+
+    KEPT = ("method", "backend", "_points", "judge", "evaluations", "num_arrivals", "_evaluation_due", "_changed")
+
+    def __init__(
+        self,
+        method: Method,
+        backend: Backend,
+        budget: Budget,
+        evaluations: int,
+        sink: Sink,
+        parameters: Callable[[], Tensor] | None = None,
+        statistics: RunningStatistics | None = None,
+    ) -> None:
+        self._statistics = statistics
+        self.method, self.backend, self._budget, self._sink = method, backend, budget, sink
+        self._parameters = parameters or (lambda: method.parameters)
+        self._points, self.judge = EvaluationPoints(budget, evaluations), Judge(budget)
+        self.evaluations: list[Evaluation] = []
+        self.num_arrivals = 0
+        self._evaluation_due = False  # the run was stopped amid one
+        self._changed = False  # what is evaluated, since the last one
+
+    @property
+    def train_seconds(self) -> float:
+        return self.backend.now
+
+    def run(self) -> Result:
+        """Train until the budget is spent; called once, on a new object or on one that has loaded a state.
+
+        Returns:
+            DONE; DIVERGED when a loss is not finite; FAILED when nothing can happen any more; INTERRUPTED.
+        """
+        try:
+            result = self._run()
+        except Interrupted:
+            result = Result(INTERRUPTED, "interrupted by the user")
+        except Nobody as why:
+            result = Result(FAILED, str(why))
+        if result.status == INTERRUPTED and self.evaluations:
+            self._save()
+        return self.judge.with_best(result)
+
+    def _run(self) -> Result:
+        method, backend, saver = self.method, self.backend, self._sink.saver
+        goes_on = bool(self.evaluations)
+        result = self._go_on() if goes_on else self._evaluate()
+        if result is None and self._budget.samples != 0:
+            with backend.running():
+                for worker in backend.present if backend.loses_flights or not goes_on else ():
+                    self._tell(Joined(worker))
+                while result is None:
+                    result = self._advance()
+                    if result is None and saver is not None and backend.may_stop and saver.due(method.num_samples):
+                        self._save()
+        if result is None or result.status == DONE:
+            self._freeze()
+            if self._changed:
+                result = self._evaluate(last=True)
+        result = result or Result(DONE)
+        if (
+            result.status == DONE
+            and self.num_arrivals
+            and saver is not None
+            and saver.due(method.num_samples, at_end=True)
+        ):
+            self._save()
+        return result
+
+    def _freeze(self) -> None:
+        """Let the method hear of all that has changed what is evaluated."""
+        for arrived in self.backend.freeze():
+            self._tell(arrived)
+
+    def _save(self) -> None:
+        if self._sink.saver is None:
+            return
+        self._freeze()
+        self._sink.saver.save(
+            state_of(self),
+            version=self.method.version,
+            num_samples=self.method.num_samples,
+            train_seconds=self.train_seconds,
+            cut_short=self.method.cut_short,
+        )
+
+    def _go_on(self) -> Result | None:
+        """Bring the run to where its state left it; the result, if it had ended, or ends with an evaluation that was
+        due. What the smaller budget of that state had kept from starting starts.
+        """
+        method, backend = self.method, self.backend
+        spent = self._budget.spent_by(method.num_samples)
+        if not self._evaluation_due and (ended := self.judge.verdict() or (Result(DONE) if spent else None)):
+            return ended
+        if backend.loses_flights:
+            for worker in method.present:
+                self._tell(Left(worker, STOPPED))
+        else:
+            self._carry_out(method.extend() or Step())
+        return self._evaluate(last=spent) if self._evaluation_due else None
+
+    def _advance(self) -> Result | None:
+        """Handle what comes next; the result, once the run is over."""
+        method, backend, points, budget = self.method, self.backend, self._points, self._budget
+        if backend.may_stop and self._sink.stop_requested():
+            raise Interrupted
+        if budget.spent_by(method.num_samples):  # as those say who step themselves
+            return Result(DONE)
+        limit = math.inf if budget.seconds is None else budget.seconds
+        # At a point of time all that arrived up to then has been applied.
+        happened = backend.next(min(limit, points.in_seconds.next))
+        if happened is None:
+            return self._pass_time(backend.now, limit)
+        changed = self._tell(happened)
+        if isinstance(happened, Arrived) and happened.gradient.weight and not math.isfinite(happened.gradient.loss):
+            return self._diverged(happened)
+        passed = changed and points.in_samples.due(method.num_samples)
+        if isinstance(happened, Arrived) and budget.spent_by(method.num_samples):
+            return self._evaluate() or Result(DONE)
+        return self._evaluate() if passed else None
+
+    def _pass_time(self, now: float, limit: float) -> Result | None:
+        """Nothing happens up to `now`: it may be a point of evaluation, and the end."""
+        if self._points.in_seconds.due(now):
+            result = self._evaluate(last=now >= limit)
+            if result is not None:
+                return result
+        return Result(DONE) if now >= limit else None
+
+    def _diverged(self, arrived: Arrived) -> Result:
+        loss, worker = arrived.gradient.loss, arrived.work.worker
+        what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
+        self._report(Fault(what, worker, self.method.version, self.train_seconds))
+        return diverged(what, self._sink.explain(arrived.work))
+
+    def _tell(self, happened: Happened) -> bool:
+        """Tell the method, and carry out what follows; whether what is evaluated has changed."""
+        step = self.method.react(happened)
+        self._carry_out(step)
+        self._changed |= step.changed
+        self.num_arrivals += isinstance(happened, Arrived)
+        return step.changed
+
+    def _carry_out(self, step: Step) -> None:
+        """Stop and start gradients, and write it down."""
+        if step.stop:
+            self.backend.stop(step.stop)
+        if step.start:
+            self.backend.start(step.start)
+        if step.record is not None and self._sink.report is not None:
+            self._sink.report(step.record)
+
+    def _evaluate(self, *, last: bool = False) -> Result | None:
+        method, self._evaluation_due = self.method, True
+        self._freeze()
+        measured = self.backend.evaluate(method.parameters)
+        if measured.score_error is not None and not self.evaluations:
+            raise UsageError(measured.score_error)
+        version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
+        evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
+        self.evaluations.append(evaluation)
+        self._evaluation_due = self._changed = False
+        self._report(evaluation)
+        if measured.score_error is not None:
+            self._report(Fault(measured.score_error, None, version, seconds, SCORE))
+        if measured.peak_bytes:
+            self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
+        if measured.stages:
+            self._report(StagesUsed(version, num_samples, seconds, measured.stages))
+        statistics = None if self._statistics is None else self._statistics.evaluated
+        return self.judge.of(evaluation, self._parameters, statistics, last=last)
+
+    def _report(self, record: Record) -> None:
+        if self._sink.report is not None:
+            self._sink.report(record)

@@ -1,0 +1,246 @@
+"""Workers that each keep a model and an optimizer of their own, in place of a server.
+
+Every gradient is computed at the exact point at which it started. What is evaluated and saved is the mean of the
+workers' models. In the records of an arrival `version` and `read_version` count the changes of the model of its worker;
+in evaluations `version` counts what the method says.
+
+Shapes: N workers, P parameters (gaps of the flat vector included).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from asyncsgd.core.batches import Source
+from asyncsgd.core.flat import cannot_freeze
+from asyncsgd.core.optimizers import Optimizer, PlainSGD
+from asyncsgd.core.protocol import Arrived, Happened, Joined, Step, Work
+from asyncsgd.core.running_statistics import RunningStatistics
+from asyncsgd.core.schedules import Schedule
+from asyncsgd.records.events import APPLIED, DROPPED, Event, Extended, Membership, Started
+from asyncsgd.rules.contract import PeerRule, View
+
+R = TypeVar("R", bound=PeerRule)
+
+
+class Peers(abc.ABC, Generic[R]):
+    """The method of a run without a server. All workers take part from beginning to end.
+
+    Args:
+        rule: what is done with a gradient.
+        parameters: `(P,)`, where all start; borrowed: the mean of the models is written there when it is asked for.
+        optimizer_on: makes the optimizer of one worker's model, `(P,)`.
+        schedule, batches, batch_size, clock, starts: as of `asyncsgd.core.server.Server`.
+        num_workers: N, workers 0 to N - 1.
+        samples: nobody starts once so many have arrived.
+        seed: of what is random in the method.
+        statistics: of the mean model, where it has running statistics. Every worker's model has its own, which follow
+            its gradients and are averaged with its parameters.
+    """
+
+    rule_acted = None  # there is no server that could do something else than asynchronous SGD
+    KEPT: ClassVar[tuple[str, ...]] = (
+        *("parameters", "view", "versions", "num_samples", "_vectors", "_optimizers", "_batches", "_num_arrived"),
+        *("_num_dispatches", "_waiting", "_waited", "_draws", "_is_cut", "statistics", "_statistics"),
+    )
+
+    def __init__(
+        self,
+        rule: R,
+        parameters: Tensor,
+        optimizer_on: Callable[[Tensor], Optimizer | PlainSGD],
+        schedule: Schedule,
+        batches: Source,
+        *,
+        num_workers: int,
+        batch_size: int = 1,
+        samples: float | None = None,
+        seed: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
+        starts: bool = True,
+        statistics: RunningStatistics | None = None,
+    ) -> None:
+        self.statistics = statistics
+        initial = torch.zeros(0) if statistics is None else statistics.values
+        self._statistics = initial.repeat(num_workers, 1)  # (N, S)
+        self.rule, self._mean = rule, parameters
+        self._vectors = parameters.detach().repeat(num_workers, 1)  # (N, P), what the optimizers step
+        self._optimizers = {worker: optimizer_on(vector) for worker, vector in enumerate(self._vectors)}
+        self._schedule, self._batches, self._batch_size = schedule, batches, batch_size
+        self._num_workers, self._samples, self._seed, self._clock = num_workers, samples, seed, clock
+        self._starts, self.present = starts, range(num_workers)
+        self.view, self.num_samples = View(workers=range(num_workers)), 0
+        self.versions = [0] * num_workers
+        """How often each worker's model has changed."""
+        self._num_arrived = self._num_dispatches = 0  # samples; those of a round count for `num_samples` at its end
+        self._waiting: list[int] = []  # who is to start and has no batch
+        self._waited, self._draws = [0.0] * num_workers, [0] * num_workers
+        self._is_cut = False
+
+    @abc.abstractmethod
+    def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
+        """Step with a gradient, and exchange what is to be exchanged.
+
+        Returns:
+            The learning rate of the step, who is to start a gradient now, and whether what is evaluated has changed.
+        """
+
+    def _step(self, worker: int, arrived: Arrived, learning_rate: float) -> None:
+        """Step `worker`'s model along its gradient, a version more; a batch without a loss term has no gradient."""
+        if arrived.gradient.weight:
+            self._optimizers[worker].step(arrived.vector, learning_rate)
+            self.versions[worker] += 1
+            if self.statistics is not None and arrived.moved is not None:
+                self.statistics.move(arrived.moved)  # counters, and the buffers of the newest gradient
+                self._statistics[worker] = self.statistics.followed(self._statistics[worker], arrived.moved)
+
+    def _point(self, worker: int) -> Tensor:
+        """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
+        return self._vectors[worker]
+
+    def _rate(self, worker: int) -> float | None:
+        """The learning rate of `worker`'s next step, where that is known when it starts."""
+        return None
+
+    def _place(self, worker: int) -> tuple[int, float]:
+        """Which of the gradients that are timed together `worker` starts, from 0, and when the first of them began."""
+        return 0, self._clock()
+
+    def _sum(self) -> Tensor:
+        """N times the mean, new."""
+        return sum_of(self._vectors)
+
+    def _average_statistics(self) -> None:
+        """Give the mean model the mean of the workers' running statistics."""
+        if self.statistics is not None:
+            self.statistics.become_mean(self._statistics, torch.ones(self._num_workers))
+
+    @property
+    def models(self) -> Tensor:
+        """`(N, P)`, where the workers' gradients would start."""
+        return self._vectors
+
+    @property
+    def version(self) -> int:
+        return self.view.version
+
+    @property
+    def in_flight(self) -> dict[int, Work]:
+        return self.view.in_flight
+
+    @property
+    def parameters(self) -> Tensor:
+        """`(P,)`, the mean model, in the vector that was given; `statistics` become its own."""
+        self._average_statistics()
+        with torch.no_grad():
+            return self._mean.copy_(self._sum().div_(self._num_workers))
+
+    @property
+    def cut_short(self) -> str | None:
+        why = f"workers of rule {self.rule.name} wait for one another, and the budget keeps some of them from going on"
+        return why if self._is_cut else None
+
+    def react(self, happened: Happened) -> Step:
+        if isinstance(happened, Joined):
+            works = self._begin([happened.worker])
+            record = Membership(0, 0, self._clock(), "join", happened.worker, started=self._started(works))
+            if not self.rule.together:
+                return Step(works, record=record)
+            # Those that arrive together start with the last of them.
+            everybody = happened.worker == self._num_workers - 1
+            return Step(list(self.in_flight.values()) if everybody else (), record=record)
+        assert isinstance(happened, Arrived)  # nobody leaves
+        work, gradient = happened.work, happened.gradient
+        if gradient.frozen:
+            raise cannot_freeze(gradient.frozen[0])
+        worker, version = work.worker, self.versions[work.worker]
+        delay = version - work.version
+        has_terms = bool(gradient.weight)
+        if has_terms:
+            version += 1
+        del self.in_flight[worker]
+        self._is_cut |= bool(self._waiting)
+        self._num_arrived += gradient.num_samples
+        waited = self._waited[worker]
+        if self.statistics is not None:
+            self.statistics.reestimated = None
+        with torch.no_grad():
+            learning_rate, following, changed = self._take(happened)
+            if changed:
+                self.num_samples = self._num_arrived
+            works = self._begin(following)
+        event = Event(
+            dispatch=work.dispatch,
+            worker=worker,
+            batches=work.batches,
+            read_version=work.version,
+            version=version,
+            arrival_delay=delay,
+            outcome=APPLIED if has_terms else DROPPED,
+            uses=((work.dispatch, delay),) if has_terms else (),
+            drops=() if has_terms else (work.dispatch,),
+            abandoned=(),
+            started=self._started(works),
+            loss=gradient.loss,
+            weight=gradient.weight,
+            num_samples=gradient.num_samples,
+            learning_rate=learning_rate,
+            train_seconds=self._clock(),
+            total_samples=self._num_arrived,
+            flight_seconds=work.drawn,
+            compute_seconds=work.drawn,
+            wait_seconds=waited,
+            loss_scales=gradient.loss_scales,
+            gradient_norm=self._optimizers[worker].norm,
+        )
+        return Step(works, changed=changed, record=event)
+
+    def _begin(self, workers: list[int]) -> list[Work]:
+        """Start those who wait and `workers`, as far as there are batches; nobody once the budget is spent."""
+        self._waiting += workers
+        works: list[Work] = []
+        if not self._starts or (self._samples is not None and self.num_samples >= self._samples):
+            return works
+        while self._waiting and (work := self.start(self._waiting[0], 1)) is not None:
+            works.append(work)
+        return works
+
+    def start(self, worker: int, most: int) -> Work | None:
+        """Start `worker` on its next batch; None where it is not to start, or there is none."""
+        if worker not in self._waiting:
+            return None
+        batches, number = self._batches.take(worker, 1)
+        if not number:
+            return None
+        self._waiting.remove(worker)
+        (before, began), dispatch, point = self._place(worker), self._num_dispatches, self._point(worker)
+        draw = self._draws[worker] - before
+        statistics = None if self.statistics is None else self._statistics[worker].clone()
+        version = self.versions[worker]
+        work = Work(worker, dispatch, version, before + 1, batches, point, None, began, draw, statistics=statistics)
+        self.in_flight[worker] = work
+        self._num_dispatches += 1
+        self._draws[worker] += 1
+        return work
+
+    def _started(self, works: Sequence[Work]) -> tuple[Started, ...]:
+        return tuple([(work.worker, work.dispatch, work.batches, self._rate(work.worker)) for work in works])
+
+    def extend(self) -> Step | None:
+        works = self._begin([])
+        if not works:
+            return None
+        return Step(works, record=Extended(self.version, self.num_samples, self._clock(), self._started(works)))
+
+
+def sum_of(vectors: Tensor) -> Tensor:
+    """`(P,)`, the sum of `vectors`, `(N, P)`, added one after the other; new."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total.add_(vector)
+    return total

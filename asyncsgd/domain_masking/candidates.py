@@ -1,0 +1,296 @@
+"""Candidates for masking, found once and kept: which word pieces of which text a finder found.
+
+A folder of candidates holds
+
+    manifest.json             what it was made of, and statistics; written first and last
+    chunk-00000-KEY.parquet   one row a text, in the order of the training texts and then the evaluation texts
+    examples.json             some texts with their candidates and one drawing of masks
+    terms.png                 the commonest candidates, and how many there are in a text
+
+A row has ``spans``, the starts and ends of the finds in characters, one after another, and ``candidates``, for each
+piece of the text whether it overlaps with a span. The key of a chunk is the hash of its texts, of the tokenizer and of
+the finder, and its file has its name only when it is whole. So a chunk that is there need not be made again, and the
+names of all chunks say what a folder is of. Nothing in it depends on the number of processes or on an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncsgd.data.corpora import Corpus, evenly
+from asyncsgd.data.masks import ByCandidate, Sample
+from asyncsgd.data.random import Purpose, generator
+from asyncsgd.data.tokens import plain_backend
+from asyncsgd.domain_masking.finders import Find, Span, hashed
+from asyncsgd.errors import UsageError
+from asyncsgd.records.run_folder import write_json
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from tokenizers import Encoding, Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+CANDIDATES_FORMAT = 2
+MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
+NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
+AGAIN = "run mask_candidates.py again"
+
+Chunk = tuple[Path, Sequence[str]]
+"""The file in which is kept what is found in some texts, and the texts."""
+
+_process: tuple[Find, Tokenizer, str] | None = None
+"""What this process makes chunks with: a finder, a tokenizer and a device."""
+
+
+def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> None:
+    """Make this process, the one of that number, ready for `make_chunk`.
+
+    Args:
+        tokenizer: the Rust tokenizer as JSON.
+        devices: of each process, for finders that compute with torch; none for others.
+    """
+    global _process
+    from tokenizers import Tokenizer
+
+    if devices:
+        import torch
+
+        torch.set_num_threads(1)  # bits depend on it, and processes share the cores
+    _process = find, Tokenizer.from_str(tokenizer), devices[number] if devices else "cpu"
+
+
+def make_chunk(chunk: Chunk) -> None:
+    """Find in the texts of a chunk and write its file, whole or not at all."""
+    import pyarrow
+    from pyarrow import parquet
+
+    assert _process is not None, "begin comes first"
+    path, texts = chunk
+    spans, candidates = found_in(texts, *_process)
+    numbers, flags = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.bool_())
+    columns = {"spans": pyarrow.array(spans, numbers), "candidates": pyarrow.array(candidates, flags)}
+    partial = path.with_suffix(".partial")
+    parquet.write_table(pyarrow.table(columns), partial, compression="zstd", write_page_checksum=True)
+    partial.rename(path)
+
+
+def found_in(
+    texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu"
+) -> tuple[list[list[int]], list[np.ndarray]]:
+    """The two columns of a chunk, an entry a text; see the module."""
+    spans = find.spans(texts, device)
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [[place for span in of for place in span] for of in spans], list(
+        map(candidate_pieces, encodings, spans, map(len, texts))
+    )
+
+
+def candidate_pieces(encoding: Encoding, spans: Sequence[Span], length: int) -> np.ndarray:
+    """Which pieces of a text of that length have a character in a span, bool."""
+    inside = np.zeros(length + 1, dtype=np.int64)
+    for start, end in spans:
+        inside[start + 1 : end + 1] = 1
+    before = np.cumsum(inside)  # of the characters in front of a place, those in spans
+    starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    return before[ends] > before[starts]
+
+
+def read_chunks(folder: Path, files: Iterable[str]) -> DataFrame:
+    """What some chunks of a folder hold, a row a text.
+
+    Raises:
+        UsageError: if one is not there or is damaged.
+    """
+    import pandas
+
+    found = []
+    for file in files:
+        try:
+            found.append(pandas.read_parquet(folder / file, page_checksum_verification=True))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{folder / file} cannot be read ({error}); remove it, and {AGAIN} as before") from error
+    return pandas.concat(found, ignore_index=True)
+
+
+def chunks_of(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, finder_key: str, chunk_texts: int
+) -> dict[str, Sequence[str]]:
+    """The texts of each chunk by its name."""
+    texts, pieces = [*corpus.train.texts, *corpus.eval.texts], plain_backend(tokenizer).to_str()
+    of_tokenizer, chunks = hashlib.sha256(pieces.encode()).hexdigest(), dict[str, Sequence[str]]()
+    for first in range(0, len(texts), chunk_texts):
+        of_chunk, digest = texts[first : first + chunk_texts], hashlib.sha256()
+        for text in of_chunk:
+            digest.update(hashlib.sha256(text.encode()).digest()[:16])
+        key = hashed(CANDIDATES_FORMAT, digest.hexdigest(), of_tokenizer, finder_key)
+        chunks[f"chunk-{first // chunk_texts:05d}-{key[:16]}.parquet"] = of_chunk
+    return chunks
+
+
+def find_candidates(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    find: Find,
+    folder: Path,
+    mapped: Callable[[Callable[[Chunk], None], Sequence[Chunk]], Iterable[None]],
+    *,
+    finder: str,
+    model: str,
+    chunk_texts: int = 1000,
+) -> dict[str, Any]:
+    """Fill a folder with the candidates of a corpus, or go on where an earlier call ended.
+
+    Args:
+        folder: new, or one of the same texts, tokenizer, finder and `chunk_texts`.
+        mapped: as `map`, in any number of processes that have called `begin`.
+        finder, model: as the user names them, for the manifest.
+        chunk_texts: texts of a chunk. If the finder has a model, last bits may depend on it.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UsageError: if the folder is of something else.
+    """
+    chunks = chunks_of(corpus, tokenizer, find.key, chunk_texts)
+    manifest = {
+        "format": CANDIDATES_FORMAT,
+        "complete": False,
+        "data": corpus.name,
+        "model": model,
+        "finder": finder,
+        "finder_key": find.key,
+        "chunk_texts": chunk_texts,
+        "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
+        "chunks": list(chunks),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / MANIFEST).exists():
+        write_json(folder / MANIFEST, manifest)
+    elif read_manifest(folder)["chunks"] != manifest["chunks"]:
+        raise UsageError(f"{folder} holds candidates of other texts, another tokenizer or finder; type another --out")
+    for _ in mapped(make_chunk, [(folder / name, chunks[name]) for name in chunks if not (folder / name).exists()]):
+        pass
+    found = read_chunks(folder, chunks)
+    statistics = _statistics(corpus, found)
+    sha256 = hashed([hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in chunks])
+    manifest |= {"complete": True, "sha256": sha256, "statistics": statistics}
+    write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
+    _draw(statistics, folder / PICTURE)
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
+    """How many candidates there are, and which."""
+    counts = np.array([(len(flags), flags.sum()) for flags in found["candidates"]])
+    train, sides = len(corpus.train.texts), {}
+    for name, (pieces, candidates) in (("train", counts[:train].T), ("eval", counts[train:].T)):
+        sides[name] = {
+            "texts": len(pieces),
+            "texts_without_candidates": int((candidates == 0).sum()),
+            "pieces": int(pieces.sum()),
+            "candidate_pieces": int(candidates.sum()),
+            "candidate_share": float(candidates.sum() / max(pieces.sum(), 1)),
+        }
+    terms = Counter(
+        " ".join(text[start:end].lower().split())
+        for text, spans in zip(corpus.train.texts, found["spans"], strict=False)
+        for start, end in spans.reshape(-1, 2)
+    )
+    shares = counts[:train, 1] / np.maximum(counts[:train, 0], 1)
+    return {
+        **sides,
+        "distinct_terms": len(terms),
+        "top_terms": [list(item) for item in sorted(terms.items(), key=lambda item: (-item[1], item[0]))[:NUM_TERMS]],
+        "texts_by_share": np.histogram(shares, NUM_BINS, (0.0, 1.0))[0].tolist(),
+    }
+
+
+def _examples(texts: Sequence[str], found: DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
+    with_candidates = np.flatnonzero(found["spans"][: len(texts)].map(len))
+    backend, examples = plain_backend(tokenizer), []
+    for number in with_candidates[evenly(len(with_candidates), NUM_EXAMPLES)].tolist():
+        encoding = backend.encode(texts[number], add_special_tokens=False)
+        words = np.array([-1 if word is None else word for word in encoding.word_ids])
+        sample = Sample(np.array(encoding.ids), np.diff(words, prepend=-2) != 0, found["candidates"][number])
+        chosen = ByCandidate().choose(sample, 0.15, generator(0, Purpose.MASK, 0, number))
+        masked: list[list[int]] = []
+        for start, end in (encoding.offsets[place] for place in np.flatnonzero(chosen)):
+            if masked and masked[-1][1] >= start:  # they touch
+                masked[-1][1] = end
+            else:
+                masked.append([start, end])
+        spans = found["spans"][number].reshape(-1, 2).tolist()
+        examples.append({"text": texts[number], "candidates": spans, "masked": masked})
+    return examples
+
+
+def _draw(statistics: Mapping[str, Any], path: Path) -> None:
+    import matplotlib.figure
+    import seaborn
+
+    figure = matplotlib.figure.Figure(figsize=(10, 5), layout="constrained")
+    terms, shares = figure.subplots(1, 2)
+    top = statistics["top_terms"][:20]
+    seaborn.barplot(x=[count for _, count in top], y=[term for term, _ in top], ax=terms, color="tab:blue")
+    terms.set(xlabel="times in the training texts", ylabel="", title="commonest candidates")
+    bins = statistics["texts_by_share"]
+    shares.bar(np.arange(len(bins)) / len(bins), bins, width=1 / len(bins), align="edge", color="tab:blue")
+    share = statistics["train"]["candidate_share"]
+    shares.set(xlabel="share of candidate pieces", ylabel="training texts", title=f"{share:.1%} of all pieces")
+    figure.savefig(path, format="png", dpi=100, metadata={"Software": None})
+
+
+def read_manifest(candidates: str | Path) -> dict[str, Any]:
+    """What a folder of candidates was made of; ``sha256`` is of all that was found, where it is ``complete``.
+
+    Raises:
+        UsageError: if there is none, it cannot be read, or it is of another version.
+    """
+    try:
+        manifest = dict(json.loads((Path(candidates).expanduser() / MANIFEST).read_bytes()))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{candidates} is no folder of candidates, or is damaged ({error}); {AGAIN}") from error
+    if manifest.get("format") != CANDIDATES_FORMAT:
+        raise UsageError(f"{candidates} was made by another version of asyncsgd; {AGAIN} with another --out")
+    return manifest
+
+
+def read_complete(candidates: str | Path) -> dict[str, Any]:
+    """The manifest of a folder that a training can use; else a `UsageError`."""
+    manifest = read_manifest(candidates)
+    if not manifest["complete"]:
+        raise UsageError(f"{candidates} is not complete; {AGAIN}, which goes on where it was interrupted")
+    return manifest
+
+
+def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, side: str) -> list[np.ndarray]:
+    """Which pieces of each text of ``train`` or ``eval`` are candidates, bool: a column beside the ids.
+
+    Args:
+        candidates: a folder that `find_candidates` filled.
+
+    Raises:
+        UsageError: if the candidates are of other texts or of another tokenizer, are not complete, are damaged, or
+            none is in the training texts.
+    """
+    folder, manifest = Path(candidates).expanduser(), read_complete(candidates)
+    if list(chunks_of(corpus, tokenizer, manifest["finder_key"], manifest["chunk_texts"])) != manifest["chunks"]:
+        raise UsageError(
+            f"{folder} was made of other texts or with another tokenizer; {AGAIN} with the flags of this run, and "
+            f"another --out"
+        )
+    if not manifest["statistics"]["train"]["candidate_pieces"]:
+        raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
+    marked, num_train = list(read_chunks(folder, manifest["chunks"])["candidates"]), len(corpus.train.texts)
+    return marked[:num_train] if side == "train" else marked[num_train:]

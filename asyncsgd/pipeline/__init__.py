@@ -1,0 +1,1 @@
+"""A model that is cut into stages, one a rank; a plug-in."""

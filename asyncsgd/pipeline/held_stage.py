@@ -1,0 +1,86 @@
+"""A stage of a model with its parameters and gradients, as the engines of a pipeline compute it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from asyncsgd.core.flat import FlatModel, Layout
+from asyncsgd.pipeline.cut import Stage, anatomy
+from asyncsgd.run.run import Run
+from asyncsgd.tasks.base import Batch, Data
+
+
+@dataclasses.dataclass
+class Part:
+    """A micro-batch of a step, on the device."""
+
+    batch: Batch
+    share: float
+    """Of its batch's loss terms."""
+    scale: float
+    """What its loss is multiplied with before the backward pass."""
+    seed: int
+    """Of its dropout on this stage."""
+    loss: Tensor | None = None
+    """Not scaled; the last stage puts it here."""
+
+
+def mean_loss(parts: Sequence[Part]) -> float:
+    """Of a batch, over all its loss terms; nan where its losses are not known."""
+    return sum(part.share * (math.nan if part.loss is None else float(part.loss)) for part in parts)
+
+
+class HeldStage(nn.Module):
+    """A stage with its parameters and gradients as flat vectors, as engines see it: from the number of a micro-batch,
+    one of `parts`, and hidden states to hidden states, or to the scaled loss, `(1,)`.
+    """
+
+    def __init__(self, run: Run, data: Data, num_stages: int, number: int) -> None:
+        super().__init__()
+        task, model = run.task, run.task.model(run.seed)
+        named = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.layout = Layout.of(model)
+        """Of the whole model."""
+        parts = anatomy(task, model, task.split(data.batch(0, 0), run.micro_batches)[0])
+        self.stage = Stage(task, model, parts, num_stages, number).to(run.device)
+        self.flat = FlatModel(self.stage)
+        own = dict(self.stage.named_parameters())
+        self.names = tuple(named[id(own[name])] for name in self.flat.layout.names)
+        """Of its parameters in the whole model, in the order of the flat vector."""
+        self.parts: Sequence[Part] = ()
+        self._precision = run.precision
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Name in the whole model -> view of `vector`, which has the stage's layout."""
+        return dict(zip(self.names, self.flat.layout.views(vector).values(), strict=True))
+
+    def put(self, whole: Tensor) -> None:
+        """Copy the stage's part of the whole model's parameters, `(P,)`, into the stage."""
+        views = self.layout.views(whole)
+        with torch.no_grad():
+            for name, view in self.views(self.flat.parameters).items():
+                view.copy_(views[name])
+
+    def forward(self, hidden: Tensor | None = None, *, index: Tensor) -> Tensor:
+        part, lower = self.parts[int(index)], self._precision != torch.float32
+        # The one allowed use of torch's default generator: dropout draws from nothing else.
+        torch.manual_seed(part.seed)
+        with torch.autocast(self.flat.parameters.device.type, dtype=self._precision if lower else None, enabled=lower):
+            before = self.flat.before_forward()
+            said = self.stage(part.batch, hidden)
+            self.flat.check_forward(before)
+            if not self.stage.is_last:
+                # Where all before is frozen, nothing needs a gradient, and torch's stage would fail.
+                return said if said.requires_grad else said.requires_grad_()
+            if part.share:
+                loss = self.stage.task.loss(said, part.batch)
+            else:  # the mean over no loss term at all may not be a number
+                assert hidden is not None
+                loss = hidden.sum() * 0.0
+        part.loss = loss.detach()
+        return (loss.float() * part.scale).reshape(1)

@@ -1,0 +1,392 @@
+"""A replica of the model that lies on a row of ranks, a stage on each: pipeline parallelism.
+
+A batch is cut into m micro-batches, which follow one another through the p stages. Stages compute at the same time, on
+different micro-batches. A stage waits for the share (p - 1) / (m + p - 1) of the time, the bubble, if all passes cost
+the same (Huang et al. 2019, "GPipe", section 2.3). The gradient is that of the whole batch, up to rounding: a
+micro-batch counts with its share of the loss terms. The orders are those of `torch.distributed.pipelining`:
+
+    gpipe   all forward passes, then all backward passes (Huang et al. 2019, "GPipe", section 2.3 and figure 2)
+    1f1b    a backward pass as soon as there is one, so at most p micro-batches are in memory (Narayanan et al. 2019,
+            "PipeDream", section 3.2; with a flush after each batch as in Narayanan et al. 2021, "Efficient Large-Scale
+            Language Model Training on GPU Clusters Using Megatron-LM", section 2.2.1)
+    2bw     1f1b without a pause between batches, see `TwoVersions`
+
+Every stage holds its own parameters and its own part of the optimizer's state. A parameter that several stages hold
+has the sum of their gradients on each of them. Gradients are clipped by the norm over all stages.
+
+Hidden states go between stages in float32. Nothing that comes over the network is unpickled: every stage knows the
+shapes of what it receives."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from asyncsgd.backends.ranks import Computed, Replica
+from asyncsgd.core.state import State, restore, state_of
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import RunError
+from asyncsgd.pipeline.held_stage import HeldStage, Part, mean_loss
+from asyncsgd.records.events import Taken
+from asyncsgd.run import runtimes
+from asyncsgd.run.run import Run
+from asyncsgd.tasks.base import Batch, Sums, to_device
+from asyncsgd.worker.evaluation import evaluate_sets
+from asyncsgd.worker.worker import Gradient
+
+COMPUTING, PASSING, EXCHANGING, SENT = range(4)
+"""What a stage uses: seconds of its passes, from the first pass of each batch to the last, of exchanging; bytes."""
+
+
+class TimedStage(PipelineStage):
+    """torch's stage, which notes when a pass begins and ends: in this process, or in the queue of a GPU."""
+
+    passes: list[tuple[Any, Any]]
+    finished: Callable[[int], None]
+    """Called after each micro-batch's backward pass."""
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        began = self._moment()
+        try:
+            result = super().forward_one_chunk(*arguments, **named)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, RunError):  # torch wraps what a stage raises
+                raise error.__cause__ from None
+            raise
+        self.passes.append((began, self._moment()))
+        return result
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
+        began = self._moment()
+        super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        self.passes.append((began, self._moment()))
+        self.finished(bwd_chunk_id)
+
+    def _moment(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self) -> float:
+        passes, self.passes = self.passes, []
+        if self.device.type != "cuda":
+            return sum(end - began for began, end in passes)
+        torch.cuda.synchronize()
+        return sum(began.elapsed_time(end) for began, end in passes) / 1e3
+
+
+class Pipeline(Replica):
+    """A replica as the rank of one of its stages sees it: rank = replica * stages + stage."""
+
+    num_copies = 1
+    """Of its stage, which a rank holds."""
+
+    def __init__(self, run: Run) -> None:
+        runtime = run.runtime
+        assert isinstance(runtime, runtimes.Pipeline)
+        super().__init__(run, runtime.stages)
+        self._stages, self._replicas = runtime.stages, len(self.speakers)
+        self._stage, self._data = self.ranks.rank % runtime.stages, self.task.data(run.seed)
+        self._row, self._column = self._group(range(self._stages)), self._group()
+        self._copies = [HeldStage(run, self._data, runtime.stages, self._stage) for _ in range(self.num_copies)]
+        self._module: nn.Module = self._held
+        layout = dataclasses.replace(self._held.flat.layout, names=self._held.names)
+        self._optimizer = run.recipe.on(self._held.flat.parameters, layout)
+        self._clips, self._seed, self._micro_batches = run.recipe.clip_norm > 0, run.seed, run.micro_batches
+        self._share_gradients()
+        self._used = torch.zeros(4, dtype=torch.float64)
+        self._kind = ScheduleGPipe if runtime.schedule == "gpipe" else Schedule1F1B
+        self._built: tuple[torch.Size, int] | None = None
+        self._deepspeed = None
+        if runtime.schedule == "deepspeed":
+            from asyncsgd.pipeline.deepspeed_engine import DeepSpeedEngine, configuration
+
+            self._deepspeed = DeepSpeedEngine(self._held, self.device, configuration(runtime.deepspeed_config))
+
+    @property
+    def _held(self) -> HeldStage:
+        """The copy with the parameters of the current version."""
+        return self._copies[0]
+
+    def _group(self, stages: Sequence[int] = ()) -> dist.ProcessGroup | None:
+        """Of these stages of this rank's replica, or of this rank's stage in all replicas; None for a rank that is in
+        none. All ranks call it.
+        """
+        rows = torch.arange(self.ranks.number).view(-1, self._stages)
+        group, _ = dist.new_subgroups_by_enumeration((rows[:, [*stages]] if stages else rows.T).tolist())
+        return group
+
+    def _share_gradients(self) -> None:
+        """Find the parameters that several stages hold."""
+        held, texts = self._held, self.ranks.gather_texts(json.dumps(self._held.names))
+        self._names: list[list[str]] = [json.loads(text) for text in texts[: self._stages]]
+        """Of the parameters of each stage."""
+        holders = {name: [stage for stage, own in enumerate(self._names) if name in own] for name in held.layout.names}
+        shared = {name: self._group(stages) for name, stages in holders.items() if len(stages) > 1}
+        self._shared = {name: group for name, group in shared.items() if name in held.names}
+        self._again = [name for name in self._shared if holders[name][0] != self._stage]
+        """What an earlier stage holds too."""
+
+    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
+        held = self._held
+        held.parts, weight, shape = self.parts(index, weigh)
+        held.flat.gradients.zero_()
+        self.run(shape, len(held.parts))
+        began = time.perf_counter()
+        if self._replicas > 1:
+            dist.all_reduce(held.flat.gradients, group=self._column)
+            # What a ring sends: each number twice, less a share.
+            self._used[SENT] += 2 * held.flat.gradients.nbytes * (self._replicas - 1) // self._replicas
+        for exchange in self.add_up(held):
+            exchange.wait()
+        self._used[EXCHANGING] += time.perf_counter() - began
+        return Gradient(mean_loss(held.parts), weight, self.task.batch_size)
+
+    def parts(self, index: int, weigh: Callable[[float], float]) -> tuple[list[Part], float, torch.Size]:
+        """The micro-batches of batch `index` on the device, its loss terms, and the shape of its hidden states.
+
+        Raises:
+            RunError: if the hidden states of the first and the last micro-batch have different shapes.
+        """
+        split = self.task.split(self._data.batch(0, index), self._micro_batches)
+        weights = [self.task.weight(part) for part in split]
+        whole, parts = sum(weights), list[Part]()
+        share = weigh(whole)
+        if not whole:
+            raise RunError(
+                f"batch {index} has no loss term, and the stages of a pipeline cannot leave a batch out; train in "
+                f"another mode, or leave such samples out of the data"
+            )
+        for number, (part, weight) in enumerate(zip(split, weights, strict=True)):
+            seed = dropout_seed(self._seed, 0, index, number * self._stages + self._stage)
+            parts.append(Part(to_device(part, self.device), weight / whole, share * weight / whole, seed))
+        shape, last = (self._held.stage.shape(part.batch) for part in (parts[0], parts[-1]))
+        if shape != last:
+            raise RunError(
+                f"micro-batches have hidden states of {tuple(shape)} and {tuple(last)}, and a pipeline needs one shape;"
+                f" type a --batch-size that --micro-batches divides"
+            )
+        return parts, whole, shape
+
+    def run(self, shape: torch.Size, number: int) -> float:
+        """All passes of `number` micro-batches, which add to the gradients; the seconds."""
+        began = time.perf_counter()
+        if self._deepspeed is not None:
+            self._deepspeed.run(number)
+            self._used[COMPUTING] = math.nan  # it does not say
+        else:
+            if self._built != (shape, number):
+                self._build(shape, number)
+                self._built = shape, number
+            index = torch.arange(number)
+            self._schedule.step(index=index, target=index if self._held.stage.is_last else None)
+            self._used[COMPUTING] += self._timed.seconds()
+        neighbours = (not self._held.stage.is_first) + (not self._held.stage.is_last)
+        self._used[SENT] += neighbours * number * 4 * shape.numel()  # hidden states, or their gradients
+        seconds = time.perf_counter() - began
+        self._used[PASSING] += seconds
+        return seconds
+
+    def _build(self, shape: torch.Size, number: int) -> None:
+        """torch's schedule for `number` micro-batches, each with hidden states of `shape`."""
+        held = self._held.stage
+        # A stage has buffers for all that it receives. With shapes given, nobody sends them as pickles.
+        hidden, loss = (
+            torch.empty(size, device="meta", dtype=torch.float32, requires_grad=True) for size in (shape, (1,))
+        )
+        given, gives = () if held.is_first else (hidden,), (loss if held.is_last else hidden,)
+        place = self._stage, self._stages, self.device
+        self._timed = stage = TimedStage(self._module, *place, input_args=given, output_args=gives, group=self._row)
+        stage.passes, stage.finished = [], self._went_back
+        # Losses come scaled: scale_grads would divide whatever is in .grad, once a step.
+        self._schedule = self._kind(stage, number, loss_fn=lambda loss, index: loss.squeeze(0), scale_grads=False)
+
+    def _went_back(self, micro_batch: int) -> None:
+        """Called after the backward pass of each."""
+
+    def add_up(self, held: HeldStage) -> list[Any]:
+        """Begin to add up the gradients of shared parameters over their stages; what to wait for."""
+        gradients = held.views(held.flat.gradients)
+        self._used[SENT] += sum(gradients[name].nbytes for name in self._shared)
+        return [dist.all_reduce(gradients[name], group=group, async_op=True) for name, group in self._shared.items()]
+
+    def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
+        gradients = self._held.flat.gradients
+        if self._clips:  # by the norm of the gradient of all stages
+            views = self._held.views(gradients)
+            square = torch.linalg.vector_norm(gradients) ** 2
+            for name in self._again:
+                square -= torch.linalg.vector_norm(views[name]) ** 2
+            dist.all_reduce(square, group=self._row)
+            self.norm = math.sqrt(max(float(square), 0.0))
+        self._optimizer.step(gradients, learning_rate, norm=self.norm)
+
+    def sums(self) -> Sums:
+        """This replica's shard of the evaluation sets. Batches go through the stages one after the other."""
+        for copy in self._copies:
+            copy.flat.check()
+        stage, rank = self._held.stage, self.ranks.rank
+
+        def outputs(batch: Batch) -> object:
+            hidden = None
+            if not stage.is_first:
+                hidden = torch.empty(stage.shape(batch), device=self.device, dtype=torch.float32)
+                dist.recv(hidden, rank - 1, group=self._row)
+            said = stage(batch, hidden)
+            if stage.is_last:
+                return said
+            dist.send(said.contiguous(), rank + 1, group=self._row)
+            return None
+
+        return evaluate_sets(self.task, stage, self._data.evaluation, self.number, self._replicas, self.device, outputs)
+
+    def parameters(self, held: HeldStage | None = None) -> Tensor:
+        """Of all stages of the first replica, `(P,)`, on the CPU of every rank.
+
+        Args:
+            held: which copy; None: the current one.
+        """
+        held = held or self._held
+        whole = torch.zeros(held.layout.size, dtype=torch.float32)
+        views = held.layout.views(whole)
+        for name, view in held.views(held.flat.parameters).items():
+            views[name].copy_(view)
+        for stage, names in enumerate(self._names):
+            for name in names:
+                self.ranks.take(views[name], stage)
+        return whole
+
+    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
+        table = self.ranks.gather(self._used).tolist()
+        self._used.zero_()
+        return tuple(
+            (*divmod(rank, self._stages), None if math.isnan(computed) else computed, passed, exchanged, sent)
+            for rank, (computed, passed, exchanged, sent) in enumerate(table)
+        )
+
+    def state_dict(self) -> State:
+        """The optimizers of the stages of the first replica, which are those of all, as bytes of `torch.save`."""
+        file = io.BytesIO()
+        if self.number == 0:
+            torch.save(state_of(self._optimizer), file)
+        saved = self.ranks.gather_bytes(file.getvalue())[: self._stages]
+        optimizers = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in saved]
+        return {"parameters": self.parameters(), "optimizers": optimizers}
+
+    def load_state_dict(self, state: State) -> None:
+        own = state["backend"]["ranks"]
+        self._held.put(own["parameters"])
+        content = io.BytesIO(own["optimizers"][self._stage].cpu().numpy().tobytes())
+        restore(self._optimizer, torch.load(content, map_location=self.device, weights_only=True))
+
+
+class Chosen(nn.Module):
+    """Gives each micro-batch to the copy of a stage that `choose` says."""
+
+    def __init__(self, choose: Callable[[int], HeldStage]) -> None:
+        super().__init__()
+        self._choose = choose
+
+    def forward(self, hidden: Tensor | None = None, *, index: Tensor) -> Tensor:
+        return self._choose(int(index))(hidden, index=index)
+
+
+class TwoVersions(Pipeline):
+    """An asynchronous pipeline: batches follow one another without a pause, and every gradient is one update old.
+
+        x_{t+1} = x_t - eta grad f(x_{max(0, t - 1)}; batch_t)
+
+    This is PipeDream-2BW (Narayanan, Phanishayee, Shi, Chen, Zaharia: "Memory-Efficient Pipeline-Parallel DNN
+    Training", ICML 2021, section 3.1), the rule ``fixed_delay:delay=1`` by another way. Batch t uses copy t mod 2,
+    which holds x_{max(0, t - 1)} then. Update t takes x_t from the other copy and leaves x_{t+1} in copy t mod 2.
+
+    A stage begins batch t as soon as it has taken update t - 2, while batch t - 1 is still in the pipeline. With m
+    micro-batches to a batch and p <= m stages, 1F1B never asks for more. Batches run in groups, after which the
+    pipeline runs empty: that costs time and changes no number. A group ends before a point of evaluation, and where the
+    shape of the hidden states changes. A direction is not clipped: its norm would make every stage wait for all others.
+    """
+
+    num_copies = 2
+    _taken = 0  # updates, since the beginning of the run
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._module = Chosen(self._copy_of)
+        self._first = 0  # batch of the group
+        self._exchanging: dict[int, list[Any]] = {}  # by batch, what its gradient lacks
+
+    @property
+    def _held(self) -> HeldStage:
+        return self._copies[(self._taken - 1) % 2]
+
+    def update(self, first: int, count: int) -> list[Computed]:
+        """Take an update with each batch from `first` on whose hidden states have one shape, `count` at most."""
+        coming = (self.parts(index, lambda weight: 1.0) for index in range(first, first + count))
+        group = [next(coming)]
+        shape = group[0][2]
+        group.extend(itertools.takewhile(lambda each: each[2] == shape, coming))
+        self._first = first
+        for copy in self._copies:
+            copy.parts = [part for parts, *_ in group for part in parts]
+        seconds = self.run(shape, len(group) * self._micro_batches)
+        while self._exchanging:
+            self._take(min(self._exchanging))
+        losses = torch.tensor([mean_loss(parts) for parts, *_ in group], dtype=torch.float64)
+        taken = Taken(compute=seconds / len(group))  # to apply is a part of the pipeline's own time
+        return [
+            (Gradient(loss, weight, self.task.batch_size), taken)
+            for loss, (_, weight, _) in zip(self.ranks.gather(losses)[self.speakers[0]].tolist(), group, strict=True)
+        ]
+
+    def _copy_of(self, micro_batch: int) -> HeldStage:
+        """Which copy computes a micro-batch of the group; it is ready then."""
+        number, part = divmod(micro_batch, self._micro_batches)
+        batch = self._first + number
+        copy = self._copies[batch % 2]
+        if part == 0:
+            if batch - 2 in self._exchanging:
+                self._take(batch - 2)
+            copy.flat.gradients.zero_()
+        return copy
+
+    def _went_back(self, micro_batch: int) -> None:
+        number, part = divmod(micro_batch, self._micro_batches)
+        if part == self._micro_batches - 1:
+            batch = self._first + number
+            self._exchanging[batch] = self.add_up(self._copies[batch % 2])
+
+    def _take(self, batch: int) -> None:
+        """Update `batch`. What other stages add to its gradient is waited for here, when a later batch needs it: to
+        wait for it at once would stop the pipeline.
+        """
+        began = time.perf_counter()
+        for exchange in self._exchanging.pop(batch):
+            exchange.wait()
+        self._used[EXCHANGING] += time.perf_counter() - began
+        own, other = self._copies[batch % 2].flat, self._copies[(batch - 1) % 2].flat
+        with torch.no_grad():
+            own.parameters.copy_(other.parameters)
+        self._optimizer.move(own.parameters)
+        self._optimizer.step(own.gradients, self._rate((batch + 1) * self.task.batch_size))
+        self._taken = batch + 1
+
+    def state_dict(self) -> State:
+        return super().state_dict() | {"before": self.parameters(self._copies[self._taken % 2])}
+
+    def load_state_dict(self, state: State) -> None:
+        self._taken = state["method"]["view"]["version"]
+        super().load_state_dict(state)
+        self._copies[self._taken % 2].put(state["backend"]["ranks"]["before"])

@@ -1,0 +1,448 @@
+"""Carry a prepared run out: server, workers, backend and loop of each mode.
+
+`execute` is for the process that leads; `follow` is every other rank that torchrun made. The `_train_...` functions
+differ in what moves gradients, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from asyncsgd.backends.launch import Processes, World, end_with_launcher
+from asyncsgd.backends.link import FOLDERS, Inherited, Link, Meeting, MeetingOfParent, Pair, Way
+from asyncsgd.backends.processes import Dead, Workers
+from asyncsgd.backends.rank_main import in_step, serve_rank
+from asyncsgd.backends.ranks import (
+    LOST_CONTACT,
+    Collective,
+    groups,
+    is_lost_contact,
+)
+from asyncsgd.backends.segment import Segment
+from asyncsgd.backends.single import Single
+from asyncsgd.backends.virtual import Heap
+from asyncsgd.backends.worker_main import serve
+from asyncsgd.core.batches import Batches, indices_of
+from asyncsgd.core.checkpoints import Found, Saver
+from asyncsgd.core.flat import FlatModel, Layout
+from asyncsgd.core.limits import POLL_SECONDS, Interrupted, Result, TrainingClock
+from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.optimizers import Optimizer, StepTakenByWorker
+from asyncsgd.core.peers import peers_of
+from asyncsgd.core.peers.models import Peers
+from asyncsgd.core.protocol import Backend, Method, Work
+from asyncsgd.core.server import Server
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.core.state import restore
+from asyncsgd.errors import RunError
+from asyncsgd.records.console import Recorder
+from asyncsgd.records.events import FAILED, INTERRUPTED
+from asyncsgd.records.machine import Machine
+from asyncsgd.records.trackers import Tracking
+from asyncsgd.rules import Asynchronous
+from asyncsgd.rules.contract import PeerRule, Rule
+from asyncsgd.run import runtimes
+from asyncsgd.run.run import Run
+from asyncsgd.tasks.base import Task, tensors_in
+from asyncsgd.worker.computation import ModelGradients, whole_evaluation
+from asyncsgd.worker.profile import TRACE, Profile, hardware
+from asyncsgd.worker.worker import Worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A run that is going on, in its leading process."""
+
+    run: Run
+    """Prepared."""
+    flat: FlatModel
+    """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
+    facts: Mapping[str, Any]
+    """Of its task, its data, and the model that training starts from, as summary.json has them."""
+    record: Recorder
+    context: ForkServerContext | None
+    stop_requested: StopRequest
+    tell: Callable[[str], None]
+    """Says a line to the user."""
+    saver: Saver | None
+    """Takes the states; None where nothing is written."""
+    tracking: Tracking
+    machine: Machine
+
+    @property
+    def resume(self) -> Found | None:
+        return None if self.record.folder is None else self.record.folder.resume
+
+    @property
+    def num_workers(self) -> int:
+        return self.run.runtime.num_workers
+
+    def worker(self, flat: FlatModel) -> Worker:
+        """Worker 0, in this process."""
+        return self.run.at(0).worker(flat, self.profile, tells=not self.record.quiet)
+
+    @property
+    def profile(self) -> Profile | None:
+        folder, number = self.record.folder, self.run.output.profile
+        return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
+
+
+def method_of(
+    run: Run,
+    parameters: Tensor,
+    layout: Layout,
+    batches: Batches,
+    *,
+    rule: Rule | None = None,
+    optimizer: Optimizer | StepTakenByWorker | None = None,
+    **named: Any,
+) -> Server | Peers[Any]:
+    """The server of a run, or its peers.
+
+    Args:
+        rule: None: the run's.
+        optimizer: of the server; None: the run's on `parameters`.
+        named: as of `Server` and `Peers`.
+    """
+    rule, named = rule or run.rule, named | {"batch_size": run.task.batch_size}
+    if isinstance(rule, PeerRule):
+
+        def optimizer_on(vector: Tensor) -> Optimizer:
+            return run.recipe.on(vector, layout)
+
+        return peers_of(rule, parameters, optimizer_on, run.schedule, batches, seed=run.seed, **named)
+    optimizer = optimizer or run.server_recipe.on(parameters, layout)
+    return Server(parameters, rule, optimizer, run.schedule, batches, **named)
+
+
+def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named: Any) -> Server | Peers[Any]:
+    """`method_of` with the budget of a run that is going on."""
+    run, rule = live.run, named.get("rule") or live.run.rule
+    # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
+    samples = run.limits.samples if isinstance(run.runtime, runtimes.Hogwild) else run.limits.to_hand_out(rule)
+    batches, named = Batches(samples, run.task.batch_size), {"num_workers": live.num_workers} | named
+    statistics = live.flat.statistics if len(parameters) else None  # ranks that step by themselves keep their own
+    named |= {"samples": run.limits.samples, "clock": clock, "statistics": statistics}
+    method = method_of(run, parameters, live.flat.layout, batches, **named)
+    if isinstance(method, Server) and len(parameters):  # ranks that step by themselves are no rule's doing
+        live.record.rule_acted = method.rule_acted
+    return method
+
+
+def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
+    """The loop, where the run goes on from."""
+    live.stop_requested.at_step()  # the first evaluation is a step too
+    sink = Sink(live.record, live.saver, live.stop_requested.at_step, lambda work: _ignored_targets(live.run, work))
+    limits, statistics = live.run.limits, live.flat.statistics
+    fit = Fit(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)
+    if live.resume is not None:
+        restore(fit, live.resume.load(live.flat.parameters.device, live.run.rule))
+    return fit
+
+
+IGNORED = -100
+"""A target that does not count, for torch's losses."""
+
+
+def _ignored_targets(run: Run, work: Work) -> str:
+    """What to write where a batch of `work` has no target that counts, and its task does not say so; else nothing."""
+    task = run.task
+    if type(task).weight is not Task.weight:
+        return ""
+    data = task.data(run.seed)
+    for index in indices_of(work.batches):
+        for tensor in tensors_in(data.batch(0, index)):
+            if tensor.dtype == torch.int64 and tensor.numel() and bool((tensor == IGNORED).all()):
+                return (
+                    f"no target of batch {index} counts (all are {IGNORED}), and {type(task).__name__} does not say "
+                    f"so; give it weight(batch), the number of targets that count, and such a batch is left out"
+                )
+    return ""
+
+
+def _train_single(live: Live, board: World | None) -> Result:
+    """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
+    runtime = live.run.runtime
+    assert isinstance(runtime, runtimes.InProcess)
+    clock, worker = TrainingClock(), live.worker(live.flat)
+    method = _method(live, live.flat.parameters, lambda: clock.seconds, num_workers=runtime.accumulate)
+    return _fit(live, method, Single(worker, clock, runtime.accumulate)).run()
+
+
+def _train_virtual(live: Live, board: World | None) -> Result:
+    """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
+    run, runtime = live.run, live.run.runtime
+    assert isinstance(runtime, runtimes.Virtual)
+    worker = live.worker(run.flat(device=live.flat.parameters.device))
+    heap = Heap(
+        live.flat.parameters,
+        ModelGradients(worker, run.recipe),
+        runtime.speeds.on(runtime.num_workers, run.seed),
+        whole_evaluation(worker, live.flat.statistics),
+        num_workers=runtime.num_workers,
+        network=runtime.network,
+        churn=runtime.churn,
+        in_step=isinstance(run.rule, PeerRule) and run.rule.together,
+        statistics=live.flat.statistics,
+    )
+    method = _method(live, live.flat.parameters, lambda: heap.now)
+    result = _fit(live, method, heap).run()
+    _ = method.parameters  # of peers the mean, where the run has its parameters
+    return result
+
+
+def _train_async(live: Live, board: World | None) -> Result:
+    """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
+    statistics = live.flat.statistics
+    num_statistics = 0 if statistics is None else statistics.size
+    segment = Segment(live.flat.layout.size, live.num_workers, statistics=num_statistics)
+    if statistics is not None:
+        statistics.lie_in(segment.statistics)
+    return _serve_workers(live, segment, board, live.run.server_recipe.on(segment.parameters, live.flat.layout))
+
+
+def _train_hogwild(live: Live, board: World | None) -> Result:
+    """This process hands out batches and counts; the workers step the shared vector."""
+    run, size, extra = live.run, live.flat.layout.size, 0
+    assert isinstance(run.runtime, runtimes.Hogwild)
+    if run.runtime.share_state:
+        trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
+        trial.create_state()
+        extra = trial.state_size
+    return _serve_workers(live, Segment(size, 0, extra), board, StepTakenByWorker())
+
+
+def _serve_workers(
+    live: Live, segment: Segment, board: World | None, optimizer: Optimizer | StepTakenByWorker
+) -> Result:
+    """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
+    assert live.context is not None
+    segment.parameters.copy_(live.flat.parameters)
+    shares, at_zero = live.run.runtime.transport == "shared_memory", (live.profile, not live.record.quiet)
+    links: dict[int, Link] = {}
+    with contextlib.ExitStack() as closing:
+        folder, meeting = "", Meeting("", None)
+        if board is not None or not shares:
+            folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True))
+            meeting = Meeting(Path(folder).name, segment.place if shares else None)
+        processes = closing.enter_context(Processes(live.context))
+        if board is not None:
+            board.put("run", _notice(live, meeting))
+        for worker in range(live.num_workers):
+            child, pipe = board is None or worker == 0, None
+            way: Way = meeting
+            if child and shares:
+                ours, pipe = live.context.Pipe()
+                links[worker], way = Link(ours), Inherited(pipe, segment)
+            else:
+                slot: list[Tensor] = []
+                if not shares:
+                    slot.append(segment.slots[worker])
+                if not shares and len(segment.statistics):
+                    slot.append(segment.moved[worker])
+                links[worker] = Pair(folder, worker, serves=True, carries_vectors=not shares, slot=slot)
+                if child:
+                    way = MeetingOfParent(folder)
+            if child:
+                processes.start(worker, serve, live.run.at(worker), way, worker, *(() if worker else at_zero))
+                live.machine.follow(f"worker {worker}", processes.pid(worker))
+            if pipe is not None:
+                pipe.close()  # the worker has the only other end now, so its death is the end of the file
+        result = _serve(live, links, segment, optimizer, processes.how_it_ended)
+        if result.status == INTERRUPTED:
+            processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
+        with torch.no_grad():
+            live.flat.parameters.copy_(segment.parameters)
+        return result
+
+
+def _serve(
+    live: Live, links: Mapping[int, Link], segment: Segment, optimizer: Optimizer | StepTakenByWorker, dead: Dead
+) -> Result:
+    clock = TrainingClock()
+    server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
+    assert isinstance(server, Server)  # peers are on the virtual clock alone
+    workers = Workers(
+        links,
+        segment,
+        live.run.task,
+        clock,
+        dead=dead,
+        stop_requested=live.stop_requested,
+        statistics=live.flat.statistics,
+    )
+    try:
+        workers.meet(live.flat.fingerprint)
+        return _fit(live, server, workers).run()
+    except Interrupted:  # while workers came up
+        return Result(INTERRUPTED, "interrupted by the user")
+    finally:
+        for left in workers.close():  # nothing may change any more, so the rule does not hear of them
+            live.record(server.drop(left.worker, left.reason))
+
+
+def _train_sync(live: Live, board: World | None) -> Result:
+    """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
+    resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
+    number, worker = live.num_workers, None
+    if not isinstance(live.run.runtime, runtimes.Pipeline):
+        worker = live.worker(live.flat)
+    with contextlib.ExitStack() as closing:
+        world, processes = board, None
+        if board is not None:
+            board.put("run", _notice(live, _Resume(*map(str, resume or ("", "")))))
+        if world is None:
+            folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
+            world = World(0, number, closing.enter_context(folder))
+            assert live.context is not None
+            processes = closing.enter_context(Processes(live.context))
+            for rank in range(1, number):
+                there = World(rank, number, world.folder)
+                processes.start(rank, serve_rank, live.run.at(rank), resume, there)
+                live.machine.follow(f"worker {rank}", processes.pid(rank))
+        while not world.complete(POLL_SECONDS):
+            if live.stop_requested():
+                if processes is not None:
+                    processes.stop_seconds = 1.0
+                return Result(INTERRUPTED, "interrupted by the user")
+            if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
+                raise _rank_is_lost(processes, number)
+        try:
+            with world.group(live.run.at(0).device):
+                return _lead_ranks(live, worker, resume)
+        except RuntimeError as error:
+            if not is_lost_contact(error):
+                raise
+            if processes is not None:
+                raise _rank_is_lost(processes, number) from error
+            # This rank has the parameters of the last step that all have taken.
+            return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
+
+
+def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
+    """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
+    run, runtime = live.run, live.run.runtime
+    ranks, clock = in_step(run.at(0), worker, resume), TrainingClock()
+    optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
+    rule: Rule | None = None
+    if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
+        rule, num_workers = Asynchronous(), 2
+        ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
+    more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
+    server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
+    fit = _fit(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
+    result, parameters = fit.run(), ranks.parameters()
+    if parameters is not live.flat.parameters:
+        with torch.no_grad():
+            live.flat.parameters.copy_(parameters)
+    ranks.stop()
+    return result
+
+
+def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
+    rank, reason = _first_lost(processes, num_workers)
+    return RunError(
+        f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
+        f"were stopped. --mode async goes on when a worker is lost"
+    )
+
+
+def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
+    """The rank that failed first, and how it ended. The others fail after it, because their collectives do."""
+    ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
+    known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}
+    to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
+    return min(to_blame.items(), default=(0, "its connection was closed"))
+
+
+_TRAIN: dict[type[runtimes.Runtime], Callable[[Live, World | None], Result]] = {
+    runtimes.InProcess: _train_single,
+    runtimes.AllReduce: _train_sync,
+    runtimes.Pipeline: _train_sync,
+    runtimes.Processes: _train_async,
+    runtimes.Hogwild: _train_hogwild,
+    runtimes.Virtual: _train_virtual,
+}
+
+
+def execute(live: Live, board: World | None) -> Result:
+    """Train.
+
+    Args:
+        board: where torchrun's ranks meet; None where this process starts all others.
+    """
+    return _TRAIN[type(live.run.runtime)](live, board)
+
+
+class _Resume(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What the ranks of a synchronous run go on from; empty: nothing."""
+
+    folder: str
+    """Of the run; every rank can read it."""
+    checkpoint: str
+
+
+class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What rank 0 tells the others. Every rank knows from its own settings what to do with it. So a stranger who writes
+    in rank 0's place can name no code.
+    """
+
+    found: dict[str, Any]
+    """What the task's `prepare` has found out."""
+    micro_batches: int
+    """Parts of a batch."""
+    way: Meeting | _Resume
+    moving: tuple[str, ...] | None = None
+    """`Run.moving`."""
+
+
+def _notice(live: Live, way: Meeting | _Resume) -> bytes:
+    found = {name: getattr(live.run.task, name) for name in found_by(live.run.task)}
+    return msgspec.json.encode(_Notice(found, live.run.micro_batches, way, live.run.moving))
+
+
+def follow(run: Run) -> int:
+    """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
+    end_with_launcher(leads=False)
+    board = World.of_torchrun()
+    if board.several_hosts:
+        board.put(f"rank{board.rank}", msgspec.json.encode(hardware(run.device)))
+    try:
+        notice = msgspec.json.decode(board.get("run"), type=_Notice)
+        if notice.found.keys() != set(found_by(run.task)):
+            raise ValueError(f"{[*notice.found]} is not what a {type(run.task).__name__} finds out")
+    except ValueError as error:
+        raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
+    found = {name: _tuples(value) for name, value in notice.found.items()}
+    task: Task = dataclasses.replace(run.task, **found)  # type: ignore[type-var]
+    run = dataclasses.replace(run, task=task, moving=notice.moving).with_parts(notice.micro_batches)
+    mine = run.at(board.rank)
+    if not run.runtime.has_server:
+        assert isinstance(notice.way, _Resume)
+        resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
+        serve_rank(mine, resume, board)
+    assert isinstance(notice.way, Meeting)
+    serve(mine, notice.way, board.rank)
+    return 0  # not reached: each ends the process
+
+
+def found_by(task: Task) -> list[str]:
+    if not dataclasses.is_dataclass(task):
+        return []
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(task)
+    return [field.name for field in fields if field.metadata.get("found")]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,456 @@
+"""Train: prepare a run, carry it out and finish it. Reads top to bottom.
+
+`carry_out` is the process that prepares the run, keeps the record and speaks to the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
+from asyncsgd.core.checkpoints import Found, Policy, Saver
+from asyncsgd.core.flat import FlatModel
+from asyncsgd.core.limits import Result
+from asyncsgd.core.signals import StopRequest, held
+from asyncsgd.data.order import FIRST
+from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
+from asyncsgd.pipeline.cut import anatomy
+from asyncsgd.records.console import Recorder, teller
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
+from asyncsgd.records.locks import one_writer
+from asyncsgd.records.machine import Machine, describe_environment
+from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.trackers import Tracking
+from asyncsgd.run import runtimes
+from asyncsgd.run.dry_run import check_state
+from asyncsgd.run.execute import Live, execute
+from asyncsgd.run.finish import AT_ONCE, began_with, finish, note_interrupted, write_last
+from asyncsgd.run.memory import find_micro_batches
+from asyncsgd.run.run import Run, device_of_worker
+from asyncsgd.settings.flags import flag_of
+from asyncsgd.tasks import is_built_in
+from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.check import check, normalising_over_batch
+from asyncsgd.worker.profile import by_ranks, forget_peaks, hardware
+from asyncsgd.worker.worker import check_compiler, checkpoint_activations
+
+EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
+"""Every other status exits with 1."""
+SAMPLE_ORDER = "order of samples"
+"""What its number is called among the things that a run began from."""
+_LAST_SECONDS = 20.0
+"""For the summary of a run whose main thread stands still, and for a checkpoint that is being written."""
+BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
+
+
+def lead(
+    run: Run,
+    launch: Launch,
+    folder: RunFolder,
+    context: ForkServerContext | None,
+    stop: StopRequest | None = None,
+    tracking: Tracking | None = None,
+) -> int:
+    """`carry_out` for a script: what goes wrong is said on stderr; return the exit code."""
+    ended = carry_out(run, launch, folder, context, stop, tracking=tracking)
+    if ended.unexpected is not None:
+        traceback.print_exception(ended.unexpected)
+    if ended.result.message and ended.result.status != DONE:
+        print(f"{ended.result.status}: {ended.result.message}", file=sys.stderr, flush=True)
+    code = EXIT_CODES.get(ended.result.status, 1)
+    if code == 0 and ended.summary["score_error"] is not None:
+        print(f"without score: {ended.summary['score_error']}", file=sys.stderr, flush=True)
+        return 1
+    return code
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    result: Result
+    summary: Mapping[str, Any]
+    live: Live | None
+    """None where it ended before it had a model."""
+    unexpected: Exception | None
+    """An exception that is neither a `UsageError` nor a `RunError`."""
+
+
+def carry_out(
+    run: Run,
+    launch: Launch,
+    folder: RunFolder | None,
+    context: ForkServerContext | None,
+    stop: StopRequest | None = None,
+    *,
+    quiet: bool = False,
+    receivers: Sequence[Callable[[Record], None]] = (),
+    tracking: Tracking | None = None,
+) -> Ended:
+    """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
+
+    Args:
+        run: not prepared; as many workers as `launch` says.
+        folder: new; owned by this call. None: nothing is written.
+        context: a fork server that starts workers, None where there are none.
+        stop: the listener for signals, if there is one already.
+        quiet: whether the user is told nothing.
+        receivers: called with each record, in order.
+        tracking: not started; None: the run is shown in no tracker.
+
+    Raises:
+        UsageError: where the user has to change something. A new run's folder then holds a FAILED summary; that of a
+            run that would have gone on is as it was.
+    """
+    shown = tracking or Tracking()
+    live: Live | None = None
+
+    def attempt(listening: StopRequest, closing: contextlib.ExitStack) -> tuple[Result, Exception | None]:
+        """Prepare and train. Return how it ended, and an unexpected exception."""
+        nonlocal live
+        where = None if folder is None else folder.path
+        try:
+            for name in run.task.output_folders:
+                if (output := getattr(run.task, name)) is not None:
+                    closing.enter_context(one_writer(Path(output), flag_of(name)))
+            listening.check()
+            end_with_launcher(leads=True)
+            board = None if launch.rank is None else World.of_torchrun()
+            opened = _open(run, launch, board, folder, context, listening, quiet, receivers, shown)
+            listening.check()
+            closing.enter_context(listening.during_a_run())
+            live = opened
+            live.machine.start()
+            with listening.watched(
+                note=lambda: note_interrupted(opened),
+                free=opened.machine.kill_others,
+                leave=lambda: _leave(opened),
+            ):
+                result = execute(opened, board)
+            if live.saver is not None:
+                live.saver.finish()  # here, where it can be left
+            return result, None
+        except UsageError as error:
+            summary = run.summary() | {"status": FAILED, "message": str(error)} | shown.finish(FAILED)
+            if live is not None:
+                live.machine.finish()
+            write_last(folder, summary, live)
+            raise
+        except KeyboardInterrupt:
+            return BEFORE_TRAINING if live is None else AT_ONCE, None
+        except RunError as error:
+            return Result(FAILED, str(error), has_parameters=False), None
+        except OSError as error:
+            return Result(FAILED, f"{error.filename or where}: {reason(error)}", has_parameters=False), None
+        except Exception as error:
+            if is_out_of_memory(error):
+                return Result(FAILED, OUT_OF_MEMORY, has_parameters=False), None
+            return Result(FAILED, f"{type(error).__name__}: {error}", has_parameters=False), error
+        finally:
+            if live is not None:
+                if live.saver is not None:
+                    live.saver.finish()
+                live.record.close()
+
+    with contextlib.ExitStack() as closing:
+        if folder is not None:
+            closing.callback(folder.close)
+        result, unexpected = attempt(closing.enter_context(stop or StopRequest()), closing)
+        try:
+            if live is not None:
+                result, summary = finish(live, _advised(live, result))
+            else:
+                summary = run.summary() | {"status": result.status, "message": result.message}
+                summary |= shown.finish(result.status)
+                write_last(folder, summary, live)
+        except OSError as error:
+            where = None if folder is None else folder.path
+            result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
+            summary = run.summary() | {"status": result.status, "message": result.message}
+    return Ended(result, summary, live, unexpected)
+
+
+def _leave(live: Live) -> None:
+    """End this process from a thread, where the main one stands still in C."""
+    last = threading.Timer(_LAST_SECONDS, os._exit, (EXIT_CODES[INTERRUPTED],))
+    last.daemon = True
+    last.start()
+    try:
+        if live.saver is not None:
+            live.saver.finish()
+        finish(live, AT_ONCE)
+        print(f"{INTERRUPTED}: {AT_ONCE.message}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(EXIT_CODES[INTERRUPTED])
+
+
+def _advised(live: Live, result: Result) -> Result:
+    """Where memory was out after a checkpoint, what to type to go on from there."""
+    folder = live.record.folder
+    if live.facts["normalises_over_batch"]:
+        return result  # it does not go on in other parts
+    if OUT_OF_MEMORY not in result.message or folder is None or not any(folder.path.glob("checkpoints/*.json")):
+        return result
+    parts = min(2 * live.run.micro_batches, live.run.task.batch_size)
+    how = f"to go on from the last checkpoint, type --resume {folder.path} --micro-batches {parts}"
+    return dataclasses.replace(result, message=f"{result.message}; {how}")
+
+
+def _open(
+    run: Run,
+    launch: Launch,
+    board: World | None,
+    folder: RunFolder | None,
+    context: ForkServerContext | None,
+    stop: StopRequest,
+    quiet: bool,
+    receivers: Sequence[Callable[[Record], None]],
+    tracking: Tracking,
+) -> Live:
+    torch.set_num_threads(run.runtime.threads)
+    run = run.prepared()
+    task, limits = run.task, run.limits
+    if run.micro_batches > 1:
+        task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
+    if not is_built_in(task):
+        run = dataclasses.replace(run, moving=_check(run, processes=context is not None))
+    on_device = not run.runtime.has_server and not isinstance(run.runtime, runtimes.Pipeline)
+    flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
+    run.check_optimizer(flat.layout)
+    _check_statistics(run, flat)
+    if run.machine.gradient_checkpointing:
+        checkpoint_activations(flat.model)  # refused here, and not in every worker
+    if run.machine.compile:
+        check_compiler(run.device)
+    resume = None if folder is None else folder.resume
+    before = (resume.checkpoint.totals if resume else {}).get("micro_batches", run.micro_batches)
+    parts = max(before, run.micro_batches)
+    _check_parts(run, flat, before, parts)
+    if run.machine.auto_batch and resume is None:
+        parts = find_micro_batches(run, context or fork_server(None, *task.preload))
+    run = run.with_parts(parts)
+    if isinstance(run.runtime, runtimes.Pipeline) and run.runtime.schedule == "deepspeed":
+        from asyncsgd.pipeline.deepspeed_engine import configuration
+
+        configuration(run.runtime.deepspeed_config)  # what is wrong is said once, and not by every rank
+    lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
+    if flat.statistics is not None:
+        lines.append(f"state  {flat.statistics.describe()}")
+    if run.budget.statistics_batches:
+        lines.append(f"eval   batch statistics estimated again from {run.budget.statistics_batches} training batches")
+    policy = run.policy
+    if resume is not None and policy == Policy():
+        policy = resume.checkpoint.policy
+    environment = _environment(run, launch, board)
+    facts = began_with(run, flat)
+    if folder is not None:
+        if not type(run.rule).__module__.startswith("asyncsgd."):
+            check_state(run.rule, run.rule.init(torch.zeros(1)))
+        began_from = _began_from(run, facts)
+        if resume is not None:
+            _check_began_from(resume, began_from)
+        else:
+            folder.write_environment(environment)
+    tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
+    for line in lines:
+        tell(line)
+    tracking.start(tell, None if folder is None else folder.settings_yaml)
+    forget_peaks(flat.parameters.device)
+    root = os.getpid() if launch.rank is None else os.getppid()  # a launcher has made all ranks
+    machine = Machine(None if folder is None else folder.path, root)
+    receivers = (*receivers, tracking, machine)
+    record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers)
+    record.totals.micro_batches = before
+    if folder is not None and resume is not None:
+        _go_on(folder, environment, record, tell)
+    if parts != before:
+        now = record.totals
+        record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
+    saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
+    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine)
+
+
+def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:
+    """What a run is made with; on several hosts also the hardware of every rank."""
+    here = hardware(run.device)
+    described = describe_environment(run.runtime.threads, launch.num_workers)
+    described |= {"device": run.device, "num_devices": run.num_devices, **here}
+    if board is not None and board.several_hosts:
+        try:
+            notices = [board.get(f"rank{rank}") for rank in range(1, board.number)]
+            others = [msgspec.json.decode(notice, type=dict[str, Any]) for notice in notices]
+        except ValueError as error:
+            raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
+        described["hardware_of_ranks"] = by_ranks([here, *others])
+    return described
+
+
+def _began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resumed run must find as it was."""
+    began_from = {"data": facts["data_fingerprint"], "initial parameters": facts["initial_model_sha256"]}
+    for one in facts.get("evaluation_sets", ())[1:]:
+        began_from[f"texts of {one['name']}"] = one["fingerprint"]
+    if "candidates_sha256" in facts:
+        began_from["candidates"] = facts["candidates_sha256"]
+    if run.task.sample_order is not None:
+        began_from[SAMPLE_ORDER] = run.task.sample_order
+    return began_from
+
+
+def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
+    """The settings name a model and data by where they lie, and others may lie there now.
+
+    Raises:
+        UsageError: if the run did not begin from those of `now`.
+    """
+    for what, here in now.items():
+        recorded = found.checkpoint.began_from.get(what, FIRST if what == SAMPLE_ORDER else here)
+        if recorded != here:
+            raise UsageError(
+                f"{found.folder} began with other {what} than there are now ({str(recorded)[:12]} -> "
+                f"{str(here)[:12]}); put the old ones back, or begin a new run"
+            )
+
+
+def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, tell: Callable[[str], None]) -> None:
+    """Take the folder up, say where the run goes on, and add up its records from there. Nothing is refused any more."""
+    found: Found = folder.resume
+    with held():
+        folder.write_environment(environment)
+        discarded = folder.go_on()
+    checkpoint = found.checkpoint
+    record.totals.load_state(checkpoint.totals)
+    for note in found.notes:
+        tell(f"note   {note}")
+    lost = f"; {discarded} arrivals after it are computed again" if discarded else ""
+    tell(f"resume at {checkpoint.total_samples} samples and {checkpoint.version} updates{lost}")
+    record(Resumed(checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, checkpoint.name, discarded))
+
+
+def _check(run: Run, processes: bool) -> tuple[str, ...] | None:
+    """Look for mistakes of a user's own task; the buffers that its forward pass changes. Whole batches are looked at,
+    so where batches are cut into parts, a task that does not fit is not looked at any further: None.
+    """
+    device = device_of_worker(run.device, 0)
+    try:
+        checked = check(run.task, seed=run.seed, device=device, processes=processes)
+    except (MemoryError, RuntimeError) as error:
+        if not ((run.machine.auto_batch or run.micro_batches > 1) and is_out_of_memory(error)):
+            raise
+        return None
+    if device != "cpu":
+        torch.cuda.empty_cache()  # give back the memory that the check took, for the workers
+    return checked.statistics
+
+
+def _check_statistics(run: Run, flat: FlatModel) -> None:
+    """Refuse running statistics where the run cannot keep them.
+
+    Raises:
+        UsageError: with what works.
+    """
+    if run.budget.batch_statistics and not (flat.statistics and flat.statistics.are_of_batches):
+        raise UsageError(
+            "--batch-statistics reestimated is for models with layers that track statistics of their batches, such as "
+            "BatchNorm, and this one has none; drop it"
+        )
+    if number := run.budget.statistics_batches:
+        try:
+            run.task.data(run.seed).batch(0, number - 1)
+        except Exception as error:  # whatever data raise at their end
+            raise UsageError(
+                f"--statistics-batches {number}: the data have no training batch {number - 1} "
+                f"({type(error).__name__}: {error}); type fewer"
+            ) from error
+    if flat.statistics is None:
+        return
+    if isinstance(run.runtime, runtimes.Hogwild | runtimes.Pipeline):
+        raise UsageError(
+            f"the model has running statistics ({flat.statistics.names[0]!r}), which mode {run.runtime.mode} does not "
+            f"keep; train it with --mode single, sync or async, or use GroupNorm, LayerNorm or "
+            f"track_running_stats=False"
+        )
+
+
+def _check_parts(run: Run, flat: FlatModel, before: int, parts: int) -> None:
+    """Refuse other parts of a batch than a run began with where a layer sees the parts and not the batch.
+
+    Raises:
+        UsageError: with what to type.
+    """
+    layer = normalising_over_batch(flat.model)
+    if layer is None:
+        return
+    why = f"the module {layer!r} normalises over the parts of a batch, so their number is part of what is trained"
+    if run.machine.auto_batch:
+        raise UsageError(f"{why}; type --micro-batches K in place of --auto-batch")
+    if parts != before:
+        raise UsageError(f"{why}; go on with --micro-batches {before}, or begin a new run")
+
+
+def _describe(run: Run) -> list[str]:
+    runtime = run.runtime
+    how = run.rule.summary
+    if isinstance(runtime, runtimes.InProcess):
+        how = f"one process, {runtime.accumulate} batch{'es' if runtime.accumulate > 1 else ''} per update"
+        if runtime.all_gpus:
+            number = torch.cuda.device_count() if run.device == "cuda" else 0
+            shared = f"a share of each on each of {number} GPUs"
+            how += f", {shared if number > 1 else 'the bare model, since there are no GPUs to share it'}"
+    elif isinstance(runtime, runtimes.AllReduce):
+        how = "all ranks step along the weighted mean of their gradients (DistributedDataParallel)"
+    elif isinstance(runtime, runtimes.Pipeline):
+        replicas = runtime.num_workers // runtime.stages
+        how = f"{replicas} x {runtime.stages} stages, schedule {runtime.schedule}, {run.micro_batches} micro-batches"
+    elif isinstance(runtime, runtimes.Hogwild):
+        states = "one optimizer state shared by all" if runtime.share_state else "an optimizer state each"
+        how = f"workers step the shared vector themselves, without locks, {states}"
+    clip = f", directions clipped at norm {run.recipe.clip_norm:g}" if run.recipe.clip_norm else ""
+    return [
+        f"rule   {run.rule}: {how}",
+        f"step   {run.recipe}, {run.schedule}, the same for any number of workers{clip}",
+    ]
+
+
+def _stages(run: Run, flat: FlatModel) -> list[str]:
+    """How the model of a pipeline is cut.
+
+    Raises:
+        UsageError: if it cannot be.
+    """
+    if not isinstance(run.runtime, runtimes.Pipeline):
+        return []
+    task = run.task
+    batch = task.split(task.data(run.seed).batch(0, 0), run.micro_batches)[0]
+    return [f"cut    {anatomy(task, flat.model, batch).describe(run.runtime.stages)}"]
+
+
+def _describe_task(task: Task, flat: FlatModel) -> list[str]:
+    """Lines about any task."""
+    facts, size = task.facts(), f"{flat.layout.num_parameters:,} parameters"
+    model = getattr(task, "model_name", None)
+    if model is not None:
+        size = f"model {model}, {size}"
+    counts = [
+        f"{facts[key]} {what} samples"
+        for key, what in (("num_train_samples", "training"), ("num_eval_samples", "evaluation"))
+        if facts.get(key) is not None
+    ]
+    data = f"   data  {facts['data']}" if facts.get("data") else ""
+    named = f" ({', '.join(counts)})" if counts else ""
+    return [
+        f"task   {task.name} ({size}){data}{named}",
+        *(f"note   {note}" for note in facts.get("notes") or ()),
+    ]

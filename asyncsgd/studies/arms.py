@@ -1,0 +1,255 @@
+"""Arms: every algorithm under every condition, with what tuning tries for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from asyncsgd.errors import UsageError
+from asyncsgd.settings.flags import flag_of
+from asyncsgd.settings.task import task_flags
+from asyncsgd.studies.config import (
+    CONDITION_KEYS,
+    Comparisons,
+    Conditions,
+    Config,
+    Settings,
+    fill_in,
+    grid_of,
+    settings_of,
+    typed,
+)
+from asyncsgd.tasks import task_class
+
+NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
+"""Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
+references.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """An algorithm under one condition.
+
+    `settings` is what the arm sets beside the base, placeholders filled in; `trials` what tuning tries on top of it,
+    empty where nothing is tuned.
+    """
+
+    name: str
+    algorithm: str
+    settings: Mapping[str, Any]
+    trials: tuple[Mapping[str, Any], ...] = ()
+    task: str = "masked_lm"
+
+    @property
+    def virtual(self) -> bool:
+        return self.settings.get("clock") == "virtual"
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Its number of workers and its clock."""
+        return self.settings.get("nproc", 1), self.settings.get("clock", "measured")
+
+
+def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a run gets. On the virtual clock mode `sync` is the rule `synchronous`: there it has no other
+    form, and DistributedDataParallel steps along the same mean. With a rule of its own it stays what it is, an error.
+
+    >>> resolve({"mode": "sync", "clock": "virtual", "nproc": 4})
+    {'mode': 'async', 'clock': 'virtual', 'nproc': 4, 'rule': 'synchronous'}
+    """
+    resolved = dict(values)
+    alone = resolved.get("rule") in (None, "asynchronous", "synchronous")
+    if resolved.get("clock") == "virtual" and resolved.get("mode") == "sync" and alone:
+        resolved |= {"mode": "async", "rule": "synchronous"}
+    return resolved
+
+
+def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dict[str, Any]:
+    """All settings of a run of a task that `values` make, converted to their types."""
+    try:
+        flags = task_flags(task_class(task))
+        return dict(flags.flatten(flags.make(values)))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def arms_of(
+    config: Config, base: Mapping[str, Any], task: str = "masked_lm", tuned_around: tuple[bool, bool] = (False, False)
+) -> tuple[Arm, ...]:
+    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out; of a task.
+
+    Args:
+        tuned_around: whether a stage before that of the arms is tuned, and one behind it. For the latter an arm that is
+            not tuned has one trial, of its own settings: there have to be models to try.
+    """
+    excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
+    used: set[int] = set()
+    points = []
+    for condition, algorithm in _places(config):
+        where, given = f"algorithms.{algorithm}", config.algorithms[algorithm]
+        own = settings_of({key: given[key] for key in given if key not in ("tune", "conditions")}, where)
+        whole = {"algorithm": algorithm, **base, **condition, **own}
+        if out := {i for i, entry in enumerate(excluded) if all(whole.get(key) == entry[key] for key in entry)}:
+            used |= out
+            continue
+        nproc = whole.get("nproc", 1)
+        from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
+        settings = _filled({**from_base, **condition, **own}, nproc, where)
+        grid = given.get("tune", config.tuning.grid)
+        trials: list[Settings] = [{}] if tuned_around[1] else []
+        if grid is not None:
+            trials = crossed(grid_of(grid, f"{where}.tune"))
+        points.append((algorithm, condition, settings, [_filled(trial, nproc, where) for trial in trials]))
+    if len(used) < len(excluded) or not points:
+        useless = [entry for i, entry in enumerate(excluded) if i not in used]
+        raise UsageError(f"exclude must leave an arm, and every entry take one out; {useless} is no arm's")
+    arms = tuple(
+        _typed(name, algorithm, settings, trials, base, task)
+        for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True)
+    )
+    counts = {arm.name: len(arm.trials) for arm in arms}
+    is_tuned = bool(arms[0].trials) or any(tuned_around)
+    if len(set(counts.values())) > 1 or is_tuned != bool(config.tuning.seeds):
+        raise UsageError(
+            "tuning: every arm needs as many trials as any other, by tuning: {grid: ..., seeds: [0]} or by tune: in "
+            "every algorithm, got " + ", ".join(f"{name} {number}" for name, number in counts.items())
+        )
+    return arms
+
+
+def compared(config: Comparisons) -> list[Arm]:
+    """The arms of all comparisons, each of every model."""
+    return [
+        _of_model(config, f"{name}/{model}/{arm}", model, settings)
+        for name, comparison in config.comparisons.items()
+        for model in config.models
+        for arm, settings in comparison.arms.items()
+    ]
+
+
+def of_grid(config: Comparisons) -> list[Arm]:
+    """The points of the grid, each of every model."""
+    if (grid := config.grid) is None:
+        return []
+    axes = {"learning_rate": grid.learning_rate, "batch_size": grid.batch_size, "seq_len": grid.seq_len}
+    arms = []
+    for model, point in itertools.product(config.models, crossed(axes)):
+        name = f"lr{float(point['learning_rate']):g}-b{point['batch_size']}-l{point['seq_len']}"
+        arms.append(_of_model(config, f"grid/{model}/{name}", model, {**grid.base, **point}))
+    return arms
+
+
+def _of_model(config: Comparisons, name: str, model: str, settings: Settings) -> Arm:
+    values = settings_of({"mode": "single", **config.models[model], **config.base, **settings}, f"arm {name}")
+    task = str(values.pop("task", None))
+    valid(f"arm {name}", values, task)  # refuses
+    return Arm(name, name.rsplit("/", 1)[1], values, task=task)
+
+
+def _places(config: Config) -> list[tuple[Settings, str]]:
+    """Every condition with the algorithms that it is for; one may have conditions of its own, e.g. one process at two
+    batch sizes beside several workers.
+    """
+    own = {name: given["conditions"] for name, given in config.algorithms.items() if "conditions" in given}
+    shared = _conditions(config.conditions, "conditions")
+    places = [(condition, name) for condition in shared for name in config.algorithms if name not in own]
+    for name, given in own.items():
+        where = f"algorithms.{name}.conditions"
+        places += [(condition, name) for condition in _conditions(typed(given, Conditions, where), where)]
+    return places
+
+
+def _conditions(given: Any, where: str) -> list[Settings]:
+    several = given if isinstance(given, list) else [given]
+    return [point for one in several for point in crossed(settings_of(one, where))]
+
+
+def crossed(settings: Mapping[str, Any]) -> list[Settings]:
+    """One for each combination of the values that are lists."""
+    axes = [value if isinstance(value, list) else [value] for value in settings.values()]
+    return [dict(zip(settings, point, strict=True)) for point in itertools.product(*axes)]
+
+
+def _filled(values: Settings, nproc: Any, where: str) -> Settings:
+    return {key: fill_in(one, nproc, f"{where}.{key}") if isinstance(one, str) else one for key, one in values.items()}
+
+
+def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
+    """Unique names: the algorithm, its workers, the clock, and whatever else tells conditions of one clock apart."""
+    groups: dict[object, list[Settings]] = {}
+    for algorithm, condition, settings, _ in points:
+        groups.setdefault((algorithm, settings.get("clock") == "virtual"), []).append(condition)
+    names: list[str] = []
+    for algorithm, condition, settings, _ in points:
+        virtual = settings.get("clock") == "virtual"
+        same, name = groups[algorithm, virtual], f"{algorithm}-w{settings.get('nproc', 1)}"
+        for key in dict.fromkeys(key for one in same for key in one if key not in ("nproc", "clock")):
+            if len({str(one.get(key)) for one in same}) > 1:
+                value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
+                name += f"-{key}_{value}"
+        name += "-virtual" if virtual else ""
+        if name in names:
+            raise UsageError(f"two arms are both called {name}; conditions must not repeat themselves")
+        names.append(name)
+    return names
+
+
+def _typed(
+    name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: Mapping[str, Any], task: str
+) -> Arm:
+    """The arm with values of the types that settings have, all of them valid now and not after hours."""
+    settings: Settings = {}
+    typed_trials = []
+    for trial in trials or ({},):
+        values = {**base, **given, **trial}
+        resolved = resolve(values)
+        all_settings = valid(f"arm {name}", resolved, task)
+        settings = {key: all_settings[key] for key in resolved if key in given or resolved[key] != values.get(key)}
+        typed_trials.append({key: all_settings[key] for key in trial})
+    return Arm(name, algorithm, settings, tuple(typed_trials) if trials else (), task)
+
+
+def differing(settings: Iterable[Mapping[str, Any]], ignored: Set[str] = NOT_A_VARIANT) -> list[str]:
+    """The settings that are not the same in all arms; by default those that distinguish the reference arms of a group,
+    which are no algorithm's settings.
+
+    >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
+    ['warmup']
+    """
+    known = list(settings)
+    keys = sorted({key for one in known for key in one} - ignored)
+    return [key for key in keys if len({str(one.get(key)) for one in known}) > 1]
+
+
+def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:
+    """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
+    places = {}
+    for arm in arms:
+        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}), arm.task)
+        places[arm.name] = [settings[key] for key in (*CONDITION_KEYS, "batch_size")]
+    references = {}
+    for arm in arms:
+        fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]
+        keys = differing([one.settings for one in fitting])
+        fitting = [one for one in fitting if all(one.settings.get(key) == arm.settings.get(key) for key in keys)]
+        if len(fitting) == 1:
+            references[arm.name] = fitting[0].name
+    return references
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Values by name as flags.
+
+    >>> words_of({"model": "tiny", "class_weights": True, "predictions": None, "eval_data": ("a=1.tsv", "b=2.tsv")})
+    ['--model', 'tiny', '--class-weights', '--eval-data', 'a=1.tsv', '--eval-data', 'b=2.tsv']
+    """
+    words = []
+    for name, value in values.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each is not None:
+                words += [flag_of(name), *([] if each is True else [str(each)])]
+    return words

@@ -1,0 +1,269 @@
+"""What the configs of studies hold: their keys, and the type and the bounds of every value."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncsgd.errors import UsageError, nearest
+from asyncsgd.settings.yaml_reader import read_yaml
+
+Settings = dict[str, Any]
+SEED_LIMIT = 2**32
+Seed = Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
+Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1)]
+Several = Annotated[list[Any], Meta(min_length=1)]
+Grid = Annotated[dict[str, Several], Meta(min_length=1)]
+Conditions = Settings | Annotated[list[Settings], Meta(min_length=1)]
+Positive = Annotated[float, Meta(gt=0)]
+Whole = Annotated[int, Meta(ge=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
+Part = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
+"""Of the name of a folder."""
+Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
+"""An equivalence test at alpha looks at an interval of level 1 - 2 alpha."""
+ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target")
+"""What training runs are compared by. Any other endpoint is a score of the task of fine-tuning."""
+WORDS: Mapping[str, str] = MappingProxyType({"macro_f1": "macro-F1", "micro_f1": "micro-F1", "span_f1": "span F1"})
+
+
+def words_of_score(name: str) -> str:
+    """A score in words.
+
+    >>> words_of_score("macro_f1"), words_of_score("exact_match")
+    ('macro-F1', 'exact match')
+    """
+    return WORDS.get(name, name.replace("_", " "))
+
+
+FINETUNE_SEEDS = 1000
+"""Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
+
+CONDITION_KEYS = ("nproc", "clock", "speeds")
+"""Settings that say under which condition an arm runs; an arm has them even where `base` sets them."""
+NOT_TUNED = frozenset(
+    (
+        *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
+        *("evaluations", "evaluate_every", "evaluate_at", "eval_samples", "vocab_size", "model", "tech"),
+        *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share"),
+        *("eval_mask", "eval_mask_prob", "encoding", "quoting", "documents", "sample_order"),
+        *("text_pair_column", "label_column", "label_separator", "labels", "positive", "score", "split"),
+    )
+)
+"""Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
+OF_RUNS, OF_BASE_MODEL = ("seed", "epochs", "patience"), ("mode", "epochs", "patience")
+OF_FINETUNE = ("seed", "model", "patience")
+"""Settings that a part of a config may not have: budgets are in samples or in seconds, known before data are read."""
+DECIDED = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
+"""Settings that say where a run writes, which the command line of a study decides."""
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a file and no others."""
+
+
+class Tuning(Keys, frozen=True, kw_only=True):
+    """Which settings are tried, crossed in the order given, for an algorithm that does not say so itself (`tune`)."""
+
+    grid: Grid | None = None
+    seeds: Seeds = (0,)
+    """Empty: nothing is tuned."""
+
+
+class Place(Keys, frozen=True, kw_only=True):
+    """A condition, as far as it is named."""
+
+    num_workers: int | None = None
+    clock: str | None = None
+
+
+class Primary(Place, frozen=True, kw_only=True):
+    """The comparison that the study is made for."""
+
+    endpoint: str = "time_to_target"
+    """One of `ENDPOINTS`, or the first score of the task of fine-tuning."""
+
+
+class Analysis(Keys, frozen=True, kw_only=True):
+    """What the config registers before the test runs; see statistics in docs/study.md."""
+
+    reference: str
+    control: str | None = None
+    """An algorithm whose updates have as few samples as those of an asynchronous one. So a difference from it does not
+    come from the number of updates. It is compared beside the primary family, at equal samples.
+    """
+    primary: Primary = Primary()
+    alpha: Alpha = 0.05
+    margins: dict[str, Positive] = {}
+    """Of the loss, and of the score after fine-tuning."""
+    margin_reasons: dict[str, str] = {}
+    """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
+    """
+    target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    target_loss: Positive | None = None
+
+
+class Finetune(Keys, frozen=True, kw_only=True):
+    """How every model is fine-tuned; other keys of the file are `settings` of the task."""
+
+    task: Literal["classification", "token_classification", "question_answering"] = "classification"
+    repetitions: Annotated[int, Meta(ge=1, le=FINETUNE_SEEDS)] = 1
+    baseline: bool = True
+    settings: Settings = {}
+    score: str = ""
+    """The first of the task's scores, which says by itself whether higher is better."""
+
+
+class Config(Keys, frozen=True, kw_only=True):
+    """A sweep's file; `asyncsgd.studies.plan` says what its keys mean."""
+
+    algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
+    name: Name = "sweep"
+    base: Settings = {}
+    base_model: Settings | None = None
+    conditions: Conditions = {}
+    exclude: list[Settings] = []
+    seeds: Seeds = (0,)
+    replicates: Whole = 1
+    tuning: Tuning = Tuning(seeds=())
+    pilots: tuple[Seed, ...] = ()
+    finetune: Settings | None = None
+    analysis: Analysis | None = None
+
+    def __post_init__(self) -> None:
+        counts = Counter((*self.seeds, *self.tuning.seeds, *self.pilots))
+        if shared := sorted(seed for seed, number in counts.items() if number > 1):
+            raise ValueError(
+                f"seeds, tuning.seeds and pilots must name each seed once, they share {shared}: a seed that chose the "
+                "learning rate, or fixed the target, cannot test it"
+            )
+        if self.finetune is not None and max(counts) >= (most := SEED_LIMIT // FINETUNE_SEEDS):
+            raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(counts)}")
+        if self.base_model is not None and "model" in self.base:
+            raise ValueError("base_model makes the model that every run starts from; take model out of base")
+        if (analysis := self.analysis) is None:
+            if self.pilots:
+                raise ValueError("pilots fix the target of an analysis; add analysis: {reference: sync}")
+            return
+        others = [name for name in self.algorithms if name != analysis.reference]
+        for key, name, known in (
+            ("reference", analysis.reference, list(self.algorithms)),
+            ("control", analysis.control, [None, *others]),
+        ):
+            if name not in known:
+                raise ValueError(f"analysis.{key} must be one of {known}, got {name!r}{nearest(str(name), others)}")
+        given, found = analysis.target_loss is not None, bool(self.pilots or self.tuning.seeds)
+        if (given and self.pilots) or (analysis.primary.endpoint == "time_to_target" and not given and not found):
+            raise ValueError(
+                "analysis needs one target: pilots: [10, 11, 12], or tuning to take it from, or target_loss: 6.2"
+            )
+
+
+class Comparison(Keys, frozen=True, kw_only=True):
+    """Arms that differ in settings, compared with one of them on the same seeds."""
+
+    reference: str
+    margin: Positive
+    margin_reason: str = ""
+    """Above 10 % of what the reference improves by, a margin without a reason of three words is not used."""
+    arms: Annotated[dict[str, Settings], Meta(min_length=2)]
+
+    def __post_init__(self) -> None:
+        if self.reference not in self.arms:
+            raise ValueError(f"arms must name the reference {self.reference!r}")
+
+
+class Points(Keys, frozen=True, kw_only=True):
+    """A grid of trainings in one process, and the loss that the seconds to it are told of, for each model."""
+
+    threshold: dict[str, float]
+    learning_rate: Several
+    batch_size: Several
+    seq_len: Several
+    base: Settings = {}
+    seeds: Seeds = (0,)
+
+
+class Comparisons(Keys, frozen=True, kw_only=True):
+    """The file of a study that compares arms after equal samples and tunes nothing; see docs/study.md."""
+
+    name: Name
+    models: Annotated[dict[str, Settings], Meta(min_length=1)]
+    base: Settings = {}
+    seeds: Seeds = (0,)
+    comparisons: dict[str, Comparison] = {}
+    grid: Points | None = None
+
+    def __post_init__(self) -> None:
+        if not self.comparisons and self.grid is None:
+            raise ValueError("it names neither comparisons nor a grid; see experiments/configs/")
+        if self.grid is not None and set(self.grid.threshold) != set(self.models):
+            raise ValueError(f"grid.threshold must give a loss for each model: {', '.join(self.models)}")
+
+
+def typed(given: object, kind: Any, name: str) -> Any:
+    """`given` as `kind`, a type that msgspec knows.
+
+    Raises:
+        UsageError: with the path to the value that is wrong; `name` is that of the file or of its part.
+
+    >>> typed({"reference": "sync", "alpha": 0.7}, Analysis, "my.yaml")
+    Traceback (most recent call last):
+        ...
+    asyncsgd.errors.UsageError: my.yaml: Expected `float` < 0.5 - at `$.alpha`
+    """
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a study's YAML file holds."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); experiments/configs/ has examples") from error
+    return dict(typed(read_yaml(text, str(path)), Settings, str(path)))
+
+
+def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] = OF_RUNS) -> Settings:
+    """Settings by field name; a dash is an underscore, as in flags."""
+    settings = {str(key).replace("-", "_"): value for key, value in given.items()}
+    if found := [key for key in (*refused, *DECIDED) if key in settings]:
+        raise UsageError(f"{where}: {found[0]} is decided by the study: by its seeds, its budget in samples, or flags")
+    return settings
+
+
+def grid_of(given: object, where: str) -> dict[str, list[Any]]:
+    """The values that tuning tries, by setting."""
+    grid = settings_of(typed(given, Grid, where), where)
+    for key in NOT_TUNED & grid.keys():
+        raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
+    return grid
+
+
+def fill_in(text: str, nproc: Any, where: str) -> str:
+    """Replace what stands in braces by its value; it may use nproc, whole numbers, + - * //, max and min.
+
+    >>> fill_in("ringmaster:threshold={max(1, nproc//2)}", 4, "rule")
+    'ringmaster:threshold=2'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        try:
+            if type(nproc) is not int or not re.fullmatch(r"(nproc|max|min|//|(?<!\*)\*(?!\*)|[0-9 +,()-])+", match[1]):
+                raise ValueError
+            return str(int(eval(match[1], {"__builtins__": {}}, {"nproc": nproc, "max": max, "min": min})))
+        except (SyntaxError, ValueError, TypeError, NameError, ZeroDivisionError) as error:
+            allowed = "in braces stand nproc, whole numbers, + - * //, max and min, e.g. {nproc//2}"
+            raise UsageError(f"{where}: {match[0]} is not understood; {allowed}") from error
+
+    return re.sub(r"\{([^{}]*)\}", value, text)

@@ -1,0 +1,107 @@
+"""How long runs will take on this machine, from a few gradients timed here and now."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncsgd.records.machine import available_cores
+from asyncsgd.run.runtimes import AllReduce, Virtual, kind_of
+from asyncsgd.settings.task import task_flags
+from asyncsgd.simulation.speeds import Constant
+from asyncsgd.studies.runner import Job
+from asyncsgd.tasks import task_class
+
+if TYPE_CHECKING:
+    from asyncsgd.run.run import Run
+
+GRADIENTS = 5
+DRAWS = 50
+"""Gradients of a worker whose declared seconds are drawn."""
+START_SECONDS = 2.0
+"""Reading the data, building the model and saving it, once the fork server has imported everything."""
+
+
+class Estimator:
+    """Times the gradient of every kind of run once; good to about a factor of two on a machine that does other work."""
+
+    def __init__(self) -> None:
+        self._timed: dict[str, tuple[Run, float, float]] = {}
+
+    def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
+        """Those that measure time one after another, the others `side_by_side` at a time."""
+        alone = sum(self._of(job) for job in jobs if job.measures)
+        return alone + sum(self._of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
+
+    def _of(self, job: Job) -> float:
+        run, gradient, evaluation = self._time(job)
+        training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
+        if virtual:
+            training *= rate * gradient  # one process computes all gradients, one after another
+        every, samples = run.limits.evaluate_every, run.limits.samples
+        number = run.budget.evaluations if every is None or samples is None else math.ceil(samples / every)
+        number += run.limits.evaluate_at is not None
+        return START_SECONDS + training + (1 + number) * evaluation
+
+    def training_seconds(self, job: Job) -> float:
+        """Seconds of training on the run's own clock, measured or virtual."""
+        run, gradient, _ = self._time(job)
+        if run.limits.samples is None:
+            return run.limits.seconds or 0.0
+        (virtual, rate), num_workers = _rate_of(job.settings.job), job.settings.job.nproc
+        seconds = run.limits.samples / run.task.batch_size / rate
+        return seconds if virtual else seconds * gradient * num_workers / min(num_workers, available_cores())
+
+    def _time(self, job: Job) -> tuple[Run, float, float]:
+        """See `_measure`. Fine-tunings that differ in the model that they start from are timed once."""
+        from asyncsgd.run.run import run_of
+
+        settings = job.settings
+        specs = task_flags(task_class(job.task)).specs.items()
+        key = {name: spec.of(settings) for name, spec in specs if spec.group in ("task", "machine")}
+        key |= {"model": key.get("model") if job.task == "masked_lm" else job.task}
+        text = json.dumps(key)
+        if text not in self._timed:
+            self._timed[text] = _measure(run_of(job.experiment, settings))
+        run, gradient, evaluation = self._timed[text]
+        return dataclasses.replace(run, budget=settings.budget), gradient, evaluation
+
+
+def _measure(run: Run) -> tuple[Run, float, float]:
+    """The run, prepared, and seconds of one gradient and of one evaluation."""
+    import torch
+
+    torch.set_num_threads(run.runtime.threads)
+    run = run.prepared()
+    worker = run.at(0).worker(run.flat(device=run.at(0).device))
+    worker.gradient(0)  # the first one allocates
+    began = time.perf_counter()
+    for index in range(1, GRADIENTS + 1):
+        worker.gradient(8 * index)  # eight in a row are of one length
+    gradient = (time.perf_counter() - began) / GRADIENTS
+    number = len(worker.data.evaluation["main"])
+    parts = max(1, number // 4)
+    began = time.perf_counter()
+    worker.evaluate(0, parts)
+    share = len(range(0, number, parts)) / number
+    return run, gradient, (time.perf_counter() - began) / share
+
+
+def _rate_of(job: Any) -> tuple[bool, float]:
+    """Whether its clock is virtual, and gradients of all workers together in the time that one takes."""
+    kind = kind_of(job.mode, job.clock)
+    rule = "synchronous" if kind is AllReduce else job.rule
+    return kind is Virtual, _rate(job.speeds or str(Constant()), rule, job.nproc)
+
+
+@functools.lru_cache
+def _rate(speeds: str, rule: str, num_workers: int) -> float:
+    from asyncsgd.simulation.simulate import arrival_seconds
+
+    number = DRAWS * num_workers
+    return number / arrival_seconds(speeds, rule, num_workers, 0, number)[-1]

@@ -1,0 +1,246 @@
+"""Makes runs: those that measure time one at a time in this process, the others side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from asyncsgd.backends.launch import Launch, end_with_parent
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import FAILED, FINISHED
+from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.trackers import Identity, Tracking, names_in
+from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summary, set_aside
+from asyncsgd.settings.task import task_flags
+from asyncsgd.studies.arms import words_of
+from asyncsgd.studies.config import words_of_score
+from asyncsgd.tasks import task_class
+
+PRELOAD = (
+    "asyncsgd.run.lifecycle",
+    "asyncsgd.run.run",
+    "asyncsgd.data.corpora",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.tokenization_bert",
+)
+"""What runs in processes of their own import beside what workers do, and what their task and mode name."""
+NOT_STARTED = "NOT STARTED"
+STOP_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run that is to be made."""
+
+    folder: str
+    """Below `out`."""
+    task: str
+    values: Mapping[str, Any]
+    """Its settings by name."""
+    measures: bool = True
+    """Whether its seconds are a result, so that nothing else may run beside it."""
+    tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """For trackers."""
+    saves_model: bool = True
+    out: Path = Path()
+    """The folder of all runs."""
+    study: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.out / self.folder
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.out / "logs" / (self.folder.replace("/", "-") + ".txt")
+
+    @property
+    def settings(self) -> Any:
+        try:
+            return task_flags(task_class(self.task)).make(self.values)
+        except UsageError as error:
+            raise UsageError(f"{self.folder}: {error}") from error
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot be made here; empty where it can."""
+        if self.values.get("pipeline_schedule") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+            return "DeepSpeed is not installed; type python -m pip install -c constraints.txt -e '.[deepspeed]'"
+        return ""
+
+    @property
+    def experiment(self) -> str:
+        return "stilt_mlm" if self.task == "masked_lm" else self.task
+
+    @property
+    def command(self) -> list[str]:
+        script = ["stilt_mlm.py"] if self.task == "masked_lm" else ["train.py", self.task]
+        return ["python", f"experiments/{script[0]}", *script[1:], *words_of(self.values)]
+
+
+def status_of(path: Path) -> str:
+    """The status in a run's summary, or `NOT_STARTED`, or INTERRUPTED where it was killed."""
+    begun = path.is_dir() and any(path.iterdir())
+    return str(read_summary(path).get("status") or ("INTERRUPTED" if begun else NOT_STARTED))
+
+
+class Runner:
+    """Makes runs, one at a time where time is measured, several at a time where it is not.
+
+    Args:
+        context: of `asyncsgd.backends.launch.fork_server`, with `PRELOAD`.
+        stop: of the script.
+        side_by_side: how many runs may go on at once.
+    """
+
+    def __init__(self, context: ForkServerContext, stop: StopRequest, side_by_side: int) -> None:
+        self._context, self._stop, self._side_by_side = context, stop, side_by_side
+        self.failed: list[Job] = []
+        self._number = self._of = 0
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Make all runs: first those that measure time, alone, then the others.
+
+        Raises:
+            KeyboardInterrupt: after the first Ctrl-C or SIGTERM, when what was running has saved what it had; after
+                the second one at once.
+        """
+        self._number, self._of = 0, len(jobs)
+        with self._stop.during_a_run():
+            for job in (job for job in jobs if job.measures):
+                began = time.monotonic()
+                with output_to(job.log):
+                    _make_run(job, self._context, self._stop)
+                self._tell(job, time.monotonic() - began)
+                self._stop.check()
+            self._run_others([job for job in jobs if not job.measures])
+
+    def _run_others(self, waiting: list[Job]) -> None:
+        running: dict[int, tuple[BaseProcess, Job, float]] = {}
+        try:
+            while (waiting or running) and not self._stop():
+                while waiting and len(running) < self._side_by_side:
+                    job = waiting.pop(0)
+                    process: BaseProcess = self._context.Process(target=_make_run_in_child, args=(job,))
+                    process.start()
+                    running[process.sentinel] = (process, job, time.monotonic())
+                for sentinel in wait(list(running), 0.2):
+                    assert isinstance(sentinel, int)
+                    process, job, began = running.pop(sentinel)
+                    process.join()
+                    self._tell(job, time.monotonic() - began)
+            deadline = time.monotonic() + STOP_SECONDS
+            for process, _, _ in running.values():
+                process.terminate()
+            for process, _, _ in running.values():
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process, _, _ in running.values():
+                process.kill()
+        self._stop.check()
+
+    def _tell(self, job: Job, seconds: float) -> None:
+        self._number += 1
+        status, summary = status_of(job.path), read_summary(job.path)
+        result, metrics, task = "", summary.get("metrics") or {}, job.settings.task
+        score = next(iter(task.scored_by())) if getattr(task, "has_head", False) else None
+        if score is not None and isinstance(metrics.get(score), float):
+            result = f"{words_of_score(score)} {metrics[score]:.4f}"
+        elif isinstance(summary.get("final_eval_loss"), float):
+            result = f"loss {summary['final_eval_loss']:.4f}"
+        if summary.get("score_error") is not None:
+            result = "without score"
+            print(f"  without score: {summary['score_error']}; see {job.log}", file=sys.stderr, flush=True)
+        number = f"[{self._number:{len(str(self._of))}}/{self._of}]"
+        print(f"{number} {job.folder:44} {status:11} {result:16} {seconds:6.1f} s", flush=True)
+        if status not in FINISHED and not self._stop():
+            self.failed.append(job)
+            told = "it left nothing" if status == NOT_STARTED else status
+            reason = f"{summary['message']}; " if summary.get("message") else ""
+            print(f"  {told}: {reason}see {job.log}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Send what this process prints, and its worker processes' messages, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(path, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(io.UnsupportedOperation, ValueError):
+                    stream.flush()
+            for fd, number in zip(saved, (1, 2), strict=True):
+                os.dup2(fd, number)
+                os.close(fd)
+
+
+def _make_run_in_child(job: Job) -> None:
+    """Entry point of a run in a process of its own."""
+    end_with_parent()  # so no run of a killed sweep writes into folders that the next sweep uses
+    # The run leaves the terminal's process group. The sweep passes Ctrl-C on as SIGTERM, and two signals would mean to
+    # leave at once.
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
+    with output_to(job.log):
+        code = _make_run(job, None, None)
+    os._exit(code)
+
+
+def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | None) -> int:
+    """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
+    from asyncsgd.run.lifecycle import lead
+    from asyncsgd.run.run import run_of
+
+    identity = Identity(job.out.absolute(), job.folder, {"study": job.study, **job.tags})
+    try:
+        settings = job.settings
+        run = dataclasses.replace(run_of(job.experiment, settings), saves_model=job.saves_model)
+        folder, tracking = _folder_of(job, settings), Tracking(names_in(job.values.get("track")), identity)
+        code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    if status_of(job.path) in FINISHED:  # nobody goes on from there
+        shutil.rmtree(job.path / CHECKPOINTS, ignore_errors=True)
+    return code
+
+
+def _folder_of(job: Job, settings: Any) -> RunFolder:
+    """Open the folder of a run. An earlier part of the run goes on from its last checkpoint where that gives the same
+    bits. Otherwise it is set aside, because it may be torn anywhere.
+    """
+    command = shlex.join(job.command)
+    # Where time is measured the clock was cut, and a run that failed may fail from there again.
+    if not job.measures and (job.path / CHECKPOINTS).is_dir() and status_of(job.path) != FAILED:
+        try:
+            return open_run_folder(job.experiment, settings, command)
+        except UsageError as error:
+            print(f"{error}. The run is made again from its start", file=sys.stderr, flush=True)
+    if job.path.is_dir() and any(job.path.iterdir()):
+        set_aside(job.path)
+    return open_run_folder(job.experiment, settings, command)

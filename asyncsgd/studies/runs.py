@@ -1,0 +1,167 @@
+"""Every run of a plan: its folder, its stage, its seeds, and the run that it starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from asyncsgd.studies.arms import Arm
+from asyncsgd.studies.chain import CHOSEN, Chain, ChainStage
+from asyncsgd.studies.config import FINETUNE_SEEDS, Analysis, Config, Finetune
+
+Stage = Literal["base", "before", "tuning", "trial", "pilot", "test", "after", "finetune"]
+STAGES: tuple[Stage, ...] = ("base", "before", "tuning", "trial", "pilot", "test", "after", "finetune")
+"""Of ``tuning`` are the trials of arms, of ``trial`` those of the stages behind them. Trials of the stages in front of
+them are ``before``."""
+TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test")
+"""Stages in which a run's seconds are a result, unless its clock is virtual."""
+BASE = "base"
+"""Folder, and arm, of the run that makes the base model."""
+BASELINE = "baseline"
+"""The arm of fine-tuning runs that start from the base model, without intermediate training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """One run of the plan; `folder` is its name below the sweep's folder."""
+
+    folder: str
+    stage: Stage
+    arm: str
+    seed: int
+    replicate: int = 0
+    trial: int | None = None
+    parent: str | None = None
+    """Folder of the run that it starts from, with `CHOSEN` for the number of a trial; None: the base model."""
+    finetune_seed: int | None = None
+    """Its own seed, where `seed` is that of its block."""
+
+
+def shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
+    """In an order that is a function of the key."""
+    order = list(arms)
+    random.Random(" ".join(map(str, key))).shuffle(order)
+    return order
+
+
+def runs_of(
+    config: Config,
+    arms: Sequence[Arm],
+    base_model: Mapping[str, Any] | None,
+    finetune: Finetune | None,
+    analysis: Analysis | None,
+    chain: Chain,
+) -> Iterator[PlannedRun]:
+    """Every run, stage by stage; the arms of a block come in an order of its own, a function of the config."""
+
+    if base_model is not None:
+        yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
+    starts: dict[int, str | None] = {}
+    for seed in (*config.tuning.seeds, *config.pilots, *config.seeds):
+        starts[seed] = None
+        for stage in chain.before:
+            tries = seed in config.tuning.seeds
+            of_stage = _of_stage(stage, "before", stage.name, f"before/{stage.name}", seed, starts[seed], tries)
+            yield from of_stage
+            starts[seed] = _last(of_stage)
+
+    start = starts.get
+
+    for seed in config.tuning.seeds:
+        for number in range(len(arms[0].trials)):
+            for arm in shuffled(arms, 0, "tuning", seed, number):
+                if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
+                    folder = f"tuning/{arm.name}/t{number}-s{seed}"
+                    yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=start(seed))
+    if chain.later and analysis is not None:
+        yield from _trials(config.tuning.seeds, arms, finetune, analysis, chain, starts)
+    for seed in config.pilots:
+        for arm in shuffled(arms, 0, "pilot", seed):
+            if analysis is not None and arm.algorithm == analysis.reference:
+                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed, parent=start(seed))
+    for seed in config.seeds:
+        for replicate in range(config.replicates):
+            for arm in shuffled(arms, 0, "test", seed, replicate):
+                if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
+                    folder = folder_of_test(arm.name, seed, replicate)
+                    yield PlannedRun(folder, "test", arm.name, seed, replicate, parent=start(seed))
+    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
+    for seed in config.seeds:
+        for name in [*baseline, *(arm.name for arm in arms)]:
+            parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
+            for stage in chain.after:
+                folder = f"after/{stage.name}/{name}/s{seed}"
+                yield PlannedRun(folder, "after", name, seed, parent=parent, finetune_seed=stage.seed(seed))
+                parent = folder
+    for seed in config.seeds:
+        for repetition in range(0 if finetune is None else finetune.repetitions):
+            names = [arm.name for arm in shuffled(arms, 0, "finetune", seed, repetition)]
+            for name in [*baseline, *names]:
+                parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
+                if chain.after:
+                    parent = f"after/{chain.after[-1].name}/{name}/s{seed}"
+                # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.
+                number = seed * FINETUNE_SEEDS + repetition
+                folder = f"finetune/{name}/s{seed}-f{repetition}"
+                yield PlannedRun(folder, "finetune", name, seed, parent=parent, finetune_seed=number)
+
+
+def _of_stage(
+    stage: ChainStage, kind: Stage, arm: str, folder: str, seed: int, parent: str | None, tries: bool
+) -> list[PlannedRun]:
+    """The runs of a stage without arms that start from one run: one for each trial where it `tries`, else one."""
+    numbers = range(len(stage.trials)) if tries and stage.trials else [None]
+    return [
+        PlannedRun(
+            f"{folder}/s{seed}" if number is None else f"{folder}/t{number}-s{seed}",
+            *(kind, arm, seed),
+            trial=number,
+            parent=parent,
+            finetune_seed=stage.seed(seed),
+        )
+        for number in numbers
+    ]
+
+
+def _last(of_stage: Sequence[PlannedRun]) -> str:
+    """Where the runs of the next stage start."""
+    first = of_stage[0]
+    return first.folder if first.trial is None else f"{first.folder.rpartition('/')[0]}/t{CHOSEN}-s{first.seed}"
+
+
+def _trials(
+    seeds: Sequence[int],
+    arms: Sequence[Arm],
+    finetune: Finetune | None,
+    analysis: Analysis,
+    chain: Chain,
+    starts: Mapping[int, str | None],
+) -> Iterator[PlannedRun]:
+    """The runs of the stages behind that of the arms on tuning seeds, of the reference and of those arms that are tuned
+    by themselves.
+    """
+    place = (analysis.primary.num_workers, analysis.primary.clock)
+    reference = next(arm.name for arm in arms if arm.algorithm == analysis.reference and arm.place == place)
+    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
+    for seed in seeds:
+        parents = {arm.name: f"tuning/{arm.name}/t{CHOSEN}-s{seed}" for arm in arms} | dict.fromkeys(
+            baseline, starts[seed]
+        )
+        for number, stage in enumerate(chain.later):
+            every = any(later.each for later in chain.later[number:])
+            for arm in parents if every else [reference]:
+                folder, tries = f"trial/{stage.name}/{arm}", stage.each or arm == reference
+                of_stage = _of_stage(stage, "trial", arm, folder, seed, parents[arm], tries)
+                yield from of_stage
+                parents[arm] = _last(of_stage)
+
+
+def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:
+    """The folder of a test run.
+
+    >>> folder_of_test("sync-w2", 100)
+    'test/sync-w2/s100'
+    """
+    return f"test/{arm}/s{seed}" + (f"-r{replicate}" if replicate else "")

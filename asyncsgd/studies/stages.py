@@ -1,0 +1,79 @@
+"""Carry a plan out stage by stage; stop anywhere and go on later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext
+from types import MappingProxyType
+
+from asyncsgd.backends.launch import fork_server
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.errors import RunError
+from asyncsgd.records.events import DONE
+from asyncsgd.run.runtimes import KINDS
+from asyncsgd.studies.plan import Plan
+from asyncsgd.studies.runner import PRELOAD, Job, Runner
+from asyncsgd.studies.runs import STAGES, PlannedRun, Stage
+from asyncsgd.studies.sweep import Sweep
+from asyncsgd.tasks import task_class
+
+BEHIND: Mapping[Stage, Stage] = MappingProxyType(
+    {"tuning": "before", "trial": "tuning", "pilot": "trial", "test": "pilot"}
+)
+"""Stages that begin when every run of another one is finished."""
+
+
+def server_of(plan: Plan) -> ForkServerContext:
+    """Where the runs of a plan come from; to be called early, since it imports while this process does other work."""
+    models = [model for model, _ in plan.models_and_data()]
+    modes = {arm.settings.get("mode") for arm in plan.arms}
+    modules = {name for kind in KINDS if kind.mode in modes for name in kind.preload}
+    modules |= {name for run in plan.runs for name in task_class(plan.task(run)).preload}
+    return fork_server(models[0], *PRELOAD, *sorted(modules))
+
+
+def carry_out(
+    sweep: Sweep, context: ForkServerContext, stop: StopRequest, *, jobs: int, retry: bool, shard: tuple[int, int]
+) -> list[Job]:
+    """Run everything that is left, stage by stage; return the runs that failed.
+
+    Raises:
+        RunError: if a stage cannot begin because the one before it is not complete; the message says what to type.
+        UsageError: if what is there does not fit the plan.
+        KeyboardInterrupt: if the user has asked for it.
+    """
+    failed: list[Job] = []
+    for stage in STAGES:
+        if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
+            raise RunError(
+                f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
+                f"command with --retry, or mend the config and type another --out"
+            )
+        if stage in BEHIND:
+            sweep.choose()
+            if missing := sweep.unfinished(BEHIND[stage]):
+                raise RunError(_not_finished(BEHIND[stage], missing, shard, failed))
+        if stage == "test":
+            sweep.register()
+            for name, tried in sweep.tried.items():
+                if tried and all(trial.score is None for trial in tried):
+                    print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
+        for _ in range(sweep.plan.chain.length(stage)):  # what starts from another run is to do when that is there
+            sweep.choose()
+            todo = sweep.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
+            if stage == "base" and todo and shard[0] > 1:
+                raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
+            if todo:
+                runner = Runner(context, stop, jobs)
+                runner.run(todo)
+                failed += runner.failed
+    return failed
+
+
+def _not_finished(stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[Job]) -> str:
+    do = "look at its log in logs/, then type the same command with --retry"
+    if shard[1] > 1 and not failed:
+        do = "run the other shards, then this command again"
+    are = "run is" if len(missing) == 1 else "runs are"
+    return f"{len(missing)} {stage} {are} not finished, the first is {missing[0].folder}; {do}"

@@ -1,0 +1,332 @@
+"""A dry run of a task. It finds mistakes in a user's own task before a run, and the message says what to change.
+
+Most of these mistakes stop no run. Workers then train other models than the server, or losses are wrong by a few
+percent, and no message says so."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from asyncsgd.core.flat import Layout
+from asyncsgd.core.running_statistics import moves
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import UsageError
+from asyncsgd.tasks.base import Batch, Task, tensors_in, to_device
+
+LARGEST_PICKLE = 1_000_000
+"""Bytes that a task may have when it is sent to a worker process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What a dry run has seen of a task that passed it."""
+
+    num_parameters: int
+    """That are trained; tied ones count once."""
+    unused: tuple[str, ...]
+    """Parameters that are trained and had no gradient. Their gradient is taken for zero, so that weight decay acts on
+    them."""
+    loss: float
+    """Of batch 0 of stream 0, at the initial parameters, in training mode."""
+    weight: float
+    """Of that batch."""
+    num_evaluation_batches: Mapping[str, int]
+    """By the name of the evaluation set."""
+    statistics: tuple[str, ...]
+    """Buffers that the forward pass changes in training mode: running statistics and counters."""
+    notes: tuple[str, ...]
+    """What could not be checked, and what is unusual: a sentence each."""
+
+
+def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = True) -> Checked:
+    """Compute a few gradients of `task` and look for mistakes; nothing is trained or written.
+
+    It builds the model and the data twice each. The global generators of torch, numpy and Python are afterwards as they
+    were before.
+
+    Args:
+        task: prepared.
+        seed: of the model, the data and dropout.
+        device: where the gradients are computed, as torch calls it.
+        processes: whether the task has to work in worker processes, as all runtimes but `InProcess` and `Virtual` need.
+
+    Raises:
+        UsageError: for the first mistake. It names the parameter, module or method, and says what to change.
+    """
+    where = torch.device(device)
+    with _generators_restored(where):
+        model, trial = task.model(seed), task.model(seed)
+        num_parameters = Layout.of(model).num_parameters  # refuses other types than float32, and shared memory
+        if num_parameters == 0:
+            raise UsageError(
+                "model() has no parameter to train; give it one, or leave requires_grad at True for what is to learn"
+            )
+        if (differs := _difference(model, trial)) is not None:
+            raise UsageError(
+                f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
+                f"`with asyncsgd.seeded(seed):` around what draws them in model()"
+            )
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                raise UsageError(
+                    f"the module {name!r} has max_norm={module.max_norm:g}, so its forward pass changes its weight, "
+                    f"which the server alone may change; leave max_norm out, and shorten the rows in your forward pass"
+                )
+        data, again = task.data(seed), task.data(seed)
+        batch = data.batch(0, 0)
+        first = [_bits(tensor) for tensor in tensors_in(batch)]
+        data.batch(0, 1)
+        for other in (data, again):
+            if [_bits(tensor) for tensor in tensors_in(other.batch(0, 0))] != first:
+                raise UsageError(
+                    f"data({seed}).batch(0, 0) gave two different batches; make it a function of seed, stream and "
+                    f"index alone, since every worker builds the data for itself, or use asyncsgd.TensorData"
+                )
+        weight: Any = task.weight(batch)
+        if not isinstance(weight, int | float | np.number) or not 0 < weight < math.inf:
+            raise UsageError(
+                f"weight(batch) must be a number above 0, got {weight!r}; return the number of terms that loss() is "
+                f"the mean of"
+            )
+        trial.to(where)
+        learned = [parameter for parameter in trial.parameters() if parameter.requires_grad]
+
+        def gradients(batch: Batch, part: int = 0) -> tuple[float, Tensor]:
+            """The loss as the task gives it, and the gradient in one float64 vector, zeros where there is none.
+
+            Args:
+                part: of the batch, which has dropout of its own.
+            """
+            torch.manual_seed(dropout_seed(seed, 0, 0, part))
+            trial.zero_grad()
+            moved = to_device(batch, where)
+            loss = task.loss(task.outputs(trial, moved), moved)
+            _check_loss(loss)
+            loss.backward()
+            each = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in learned]
+            return float(loss.detach()), torch.cat([one.detach().cpu().double().flatten() for one in each])
+
+        loss, _ = gradients(batch)
+        trained = [(name, parameter) for name, parameter in trial.named_parameters() if parameter.requires_grad]
+        unused = tuple(name for name, parameter in trained if parameter.grad is None)
+        announced = any(getattr(module, "sparse", False) for module in trial.modules())
+        for name, parameter in trained:
+            if processes and not announced and parameter.grad is not None and parameter.grad.is_sparse:
+                raise UsageError(
+                    f"the gradient of {name!r} is sparse, and no layer says so, as processes that exchange gradients "
+                    f"have to know; write sparse=False where it is looked up, or use nn.Embedding(..., sparse=True)"
+                )
+        statistics = _moving_buffers(model, trial)
+        repeated, _ = gradients(batch)
+        if repr(loss) != repr(repeated) and not (where.type != "cpu" and math.isclose(loss, repeated, rel_tol=1e-4)):
+            raise UsageError(
+                f"the same batch at the same parameters has loss {loss:.9g} and then {repeated:.9g}; draw from torch's "
+                f"default generator in outputs() and loss(), and leave the batch as it is"
+            )
+        # TF32, which convolutions use, is less exact.
+        unchecked = _check_halves(task, trial, batch, gradients, tolerance=1e-4 if where.type == "cpu" else 1e-2)
+        notes = []
+        if unchecked:
+            notes.append(f"a batch was not compared with its halves, so weight() is not checked: {unchecked}")
+        if not any(module.training for module in model.modules()):
+            notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
+    if processes:  # it may keep what it has read
+        check_can_be_sent(task, f"the task {type(task).__name__}")
+    num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
+    return Checked(num_parameters, unused, loss, float(weight), num_evaluation_batches, statistics, tuple(notes))
+
+
+def _moving_buffers(model: nn.Module, trial: nn.Module) -> tuple[str, ...]:
+    """The buffers that the forward pass of `trial` has changed since it was as `model`; they are put back.
+
+    Raises:
+        UsageError: if it has changed something that the library does not keep.
+    """
+    before = dict(model.named_buffers())
+    after = dict(trial.named_buffers())
+    moving: list[str] = []
+    while (changed := _difference(model, trial)) is not None:
+        kind, name = changed
+        if kind == "buffer" and name in before and moves(before[name], after.get(name)):
+            moving.append(name)
+            with torch.no_grad():
+                after[name].copy_(before[name])
+            continue
+        module = dict(model.named_modules()).get(name.rpartition(".")[0], model)
+        raise UsageError(
+            f"the forward pass changes the {kind} {name!r} of {type(module).__name__}, and no other process sees that; "
+            f"kept are float32 buffers that model() makes, and int64 counters that grow. Compute it from the "
+            f"parameters and the batch, or use GroupNorm, LayerNorm or track_running_stats=False"
+        )
+    return tuple(moving)
+
+
+def _check_loss(loss: Any) -> None:
+    """Refuse a loss that has no gradient."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"loss() must give a tensor with one number, got a {type(loss).__name__}; return the loss alone"
+        )
+    if loss.ndim:
+        raise UsageError(
+            f"loss() must give one number, got a tensor of shape {tuple(loss.shape)}; return the mean over the loss "
+            f"terms, as .mean() or reduction='mean' does"
+        )
+    if not loss.requires_grad:
+        raise UsageError(
+            "loss() gave a tensor without a gradient; compute it with torch from what outputs() gives, without "
+            "detach(), item() or no_grad()"
+        )
+
+
+def check_can_be_sent(value: Any, what: str) -> None:
+    """Refuse what worker processes cannot be given.
+
+    Raises:
+        UsageError: if it is of a ``__main__`` that they cannot import, cannot be pickled, or carries data.
+    """
+    made_of = getattr(value, "func", value)  # of functools.partial
+    kind = made_of if hasattr(made_of, "__name__") else type(made_of)
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    if kind.__module__ == "__main__" and (not os.path.isfile(file) or is_main_of_package()):
+        raise UsageError(
+            f"{kind.__name__} is not defined in a file that worker processes can import; put it into one, e.g. "
+            f"my_task.py, and type from my_task import {kind.__name__}; or train with runtime=asyncsgd.Virtual(...)"
+        )
+    try:
+        size = len(pickle.dumps(value))
+    except Exception as error:  # TypeError, AttributeError, RecursionError, ...: pickle has none of its own
+        raise UsageError(
+            f"{what} cannot be sent to worker processes, since it cannot be pickled ({error}); keep numbers, text and "
+            f"functions from the top level of a file in it, or train with runtime=asyncsgd.Virtual(...)"
+        ) from error
+    if size > LARGEST_PICKLE:
+        raise UsageError(
+            f"{what} has {size / 1e6:.1f} MB when it is sent to worker processes; keep the name of a file in it, and "
+            f"load that in data(), or where it is called"
+        )
+
+
+def is_main_of_package() -> bool:
+    """Whether ``__main__`` is the ``__main__.py`` of a package or a folder, which child processes leave alone."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.rpartition(".")[2] == "__main__"
+
+
+def refuse_in_worker() -> None:
+    """Refuse to start a run in a process that `multiprocessing` has started. A worker process imports the user's
+    script. If its top-level code trains, the worker would train too, and start workers.
+
+    Raises:
+        UsageError: in every process but the main one.
+    """
+    # While a child imports the script, it already has its name, but no parent yet.
+    if multiprocessing.parent_process() is None and multiprocessing.current_process().name == "MainProcess":
+        return
+    script = getattr(sys.modules.get("__mp_main__", sys.modules["__main__"]), "__file__", None) or "the script"
+    raise UsageError(
+        f"a worker process has come to the code that starts training, since worker processes import {script} too; put "
+        f'that code under `if __name__ == "__main__":`'
+    )
+
+
+def _bits(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors with equal bits; NaN equals itself."""
+    return tensor.shape, tensor.dtype, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _difference(model: nn.Module, other: nn.Module) -> tuple[str, str] | None:
+    """The kind and the name of the first parameter or buffer that differs; None if all bits are equal."""
+    one, two = (
+        {("parameter", name): _bits(value) for name, value in each.named_parameters()}
+        | {("buffer", name): _bits(value) for name, value in each.named_buffers()}
+        for each in (model, other)
+    )
+    return next((named for named in one | two if one.get(named) != two.get(named)), None)
+
+
+@contextlib.contextmanager
+def _generators_restored(device: torch.device) -> Iterator[None]:
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def normalising_over_batch(model: nn.Module) -> str | None:
+    """The first module of `model`, as it is trained, whose output for a sample depends on the others of its batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return name
+    return None
+
+
+def _check_halves(
+    task: Task, model: nn.Module, batch: Batch, gradients: Callable[..., tuple[float, Tensor]], tolerance: float
+) -> str:
+    """Refuse a weight that is not the number of terms that the loss is a mean over: without dropout, the loss and the
+    gradient of a batch are the weighted means of those of its halves. Return why this cannot be checked, if so.
+    """
+    if (name := normalising_over_batch(model)) is not None:
+        return f"the module {name!r} normalises over the samples of a batch"
+    for module in model.modules():  # no dropout; modules that call F.dropout themselves heed the mode too
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0  # cuDNN computes no gradient of a recurrent network in evaluation mode
+        else:
+            module.training = False
+    loss, whole = gradients(batch)
+    if repr(gradients(batch, part=1)[0]) != repr(loss):
+        return (
+            "outputs() or loss() draws random numbers in evaluation mode too, so each evaluation draws them from a "
+            "seed of its own"
+        )
+    try:
+        halves = task.split(batch, 2)
+    except UsageError as error:
+        return str(error)
+    weight, weights = float(task.weight(batch)), [float(task.weight(half)) for half in halves]
+    if not math.isclose(sum(weights), weight, rel_tol=1e-4):
+        raise UsageError(
+            f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{half:g}' for half in weights)}; return "
+            f"the number of terms that loss() is the mean of, counted in the batch it is given"
+        )
+    try:
+        found = [(of_half / weight, *gradients(half)) for half, of_half in zip(halves, weights, strict=True) if of_half]
+    except Exception as error:
+        # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
+        return f"half a batch cannot be computed ({error})"
+    joined = sum(share * of_half for share, of_half, _ in found)
+    size = max(abs(loss), sum(share * abs(of_half) for share, of_half, _ in found))
+    terms = torch.stack([share * vector for share, _, vector in found])
+    apart = float((terms.sum(0) - whole).norm()) / (float(terms.norm(dim=1).sum()) or 1.0)
+    for differs, said in (
+        (
+            abs(joined - loss) > tolerance * size,
+            f"loss of data.batch(0, 0) is {loss:.6g}, but {joined:.6g}",
+        ),
+        (apart > tolerance, f"gradient of data.batch(0, 0) differs by {apart:.2g} of its size from that"),
+    ):
+        if differs:
+            raise UsageError(
+                f"the {said} by its halves, weighted by weight(); make weight() the number of terms that loss() is the "
+                f"mean of. If the loss compares the samples of a batch with one another, give the task a method "
+                f"split(batch, parts) that raises UsageError"
+            )
+    return ""

@@ -1,0 +1,406 @@
+"""Build or load language models; transformers is imported when a model is built, not before."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import math
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from asyncsgd.core.flat import ALIGNMENT
+from asyncsgd.core.signals import held
+from asyncsgd.data.tokenizer import refuse_own_code
+from asyncsgd.errors import UsageError
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
+    "tiny-distilbert": {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512},
+}
+"""BERT and DistilBERT shapes built here, with random weights: 1.5, 5.5 and 1.5 million parameters at a vocabulary of
+8192."""
+
+
+_DROPOUT = (
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop"),  # GPT-2
+)
+
+
+MASKED_LM = "AutoModelForMaskedLM"
+LABELLED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""How the classes of transformers end whose models were trained on labels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A model in float32 and training mode."""
+
+    model: Any
+    new_parameters: tuple[str, ...]
+    """The names of the parameters that nothing was loaded for; their values are a function of the seed."""
+    dropped: tuple[str, ...] = ()
+    """The names of the parameters of the model before that have no place in this one."""
+
+    def in_words(self) -> str:
+        """Which parameters of a model with a new head are those of the model before."""
+        carried = sum(1 for _ in self.model.named_parameters()) - len(self.new_parameters)
+        new, dropped = (", ".join(names) or "none" for names in (self.new_parameters, self.dropped))
+        return f"{carried} tensors are carried from the model; new, from the seed: {new}; dropped: {dropped}"
+
+
+def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, seed: int) -> Built:
+    """Return the model that training starts from.
+
+    A checkpoint may lack the head of a masked-language model: its parameters are then new.
+
+    Args:
+        model: of `SHAPES` (random weights, a function of `seed`), a local folder or a Hub id.
+        tokenizer: gives the vocabulary size and the padding id of a model built here.
+        seq_len: longest sequence, special tokens included.
+        dropout: of hidden states and attention, in [0, 1).
+
+    Raises:
+        UsageError: for a folder without weights, a Hub id that cannot be reached, a model too short for `seq_len`,
+            weights that do not fit the encoder or are not finite.
+    """
+    if model not in SHAPES:
+        return load_model(model, len(tokenizer), seq_len=seq_len, dropout=dropout, seed=seed)
+    import transformers
+
+    family, *dropouts = ("DistilBert", *_DROPOUT[2:4]) if "dim" in SHAPES[model] else ("Bert", *_DROPOUT[:2])
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=padded_size(len(tokenizer)),
+        pad_token_id=tokenizer.pad_token_id,
+        max_position_embeddings=max(512, seq_len),
+        **dict.fromkeys(dropouts, dropout),
+        **SHAPES[model],
+    )
+    with seeded(seed):
+        built: Any = getattr(transformers, f"{family}ForMaskedLM")(config)
+    return Built(built.float().train(), tuple(name for name, _ in built.named_parameters()))
+
+
+def padded_size(num_tokens: int) -> int:
+    """The vocabulary of a model built here, in whole cache lines: fused optimizers then round alike on the flat vector
+    and on single tensors."""
+    return math.ceil(num_tokens / ALIGNMENT) * ALIGNMENT
+
+
+def load_model(
+    model: str, num_tokens: int, auto_class: str = MASKED_LM, *, seq_len: int, dropout: float, seed: int
+) -> Built:
+    """Return the model of a folder or a Hub id.
+
+    Args:
+        num_tokens: of its tokenizer.
+        auto_class: of transformers, which loads it.
+        seed: of what the checkpoint lacks, which must be of the head; the rest as in `build_model`.
+
+    Raises:
+        UsageError: as `build_model` does.
+    """
+    with seeded(seed):
+        built, new = _load(model, dropout, auto_class)
+    limit = _longest_sequence(built)
+    if limit is not None and seq_len > limit:
+        raise UsageError(
+            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
+        )
+    if num_tokens > built.config.vocab_size:
+        raise UsageError(
+            f"the tokenizer of {model!r} has {num_tokens} tokens, its model only {built.config.vocab_size}"
+        )
+    return Built(built.float().train(), new)
+
+
+def _longest_sequence(model: Any) -> int | None:
+    """How many tokens a transformers model takes; None where it does not say.
+
+    RoBERTa and its kin number positions from ``padding_idx + 1`` on, so they take fewer tokens than they have rows of
+    positions.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    return limit if limit is None or limit > 0 else None
+
+
+def class_of(model: str) -> str:
+    """The class of transformers that loads a saved model with its head: one of `LABELLED`, else `MASKED_LM`."""
+    import transformers
+
+    with contextlib.suppress(OSError, ValueError):  # what cannot be read is reported where the model is loaded
+        local = Path(model).is_dir()
+        config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
+        name = (config.architectures or [""])[0]
+        return next((f"AutoModel{kind}" for kind in LABELLED if name.endswith(kind)), MASKED_LM)
+    return MASKED_LM
+
+
+def build_head(
+    source: Any,
+    kind: str,
+    labels: Sequence[str],
+    *,
+    problem_type: str | None = None,
+    keep: bool = False,
+    dropout: float,
+    seed: int,
+) -> Built:
+    """Return a model with a new head on the encoder of another model, whose values are copied.
+
+    A model that was trained on labels gives all that has a place in the new one but its output layer: also BERT's and
+    DeBERTa's pooler, DistilBERT's ``pre_classifier``, RoBERTa's ``classifier.dense``. With `keep` it gives the output
+    layer too.
+
+    A masked-language model does not train the pooler and the new head, so they are drawn here. Matrices are drawn from
+    a normal distribution with the configuration's ``initializer_range``, in the order of their names. The rest begins
+    as in the library (biases 0, scales 1). So these values are a function of `seed` and their shapes alone, and models
+    of one architecture begin with the same values. A checkpoint's own pooler is not used, since a model after continued
+    pretraining has lost it.
+
+    Args:
+        source: an `AutoModelForMaskedLM`, or a model with labels, see `LABELLED`.
+        kind: ``SequenceClassification``, ``TokenClassification`` or ``QuestionAnswering``.
+        labels: the names of the outputs, for the configuration.
+        problem_type: what transformers calls the kind of labels, for the configuration.
+        keep: whether the output layer is kept, which needs the same kind and labels of the same names.
+        dropout: of the head, in [0, 1).
+
+    Raises:
+        UsageError: if the architecture has no such form, or one that the encoder does not fit; if an output layer is to
+            be kept and is another one.
+    """
+    import transformers
+
+    config = copy.deepcopy(source.config)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = problem_type
+    for name in ("classifier_dropout", "seq_classif_dropout", "qa_dropout"):
+        if hasattr(config, name):
+            setattr(config, name, dropout)
+    with seeded(seed):
+        try:
+            # A configuration may name a half-precision type, which the encoder's values must not pass through.
+            auto_model = getattr(transformers, f"AutoModelFor{kind}")
+            built: Any = auto_model.from_config(config, trust_remote_code=False).float()
+        except ValueError as error:
+            raise UsageError(f"{type(source).__name__} has no form for {kind}: {error}") from error
+    if keep:
+        _check_kept(source, built)
+    encoder = source.base_model.state_dict()
+    has_labels = type(source).__name__.endswith(LABELLED)
+    if has_labels:
+        places = built.base_model.state_dict()
+        encoder = {name: tensor for name, tensor in encoder.items() if name in places or not _is_pooler(name)}
+    loaded = built.base_model.load_state_dict(encoder, strict=False)
+    # Only whole parts that the masked-language model does not have, like the pooler, may stay without a value.
+    parts = {key.partition(".")[0] for key in encoder}
+    missing = [key for key in loaded.missing_keys if key.partition(".")[0] in parts]
+    name = type(built).__name__
+    for keys, problem in (
+        (loaded.unexpected_keys, f"of the encoder have no place in a {name}"),
+        (missing, f"of a {name} are not in the encoder"),
+    ):
+        if keys:
+            raise UsageError(f"{len(keys)} tensors {problem}, e.g. {min(keys)}; start from another model")
+    copied = {id(parameter) for name, parameter in built.base_model.named_parameters() if name in encoder}
+    if has_labels:
+        copied |= _copy_head(source, built, keep)
+    drawn = {name: parameter for name, parameter in built.named_parameters() if id(parameter) not in copied}
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in sorted(drawn):
+            if drawn[name].ndim >= 2:
+                drawn[name].normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
+    names = {name for name, _ in built.named_parameters()} - drawn.keys()
+    dropped = sorted(name for name, _ in source.named_parameters() if name not in names)
+    return Built(built.train(), tuple(sorted(drawn)), tuple(dropped))
+
+
+def _is_pooler(name: str) -> bool:
+    return name.startswith("pooler.")
+
+
+def _output_layer(model: Any) -> str:
+    """The beginning of the names of a model's last parameters, whose rows are its labels."""
+    name, _ = list(model.named_parameters())[-1]
+    return name.rpartition(".")[0] + "."
+
+
+def _copy_head(source: Any, built: Any, keep: bool) -> set[int]:
+    """Copy what stands outside the encoder and in both models, and the output layer only to `keep` it; return the ids
+    of the parameters that were set."""
+    given, encoder = dict(source.named_parameters()), f"{built.base_model_prefix}."
+    outputs = () if keep else (_output_layer(source), _output_layer(built))
+    copied = set()
+    for name, parameter in built.named_parameters():
+        if name in given and not name.startswith((encoder, *outputs)) and given[name].shape == parameter.shape:
+            with torch.no_grad():
+                parameter.copy_(given[name])
+            copied.add(id(parameter))
+    return copied
+
+
+def _check_kept(source: Any, built: Any) -> None:
+    """Refuse to keep an output layer for labels of another kind or with other names."""
+    asked = [
+        ("is a", type(source).__name__, type(built).__name__),
+        ("has the kind of labels", source.config.problem_type, built.config.problem_type),
+        ("has the labels", *(", ".join(model.config.id2label.values()) for model in (source, built))),
+    ]
+    for what, before, now in asked:
+        if before != now:
+            raise UsageError(f"--head keep: the model {what} {before}, and here it is {now}; type --head new")
+
+
+def restored(weights: str | None, config: str, dropout: float, seed: int, auto_class: str) -> nn.Module:
+    """Return the model that training starts from, as it was built before, in any process.
+
+    Args:
+        weights: its local folder; None for one with random weights, which are a function of `seed`.
+        config: its `config_json`.
+    """
+    import transformers
+
+    with seeded(seed):
+        if weights is not None:
+            return _load(weights, dropout, auto_class)[0].float().train()
+        values = json.loads(config)
+        built = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        return getattr(transformers, auto_class).from_config(built, trust_remote_code=False).float().train()
+
+
+def local_folder(model: str) -> str:
+    """The folder of a model that has been loaded: its own, or the one that the Hub's library keeps."""
+    if Path(model).is_dir():
+        return os.path.abspath(model)
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, local_files_only=True)
+
+
+def config_json(model: Any) -> str:
+    """The configuration of a transformers model, as `restored` reads it."""
+    return json.dumps(json.loads(model.config.to_json_string(use_diff=False)))
+
+
+def save_pretrained(model: Any, tokenizer: str | None, folder: Path) -> None:
+    """Write a transformers model: safetensors, configuration, and the tokenizer from its own folder or name."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        local = Path(tokenizer).is_dir()
+        AutoTokenizer.from_pretrained(tokenizer, local_files_only=local, trust_remote_code=False).save_pretrained(
+            folder
+        )
+
+
+def save_whole(save: Callable[[Path], None], folder: Path) -> None:
+    """Call `save` with an empty folder, which gets the name `folder` when it is complete; what has that name goes."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        save(partial)
+        with held():
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's default generator, which initialisers draw from, and put its state back afterwards."""
+    state = torch.random.get_rng_state()
+    torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, ...]]:
+    """The model of a folder or a Hub id, and the names of the parameters that its checkpoint does not have."""
+    local = Path(model).is_dir()
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # if something does not fit, the message here says so in one line
+    try:
+        config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
+        for name in _DROPOUT:
+            if isinstance(getattr(config, name, None), float):
+                setattr(config, name, dropout)
+        loaded, report = getattr(transformers, auto_class).from_pretrained(
+            model,
+            config=config,
+            local_files_only=local,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report then
+        )
+    except pickle.UnpicklingError as error:
+        # The library's own message advises to load it all the same, which would run whatever is in it.
+        raise UsageError(
+            f"{model}: the weights (pytorch_model.bin) are damaged or hold more than tensors, and asyncsgd runs no "
+            f"code that comes with a model; save them as model.safetensors where they can be trusted"
+        ) from error
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        refuse_own_code(model, error)
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if local:
+            raise UsageError(f"{model}: cannot be loaded by {auto_class}: {first}") from error
+        raise UsageError(
+            f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({first}). "
+            f"Run the same command once online, or type --model FOLDER"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    return loaded, _new_parameters(model, loaded, report)
+
+
+def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters that transformers' report on loading says are missing, all of them of the head.
+
+    Raises:
+        UsageError: if the encoder lacks some, or any has another shape, or is not finite.
+    """
+    parameters = dict(loaded.named_parameters())
+    new = parameters.keys() & set(report.get("missing_keys", ()))
+    fix = "it is damaged or of another architecture than its config.json says; copy it again"
+    odd = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
+    of_encoder = [name for name in new if name.startswith(f"{loaded.base_model_prefix}.")]
+    wild = [name for name, tensor in parameters.items() if not bool(torch.isfinite(tensor).all())]
+    for names, one, several, advice in (
+        (odd, "has another shape", "have another shape", fix),
+        (of_encoder, "is missing", "are missing", fix),
+        (wild, "holds NaN or infinity", "hold NaN or infinity", "take a checkpoint from before the run diverged"),
+    ):
+        if names:
+            said = f"{len(names)} of {len(parameters)} tensors {several if len(names) > 1 else one}, e.g. {min(names)}"
+            raise UsageError(f"{model}: {said}; {advice}")
+    if errors := list(report.get("error_msgs", ())):
+        raise UsageError(f"{model}: {errors[0]}; {fix}")
+    return tuple(sorted(new))
