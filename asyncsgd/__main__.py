@@ -11,6 +11,7 @@ from asyncsgd.errors import UsageError, nearest, reason
 from asyncsgd.records.console import best_effort
 
 COMMANDS = {
+    "resume": "go on with it where it was stopped",
     "replay": "run it again in one process, and compare it bit for bit",
     "export": "write its model, or that of a checkpoint, for transformers",
     "predict": "predict it on the virtual clock, and compare",

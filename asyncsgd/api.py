@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import re
@@ -25,20 +24,20 @@ import torch
 from torch import nn
 
 from asyncsgd.backends.launch import Launch, fork_server
-from asyncsgd.core.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.core.optimizers import AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
-from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
+from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
 from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
-from asyncsgd.run.choose_folder import has_trained, open_again, set_aside
+from asyncsgd.run.again import TO_REPLAY, run_of_folder, task_of_folder
 from asyncsgd.run.execute import follow
-from asyncsgd.run.folder import fields_of, of_recorded, summary_to_replay, task_of_train, with_tuples
+from asyncsgd.run.folder import summary_to_replay
 from asyncsgd.run.lifecycle import carry_out
-from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed, run_again
+from asyncsgd.run.of_train import Given, open_folder
+from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
 from asyncsgd.run.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.flags import checked, specs_of
 from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps, common_contradictions
@@ -51,8 +50,6 @@ if TYPE_CHECKING:  # they take a second to import, which training should not
     import pandas
 
     from analysis.load import Study
-
-_OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,9 +274,17 @@ def train(
         raise UsageError(problem)
     run = Run("train", task, runtime, _rule_of(rule, runtime), recipe, job.seed, budget, steps, machine, output)
     run.check_optimizer()
-    trackers = names_in(track)
-    if trackers and folder is None:
+    if track is not None and folder is None:
         raise UsageError(f"track={track!r} needs a folder, whose settings it shows; give folder='runs/NAME'")
+    return start(run, None if folder is None else Path(folder), resume=resume, quiet=quiet, report=report)
+
+
+def start(
+    run: Run, folder: Path | None, *, resume: bool, quiet: bool = False, report: Callable[[Record], None] | None = None
+) -> TrainedRun:
+    """Carry out a run that `train` has described, or that a folder of its holds; the arguments are those of `train`."""
+    task, runtime, recipe = run.task, run.runtime, run.recipe
+    trackers = names_in(run.output.track)
     launch = _launch(runtime)
     if launch.rank is not None and not launch.leads:
         raise SystemExit(follow(run))
@@ -293,7 +298,7 @@ def train(
         context = None
         if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
             context = fork_server(None, *runtime.preload, *task.preload)
-        opened = None if folder is None else _open_folder(Path(folder), run, resume)
+        opened = None if folder is None else open_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
             records = read_events(opened.path / EVENTS, opened.resume.checkpoint.events_bytes)
@@ -356,10 +361,8 @@ def replay(
     settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
     if "simulate" in settings:
         return replayed(PreparedSimulation(SimulationSettings(**settings["simulate"]), folder, summary))[0]
-    if "task_class" in settings:
-        run = _run_again(settings, task, rule, optimizer, cache)
-    else:
-        run = run_again(folder, None if cache is None else str(cache), task)
+    given = Given(task, rule, optimizer, None if cache is None else str(cache))
+    run = run_of_folder(folder, given, TO_REPLAY)
     with _threads_as_before():
         return replayed(PreparedReplay(run, folder, summary))[0]
 
@@ -375,10 +378,10 @@ def load_run(folder: str | Path, task: Task | type[Task] | None = None) -> Train
         UsageError: if the folder holds no finished run.
     """
     folder = Path(folder)
-    settings, summary = read_of_run(folder, "settings.yaml"), read_of_run(folder, "summary.json")
+    summary = read_of_run(folder, "summary.json")
     records = read_events(folder / "events.jsonl")
     evaluations = tuple(Evaluation.of(record) for record in records if record["kind"] == "evaluate")
-    return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
+    return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, task))
 
 
 def load(folder: str | Path, arms: Sequence[str] = ()) -> Study:
@@ -428,61 +431,6 @@ def compare(
     return compare(a, b, margin, lower_is_better=lower_is_better, alpha=alpha)
 
 
-def _settings_of(run: Run) -> dict[str, Any]:
-    """The settings without groups, as scripts write them. Null: a replay must be given this by its caller."""
-    try:
-        rule: str | None = str(run.rule) if parse_rule(str(run.rule)) == run.rule else None
-    except UsageError:
-        rule = None  # the user's own
-    task, recipe, steps, every = run.task, run.recipe, run.steps, run.budget.evaluate_every
-    return {
-        "task_class": f"{type(task).__module__}:{type(task).__qualname__}",
-        "task_fields": fields_of(task),
-        **runtimes.job_of(run.runtime),
-        "rule": rule,
-        "seed": run.seed,
-        "optimizer": str(recipe),
-        "optimizer_options": json.loads(json.dumps(recipe.options, default=str)),
-        **{name: getattr(steps, name) for name in ("learning_rate", "schedule", "warmup", "weight_decay", "clip_norm")},
-        **vars(run.budget),
-        "evaluate_every": int(every) if every is not None and every.isdigit() else every,
-        **vars(run.machine),
-    }
-
-
-def _run_again(
-    settings: Mapping[str, Any],
-    task: Task | type[Task] | None,
-    rule: Rule | None,
-    optimizer: BuildOptimizer | None,
-    cache: str | Path | None,
-) -> Run:
-    """A run of `train` from its `settings`, for a replay."""
-    if rule is None and settings["rule"] is None:
-        raise UsageError("the run's rule is not one of the library's; give it, as in replay(folder, rule=MyRule())")
-    if optimizer is None and settings["optimizer"] not in _OPTIMIZERS:
-        raise UsageError("the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...)")
-    if optimizer is None:
-        optimizer = _OPTIMIZERS[settings["optimizer"]](**with_tuples(settings["optimizer_options"]))
-    threads = settings["threads"]
-    runtime: runtimes.Runtime = runtimes.Virtual(settings["nproc"], threads=threads)
-    if settings["mode"] == runtimes.InProcess.mode:
-        runtime = runtimes.InProcess(settings["accumulate"], threads)
-    machine = {field.name: settings[field.name] for field in dataclasses.fields(Machine)}
-    return Run(
-        "train",
-        task_of_train(settings, task),
-        runtime,
-        rule or parse_rule(settings["rule"]),
-        OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
-        settings["seed"],
-        Budget(settings["samples"], settings["epochs"]),
-        Steps("adamw", settings["learning_rate"], settings["schedule"], settings["warmup"]),
-        Machine(**machine | {"prefetch": 0}),
-        Output(cache_dir=None if cache is None else str(cache)),
-    )
-
-
 def _rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
     if runtime.follows_rule:
         return rule or Asynchronous()
@@ -496,51 +444,19 @@ def _rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
 _NO_BEST = "the run has kept its last model only; train with keep_best=True, or type --keep-best"
 
 
-def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | type[Task] | None, best: bool) -> nn.Module:
+def _saved_model(folder: Path, task: Task | type[Task] | None, best: bool) -> nn.Module:
     from safetensors.torch import load_file, load_model
 
     weights = folder / (BEST_MODEL if best else LAST_MODEL) / "model.safetensors"
     if not weights.is_file():
         raise UsageError(_NO_BEST if best else f"{folder} holds no model; run it again")
-    if "task_class" in settings:
-        seed = settings["seed"]
-        task_of_run = task_of_train(settings, task).prepare(seed, cache_folder(None))
-    else:
-        run = run_again(folder, None, task).prepared()
-        task_of_run, seed = run.task, run.seed
-    model = task_of_run.model(seed)
+    task_of_run, seed = task_of_folder(folder, task)
+    model = task_of_run.prepare(seed, cache_folder(None)).model(seed)
     try:
         model.load_state_dict(load_file(weights))
     except RuntimeError:  # earlier versions wrote what is shared under one of its names
         load_model(model, str(weights))
     return model
-
-
-def _open_folder(path: Path, run: Run, resume: bool) -> RunFolder:
-    import yaml
-
-    if resume and (path / "settings.yaml").is_file() and has_trained(path):
-        before, now = read_of_run(path, "settings.yaml"), _settings_of(run)
-        if "task_fields" in before:
-            before["task_fields"] = of_recorded(type(run.task), before["task_fields"])
-        # Earlier versions did not write down all of the runtime.
-        different = [(key, before[key], now[key]) for key in now if key in before and before[key] != now[key]]
-        return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
-    if (path / "settings.yaml").is_file() and not has_trained(path):
-        set_aside(path)  # a run that was refused has left nothing worth keeping
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; name a folder")
-    if path.exists() and any(path.iterdir()):
-        raise UsageError(f"{path} holds something already; name a new folder, or remove it")
-    try:
-        task, better = run.task, run.task.scored_by()
-        folder = RunFolder(
-            path, task=task.name, better=better, loss_unit=task.loss_unit(), sample_order=task.sample_order
-        )
-        write_text(path / "settings.yaml", yaml.safe_dump(_settings_of(run), sort_keys=False))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error
-    return folder
 
 
 def _launch(runtime: runtimes.Runtime) -> Launch:

@@ -75,7 +75,9 @@ def test_a_folder_imports_and_calls_nothing_that_it_names(named, crafted, trap):
     assert BELIEVED in ended.err
 
 
-@pytest.mark.parametrize("command", ["replay RUN", "replay RUN --to 1", "export RUN --out OUT", "predict RUN"])
+@pytest.mark.parametrize(
+    "command", ["replay RUN", "replay RUN --to 1", "export RUN --out OUT", "predict RUN", "resume RUN"]
+)
 def test_no_command_imports_the_task_that_the_records_of_a_script_s_run_name(command, crafted, trap, tmp_path):
     path = crafted()
     (path / "settings.yaml").write_text("mode: async\n")
@@ -88,7 +90,7 @@ def test_no_command_imports_the_task_that_the_records_of_a_script_s_run_name(com
     (path / "checkpoints").mkdir()
     end = {"name": f"{40:012}", "total_samples": 40, "version": summary["num_updates"], "train_seconds": 1.0}
     (path / "checkpoints" / f"{40:012}.pt").write_bytes(b"")
-    end |= {"eval_loss": None, "events_bytes": 0, "totals": {}, "sha256": EMPTY, "events_sha256": EMPTY, "schema": 6}
+    end |= {"eval_loss": None, "events_bytes": 0, "totals": {}, "sha256": EMPTY, "events_sha256": EMPTY, "schema": 7}
     (path / "checkpoints" / f"{40:012}.json").write_text(sealed(end))
     ended = cli(["asyncsgd", *command.replace("RUN", str(path)).replace("OUT", str(tmp_path / "out")).split()])
     assert (ended.code, trap) == (2, [])

@@ -24,60 +24,20 @@ from asyncsgd.core.batches import Batches
 from asyncsgd.core.flat import FlatModel, parameters_sha256
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import say
-from asyncsgd.records.events import EVENTS, Parts, read_header
+from asyncsgd.records.events import EVENTS, Parts
 from asyncsgd.records.hardware import environments_of, unlike
 from asyncsgd.records.run_folder import LAST_MODEL
 from asyncsgd.run import runtimes
 from asyncsgd.run.execute import method_of
 from asyncsgd.run.finish import facts_of, save_model
-from asyncsgd.run.folder import fields_of, not_believed, shorter_than_run, tell_other_fields
-from asyncsgd.run.run import Run, device_of_worker, run_of
-from asyncsgd.settings.task import task_flags
+from asyncsgd.run.folder import shorter_than_run
+from asyncsgd.run.run import Run, device_of_worker
 from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.simulation.simulate import replay_of, vector_sha256
-from asyncsgd.tasks import TASKS, task_class
-from asyncsgd.tasks.base import Task
 from asyncsgd.worker.computation import ModelGradients
 from asyncsgd.worker.profile import hardware
 
 OTHER_END = "all compared losses agree, the final parameters or running statistics do not"
-
-
-def run_again(folder: Path, cache_dir: str | None = None, task: Task | type[Task] | None = None) -> Run:
-    """Return the run of a script that a folder holds, without speeds, since the log has the times, and
-    without a thread that guesses batches, since it has their order.
-
-    Args:
-        folder: of the run.
-        cache_dir: folder of prepared data; None for the default one.
-        task: that of the run, where it is none of the library's own, or its class, whose fields are then the folder's.
-
-    Raises:
-        UsageError: if the settings cannot be read, or the run's task is none of the library's own and not given.
-    """
-    settings = settings_of_run(folder, {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}, task)
-    return run_of(settings.task.name, settings)
-
-
-def settings_of_run(folder: Path, changes: Mapping[str, Any], task: Task | type[Task] | None = None) -> Any:
-    """The settings of a script's run with changes, but none that says where something is written; see `run_again`."""
-    named = str(read_header(folder / EVENTS).get("task"))
-    if task is None and named not in TASKS:
-        raise not_believed(named)
-    kind: Any = task or task_class(named)
-    if not isinstance(kind, type):
-        kind = type(kind)
-    if kind.name != named:
-        say(f"note   the run's task was {named}, and {kind.name} was given")
-    flags = task_flags(kind)
-    written = {*flags.places, *kind.output_folders}
-    recorded = {name: value for name, value in flags.load_yaml(folder / "settings.yaml").items() if name not in written}
-    settings = flags.make({**recorded, **changes})
-    if task is not None and not isinstance(task, type):
-        tell_other_fields(task, fields_of(settings.task))
-        settings = dataclasses.replace(settings, task=task)
-    return settings
 
 
 @dataclasses.dataclass(frozen=True)

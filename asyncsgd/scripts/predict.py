@@ -77,20 +77,28 @@ def _row(name: str, measured: float | None, predicted: float | None) -> str:
 def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, given: argparse.Namespace) -> int:
     """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
     from asyncsgd.backends.launch import Launch
+    from asyncsgd.run.again import is_of_train, run_of_folder, settings_of_script
     from asyncsgd.run.choose_folder import open_run_folder
     from asyncsgd.run.lifecycle import lead
-    from asyncsgd.run.replay import settings_of_run
+    from asyncsgd.run.of_train import Given, open_folder
     from asyncsgd.run.run import run_of
     from asyncsgd.scripts.task import class_given
 
     changes = {
         **{"mode": "async", "transport": "auto", "clock": "virtual", "network": None},
-        **{"speeds": f"trace:run={times},turnaround=true", "run_dir": str(folder), "cache_dir": given.cache_dir},
+        **{"speeds": f"trace:run={times},turnaround=true"},
         **({"rule": "synchronous"} if summary["mode"] == "sync" else {}),
     }
-    settings = settings_of_run(measured, changes, class_given(given.task))
-    opened = open_run_folder("predict", settings, f"python -m asyncsgd predict {measured}")
-    return lead(run_of(summary["experiment"], settings), Launch(settings.job.nproc, None, False), opened, None)
+    task = class_given(given.task)
+    if is_of_train(measured):
+        run = run_of_folder(measured, Given(task, cache=given.cache_dir), {**changes, "prefetch": 0})
+        opened = open_folder(folder, run, resume=False)
+    else:
+        places = {"run_dir": str(folder), "cache_dir": given.cache_dir}
+        settings = settings_of_script(measured, {**changes, **places}, task)
+        opened = open_run_folder("predict", settings, f"python -m asyncsgd predict {measured}")
+        run = run_of(summary["experiment"], settings)
+    return lead(run, Launch(run.runtime.num_workers, None, False), opened, None)
 
 
 def compare(

@@ -22,7 +22,6 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.run.folder import summary_to_replay
 from asyncsgd.scripts.base import add_task_flag
-from asyncsgd.settings.yaml_reader import read_of_run
 
 if TYPE_CHECKING:  # it imports torch
     from asyncsgd.run.replay import Replayed
@@ -39,9 +38,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
     folder = find_run(given.run)
-    summary, settings = summary_to_replay(folder), read_of_run(folder, "settings.yaml")
+    summary = summary_to_replay(folder)
     if given.to is not None:
-        return save_version(folder, summary, given, settings)
+        return save_version(folder, summary, given)
     from asyncsgd.api import replay
     from asyncsgd.scripts.task import class_given
 
@@ -49,14 +48,14 @@ def run(argv: list[str]) -> int:
     return _said(found, summary["parameters_sha256"])
 
 
-def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespace, settings: dict[str, Any]) -> int:
+def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespace) -> int:
     """Replay up to a version and save its model; the exit code."""
-    from asyncsgd.run.replay import PreparedReplay, replayed, run_again
+    from asyncsgd.run.again import TO_REPLAY, run_of_folder
+    from asyncsgd.run.of_train import Given
+    from asyncsgd.run.replay import PreparedReplay, replayed
     from asyncsgd.scripts.task import class_given
 
-    if {"simulate", "task_class"} & settings.keys():
-        raise UsageError("--to saves a model of a script's run of a task; drop it")
-    run = run_again(folder, given.cache_dir, class_given(given.task))
+    run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), TO_REPLAY)
     out = given.out or folder / f"model-at-{given.to}"
     prepared = PreparedReplay(run, folder, summary)
     found, replay = replayed(prepared, given.to)

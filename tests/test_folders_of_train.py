@@ -1,0 +1,88 @@
+"""Every command on a run works on a folder that `asyncsgd.train` wrote, also where the task is one's own."""
+
+import os
+import signal
+
+import pytest
+import torch
+from doors import ADPSGD, AdamW, Exponential, Finished, Processes, Virtual, asyncsgd, cli
+from safetensors.torch import load_file
+from tasks import Plane
+
+OWN = ["--task", "tasks:Plane"]
+ARGUMENTS = {
+    "single": {"optimizer": AdamW(), "schedule": "linear", "warmup": 20},
+    "virtual": {"runtime": Virtual(3, Exponential()), "clip_norm": 1.0},
+    "peers": {"runtime": Virtual(3, Exponential()), "rule": ADPSGD()},
+}
+
+
+def train(folder, stop_at=None, **arguments):
+    """A run of 160 samples; asked to stop when so many have arrived."""
+    asked = []
+
+    def stop(record):
+        if stop_at is not None and not asked and getattr(record, "total_samples", 0) >= stop_at:
+            asked.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    chosen = {"samples": 160, "evaluations": 4, "learning_rate": 0.02, "device": "cpu", "quiet": True}
+    return asyncsgd.train(Plane(), folder=folder, report=stop, **(chosen | arguments))
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")["weight"]
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_run_that_was_stopped_goes_on_by_a_command_to_the_end_of_the_whole_run(name, tmp_path):
+    whole = train(tmp_path / "whole", **ARGUMENTS[name])
+    assert train(tmp_path / "cut", stop_at=60, **ARGUMENTS[name]).status == "INTERRUPTED"
+    done = cli(["asyncsgd", "resume", tmp_path / "cut", *OWN])
+    assert done.code == 0, done.err
+    summary = Finished(tmp_path / "cut").summary
+    assert (summary["status"], summary["parameters_sha256"]) == ("DONE", whole.summary["parameters_sha256"])
+
+
+def test_a_run_that_is_done_becomes_longer_by_a_command(tmp_path):
+    more = {"checkpoint_every": 40, "evaluate_every": 40, "evaluations": 8}
+    train(tmp_path / "run", samples=80, **more)
+    done = cli(["asyncsgd", "resume", tmp_path / "run", "--samples", "160", *OWN])
+    assert done.code == 0, done.err
+    whole = train(tmp_path / "whole", samples=160, **more)
+    assert Finished(tmp_path / "run").summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+
+
+def test_the_model_of_a_checkpoint_is_that_of_its_version_in_a_replay(tmp_path):
+    run = train(tmp_path / "run", checkpoint_every=40, **ARGUMENTS["virtual"])
+    checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("*.pt"))[-1].stem
+    command = ["asyncsgd", "export", tmp_path / "run", "--checkpoint", checkpoint, "--out", tmp_path / "exported", *OWN]
+    exported = cli(command)
+    assert exported.code == 0, exported.err
+    version = str(int(checkpoint) // Plane().batch_size)  # every gradient is an update
+    replayed = cli(["asyncsgd", "replay", tmp_path / "run", "--to", version, "--out", tmp_path / "replayed", *OWN])
+    assert replayed.code == 0, replayed.err
+    assert torch.equal(weights(tmp_path / "exported"), weights(tmp_path / "replayed"))
+    if int(checkpoint) < 160:
+        assert not torch.equal(weights(tmp_path / "exported"), run.model().weight)
+
+
+def test_a_run_of_processes_is_predicted_on_the_virtual_clock(tmp_path):
+    measured = train(tmp_path / "run", runtime=Processes(2))
+    done = cli(["asyncsgd", "predict", tmp_path / "run", *OWN])
+    assert done.code == 0, done.err
+    assert (tmp_path / "run" / "predicted-1" / "prediction.md").is_file()
+    predicted = Finished(tmp_path / "run" / "predicted-1").summary
+    for key in ("num_updates", "num_samples", "rule", "num_workers"):
+        assert predicted[key] == measured.summary[key]
+    assert predicted["clock"] == "virtual"
+
+
+@pytest.mark.parametrize("command", [["resume"], ["replay", "--to", "3"], ["export", "--checkpoint", "000000000040"]])
+def test_a_folder_is_not_believed_about_the_class_of_its_task(command, tmp_path):
+    train(tmp_path / "run", checkpoint_every=40, keep=9)
+    name, *more = command
+    more += ["--out", tmp_path / "out"] if name == "export" else []
+    done = cli(["asyncsgd", name, tmp_path / "run", *more])
+    assert done.code == 2
+    assert "a folder is not believed about code; type --task tasks:Plane" in done.err
