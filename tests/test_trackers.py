@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import signal
 import socket
 import sqlite3
 import struct
@@ -76,6 +77,21 @@ def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(run, task
     assert done.summary["tracking"] == {"kept": {"points": len(points), "dropped": 0, "failure": None}}
     who = kept.identity
     assert (who.folder, who.name, who.settings["learning_rate"]) == (done.folder, "kept", 0.001)
+
+
+def test_a_tracker_receives_the_last_arrivals_of_a_run_that_the_user_stops(tmp_path, monkeypatch):
+    kept = Kept()
+    monkeypatch.setitem(TRACKERS, "kept", kept.open)
+
+    def stop(record):
+        if record.kind == "arrival" and record.total_samples == 8 * 25:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    arguments = {"samples": 8 * 105, "evaluations": 1, "runtime": Virtual(3), "quiet": True}
+    asyncsgd.train(Plane(), folder=tmp_path / "run", track="kept", report=stop, **arguments)
+    *received, status = kept
+    assert status == "INTERRUPTED"
+    assert [point.num_samples for point in received] == [0, 8 * 10, 8 * 20, 8 * 25]
 
 
 def breaks(*anything):
