@@ -1,10 +1,13 @@
 """What a run says of its cost: gradient norms, memory, what time went to, rates, the machine's use, and a trace."""
 
+import collections
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 
+import psutil
 import pytest
 import torch
 from doors import SGD, Finished, TensorData, asyncsgd, cli, seeded
@@ -100,6 +103,22 @@ def test_a_run_says_what_time_went_to_how_much_memory_it_needed_and_what_else_us
 
 
 TASKS = [(Plane(), 3 * 2 * 16), (LooksAtValues(), 3 * 2 * 16), (Masked(), bert_operations())]
+
+
+def test_what_the_machine_did_is_parted_into_the_run_others_and_other_machines(monkeypatch):
+    looks, own_looks = itertools.count(), itertools.count()
+    times = collections.namedtuple("times", "user system idle iowait steal guest")
+
+    def of_machine():
+        look = next(looks)
+        return times(20.0 * look, 5.0 * look, 70.0 * look, 3.0 * look, 2.0 * look, 11.0 * look)
+
+    monkeypatch.setattr(psutil, "cpu_times", of_machine)
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive=False: [])
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: (6.0 * next(own_looks), 0.0, 0.0, 0.0))
+    load = asyncsgd.train(Plane(), samples=40, evaluations=4, device="cpu", quiet=True).summary["machine_load"]
+    # Of 100 s between two looks the machine was busy for 25, 6 of them for the run; a guest's are among the user's.
+    assert (load["own_share"], load["others_share"], load["stolen_share"]) == pytest.approx((0.06, 0.19, 0.02))
 
 
 @pytest.mark.parametrize(("task", "operations"), TASKS, ids=["plane", "looks at values", "masked"])
