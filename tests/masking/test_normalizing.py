@@ -102,6 +102,15 @@ def test_blocks_change_nothing_and_the_report_counts(tmp_path, monkeypatch):
     assert report["controls_removed"] == report["dashes"] == report["lines_read"] == 500
 
 
+def test_blocks_of_several_processes_are_written_in_their_order(tmp_path):
+    lines = [f"line {number} " + "x" * 100_000 for number in range(80)]  # 8 blocks, and 4 are read ahead
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    argv = ["--train-file", f"{tmp_path}/in.txt", "--op-train-file", f"{tmp_path}/out.txt", "--processes", "2"]
+    with StopRequest() as stop:
+        assert normalize_corpus.run(argv, stop) == 0
+    assert (tmp_path / "out.txt").read_text() == (tmp_path / "in.txt").read_text()
+
+
 def test_a_table_and_a_zipped_text_give_the_lines_of_a_plain_one(tmp_path):
     (tmp_path / "in.txt").write_text("a – b\r\ntwo lines\r\nc", newline="")
     (tmp_path / "in.txt.gz").write_bytes(gzip.compress("\ufeffa – b\ntwo lines\nc\n".encode()))
