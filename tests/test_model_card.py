@@ -1,8 +1,10 @@
 """The card beside every saved model: its front matter is read by the Hub's library, and its code loads the model."""
 
 import dataclasses
+import os
 import re
 import shutil
+import signal
 
 import pytest
 from doors import FlatModel, asyncsgd, cli, parameters_sha256, seeded
@@ -81,6 +83,16 @@ def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_chec
     assert ended.code == 2
     assert "is DONE after 4 updates and has kept no model, and its last checkpoint is of 2" in ended.err
     assert f"type --checkpoint {first.stem}" in ended.err
+
+
+def test_the_model_of_a_run_that_the_user_stopped_says_so(tmp_path):
+    def stop(record):
+        if record.kind == "arrival" and record.total_samples == 80:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncsgd.train(Plane(), samples=160, folder=tmp_path / "run", quiet=True, device="cpu", report=stop)
+    text = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "- It has seen 80 samples in 10 updates.\n- The run stopped early (INTERRUPTED): interrupted by" in text
 
 
 def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, monkeypatch):
