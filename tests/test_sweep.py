@@ -279,6 +279,19 @@ def test_a_failed_run_is_told_and_run_again_only_with_retry(finished, capsys):
     assert results_of(out) == before
 
 
+def test_no_test_run_begins_while_a_pilot_has_no_result(finished, capsys):
+    config, out = finished
+    (out / "analysis.yaml").unlink()
+    shutil.rmtree(out / "test")
+    forget(out, f"pilot/{SYNC}/s50")
+    assert sweep(config, out) == 1
+    assert (
+        f"error: 1 pilot run is not finished, the first is pilot/{SYNC}/s50; look at its log" in capsys.readouterr().err
+    )
+    assert not (out / "analysis.yaml").exists()
+    assert not (out / "test").exists()
+
+
 def test_a_registration_is_never_changed_nor_made_afterwards(finished, capsys):
     config, out = finished
     path = out / "analysis.yaml"
@@ -487,6 +500,17 @@ def test_what_was_stopped_goes_on_bit_for_bit_unless_it_measures_time(stoppable,
     assert [str(path.relative_to(out)) for path in out.rglob("*.before-*")] == [f"{MEASURED}.before-1"]
     assert not (out / VIRTUAL / "checkpoints").exists()
     assert not (out / TUNED / "checkpoints").exists()
+
+
+def test_a_run_that_failed_is_made_again_from_its_start_though_it_has_a_checkpoint(stoppable, tmp_path):
+    config, whole = stoppable
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    stop_in_the_middle(out, VIRTUAL)
+    (out / VIRTUAL / "summary.json").write_text(json.dumps({"status": "FAILED", "message": "as told"}))
+    assert sweep(config, out, "--retry") == 0
+    assert resumes(out, VIRTUAL) == []
+    assert results_of(out) == results_of(whole)
 
 
 @pytest.mark.slow
