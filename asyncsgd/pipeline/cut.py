@@ -48,6 +48,8 @@ class Anatomy:
 
         >>> Anatomy("layers", (), costs=(0, 4, 4, 4, 4, 8), width=16).cut(2)
         (range(0, 3), range(3, 4))
+        >>> Anatomy("layers", (), costs=(8, 4, 4, 4, 4, 0), width=16).cut(2)
+        (range(0, 1), range(1, 4))
 
         Raises:
             UsageError: if there are fewer blocks than stages.
