@@ -7,9 +7,22 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from doors import UsageError, asyncsgd, cli
-from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, study_of, two_arms
+from scenarios import (
+    ASYNC,
+    BUDGET_SECONDS,
+    EIGHT,
+    FIRST_LOSS,
+    SOONER,
+    SYNC,
+    diverges,
+    ends_at,
+    reaches,
+    study_of,
+    two_arms,
+)
 from synthetic import SyntheticArm, edit_json
 
 CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
@@ -119,6 +132,16 @@ def test_a_picture_can_be_had_from_python(example, kind):
     options = {"x": "workers", "y": "samples_per_second"} if kind == "against" else {}
     figure = example.plot(kind, **options)
     assert all(axes.get_xlabel() for axes in figure.axes)
+
+
+def test_the_mean_curve_of_an_arm_is_of_the_runs_that_did_not_diverge(tmp_path):
+    ends = [3.0 + 0.1 * seed for seed in range(6)]
+    theirs, ours = [ends_at(end) for end in ends], [diverges(ends_at(0.5), 10), *map(ends_at, ends[1:])]
+    (axes,) = two_arms(tmp_path, theirs, ours).plot("loss").axes
+    for label, alive in (("sync (n = 6)", ends), ("async (n = 5)", ends[1:])):
+        (line,) = (line for line in axes.lines if line.get_label() == label)
+        seconds, losses = line.get_data()
+        assert losses == pytest.approx(FIRST_LOSS + (np.mean(alive) - FIRST_LOSS) * seconds / BUDGET_SECONDS)
 
 
 def test_an_unknown_plot_or_table_is_refused_with_what_there_is(example):
