@@ -143,6 +143,32 @@ def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent
     assert "ended without a summary" in capsys.readouterr().out
 
 
+def test_another_run_in_the_folder_is_watched_from_its_beginning(tmp_path):
+    path = tmp_path / "a"
+    first = begin(path)
+    first.append(evaluation(20, 1.0))
+    first.close()
+    run = read(path)
+    path.rename(tmp_path / "a.before-1")
+    second = begin(path)
+    second.append(evaluation(20, 3.5))
+    second.append(evaluation(30, 3.0))
+    second.close()
+    run.read()
+    assert [record.loss for record in run.evaluations] == [4.0, 2.0, 3.5, 3.0]
+    assert [run.workers[number].num_arrivals for number in (0, 1)] == [5, 5]
+
+
+def test_records_that_a_resume_has_taken_back_are_not_shown(tmp_path):
+    begin(tmp_path / "a").close()
+    run = read(tmp_path / "a")
+    lines = (tmp_path / "a" / "events.jsonl").read_bytes().splitlines(keepends=True)
+    os.truncate(tmp_path / "a" / "events.jsonl", len(lines[0] + lines[1]))  # the header and the first evaluation
+    run.read()
+    assert [record.loss for record in run.evaluations] == [4.0]
+    assert (run.progress.num_samples, run.workers, run.faults) == (0, {}, [])
+
+
 def test_it_ends_when_the_run_is_done(tmp_path, capsys):
     folder = begin(tmp_path / "a")
 
