@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import gate, judge, scores, tables, trust, verdict
+from analysis import differences, gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
 from analysis.measure import Measure
 from analysis.pairs import pairs_of
@@ -45,6 +45,11 @@ class Study:
     def tests(self) -> pd.DataFrame:
         """A row for every question asked of pairs of runs, with its answer in a word."""
         return judge.judge(self.runs, self.curves, self.plan)
+
+    @functools.cached_property
+    def differences(self) -> pd.DataFrame:
+        """A row like those of `tests` for every registered difference of differences."""
+        return differences.differences(self.runs, self.curves, self.plan)
 
     @functools.cached_property
     def arms(self) -> pd.DataFrame:
@@ -166,6 +171,7 @@ class Study:
 
 TABLES: dict[str, tuple[str, Callable[[Study], pd.DataFrame]]] = {
     "tests": ("Table 2. Tests", lambda study: tables.comparisons(study.tests)),
+    "differences": ("Differences of differences", lambda study: tables.comparisons(study.differences)),
     "arms": ("Table 1. Arms", lambda study: tables.arms(study.runs, study.tests, study.plan)),
     "sets": ("Several evaluation sets", lambda study: tables.evaluation_sets(study.runs)),
     "settings": ("Settings in which arms differ", lambda study: tables.settings(study.runs)),

@@ -20,7 +20,7 @@ import matplotlib
 import msgspec
 import pandas as pd
 
-from analysis import gallery, tables
+from analysis import differences, gallery, tables
 from analysis.questions import UNREGISTERED, conditions
 from analysis.runs import FROM_SCRATCH
 from analysis.stats import Interval
@@ -168,7 +168,9 @@ def page(study: Study, out: Path) -> Page:
     left_out = tables.left_out(runs, tests)
     note = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
     scored = table_of("downstream", notes=(note,))
+    of_differences = tuple(map(differences.sentence, study.differences.itertuples()))
     sections = [
+        Section("differences", "Differences of differences", (), table_of("differences"), of_differences),
         Section("curves", "Loss curves of the other groups", pictures(others)),
         Section("times", "Time to the target", pictures(gallery.times(study))),
         Section("workers", "Throughput, delay, learning rate", pictures(gallery.against(study)), table_of("tuning")),

@@ -57,9 +57,7 @@ class Pairs(NamedTuple):
 def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pairs]:
     """Every arm against the reference arm of its group, and against the control arm that makes updates as small."""
     control = plan.registered.control
-    tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
-    others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
-    others = others[others["stage"].eq("") | (others["stage"].eq("test") & (others["replicate"] > 0))]
+    tests, others = _counted(runs)
     for group, members in arms.groupby("group", sort=False):
         for treatment, reference, variant in _compared(members, plan):
             clock = str(members["clock"].iloc[0])
@@ -69,6 +67,22 @@ def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pai
                 same = all(arms.loc[other, key] == members[key].iloc[0] for key in ("workers", "clock", "speeds"))
                 if other != treatment and same and abs(ours - theirs) <= SAME_BATCH * max(ours, theirs):
                     yield _pairs(tests, others, (treatment, other, str(group), clock), plan, control=True)
+
+
+def pair_of(runs: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan) -> Pairs:
+    """Two arms, of which the plan need not compare the one with the other.
+
+    Args:
+        place: treatment, reference, group and clock.
+    """
+    return _pairs(*_counted(runs), place, plan)
+
+
+def _counted(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The runs of the tests by seed, and others with a result that were made beside them."""
+    tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
+    others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
+    return tests, others[others["stage"].eq("") | (others["stage"].eq("test") & (others["replicate"] > 0))]
 
 
 def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:

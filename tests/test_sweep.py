@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doors import asyncsgd
+from doors import UsageError, asyncsgd
 from gallery import sentences
 from scipy import stats
 from test_faults import Command, until
@@ -250,6 +250,56 @@ def test_the_analysis_is_registered_before_the_first_test_run(unbroken):
     assert registered < min(path.stat().st_mtime_ns for path in out.glob("test/*/*/settings.yaml"))
     recorded = json.loads((out / "plan.json").read_text())["analysis_sha256"]
     assert recorded == hashlib.sha256((out / "analysis.yaml").read_bytes()).hexdigest()
+
+
+def of_staleness(small, **difference):
+    """Two optimizers, each without a delay and with one."""
+    algorithms = {
+        f"{optimizer}_{delay}": {"mode": "async", "rule": f"fixed_delay:delay={delay}", "optimizer": optimizer}
+        for optimizer in ("sgd", "adamw")
+        for delay in (0, 1)
+    }
+    named = {"treatment": ["sgd_1", "sgd_0"], "reference": ["adamw_1", "adamw_0"]} | difference
+    analysis = {"reference": "sgd_0", "primary": {"endpoint": "loss_at_equal_samples"}, "differences": {"late": named}}
+    untuned = {key: value for key, value in small.items() if key != "tuning"}
+    return untuned | {"algorithms": algorithms, "pilots": [], "analysis": analysis}
+
+
+def test_a_difference_of_differences_is_registered_before_the_runs_and_read_from_there(small, unbroken, tmp_path):
+    config = of_staleness(small)
+    assert sweep(written(config, tmp_path), tmp_path / "out") == 0
+    registered = yaml.safe_load((tmp_path / "out" / "analysis.yaml").read_text())
+    assert registered["differences"] == config["analysis"]["differences"]
+    assert "differences" not in yaml.safe_load((unbroken[1] / "analysis.yaml").read_text())
+    (row,) = asyncsgd.load(tmp_path / "out").differences.itertuples()
+    ends = {
+        (name, seed): summary_of(tmp_path / "out", f"test/{name}-w2-virtual/s{seed}")["final_eval_loss"]
+        for name in config["algorithms"]
+        for seed in (100, 101)
+    }
+    expected = [
+        ends["sgd_1", seed] - ends["sgd_0", seed] - (ends["adamw_1", seed] - ends["adamw_0", seed])
+        for seed in (100, 101)
+    ]
+    assert (row.n, row.word) == (2, "too few seeds")
+    assert row.estimate == pytest.approx(sum(expected) / 2)
+
+
+@pytest.mark.parametrize(
+    ("difference", "told"),
+    [
+        (
+            {"treatment": ["sgd_1", "sgd"]},
+            "names 'sgd', which is none of the algorithms sgd_0,",
+        ),
+        ({"treatment": ["sgd_1", "adamw_0"]}, "must name four algorithms, got sgd_1, adamw_0, adamw_1, adamw_0"),
+        ({"treatment": ["sgd_1"]}, "Expected `array` of length"),
+    ],
+)
+def test_a_difference_of_differences_of_other_arms_is_refused(difference, told, small):
+    with pytest.raises(UsageError) as raised:
+        make_plan(of_staleness(small, **difference))
+    assert told in str(raised.value)
 
 
 def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(unbroken, capsys):

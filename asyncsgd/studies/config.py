@@ -20,6 +20,7 @@ SEED_LIMIT = 2**32
 Seed = Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
 Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1)]
 Several = Annotated[list[Any], Meta(min_length=1)]
+TwoNames = Annotated[list[str], Meta(min_length=2, max_length=2)]
 Grid = Annotated[dict[str, Several], Meta(min_length=1)]
 Conditions = Settings | Annotated[list[Settings], Meta(min_length=1)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -91,6 +92,15 @@ class Primary(Place, frozen=True, kw_only=True):
     """One of `ENDPOINTS`, or the first score of the task of fine-tuning."""
 
 
+class Difference(Keys, frozen=True, kw_only=True):
+    """What a change does to one algorithm beside what it does to another: a difference of differences of losses."""
+
+    treatment: TwoNames
+    """An algorithm with the change, and without it."""
+    reference: TwoNames
+    """The same of the other algorithm."""
+
+
 class Analysis(Keys, frozen=True, kw_only=True):
     """What the config registers before the test runs; see statistics in docs/study.md."""
 
@@ -100,6 +110,8 @@ class Analysis(Keys, frozen=True, kw_only=True):
     come from the number of updates. It is compared beside the primary family, at equal samples.
     """
     primary: Primary = Primary()
+    differences: dict[str, Difference] = {}
+    """By a name; all of them are one family, beside the primary one."""
     alpha: Alpha = 0.05
     margins: dict[str, Positive] = {}
     """Of the loss, and of the score after fine-tuning."""
@@ -159,6 +171,14 @@ class Config(Keys, frozen=True, kw_only=True):
         ):
             if name not in known:
                 raise ValueError(f"analysis.{key} must be one of {known}, got {name!r}{nearest(str(name), others)}")
+        for name, one in analysis.differences.items():
+            named = (*one.treatment, *one.reference)
+            for algorithm in named:
+                if algorithm not in self.algorithms:
+                    told = f"{algorithm!r}, which is none of the algorithms {', '.join(self.algorithms)}"
+                    raise ValueError(f"analysis.differences.{name} names {told}{nearest(algorithm, self.algorithms)}")
+            if len({*named}) < len(named):
+                raise ValueError(f"analysis.differences.{name} must name four algorithms, got {', '.join(named)}")
         given, found = analysis.target_loss is not None, bool(self.pilots or self.tuning.seeds)
         if (given and self.pilots) or (analysis.primary.endpoint == "time_to_target" and not given and not found):
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncsgd.studies.config import Alpha, Place, Positive
+from asyncsgd.studies.config import Alpha, Difference, Place, Positive
 from asyncsgd.studies.runs import PlannedRun
 
 
@@ -73,6 +73,7 @@ class Registration(Struct, kw_only=True):
     study: str = ""
     reference: str
     control: str | None = None
+    differences: dict[str, Difference] = {}
     primary: Question
     alpha: Alpha = 0.05
     margins: dict[str, Positive] = {}

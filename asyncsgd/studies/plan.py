@@ -26,6 +26,11 @@ Two more keys, each with its default:
 `analysis` may also name a `control`, an algorithm whose updates are as small as those of an asynchronous one, e.g.
 `small: {mode: sync, batch_size: "{16//nproc}"}`: at equal samples it makes as many updates.
 
+It may also name `differences` of differences, each of four algorithms: what a change does to one, with it and without
+it, beside what it does to another. They are tested at equal samples, as one family beside the primary one:
+
+    differences: {stale: {treatment: [sgd_stale, sgd_fresh], reference: [adamw_stale, adamw_fresh]}}
+
 A config with `stages` in place of `algorithms` is a chain of several stages; see `asyncsgd.studies.chain`.
 
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.

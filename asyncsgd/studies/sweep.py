@@ -204,6 +204,7 @@ class Sweep:
             )
         registration = Registration(
             **{key: getattr(analysis, key) for key in ("reference", "control", "alpha", "margins", "margin_reasons")},
+            differences=analysis.differences,
             study=plan.name,
             primary=Question(**msgspec.structs.asdict(analysis.primary)),
             family=list(plan.family),
@@ -217,6 +218,8 @@ class Sweep:
             config_sha256=plan.config_sha256,
         )
         content = msgspec.to_builtins(registration)
+        if not analysis.differences:
+            del content["differences"]  # as files have it that were registered before there were any
         with locked(self.out / ".lock-files", fcntl.LOCK_EX):  # other shards register too
             if not path.exists():
                 if any(self.status(run) != NOT_STARTED for run in plan.of_stage("test")):
