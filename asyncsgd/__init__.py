@@ -82,7 +82,7 @@ _HOME = {
     "Instance": "simulation.instance",
     # without a server
     **dict.fromkeys(["ADPSGD", "SGP", "StreamingDiLoCo"], "rules"),
-    "Budget": "core.limits",
+    "Limits": "core.limits",
     # what a run writes down
     **dict.fromkeys(["Event", "Membership", "Evaluation", "Gradient", "Taken"], "records.events"),
     # the parts

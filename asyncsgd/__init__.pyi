@@ -8,7 +8,7 @@ from asyncsgd.api import replay as replay
 from asyncsgd.api import train as train
 from asyncsgd.core.flat import FlatModel as FlatModel
 from asyncsgd.core.flat import parameters_sha256 as parameters_sha256
-from asyncsgd.core.limits import Budget as Budget
+from asyncsgd.core.limits import Limits as Limits
 from asyncsgd.core.optimizers import SGD as SGD
 from asyncsgd.core.optimizers import AdamW as AdamW
 from asyncsgd.core.optimizers import Optimizer as Optimizer

@@ -23,7 +23,7 @@ import yaml
 
 import asyncsgd
 from asyncsgd import *  # noqa: F403 - the public names
-from asyncsgd import Budget, Event, Instance, Membership, Sampler
+from asyncsgd import Event, Instance, Limits, Membership, Sampler
 
 ROOT = Path(__file__).parents[1]
 ALL = asyncsgd.rules.ALL
@@ -265,7 +265,7 @@ def simulated(rule, sampler, problem, *, learning_rate, evaluations=1, budget=No
         sampler,
         num_workers=sampler.num_workers,
         learning_rate=learning_rate,
-        budget=budget or Budget(**parts),
+        budget=budget or Limits(**parts),
         evaluations=evaluations,
         report=records.append,
         each_version=lambda version, parameters: points.append(parameters.clone()),

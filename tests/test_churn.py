@@ -4,12 +4,12 @@ import pytest
 from doors import (
     ALL,
     Asynchronous,
-    Budget,
     Constant,
     Exponential,
     Finished,
     Join,
     Leave,
+    Limits,
     Membership,
     Network,
     Quadratic,
@@ -106,8 +106,8 @@ def test_workers_may_come_and_go_as_often_as_they_like(times, rule, network):
 
 def test_a_run_that_everybody_has_left_fails_and_one_that_waits_for_a_worker_goes_on():
     everybody = tuple(Leave(worker, 2.5) for worker in range(4))
-    done = run(Asynchronous(), everybody, Constant(), budget=Budget(samples=100)).done
+    done = run(Asynchronous(), everybody, Constant(), budget=Limits(samples=100)).done
     assert (done.result.status, done.num_arrivals) == ("FAILED", 8)
     assert done.result.message.startswith("no worker is left")
-    done = run(Asynchronous(), (*everybody, Join(2, 50.0)), Constant(), budget=Budget(samples=10)).done
+    done = run(Asynchronous(), (*everybody, Join(2, 50.0)), Constant(), budget=Limits(samples=10)).done
     assert (done.result.status, done.virtual_seconds) == ("DONE", 52.0)

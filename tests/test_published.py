@@ -21,7 +21,7 @@ import phase_diagram
 import reproduction
 import ringleader
 import ringmaster
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.simulation.problems import Heterogeneous, Tridiagonal
 from reproduction import Arm, Fixed, interval, main, run
@@ -53,7 +53,7 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(tmp
 
 def test_the_exact_excess_is_that_of_the_simulated_mean():
     problem, speeds = Tridiagonal(noise_kind="full"), ringmaster.HalfNormal()
-    curve = run([Arm("", KSync(24), 1.0, problem.on, speeds.on, 6174, Budget(seconds=40), 4)], [0], 1)
+    curve = run([Arm("", KSync(24), 1.0, problem.on, speeds.on, 6174, Limits(seconds=40), 4)], [0], 1)
     # After a few steps the noise, 0.03 in all, is small beside what is left of the start.
     exact = ringmaster.exact_excess(problem, 1.0, 24, curve.updates.max())
     assert curve.loss.iloc[-1] == pytest.approx(exact, rel=0.01)
@@ -166,7 +166,7 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index_and_its_g
 
 def test_watching_a_rule_does_not_change_its_run():
     cosines, rule, mixture = [], async_diloco.RULES[async_diloco.BOTH], async_diloco.Mixture((6, 1, 5, 8), 4, seed=0)
-    where = lambda *on: mixture, Fixed(async_diloco.SECONDS_PER_STEP).on, 4, Budget(samples=400)
+    where = lambda *on: mixture, Fixed(async_diloco.SECONDS_PER_STEP).on, 4, Limits(samples=400)
     ends = [Arm("", one, 0.1, *where).simulated(0).parameters for one in (async_diloco.watched(rule, cosines), rule)]
     assert torch.equal(*ends)
     assert cosines
@@ -181,7 +181,7 @@ def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_th
 
 def test_malenia_averages_each_worker_first():
     # In 5.1 seconds the workers bring 5, 2 and 1 gradients, all at 0: each of slope -1, 2, -3.
-    times, end = Fixed(ringleader.TIMES), Budget(seconds=5.2)
+    times, end = Fixed(ringleader.TIMES), Limits(seconds=5.2)
     done = Arm("", ringleader.Malenia(), 0.3, Heterogeneous().on, times.on, 3, end).simulated(0)
     assert (done.num_arrivals, done.version) == (8, 1)
     assert done.parameters.item() == pytest.approx(0.3 * (1 - 2 + 3) / 3)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from asyncsgd.backends.rounding import LossPair
 from asyncsgd.core.batches import indices_of
-from asyncsgd.core.limits import Budget
-from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.limits import Limits
+from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.peers.models import Peers
 from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, Nobody, Work
 from asyncsgd.core.server import Server
@@ -148,7 +148,7 @@ class Replay:
         server = self.server
         sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
         try:
-            Fit(server, self, Budget(), 1, sink).run()
+            Loop(server, self, Limits(), 1, sink).run()
         except Differs as differs:
             return differs.difference
         return None

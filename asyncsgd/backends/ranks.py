@@ -26,7 +26,7 @@ from torch import Tensor
 from asyncsgd.backends.launch import TIMEOUT
 from asyncsgd.backends.process_setup import Straggling
 from asyncsgd.backends.single import InOrder
-from asyncsgd.core.limits import Budget, EvaluationPoints, TrainingClock
+from asyncsgd.core.limits import EvaluationPoints, Limits, TrainingClock
 from asyncsgd.core.optimizers import StepTakenByWorker
 from asyncsgd.core.protocol import Arrived, Measured
 from asyncsgd.core.state import State, restore, state_of
@@ -345,7 +345,7 @@ class Collective(InOrder):
         return self.ranks.evaluate()
 
 
-def groups(budget: Budget, evaluations: int, batch_size: int) -> Callable[[int], int]:
+def groups(budget: Limits, evaluations: int, batch_size: int) -> Callable[[int], int]:
     """How many batches from the next one on ``2bw`` computes in one group: up to the next point of evaluation."""
     points = EvaluationPoints(budget, evaluations).in_samples
 

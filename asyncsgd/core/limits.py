@@ -1,4 +1,4 @@
-"""What every runtime shares: the budget, the batches to hand out, the evaluation points and the training clock."""
+"""When a run ends, when it evaluates, how it ends early, and the training clock: what every backend shares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report = Callable[[Record], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
+class Limits:
     """When a run ends: the first of these that is spent; shared by all workers, the same in every mode.
 
     `samples` counts samples that arrived, used or not, and is rounded up to whole arrivals. A run ends with the arrival
@@ -41,7 +41,7 @@ class Budget:
     evaluate_at: int | None = None
     """Samples of one more evaluation."""
     patience: int | None = None
-    """Evaluations in a row without a new lowest loss. See `Judge`."""
+    """Evaluations in a row without a new lowest loss. See `EarlyStop`."""
     keep_best: bool = False
     """Whether the parameters of the lowest evaluation loss are kept beside the last ones."""
 
@@ -86,7 +86,7 @@ class Result:
     stopped_early: Mapping[str, Any] | None = None
     """For the summary, where evaluations found no new lowest loss for so long that the run ended."""
     best: Best | None = None
-    """Only with ``Budget.keep_best``."""
+    """Only with ``Limits.keep_best``."""
     best_parameters: Tensor | None = None
     """`(P,)`, of `best`, on the CPU."""
     best_statistics: Tensor | None = None
@@ -131,23 +131,23 @@ class EvaluationPoints:
     """The points at which a run evaluates: `count` of them, evenly over the budget, the last at its end.
 
     They are the same in every mode. The first update at or after a point in samples passes it. Without a budget in
-    samples the points lie in training seconds. With ``budget.evaluate_every`` the points are its multiples in samples,
-    and the end. ``budget.evaluate_at`` is one more point in samples, whatever the others lie in.
+    samples the points lie in training seconds. With ``limits.evaluate_every`` the points are its multiples in samples,
+    and the end. ``limits.evaluate_at`` is one more point in samples, whatever the others lie in.
 
-    >>> points = EvaluationPoints(Budget(samples=100), count=4)
+    >>> points = EvaluationPoints(Limits(samples=100), count=4)
     >>> [points.in_samples.due(samples) for samples in (10, 30, 49, 80)]
     [[], [25.0], [], [50.0, 75.0]]
-    >>> points = EvaluationPoints(Budget(seconds=60.0, evaluate_at=30), count=4)
+    >>> points = EvaluationPoints(Limits(seconds=60.0, evaluate_at=30), count=4)
     >>> points.in_samples.next, points.in_seconds.next
     (30, 15.0)
     """
 
     KEPT = ("in_samples", "in_seconds")
 
-    def __init__(self, budget: Budget, count: int) -> None:
-        every = budget.evaluate_every
-        by_samples = budget.samples is not None or every is not None
-        whole = budget.samples if by_samples else budget.seconds
+    def __init__(self, limits: Limits, count: int) -> None:
+        every = limits.evaluate_every
+        by_samples = limits.samples is not None or every is not None
+        whole = limits.samples if by_samples else limits.seconds
         inner: Iterable[float]
         if every is not None and whole is None:
             inner = itertools.count(every, every)
@@ -160,7 +160,7 @@ class EvaluationPoints:
         # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
         last = () if whole is None else (whole,)
         spread = itertools.chain(inner, last)
-        extra = () if budget.evaluate_at is None else (budget.evaluate_at,)
+        extra = () if limits.evaluate_at is None else (limits.evaluate_at,)
         self.in_samples = Points(heapq.merge(spread, extra) if by_samples else extra)
         self.in_seconds = Points(() if by_samples else spread)
 
@@ -199,23 +199,23 @@ def diverged(what: str, why: str = "") -> Result:
     return Result(DIVERGED, f"{what}; {why or 'try a smaller --learning-rate, a longer --warmup or --clip-norm 1'}")
 
 
-class Judge:
+class EarlyStop:
     """What evaluations mean for a run: DIVERGED, the target is reached, nothing new for too long, or it goes on.
 
-    With ``budget.patience`` the run ends after so many evaluations in a row without a new lowest loss. The evaluation
+    With ``limits.patience`` the run ends after so many evaluations in a row without a new lowest loss. The evaluation
     at the end of the budget ends no run early.
 
-    >>> judge = Judge(Budget(patience=2))
+    >>> early_stop = EarlyStop(Limits(patience=2))
     >>> losses = [2.0, 1.0, 1.5, 0.5, 0.5, 0.5]
     >>> looked_at = [Evaluation(k, 10 * k, 0.0, loss, None, {}, 0.0) for k, loss in enumerate(losses)]
-    >>> [judge.of(evaluation) is not None for evaluation in looked_at]
+    >>> [early_stop.of(evaluation) is not None for evaluation in looked_at]
     [False, False, False, False, False, True]
     """
 
     KEPT = ("_best_loss", "_best_samples", "_since", "_newest", "best", "best_parameters", "best_statistics")
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._best_loss, self._best_samples, self._since = math.inf, 0, 0
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
         self.best: Best | None = None
@@ -243,7 +243,7 @@ class Judge:
             return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
         if loss < self._best_loss:
             self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
-            if self._budget.keep_best and parameters is not None:
+            if self._limits.keep_best and parameters is not None:
                 self.best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
                 self.best_parameters = parameters().detach().to("cpu", copy=True)
                 self.best_statistics = None if statistics is None else statistics.clone()
@@ -256,15 +256,15 @@ class Judge:
         """What the evaluations so far mean. A run that goes on asks first: with a larger budget too, it ends where its
         evaluations had ended it.
         """
-        budget = self._budget
+        limits = self._limits
         if self._newest is None:
             return None
         loss, num_samples = self._newest
-        if budget.target_loss is not None and loss <= budget.target_loss:
+        if limits.target_loss is not None and loss <= limits.target_loss:
             return Result(DONE)
-        if last or budget.spent_by(num_samples):
+        if last or limits.spent_by(num_samples):
             return None
-        if budget.patience is None or self._since < budget.patience:
+        if limits.patience is None or self._since < limits.patience:
             return None
         message = (
             f"stopped early: {self._since} evaluation{'s' * (self._since > 1)} without a loss below "

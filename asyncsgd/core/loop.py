@@ -1,6 +1,6 @@
 """The one loop: what comes next, what follows from it, the evaluations on the way, and the end.
 
-A `Method` decides: a server with a rule. A `Backend` computes, and knows what time it is. `Fit` asks the backend what
+A `Method` decides: a server with a rule. A `Backend` computes, and knows what time it is. `Loop` asks the backend what
 happens next, tells the method, and lets the backend start and stop what follows. Budget, evaluation points, records and
 checkpoints are kept here, once for all of them.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from asyncsgd.core.checkpoints import Saver
 from asyncsgd.core.limits import (
-    Budget,
+    EarlyStop,
     EvaluationPoints,
     Interrupted,
-    Judge,
+    Limits,
     Report,
     Result,
     diverged,
@@ -46,7 +46,7 @@ class Sink:
     """Who hears of a run, and who may stop it."""
 
     report: Report | None = None
-    """Receives the records; None where nobody wants them, only `Fit.evaluations`."""
+    """Receives the records; None where nobody wants them, only `Loop.evaluations`."""
     saver: Saver | None = None
     """Takes states for checkpoints, and one when the run is asked to stop."""
     stop_requested: Callable[[], bool] = lambda: False
@@ -55,32 +55,36 @@ class Sink:
     """Says why the loss of a work is no number, where that does not come from its parameters."""
 
 
-class Fit:
+class Loop:
     """Runs one training.
 
     Args:
-        budget: when to stop; ``samples=0`` evaluates once and stops.
+        limits: when to stop; ``samples=0`` evaluates once and stops.
         evaluations: how many after the first; see `EvaluationPoints`. In seconds they are at exact points of time.
         parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
         statistics: the model's running statistics, which are evaluated with them; None: it has none.
     """
 
-    KEPT = ("method", "backend", "_points", "judge", "evaluations", "num_arrivals", "_evaluation_due", "_changed")
+    KEPT = ("method", "backend", "_points", "early_stop", "evaluations", "num_arrivals", "_evaluation_due", "_changed")
 
     def __init__(
         self,
         method: Method,
         backend: Backend,
-        budget: Budget,
+        limits: Limits,
         evaluations: int,
         sink: Sink,
         parameters: Callable[[], Tensor] | None = None,
         statistics: RunningStatistics | None = None,
     ) -> None:
-        self._statistics = statistics
-        self.method, self.backend, self._budget, self._sink = method, backend, budget, sink
+        self.method = method
+        self.backend = backend
+        self._limits = limits
+        self._sink = sink
         self._parameters = parameters or (lambda: method.parameters)
-        self._points, self.judge = EvaluationPoints(budget, evaluations), Judge(budget)
+        self._statistics = statistics
+        self._points = EvaluationPoints(limits, evaluations)
+        self.early_stop = EarlyStop(limits)
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False  # the run was stopped amid one
@@ -104,13 +108,13 @@ class Fit:
             result = Result(FAILED, str(why))
         if result.status == INTERRUPTED and self.evaluations:
             self._save()
-        return self.judge.with_best(result)
+        return self.early_stop.with_best(result)
 
     def _run(self) -> Result:
         method, backend, saver = self.method, self.backend, self._sink.saver
         goes_on = bool(self.evaluations)
         result = self._go_on() if goes_on else self._evaluate()
-        if result is None and self._budget.samples != 0:
+        if result is None and self._limits.samples != 0:
             with backend.running():
                 for worker in backend.present if backend.loses_flights or not goes_on else ():
                     self._tell(Joined(worker))
@@ -154,8 +158,8 @@ class Fit:
         due. What the smaller budget of that state had kept from starting starts.
         """
         method, backend = self.method, self.backend
-        spent = self._budget.spent_by(method.num_samples)
-        if not self._evaluation_due and (ended := self.judge.verdict() or (Result(DONE) if spent else None)):
+        spent = self._limits.spent_by(method.num_samples)
+        if not self._evaluation_due and (ended := self.early_stop.verdict() or (Result(DONE) if spent else None)):
             return ended
         if backend.loses_flights:
             for worker in method.present:
@@ -166,31 +170,31 @@ class Fit:
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
-        method, backend, points, budget = self.method, self.backend, self._points, self._budget
+        method, backend, points, limits = self.method, self.backend, self._points, self._limits
         if backend.may_stop and self._sink.stop_requested():
             raise Interrupted
-        if budget.spent_by(method.num_samples):  # as those say who step themselves
+        if limits.spent_by(method.num_samples):  # as those say who step themselves
             return Result(DONE)
-        limit = math.inf if budget.seconds is None else budget.seconds
+        end = math.inf if limits.seconds is None else limits.seconds
         # At a point of time all that arrived up to then has been applied.
-        happened = backend.next(min(limit, points.in_seconds.next))
+        happened = backend.next(min(end, points.in_seconds.next))
         if happened is None:
-            return self._pass_time(backend.now, limit)
+            return self._pass_time(backend.now, end)
         changed = self._tell(happened)
         if isinstance(happened, Arrived) and happened.gradient.weight and not math.isfinite(happened.gradient.loss):
             return self._diverged(happened)
         passed = changed and points.in_samples.due(method.num_samples)
-        if isinstance(happened, Arrived) and budget.spent_by(method.num_samples):
+        if isinstance(happened, Arrived) and limits.spent_by(method.num_samples):
             return self._evaluate() or Result(DONE)
         return self._evaluate() if passed else None
 
-    def _pass_time(self, now: float, limit: float) -> Result | None:
-        """Nothing happens up to `now`: it may be a point of evaluation, and the end."""
+    def _pass_time(self, now: float, end: float) -> Result | None:
+        """Nothing happens up to `now`: it may be a point of evaluation, and the end of the run."""
         if self._points.in_seconds.due(now):
-            result = self._evaluate(last=now >= limit)
+            result = self._evaluate(last=now >= end)
             if result is not None:
                 return result
-        return Result(DONE) if now >= limit else None
+        return Result(DONE) if now >= end else None
 
     def _diverged(self, arrived: Arrived) -> Result:
         loss, worker = arrived.gradient.loss, arrived.work.worker
@@ -233,7 +237,7 @@ class Fit:
         if measured.stages:
             self._report(StagesUsed(version, num_samples, seconds, measured.stages))
         statistics = None if self._statistics is None else self._statistics.evaluated
-        return self.judge.of(evaluation, self._parameters, statistics, last=last)
+        return self.early_stop.of(evaluation, self._parameters, statistics, last=last)
 
     def _report(self, record: Record) -> None:
         if self._sink.report is not None:

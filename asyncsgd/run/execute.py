@@ -37,7 +37,7 @@ from asyncsgd.core.batches import Batches, indices_of
 from asyncsgd.core.checkpoints import Found, Saver
 from asyncsgd.core.flat import FlatModel, Layout
 from asyncsgd.core.limits import POLL_SECONDS, Interrupted, Result, TrainingClock
-from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.core.peers import peers_of
 from asyncsgd.core.peers.models import Peers
@@ -140,15 +140,15 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
     return method
 
 
-def _fit(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Fit:
+def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """The loop, where the run goes on from."""
     live.stop_requested.at_step()  # the first evaluation is a step too
     sink = Sink(live.record, live.saver, live.stop_requested.at_step, lambda work: _ignored_targets(live.run, work))
     limits, statistics = live.run.limits, live.flat.statistics
-    fit = Fit(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)
+    loop = Loop(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)
     if live.resume is not None:
-        restore(fit, live.resume.load(live.flat.parameters.device, live.run.rule))
-    return fit
+        restore(loop, live.resume.load(live.flat.parameters.device, live.run.rule))
+    return loop
 
 
 IGNORED = -100
@@ -177,7 +177,7 @@ def _train_single(live: Live, board: World | None) -> Result:
     assert isinstance(runtime, runtimes.InProcess)
     clock, worker = TrainingClock(), live.worker(live.flat)
     method = _method(live, live.flat.parameters, lambda: clock.seconds, num_workers=runtime.accumulate)
-    return _fit(live, method, Single(worker, clock, runtime.accumulate)).run()
+    return _loop(live, method, Single(worker, clock, runtime.accumulate)).run()
 
 
 def _train_virtual(live: Live, board: World | None) -> Result:
@@ -197,7 +197,7 @@ def _train_virtual(live: Live, board: World | None) -> Result:
         statistics=live.flat.statistics,
     )
     method = _method(live, live.flat.parameters, lambda: heap.now)
-    result = _fit(live, method, heap).run()
+    result = _loop(live, method, heap).run()
     _ = method.parameters  # of peers the mean, where the run has its parameters
     return result
 
@@ -284,7 +284,7 @@ def _serve(
     )
     try:
         workers.meet(live.flat.fingerprint)
-        return _fit(live, server, workers).run()
+        return _loop(live, server, workers).run()
     except Interrupted:  # while workers came up
         return Result(INTERRUPTED, "interrupted by the user")
     finally:
@@ -341,8 +341,8 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
         ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
     more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
     server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
-    fit = _fit(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
-    result, parameters = fit.run(), ranks.parameters()
+    loop = _loop(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
+    result, parameters = loop.run(), ranks.parameters()
     if parameters is not live.flat.parameters:
         with torch.no_grad():
             live.flat.parameters.copy_(parameters)

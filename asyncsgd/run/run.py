@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asyncsgd.core.checkpoints import Policy
 from asyncsgd.core.flat import FlatModel, Layout
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.core.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.core.peers import check_virtual
 from asyncsgd.core.schedules import WarmupSchedule, constant, cosine, linear
@@ -172,7 +172,7 @@ class Run:
             )
 
     @functools.cached_property
-    def limits(self) -> Budget:
+    def limits(self) -> Limits:
         """The budget in samples; of a prepared task, which alone knows how long an epoch is.
 
         Raises:
@@ -185,7 +185,7 @@ class Run:
         if budget.evaluate_at is not None and samples is not None and budget.evaluate_at >= samples:
             raise UsageError(f"--evaluate-at {budget.evaluate_at} must lie before the end, at {samples} samples")
         every = samples_between("--evaluate-every", budget.evaluate_every, self.task)
-        return Budget(
+        return Limits(
             samples=samples,
             seconds=budget.seconds,
             target_loss=budget.target_loss,

@@ -88,8 +88,8 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
         run = dataclasses.replace(run, moving=tuple(statistics["names"]))
         values = statistics["values"]
     if given.best:
-        best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
-        values = state["judge"]["best_statistics"]
+        best, parameters = state["early_stop"]["best"], state["early_stop"]["best_parameters"]
+        values = state["early_stop"]["best_statistics"]
         if best is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
         known = model_at(best)

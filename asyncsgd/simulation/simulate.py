@@ -17,8 +17,8 @@ from asyncsgd.backends.rounding import move_last_bits
 from asyncsgd.backends.virtual import Heap
 from asyncsgd.core.batches import OwnStreams
 from asyncsgd.core.flat import Layout
-from asyncsgd.core.limits import Budget, Report, Result
-from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.limits import Limits, Report, Result
+from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.core.peers import check_virtual, peers_of
 from asyncsgd.core.peers.models import Peers
@@ -74,7 +74,7 @@ def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
         "sampler": parse_speeds(asked.speeds).on(asked.workers, asked.seed),
         "num_workers": asked.workers,
         "learning_rate": asked.learning_rate,
-        "budget": Budget(asked.samples, asked.budget_seconds),
+        "budget": Limits(asked.samples, asked.budget_seconds),
         "evaluations": asked.evaluations,
         "seed": asked.seed,
         "network": None if asked.network is None else parse_network(asked.network),
@@ -126,7 +126,7 @@ def simulate(
     *,
     num_workers: int,
     learning_rate: float | Schedule,
-    budget: Budget,
+    budget: Limits,
     evaluations: int = 20,
     seed: int = 0,
     report: Report | None = None,
@@ -151,7 +151,7 @@ def simulate(
     >>> from asyncsgd.simulation.speeds import Constant
     >>> done = simulate(
     ...     Asynchronous(), Mode().on(1, seed=0), Constant().on(1, seed=0),
-    ...     num_workers=1, learning_rate=0.5, budget=Budget(seconds=3.0), evaluations=3,
+    ...     num_workers=1, learning_rate=0.5, budget=Limits(seconds=3.0), evaluations=3,
     ... )
     >>> [(evaluation.train_seconds, evaluation.loss) for evaluation in done.evaluations]
     [(0.0, 0.5), (1.0, 0.125), (2.0, 0.03125), (3.0, 0.0078125)]
@@ -181,15 +181,15 @@ def simulate(
     if not isinstance(rule, PeerRule):
         named |= {"records": report is not None, "writing": None if each_version is None else telling}
     method = _method(rule, parameters, learning_rate, batches, inner, seed, **named)
-    fit = Fit(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
-    result = fit.run()
+    loop = Loop(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
+    result = loop.run()
     return Simulation(
         result,
-        fit.evaluations,
+        loop.evaluations,
         method.parameters,
         method.version,
-        fit.num_arrivals,
-        fit.train_seconds,
+        loop.num_arrivals,
+        loop.train_seconds,
         method.rule_acted,
         method,
     )
@@ -213,7 +213,7 @@ def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number:
         parse_speeds(speeds).on(num_workers, seed),
         num_workers=num_workers,
         learning_rate=0.1,
-        budget=Budget(samples=number),
+        budget=Limits(samples=number),
         evaluations=1,
         report=records.append,
     )

@@ -28,7 +28,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.core.optimizers import AdamW, OptimizerRecipe
 from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.contract import Arrival, Reply, View
@@ -217,7 +217,7 @@ def make(flags: Flags) -> None:
     sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if flags.quick else ((512, 1, 64, 2048), 4800, 2e-4)
     num_seeds, rates = flags.seeds or (2 if flags.quick else 3), (0.07, 0.7) if flags.quick else SWEEP
     schedule, problem = functools.partial(cosine_schedule, total, peak), functools.partial(Mixture, sizes)
-    end, inner = Budget(samples=total), OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
+    end, inner = Limits(samples=total), OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
 
     def arm(name: str, rule: Rule) -> Arm:
         return Arm(name, rule, schedule, problem, Fixed(SECONDS_PER_STEP).on, 4, end, 40, inner=inner)

@@ -20,7 +20,7 @@ import numpy as np
 import pandas
 from scipy.optimize import brentq
 
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.rules import KSync
 from asyncsgd.simulation.problems import Mode, Problem
 from asyncsgd.simulation.speeds import ShiftedExponential
@@ -77,7 +77,7 @@ def measure(regime: str, mean: float, quorum: int, seed: int, rounds: int) -> tu
     problem: Problem = quadratic(REGIMES[regime]) if regime else Mode()
     rate = learning_rate(REGIMES[regime], quorum) if regime else 0.1
     times = ShiftedExponential(shift=1.0, mean=mean)
-    end = Budget(10**9, target_loss=TARGET, evaluate_every=quorum) if regime else Budget(rounds * quorum)
+    end = Limits(10**9, target_loss=TARGET, evaluate_every=quorum) if regime else Limits(rounds * quorum)
     last = Arm("", KSync(quorum), rate, problem.on, times.on, NUM_WORKERS, end).simulated(seed).evaluations[-1]
     return last.version, last.train_seconds
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas
 
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.rules import Asynchronous, KAsync, KBatchAsync, KSync, Rule, Synchronous
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
@@ -139,7 +139,7 @@ def floor(family: str, quorum: int, times: str) -> float | None:
 
 def arms(seconds: float) -> dict[tuple[str, str, int], Arm]:
     """By times, family and K."""
-    problem, end = quadratic(NOISE).on, (Budget(seconds=seconds), EVALUATIONS)
+    problem, end = quadratic(NOISE).on, (Limits(seconds=seconds), EVALUATIONS)
     return {
         (times, *method): Arm(
             f"K = {method[1]}", rule, LEARNING_RATE, problem, speeds.on, NUM_WORKERS, *end, f"{method[0]}, {times}"

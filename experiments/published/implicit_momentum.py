@@ -22,7 +22,7 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Event, Record
 from asyncsgd.rules import Asynchronous
@@ -42,13 +42,13 @@ class Point(Position, Mode):
     """x^2 / 2."""
 
 
-def asynchronous(num_workers: int, budget: Budget) -> Arm:
+def asynchronous(num_workers: int, budget: Limits) -> Arm:
     return Arm("", Asynchronous(), RATE, Point().on, Exponential().on, num_workers, budget)
 
 
 def mean_iterate(num_workers: int, seeds: range) -> list[float]:
     """The mean over seeds of x_t, t = 0 to 3 M + 10: some more than the 2 M in which it falls by a factor of e."""
-    arm = asynchronous(num_workers, Budget(3 * num_workers + 10, evaluate_every=1))
+    arm = asynchronous(num_workers, Limits(3 * num_workers + 10, evaluate_every=1))
     return np.mean([[look.loss for look in arm.simulated(seed).evaluations] for seed in seeds], axis=0).tolist()
 
 
@@ -63,7 +63,7 @@ def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
         if isinstance(record, Event) and first < record.version <= first + updates:
             delays.extend(delay for _, delay in record.uses)
 
-    asynchronous(num_workers, Budget(first + updates + num_workers)).simulated(seed, report=watch)
+    asynchronous(num_workers, Limits(first + updates + num_workers)).simulated(seed, report=watch)
     return np.bincount(delays, minlength=LONGEST) / len(delays)
 
 

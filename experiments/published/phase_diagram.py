@@ -31,7 +31,7 @@ import seaborn
 from matplotlib import pyplot
 
 from analysis.stats import Interval
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.simulation.instance import Array
 from asyncsgd.simulation.problems import Quadratic
@@ -101,7 +101,7 @@ def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, c
         return math.inf
     problem = Quadratic(dimension=DIMENSION, noise=math.sqrt(cell.noise * TARGET / DIMENSION))
     times = (Jitter if cell.jitter else Power)(exponent=cell.exponent)
-    end = Budget(seconds=evaluations * step, target_loss=TARGET), evaluations
+    end = Limits(seconds=evaluations * step, target_loss=TARGET), evaluations
     last = Arm("", rule, learning_rate, problem.on, times.on, cell.num_workers, *end).simulated(seed).evaluations[-1]
     return last.train_seconds if last.loss <= TARGET else math.inf
 

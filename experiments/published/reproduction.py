@@ -25,7 +25,7 @@ from scipy import stats
 
 from analysis.stats import Interval, t_interval
 from asyncsgd.backends.launch import end_with_parent
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.core.optimizers import OptimizerRecipe
 from asyncsgd.rules import Rule
 from asyncsgd.scripts import base
@@ -64,7 +64,7 @@ class Arm:
     problem: Callable[[int, int], Instance]
     speeds: Callable[[int, int], Sampler]
     workers: int
-    budget: Budget
+    budget: Limits
     evaluations: int = 1
     panel: str = ""
     inner: OptimizerRecipe | None = None

@@ -28,7 +28,7 @@ import pandas
 from torch import Tensor
 
 from asyncsgd import rules
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.data.files import TABLES, Source
 from asyncsgd.data.pydocs import load_pydocs
 from asyncsgd.errors import UsageError
@@ -108,7 +108,7 @@ ENDINGS: dict[rules.Rule, str] = {  # of part 1, and where the project's sketch 
 
 def ending(rule: rules.Rule, learning_rate: float, seconds: float) -> float:
     """The mean of x over the last tenth of `seconds`; a whole cycle of the three workers is 117.3 seconds."""
-    arm = Arm("", rule, learning_rate, Point().on, Fixed(TIMES).on, 3, Budget(seconds=seconds), 4000)
+    arm = Arm("", rule, learning_rate, Point().on, Fixed(TIMES).on, 3, Limits(seconds=seconds), 4000)
     looks = arm.simulated(0).evaluations
     return float(numpy.mean([look.loss for look in looks if look.train_seconds > 0.9 * seconds]))
 
@@ -209,7 +209,7 @@ def make(flags: Flags) -> None:
     )
     write(flags.out, "three_quadratics", rows, note)
 
-    problem, end = functools.partial(regression, flags.data, limit), Budget(seconds=seconds)
+    problem, end = functools.partial(regression, flags.data, limit), Limits(seconds=seconds)
     arms = {
         (name, rate): Arm(name, rule, rate, problem, permuted_times, workers, end, looks, f"{rate}")
         for name, (rule, _) in METHODS.items()

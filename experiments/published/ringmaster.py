@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncsgd.core.limits import Budget
+from asyncsgd.core.limits import Limits
 from asyncsgd.rules import DelayAdaptive, KSync, Rennala, Ringmaster, Rule
 from asyncsgd.simulation.problems import Tridiagonal
 from asyncsgd.simulation.speeds import HalfNormal
@@ -103,7 +103,7 @@ def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
 
 def make(flags: Flags) -> None:
     seconds, seeds = (100, flags.seeds or 2) if flags.quick else (2000, flags.seeds or 5)
-    times, end = HalfNormal().on, (Budget(seconds=seconds), seconds // EVERY)
+    times, end = HalfNormal().on, (Limits(seconds=seconds), seconds // EVERY)
     arms = {
         (noise, name): Arm(name, rule, rate, Tridiagonal(noise_kind=noise).on, times, NUM_WORKERS, *end, noise)
         for (noise, name), (rule, rate, _) in METHODS.items()

@@ -8,7 +8,6 @@ from doors import (
     SGP,
     AdamW,
     Asynchronous,
-    Budget,
     Constant,
     DiLoCo,
     Event,
@@ -17,6 +16,7 @@ from doors import (
     Heterogeneous,
     Instance,
     Leave,
+    Limits,
     Network,
     OptimizerRecipe,
     Power,
@@ -61,7 +61,7 @@ class Slopes(Instance):
 def run(rule, num_workers=4, *, problem=NOISY, speeds=None, **changes):
     """How it ended, and its arrivals."""
     instance = problem if isinstance(problem, Slopes) else problem.on(num_workers, 1)
-    arguments = {"learning_rate": 0.125, "budget": Budget(samples=24), "evaluations": 4, "seed": 5, **changes}
+    arguments = {"learning_rate": 0.125, "budget": Limits(samples=24), "evaluations": 4, "seed": 5, **changes}
     records, times = [], (speeds or Exponential()).on(num_workers, seed=2)
     done = asyncsgd.simulate(rule, instance, times, num_workers=num_workers, report=records.append, **arguments)
     return done, [record for record in records if isinstance(record, Event)]
@@ -95,7 +95,7 @@ def test_sgp_is_its_plain_loop(delay):
         for i in range(num_workers):
             numerator, weight = inbox.pop((k, i), (np.zeros_like(x[i]), 0.0))
             x[i], w[i] = x[i] + numerator, w[i] + weight
-    done, _ = run(SGP(delay), num_workers, problem=problem, budget=Budget(samples=rounds * num_workers))
+    done, _ = run(SGP(delay), num_workers, problem=problem, budget=Limits(samples=rounds * num_workers))
     assert np.allclose(models(done), [x[i] / w[i] for i in range(num_workers)], rtol=0, atol=1e-12)
     assert done.method.weights.tolist() == w
     total = sum(x) + sum((numerator for numerator, _ in inbox.values()), np.zeros_like(x[0]))
@@ -105,7 +105,7 @@ def test_sgp_is_its_plain_loop(delay):
 @pytest.mark.parametrize("topology", ["complete", "ring"])
 def test_ad_psgd_is_its_plain_loop(topology):
     num_workers, problem = 5, Heterogeneous(noise=0.3)
-    done, events = run(ADPSGD(topology), num_workers, problem=problem, budget=Budget(samples=60))
+    done, events = run(ADPSGD(topology), num_workers, problem=problem, budget=Limits(samples=60))
     instance, sampler = problem.on(num_workers, seed=1), Exponential().on(num_workers, seed=2)
     partner = partners(topology, num_workers, seed=5)
     x = [instance.initial() for _ in range(num_workers)]
@@ -140,7 +140,7 @@ any_speeds = st.sampled_from([Constant(), Power(1.0), Exponential()])
     seed=st.integers(0, 2**70),
 )
 def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topology, speeds, seed):
-    problem, budget = Slopes(num_workers), Budget(samples=samples)
+    problem, budget = Slopes(num_workers), Limits(samples=samples)
     done, events = run(ADPSGD(topology), num_workers, problem=problem, speeds=speeds, seed=seed, budget=budget)
     # Small multiples of powers of two: every average is exact, and so is the sum of the models.
     gradients = [problem.slope(event.worker, event.batches[0][1]) for event in events]
@@ -157,7 +157,7 @@ def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topo
 @settings(max_examples=40, deadline=None)
 @given(num_workers=st.integers(2, 7), rounds=st.integers(1, 12), delay=st.integers(0, 4), speeds=any_speeds)
 def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, rounds, delay, speeds):
-    problem, budget = Slopes(num_workers), Budget(samples=rounds * num_workers)
+    problem, budget = Slopes(num_workers), Limits(samples=rounds * num_workers)
     done, _ = run(SGP(delay), num_workers, problem=problem, speeds=speeds, budget=budget)
     # Powers of two throughout, so the weights add up to N exactly.
     in_transit = sum(weights.sum() for _, weights, _ in done.method.in_transit)
@@ -171,7 +171,7 @@ def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, roun
 @pytest.mark.parametrize("inner", [None, OptimizerRecipe(SGD(momentum=0.9)), OptimizerRecipe(AdamW(), 0.1)], ids=str)
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 def test_one_fragment_without_overlap_and_mix_is_diloco_to_the_last_bit(num_workers, inner):
-    more = {"inner": inner, "budget": Budget(samples=24 * num_workers), "evaluations": 6}
+    more = {"inner": inner, "budget": Limits(samples=24 * num_workers), "evaluations": 6}
     done, _ = run(StreamingDiLoCo(4, fragments=1, overlap=0, mix=0.0), num_workers, **more)
     rule, _ = run(DiLoCo(num_local_steps=4), num_workers, **more)
     assert done.method.outer.numpy().tobytes() == rule.parameters.numpy().tobytes()
@@ -190,7 +190,7 @@ def test_streaming_diloco_is_its_plain_loop(data, num_workers, steps, period):
         mix=data.draw(st.floats(0.0, 0.9)),
     )
     # As many gradients from each worker: with equal speeds all are at the same inner step.
-    done, _ = run(rule, num_workers, speeds=Constant(), budget=Budget(samples=num_workers * steps))
+    done, _ = run(rule, num_workers, speeds=Constant(), budget=Limits(samples=num_workers * steps))
     instance = NOISY.on(num_workers, seed=1)
     y, gradient = [instance.initial() for _ in range(num_workers)], np.empty(11)
     outer, momentum = instance.initial(), np.zeros(11)
@@ -219,7 +219,7 @@ def test_streaming_diloco_is_its_plain_loop(data, num_workers, steps, period):
 )
 def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, round_seconds):
     rule = StreamingDiLoCo(6, fragments=1, overlap=overlap, mix=0.0, transfer_seconds=transfer)
-    done, events = run(rule, 3, speeds=Constant(), budget=Budget(samples=3 * (6 * 5 + 1 + overlap)))
+    done, events = run(rule, 3, speeds=Constant(), budget=Limits(samples=3 * (6 * 5 + 1 + overlap)))
     assert done.version == 5
     # Five rounds, and what comes first after the last sending: the overlap's steps and one more, or the transfer.
     assert done.virtual_seconds == 4 * round_seconds + 6 + max(overlap, transfer) + 1
@@ -237,7 +237,7 @@ def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, rou
 def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, fragments, speeds, transfer):
     def losses(speeds, transfer):
         rule = StreamingDiLoCo(4, fragments, overlap, 0.25, transfer_seconds=transfer)
-        falling = {"learning_rate": lambda num_samples: 0.25 / (1 + num_samples), "budget": Budget(samples=72)}
+        falling = {"learning_rate": lambda num_samples: 0.25 / (1 + num_samples), "budget": Limits(samples=72)}
         return {(e.worker, e.batches[0][1]): e.loss for e in run(rule, 3, speeds=speeds, **falling)[1]}
 
     first, other = losses(Constant(), 0.0), losses(speeds, transfer)
@@ -247,12 +247,12 @@ def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, f
 
 
 def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp():
-    assert [run(SGP(), 4, budget=Budget(samples=samples))[0].num_arrivals for samples in (0, 1, 8, 9)] == [0, 4, 8, 12]
+    assert [run(SGP(), 4, budget=Limits(samples=samples))[0].num_arrivals for samples in (0, 1, 8, 9)] == [0, 4, 8, 12]
 
 
 @every_rule
 def test_a_run_that_its_seconds_end_is_evaluated_at_its_end(rule):
-    done, events = run(rule, 3, speeds=Constant(), budget=Budget(samples=400, seconds=1.5), evaluations=2)
+    done, events = run(rule, 3, speeds=Constant(), budget=Limits(samples=400, seconds=1.5), evaluations=2)
     assert (done.evaluations[-1].train_seconds, done.evaluations[-1].total_samples) == (1.5, 3) == (1.5, len(events))
 
 

@@ -40,8 +40,8 @@ from asyncsgd.backends.link import (
 from asyncsgd.backends.processes import Workers
 from asyncsgd.backends.segment import Segment
 from asyncsgd.core.batches import Batches
-from asyncsgd.core.limits import Budget, TrainingClock
-from asyncsgd.core.loop import Fit, Sink
+from asyncsgd.core.limits import Limits, TrainingClock
+from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.optimizers import SGD, Optimizer
 from asyncsgd.core.server import Server
 from asyncsgd.errors import RunError
@@ -135,9 +135,9 @@ def trained(
     )
     workers = Workers(links, segment, Classes(), TrainingClock())
     sink = Sink(lambda record: (records.append(record), report(record)))
-    fit = Fit(server, workers, Budget(samples=samples, seconds=seconds), evaluations, sink)
+    loop = Loop(server, workers, Limits(samples=samples, seconds=seconds), evaluations, sink)
     workers.meet("layout")
-    result = fit.run()
+    result = loop.run()
     workers.close()
     return server, result, records
 

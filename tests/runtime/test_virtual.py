@@ -13,12 +13,12 @@ from doors import (
     AdamW,
     Asynchronous,
     AsyncLocalSGD,
-    Budget,
     Constant,
     Exponential,
     Join,
     KSync,
     Leave,
+    Limits,
     LocalSGD,
     Mode,
     Network,
@@ -64,7 +64,7 @@ def arrivals(events):
 
 
 def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_second():
-    events = run(Asynchronous(), Constant().on(3, 0), budget=Budget(samples=8)).events
+    events = run(Asynchronous(), Constant().on(3, 0), budget=Limits(samples=8)).events
     assert arrivals(events) == [
         (1.0, 0, 0),
         (1.0, 1, 1),
@@ -82,7 +82,7 @@ def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_seco
 
 
 def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later():
-    events = run(Asynchronous(), taking([0.5], [1.0], [0.25, 0.75]), budget=Budget(samples=8)).events
+    events = run(Asynchronous(), taking([0.5], [1.0], [0.25, 0.75]), budget=Limits(samples=8)).events
     assert arrivals(events) == [
         (0.25, 2, 2),
         (0.5, 0, 0),
@@ -97,7 +97,7 @@ def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later()
 
 def test_of_two_gradients_of_one_worker_at_one_time_only_the_one_that_was_not_abandoned_arrives():
     # Worker 1's first gradient would be there at 3; it is stopped at 1 and the second one is there at 3.
-    result = run(KSync(quorum=1), taking([1.0, 5.0], [3.0, 2.0]), budget=Budget(seconds=3.0))
+    result = run(KSync(quorum=1), taking([1.0, 5.0], [3.0, 2.0]), budget=Limits(seconds=3.0))
     assert arrivals(result.events) == [(1.0, 0, 0), (3.0, 1, 3)]
     assert [event.abandoned for event in result.events] == [(1,), (2,)]
     assert [event.read_version for event in result.events] == [0, 1]
@@ -105,7 +105,7 @@ def test_of_two_gradients_of_one_worker_at_one_time_only_the_one_that_was_not_ab
 
 
 def test_a_synchronous_round_ends_with_its_slowest_worker_and_everybody_starts_then():
-    result = run(Synchronous(), taking([1.0], [2.0], [0.5]), budget=Budget(samples=6))
+    result = run(Synchronous(), taking([1.0], [2.0], [0.5]), budget=Limits(samples=6))
     assert arrivals(result.events) == [(0.5, 2, 2), (1.0, 0, 0), (2.0, 1, 1), (2.5, 2, 5), (3.0, 0, 3), (4.0, 1, 4)]
     assert [event.outcome for event in result.events] == ["held", "held", "applied"] * 2
     assert result.events[2].uses == ((0, 0), (1, 0), (2, 0))
@@ -121,7 +121,7 @@ INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops
 @settings(deadline=None, max_examples=15)
 def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_next_one(rule, num_workers, seed):
     instance = Quadratic(dimension=2).on(num_workers, seed)
-    result = run(rule, Exponential().on(num_workers, seed), instance=instance, budget=Budget(samples=80))
+    result = run(rule, Exponential().on(num_workers, seed), instance=instance, budget=Limits(samples=80))
     started, abandoned = result.started(), result.abandoned
     assert result.done.num_arrivals == len(result.computed) == 80
     assert 0 <= len(started) - 80 - len(abandoned) < num_workers
@@ -137,7 +137,7 @@ def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_n
 
 @every_rule
 def test_a_budget_in_samples_ends_with_the_arrival_that_reaches_it(rule):
-    result = run(rule, Exponential().on(5, 3), budget=Budget(samples=300))
+    result = run(rule, Exponential().on(5, 3), budget=Limits(samples=300))
     assert result.done.result.status == "DONE"
     last = result.events[-1]
     assert last.total_samples == sum(event.num_samples for event in result.events)
@@ -152,8 +152,8 @@ def test_a_budget_in_samples_ends_with_the_arrival_that_reaches_it(rule):
 def test_a_budget_in_samples_ends_where_a_longer_run_passes_by(rule, seed):
     """No last gradients that nobody follows: every version up to the end is that of a run that goes on."""
     sampler, samples = Exponential().on(4, seed), 104  # whole rounds of every rule that has rounds
-    short = run(rule, sampler, budget=Budget(samples=samples), evaluations=samples)
-    long = run(rule, sampler, budget=Budget(samples=4 * samples), evaluations=4 * samples)
+    short = run(rule, sampler, budget=Limits(samples=samples), evaluations=samples)
+    long = run(rule, sampler, budget=Limits(samples=4 * samples), evaluations=4 * samples)
     assert arrivals(short.events) == arrivals(long.events[: len(short.events)])
     losses = {evaluation.version: evaluation.loss for evaluation in long.done.evaluations}
     assert all(losses[evaluation.version] == evaluation.loss for evaluation in short.done.evaluations)
@@ -162,12 +162,12 @@ def test_a_budget_in_samples_ends_where_a_longer_run_passes_by(rule, seed):
 @pytest.mark.parametrize(
     ("num_workers", "budget", "ends"),
     [
-        (3, Budget(seconds=4.0), (12, 4.0)),  # with what arrives at its last moment
-        (3, Budget(seconds=math.nextafter(4.0, 0)), (9, math.nextafter(4.0, 0))),
-        (2, Budget(samples=100, seconds=3.5), (6, 3.5)),  # the first one spent ends the run
-        (2, Budget(samples=5, seconds=100.0), (5, 3.0)),
-        (2, Budget(samples=0), (0, 0.0)),
-        (2, Budget(samples=8, target_loss=1e9), (0, 0.0)),  # that the start has reached
+        (3, Limits(seconds=4.0), (12, 4.0)),  # with what arrives at its last moment
+        (3, Limits(seconds=math.nextafter(4.0, 0)), (9, math.nextafter(4.0, 0))),
+        (2, Limits(samples=100, seconds=3.5), (6, 3.5)),  # the first one spent ends the run
+        (2, Limits(samples=5, seconds=100.0), (5, 3.0)),
+        (2, Limits(samples=0), (0, 0.0)),
+        (2, Limits(samples=8, target_loss=1e9), (0, 0.0)),  # that the start has reached
     ],
     ids=str,
 )
@@ -177,7 +177,7 @@ def test_a_run_ends_where_its_budget_is_spent(num_workers, budget, ends):
     assert done.num_arrivals or len(done.evaluations) == 1
 
 
-@pytest.mark.parametrize("budget", [Budget(samples=8, target_loss=0.01), Budget(seconds=8.0, target_loss=0.01)])
+@pytest.mark.parametrize("budget", [Limits(samples=8, target_loss=0.01), Limits(seconds=8.0, target_loss=0.01)])
 def test_a_target_loss_ends_the_run_at_the_first_evaluation_that_reaches_it(budget):
     # x halves every second: losses 1/2, 1/8, 1/32, 1/128.
     done = run(Asynchronous(), Constant().on(1, 0), instance=Mode().on(1, 0), budget=budget, learning_rate=0.5,
@@ -188,7 +188,7 @@ def test_a_target_loss_ends_the_run_at_the_first_evaluation_that_reaches_it(budg
 
 def test_evaluations_at_points_of_time_include_all_that_arrived_up_to_then_and_nothing_later():
     # Arrivals at 1, 1 and 1; 2, 2 and 2; ...; evaluations at 0.75, 1.5, 2.25, 3.
-    done = run(Asynchronous(), Constant().on(3, 0), budget=Budget(seconds=3.0), evaluations=4).done
+    done = run(Asynchronous(), Constant().on(3, 0), budget=Limits(seconds=3.0), evaluations=4).done
     found = [(e.train_seconds, e.version, e.total_samples) for e in done.evaluations]
     assert found == [(0.0, 0, 0), (0.75, 0, 0), (1.5, 3, 3), (2.25, 6, 6), (3.0, 9, 9)]
 
@@ -196,7 +196,7 @@ def test_evaluations_at_points_of_time_include_all_that_arrived_up_to_then_and_n
 @every_rule
 def test_how_often_a_run_in_seconds_is_evaluated_changes_no_bit_of_it(rule):
     few, many = (
-        run(rule, Exponential().on(4, 2), budget=Budget(seconds=12.0), evaluations=evaluations).done
+        run(rule, Exponential().on(4, 2), budget=Limits(seconds=12.0), evaluations=evaluations).done
         for evaluations in (2, 24)
     )
     assert torch.equal(few.parameters, many.parameters)
@@ -204,7 +204,7 @@ def test_how_often_a_run_in_seconds_is_evaluated_changes_no_bit_of_it(rule):
 
 
 def test_evaluations_in_samples_come_with_the_first_update_at_or_after_even_parts_of_the_budget():
-    done = run(Synchronous(), Constant().on(3, 0), budget=Budget(samples=20), evaluations=4).done
+    done = run(Synchronous(), Constant().on(3, 0), budget=Limits(samples=20), evaluations=4).done
     # Points 5, 10, 15, 20; updates at 3, 6, 9, ..., 18, and at 20 with the last two.
     assert [(e.total_samples, e.version) for e in done.evaluations] == [(0, 0), (6, 2), (12, 4), (15, 5), (20, 7)]
 
@@ -212,7 +212,7 @@ def test_evaluations_in_samples_come_with_the_first_update_at_or_after_even_part
 @every_rule
 def test_the_kth_gradient_a_worker_starts_takes_the_seconds_of_its_kth_draw_and_brings_its_next_samples(rule):
     speeds, draws, samples = Exponential().on(4, 7), defaultdict(int), defaultdict(int)
-    result = run(rule, speeds, budget=Budget(samples=120))
+    result = run(rule, speeds, budget=Limits(samples=120))
     due, abandoned, exact = {}, result.abandoned, not rule.local_steps
     for dispatch, (worker, _, seconds, ((stream, first, end),)) in sorted(result.started().items()):
         assert (stream, first) == (worker, samples[worker])
@@ -230,7 +230,7 @@ def test_the_kth_gradient_a_worker_starts_takes_the_seconds_of_its_kth_draw_and_
 
 def test_another_seed_is_another_run_and_the_same_seed_the_same_one():
     first, again, other = (
-        bits(run(Asynchronous(), Exponential().on(4, seed), seed=seed, budget=Budget(samples=50))) for seed in (1, 1, 2)
+        bits(run(Asynchronous(), Exponential().on(4, seed), seed=seed, budget=Limits(samples=50))) for seed in (1, 1, 2)
     )
     assert first == again
     assert first != other
@@ -238,7 +238,7 @@ def test_another_seed_is_another_run_and_the_same_seed_the_same_one():
 
 def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
     # SSP with slack 0: worker 0 arrives at 1 and waits for worker 1, until 3.
-    events = run(SSP(slack=0), taking([1.0], [3.0]), budget=Budget(seconds=7.0)).events
+    events = run(SSP(slack=0), taking([1.0], [3.0]), budget=Limits(seconds=7.0)).events
     assert arrivals(events) == [(1.0, 0, 0), (3.0, 1, 1), (4.0, 0, 2), (6.0, 1, 3), (7.0, 0, 4)]
     assert [event.wait_seconds for event in events] == [0.0, 0.0, 2.0, 0.0, 2.0]
     assert [[started[0] for started in event.started] for event in events] == [[], [0, 1], [], [0, 1], []]
@@ -249,10 +249,10 @@ def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
 @pytest.mark.parametrize(
     ("rule", "seconds", "budget", "ends"),
     [
-        (Synchronous(), [1.0, INF], Budget(samples=100), ("FAILED", 3, 2.0)),
-        (Synchronous(), [1.0, INF], Budget(samples=100, seconds=50.0), ("DONE", 3, 50.0)),
-        (Asynchronous(), [1.0, INF], Budget(seconds=50.0), ("DONE", 51, 50.0)),
-        (KSync(quorum=1), [INF], Budget(samples=20), ("DONE", 20, 20.0)),  # it stops the others
+        (Synchronous(), [1.0, INF], Limits(samples=100), ("FAILED", 3, 2.0)),
+        (Synchronous(), [1.0, INF], Limits(samples=100, seconds=50.0), ("DONE", 3, 50.0)),
+        (Asynchronous(), [1.0, INF], Limits(seconds=50.0), ("DONE", 51, 50.0)),
+        (KSync(quorum=1), [INF], Limits(samples=20), ("DONE", 20, 20.0)),  # it stops the others
     ],
     ids=str,
 )
@@ -264,7 +264,7 @@ def test_who_never_answers_ends_a_run_that_waits_for_him_and_no_other(rule, seco
 
 def test_a_user_who_stops_the_run_gets_what_there_is():
     calls = iter([False] * 7 + [True])
-    more = {"budget": Budget(samples=100), "stop_requested": lambda: next(calls)}
+    more = {"budget": Limits(samples=100), "stop_requested": lambda: next(calls)}
     done = run(Asynchronous(), Constant().on(2, 0), **more).done
     assert (done.result.status, done.result.message) == ("INTERRUPTED", "interrupted by the user")
     assert (done.num_arrivals, done.version) == (7, 7)
@@ -273,7 +273,7 @@ def test_a_user_who_stops_the_run_gets_what_there_is():
 def test_two_workers_on_one_link_queue_for_it_first_come_first_served():
     # Every transfer takes 1 s. Worker 0 computes 1 s, worker 1 takes 2.
     network = Network(bytes_per_vector=1.0, worker_bandwidth=(INF,), server_bandwidth=1.0)
-    events = run(Asynchronous(), taking([1.0], [2.0]), budget=Budget(samples=5), network=network).events
+    events = run(Asynchronous(), taking([1.0], [2.0]), budget=Limits(samples=5), network=network).events
     # Down: 0-1 (worker 0), 1-2 (worker 1); up: 2-3 (0); down: 3-4 (0); up: 4-5 (1); at 5 both want it: worker 0's
     # gradient is ready and the lower worker goes first: up 5-6 (0); down: 6-7 (1), 7-8 (0); both ready at 9: 9-10 (0),
     # 10-11 (1).
@@ -294,7 +294,7 @@ def test_the_link_carries_one_vector_at_a_time_in_the_order_of_requests(
     rule, num_workers, seed, worker_bandwidth, server_bandwidth
 ):
     network = Network(1.0, tuple(worker_bandwidth), server_bandwidth)
-    result = run(rule, Exponential().on(num_workers, seed), budget=Budget(samples=40), network=network)
+    result = run(rule, Exponential().on(num_workers, seed), budget=Limits(samples=40), network=network)
     started = result.started()
     # Requests in order; those whose end is None are in flight at the end of the run, and hold up others until then.
     transfers = {dispatch: (begun, dispatch, None, worker) for dispatch, (worker, _, begun, _) in started.items()}
@@ -312,14 +312,14 @@ def test_the_link_carries_one_vector_at_a_time_in_the_order_of_requests(
 @pytest.mark.parametrize("num_workers", [1, 4, 16])
 def test_fast_workers_fill_the_link_and_no_more_than_half_its_vectors_are_gradients(num_workers):
     network = Network(bytes_per_vector=4.0, worker_bandwidth=(INF,), server_bandwidth=8.0)  # 0.5 s a vector
-    done = run(Asynchronous(), Constant(1e-6).on(num_workers, 0), budget=Budget(seconds=1000.0), network=network).done
+    done = run(Asynchronous(), Constant(1e-6).on(num_workers, 0), budget=Limits(seconds=1000.0), network=network).done
     limit = 8.0 / (2 * 4.0) * 1000.0
     assert limit - num_workers - 1 <= done.num_arrivals <= limit
 
 
 def test_a_slow_link_of_one_worker_holds_up_the_servers():
     network = Network(bytes_per_vector=1.0, worker_bandwidth=(1.0, 0.1), server_bandwidth=1.0)
-    events = run(Asynchronous(), Constant(1e-3).on(2, 0), budget=Budget(seconds=100.0), network=network).events
+    events = run(Asynchronous(), Constant(1e-3).on(2, 0), budget=Limits(seconds=100.0), network=network).events
     assert arrivals(events)[0] == (12.0, 0, 0)  # down 0-1, worker 1's down 1-11, up 11-12
 
 
