@@ -121,7 +121,7 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
             continue
         row = {"comparison": name, "model": model, "arm": arm, "reference": given["reference"], "word": ""}
         row |= {"margin": float(given["margin"]), "runs": len(own), "diverged": len(own) - len(alive)}
-        row |= {key: t_interval(alive[key].to_numpy()) for key in ("loss", "samples_per_second")} | _costs(alive)
+        row |= {key: t_interval(alive[key]) for key in ("loss", "samples_per_second")} | _costs(alive)
         if all("perplexity" in (one.get("metrics") or {}) for one in alive["summary"]):
             row["perplexity"] = row["loss"].mapped(math.exp)
         seeds = own.index.intersection(theirs.index)
@@ -191,6 +191,6 @@ def _grid(runs: pd.DataFrame, measure: Measure, given: Mapping[str, Any], models
         row = {"model": model, "unit": unit_of(own), "learning_rate": rate, "batch": batch, "length": length}
         row |= {"threshold": threshold, "seconds": t_interval(there), "reached": len(there), "runs": len(own)}
         row["why"] = gated.unlike or gated.untimed
-        row |= {name: t_interval(alive[name].to_numpy()) for name in ("loss", "samples_per_second")}
+        row |= {name: t_interval(alive[name]) for name in ("loss", "samples_per_second")}
         rows.append(row)
     return rows

@@ -236,7 +236,7 @@ def _responses(pairs: pd.DataFrame) -> pd.DataFrame:
         row = {"tau": delay}
         for column, name in RATIOS.items():
             row[f"seconds {name}"] = _cell(_ratio(own[column]), ".3f")
-        row["loss at equal seconds, - sync"] = _cell(_mean(own["gap"]), ".4f")
+        row["loss at equal seconds, - sync"] = _cell(t_interval(own["gap"]), ".4f")
         row["target reached"] = " and ".join(f"{own[name].sum()}/{len(own)}" for name in REACHED)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -248,7 +248,7 @@ def _cell(found: Interval, form: str) -> str:
 
 def _ratio(logs: Numbers) -> Interval:
     """The geometric mean of the ratios, with its t interval on logs."""
-    return t_interval(np.asarray(logs)).mapped(math.exp)
+    return t_interval(logs).mapped(math.exp)
 
 
 def _by_delay(pairs: pd.DataFrame, column: str) -> tuple[Any, Any]:
@@ -298,7 +298,7 @@ def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
             at = own.groupby("delay")[column].mean()
             left.plot(np.log2(at.index + 1) + apart, np.exp(at), color=look["color"], dashes=dashes, linewidth=1.0)
         _points(left, own.groupby("delay")[whole].agg(_ratio), apart, look)
-        _points(middle, own.groupby("delay")["gap"].agg(_mean), apart, look)
+        _points(middle, own.groupby("delay")["gap"].agg(t_interval), apart, look)
     left.axhline(1.0, color=plots.MUTED, linewidth=1)
     left.set_yscale("log")
     for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
@@ -315,7 +315,7 @@ def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
         (DELAYED, colours[1], "delayed by exactly tau"),
         (REFERENCE, colours[0], "synchronous, tau + 1 workers"),
     ):
-        losses = dose.runs[dose.runs["algorithm"] == algorithm].groupby("delay")["loss"].agg(_mean)
+        losses = dose.runs[dose.runs["algorithm"] == algorithm].groupby("delay")["loss"].agg(t_interval)
         _points(right, losses, 0.0, {"color": colour, "marker": "o", "label": label})
     right.legend(fontsize=8, frameon=False)
     delays = sorted(dose.runs["delay"].unique())
@@ -332,10 +332,6 @@ def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
     )
     figure.supxlabel(told, fontsize=7, color=plots.MUTED)
     return figure
-
-
-def _mean(values: pd.Series) -> Interval:
-    return t_interval(values.to_numpy())
 
 
 def _points(axes: Axes, intervals: pd.Series, apart: float, look: Mapping[str, Any]) -> None:

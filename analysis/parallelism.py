@@ -19,7 +19,7 @@ from analysis.curves import on_common_looks, reached
 from analysis.language_model import Tables, cast_of, reported
 from analysis.measure import Measure
 from analysis.page import Drawing, drawing, slug
-from analysis.plots import MUTED
+from analysis.plots import DASHED
 from analysis.stats import t_interval
 from asyncsgd.records.events import EVENTS, read_events
 
@@ -92,13 +92,13 @@ def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str
     return {
         "processes": int(first["workers"]),
         "oversubscribed": bool(first["oversubscribed"]),
-        "seconds": t_interval(runs["seconds"].to_numpy()),
+        "seconds": t_interval(runs["seconds"]),
         "formula": (stages - 1) / (parts + stages - 1) if formula else math.nan,
         **{name: pd.Series([one[name] for one in used], dtype=float).mean() for name in used[0]},
         "samples_to_target": math.exp(statistics.fmean(ratios)) if ratios else math.nan,
         "reached": len(ratios) if len(theirs) else math.nan,
         "silent": _silent(first["summary"]),
-        "loss": t_interval(runs["loss"].to_numpy()),
+        "loss": t_interval(runs["loss"]),
         "answerable": _detail(rows, "has_answer", "f1"),
         "best_f1": _detail(rows, "best_f1", "score"),
         "metrics": {name: t_interval([row["summary"]["metrics"][name] for row in rows]) for name in names},
@@ -197,10 +197,9 @@ def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
 
 def _draw_f1(axes: Any, ways: pd.DataFrame, cast: Mapping[str, Any]) -> str:
     for way in ways.to_dict("records"):
-        look = cast[way["name"]]
-        axes.plot(*zip(*way["curve"], strict=True), color=look.colour, linestyle=look.dash, label=way["name"])
+        cast[way["name"]].line(axes, *zip(*way["curve"], strict=True), label=way["name"])
     if (silent := ways["silent"].iloc[0]) == silent:
-        axes.axhline(silent, color=MUTED, linewidth=1.1, linestyle="--")
+        axes.axhline(silent, **DASHED)
     axes.set(xlabel="samples", ylabel="F1")
     return "; ".join(f"{way['name']} {way['curve'][-1][1]:.3f}" for way in ways.to_dict("records"))
 

@@ -33,6 +33,7 @@ MUTED = "#78828c"
 """Readable on white and on black."""
 MOST_POINTS, MOST_ROWS = 200, 24
 """Of a line; of a forest plot."""
+DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": "--"}
 STYLE = {
     **sns.axes_style("ticks", {"grid.color": MUTED, "axes.grid": True, "axes.edgecolor": MUTED}),
     **{"grid.alpha": 0.25, "font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False},
@@ -46,6 +47,15 @@ class Look(NamedTuple):
     colour: Any
     marker: str
     dash: Any
+
+    def line(self, axes: Axes, x: Any, y: Any, **options: Any) -> None:
+        axes.plot(x, y, color=self.colour, linestyle=self.dash, marker=self.marker, markersize=4, **options)
+
+    def steps(self, axes: Axes, x: Any, y: Any, label: str) -> None:
+        axes.step(x, y, where="post", color=self.colour, linestyle=self.dash, label=label)
+
+    def band(self, axes: Axes, x: Any, low: Any, high: Any, **options: Any) -> None:
+        axes.fill_between(x, low, high, color=self.colour, alpha=0.16, linewidth=0, **options)
 
 
 def looks(arms: pd.DataFrame) -> dict[str, Look]:
@@ -130,7 +140,7 @@ def _forest(
         axes.plot(at, place, "s" if registered else "o", color=tone, markersize=5.5 if registered else 4.5)
     if not ratio and tests["margin"].notna().any():
         axes.axvspan(-tests["margin"].max(), tests["margin"].max(), color="#0b6cae", alpha=0.12, linewidth=0)
-    axes.axvline(1.0 if ratio else 0.0, color=MUTED, linewidth=0.9, linestyle="--")
+    axes.axvline(1.0 if ratio else 0.0, **DASHED)
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     if ratio:
@@ -171,16 +181,12 @@ def loss(
         alive = [found[row.run] for row in of_arm.itertuples() if not row.diverged]
         grid, mean, low, high = band(alive)
         name = f"{labels.get(str(arm), arm)} (n = {len(alive)})"
-        axes.fill_between(grid, low, high, color=look.colour, alpha=0.16, linewidth=0)
-        every = max(1, len(grid) // 5)
-        axes.plot(
-            grid, mean, color=look.colour, linewidth=1.7, linestyle=look.dash, marker=look.marker, markevery=every,
-            markersize=4, label=name,
-        )  # fmt: skip
+        look.band(axes, grid, low, high)
+        look.line(axes, grid, mean, linewidth=1.7, markevery=max(1, len(grid) // 5), label=name)
         if len(grid):
             told.append(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g} at {grid[-1]:.4g} {x}")
     if target is not None and target == target:
-        axes.axhline(target, color=MUTED, linewidth=0.9, linestyle="--")
+        axes.axhline(target, **DASHED)
         told.append(f"target {target:.4g}")
     axes.set_xlabel(_seconds_of(runs) if x == "seconds" else x)
     axes.set_ylabel(y.removeprefix("metric.") if y != "loss" else "evaluation loss")
@@ -211,15 +217,13 @@ def reached(
         at = np.array([measure.crossings([row], target)[0][1] for row in rows])
         ends = np.array([math.inf if row.diverged else measure.end(row.run, "seconds") for row in rows])
         there = np.isfinite(at)
-        told.append(f"{labels.get(str(arm), arm)}: {there.sum()} of {len(rows)}")
+        name = labels.get(str(arm), str(arm))
+        told.append(f"{name}: {there.sum()} of {len(rows)}")
         if there.any():
             last = max([*at[there], *ends[np.isfinite(ends)]])
             sample = scipy_stats.CensoredData(uncensored=at[there], right=np.minimum(ends, last)[~there])
             share = scipy_stats.ecdf(sample).cdf
-            axes.step(
-                [0, *share.quantiles], [0, *share.probabilities], where="post", color=look.colour, linestyle=look.dash,
-                label=labels.get(str(arm), arm),
-            )  # fmt: skip
+            look.steps(axes, [0, *share.quantiles], [0, *share.probabilities], name)
     axes.set(ylim=(-0.03, 1.05), xlabel=_seconds_of(runs))
     axes.set_ylabel(f"share of runs seen at or below {target:.3g}")
     return "; ".join(told)
@@ -239,13 +243,10 @@ def against(
     for name, own in runs.dropna(subset=[x, y]).groupby("algorithm", sort=False):
         look = cast[own["arm"].iloc[0]]
         exact = own[x].nunique() <= own["arm"].nunique()  # workers, rates; else an arm is a point at its mean
-        means = [(part[x].mean(), t_interval(part[y].to_numpy())) for _, part in own.groupby(x if exact else "arm")]
+        means = [(part[x].mean(), t_interval(part[y])) for _, part in own.groupby(x if exact else "arm")]
         means.sort(key=lambda one: one[0])
         at = [one for one, _ in means]
-        axes.plot(
-            at, [one.estimate for _, one in means], color=look.colour, marker=look.marker, markersize=4.5,
-            linestyle=look.dash, label=str(name),
-        )  # fmt: skip
+        look.line(axes, at, [one.estimate for _, one in means], label=str(name))
         axes.vlines(at, [one.low for _, one in means], [one.high for _, one in means], color=look.colour, linewidth=1.2)
         told.append(f"{name}: {', '.join(f'{one.estimate:.3g} at {place:.3g}' for place, one in means)}")
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
@@ -265,9 +266,7 @@ def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[st
     """How often a gradient was applied at each delay, in updates."""
     for arm, of_arm in counts.items():
         total, at = sum(of_arm.values()), sorted(of_arm)
-        look = cast[arm]
-        shares = [of_arm[delay] / total for delay in at]
-        axes.plot(at, shares, color=look.colour, marker=look.marker, markersize=4, linestyle=look.dash, label=arm)
+        cast[arm].line(axes, at, [of_arm[delay] / total for delay in at], label=arm)
     axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -290,10 +289,10 @@ def profiles(axes: Axes, found: Mapping[str, pd.DataFrame], cast: Mapping[str, L
     left, right = left - 0.05 * (right - left), right + 0.05 * (right - left)
     for name, steps in found.items():
         look, x = cast[name], [min(left, steps["score"].iloc[0]), *steps["score"], right]
-        axes.step(x, [1.0, *steps["share"], 0.0], where="post", color=look.colour, linestyle=look.dash, label=name)
-        low, high = ([1.0, *steps[end], 0.0] for end in ("low", "high"))
+        share, low, high = ([1.0, *steps[column], 0.0] for column in ("share", "low", "high"))
+        look.steps(axes, x, share, name)
         if steps["low"].notna().any():
-            axes.fill_between(x, low, high, step="post", color=look.colour, alpha=0.16, linewidth=0)
+            look.band(axes, x, low, high, step="post")
     axes.set(xlim=(left, right), ylim=(-0.03, 1.03), xlabel="score τ", ylabel="runs with a score above τ")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(frameon=False, fontsize=8)
@@ -306,7 +305,7 @@ def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str,
         colour = cast[name].colour
         axes.barh(place, one.high - one.low, 0.6, one.low, color=colour, alpha=0.4, linewidth=0)
         axes.vlines(one.estimate, place - 0.3, place + 0.3, color=colour, linewidth=2.2)
-    axes.axvline(even, color=MUTED, linewidth=0.9, linestyle="--")
+    axes.axvline(even, **DASHED)
     axes.set(xlabel=label, ylim=(len(intervals) - 0.4, -0.6), yticks=range(len(intervals)), yticklabels=[*intervals])
     return "; ".join(f"{name}: {one:.3f}" for name, one in intervals.items())
 

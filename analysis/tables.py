@@ -39,7 +39,7 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
             (tests["endpoint"] == "time_to_target") & ((tests["treatment"] == arm) | (tests["reference"] == arm))
         ]
         row |= _to_the_target(timed, str(arm))
-        row |= {name: t_interval(alive[name].to_numpy()) for name in MEANS}
+        row |= {name: t_interval(alive[name]) for name in MEANS}
         row |= _over_one_worker(used, own, plan)
         row |= {name: float(alive[name].mean()) for name in COSTS}
         rows.append(row)
@@ -133,10 +133,7 @@ def downstream(runs: pd.DataFrame) -> pd.DataFrame:
     rows = [
         {"arm": row.arm, "seed": row.seed, "score": row.metric, **_scores(row.details)} for row in tuned.itertuples()
     ]
-    if not rows:
-        return pd.DataFrame(columns=["arm", "score"])
-    by_seed = pd.DataFrame(rows).groupby(["arm", "seed"], sort=False).mean(numeric_only=True)
-    return by_seed.groupby("arm", sort=False).agg(lambda one: t_interval(one.to_numpy())).reset_index()
+    return _over_seeds(rows, ["arm"]) if rows else pd.DataFrame(columns=["arm", "score"])
 
 
 def _scores(details: dict[str, Any]) -> dict[str, float]:
@@ -162,11 +159,13 @@ def evaluation_sets(runs: pd.DataFrame) -> pd.DataFrame:
             place = {"set": name, "stage": run.stage, "arm": run.arm, "texts": texts.get(name, run.data)}
             values = {key: math.nan if value is None else value for key, value in found["metrics"].items()}
             rows.append({**place, "seed": run.seed, "loss": found["loss"], **values})
-    if not rows:
-        return pd.DataFrame(columns=["set", "arm"])
-    by = ["set", "stage", "arm", "texts"]
+    return _over_seeds(rows, ["set", "stage", "arm", "texts"]) if rows else pd.DataFrame(columns=["set", "arm"])
+
+
+def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> pd.DataFrame:
+    """Means over the rows of a seed, then over the seeds of what shares the columns `by`, with t intervals."""
     by_seed = pd.DataFrame(rows).groupby([*by, "seed"], sort=False).mean()
-    return by_seed.groupby(by, sort=False).agg(lambda one: t_interval(one.to_numpy())).reset_index()
+    return by_seed.groupby(by, sort=False).agg(t_interval).reset_index()
 
 
 def confusion(runs: pd.DataFrame, arm: str) -> pd.DataFrame | None:
