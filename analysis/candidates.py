@@ -14,7 +14,8 @@ from analysis.commands import begun
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 
-EXAMPLES_SHOWN, TERMS_SHOWN = 10, 20
+EXAMPLES_SHOWN = 10
+TERMS_SHOWN = 20
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

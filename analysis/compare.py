@@ -118,13 +118,15 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mean(row: Any, name: str, digits: int) -> str:
-    mean, deviation, number = row[f"{name}_mean"], row[f"{name}_sd"], row[f"{name}_n"]
+    mean = row[f"{name}_mean"]
+    deviation = row[f"{name}_sd"]
+    number = row[f"{name}_n"]
     if mean != mean:
         return "-"
     told = f"{mean:.{digits}f}"
     if name == "loss":
         told += f" ± {'-' if deviation != deviation else format(deviation, f'.{digits}f')}"
-    return told + f" (n={number})" * (number < row["done"])
+    return f"{told} (n={number})" if number < row["done"] else told
 
 
 def counted(done: int, runs: int, diverged: int) -> str:
@@ -132,15 +134,16 @@ def counted(done: int, runs: int, diverged: int) -> str:
     >>> counted(3, 3, 0), counted(2, 3, 1)
     ('3/3', '2/3 (diverged 1/3)')
     """
-    return f"{done}/{runs}" + f" (diverged {diverged}/{runs})" * (diverged > 0)
+    return f"{done}/{runs} (diverged {diverged}/{runs})" if diverged else f"{done}/{runs}"
 
 
 def notes(runs: pd.DataFrame) -> list[str]:
     """What makes the numbers of one table less comparable than they look."""
     from analysis.pairs import timing_caveats
+    from analysis.runs import where
 
     lines = []
-    done = runs[(runs["status"] == "DONE") & ~runs["diverged"]]
+    done = where(runs, status="DONE", diverged=False)
     for row in rows_of(runs).itertuples():
         seeds = done.loc[done.index.intersection(row.names), "seed"].dropna()
         for seed, count in seeds[seeds.duplicated(keep=False)].value_counts().sort_index().items():
@@ -160,11 +163,14 @@ def left_out(runs: pd.DataFrame) -> list[str]:
     lines = [
         f"  {row.run}: {'; '.join(filter(None, (row.left_out or row.status, row.notes)))}" for row in lost.itertuples()
     ]
-    lines = ["not in the means:", *lines] if lines else []
+    if lines:
+        lines.insert(0, "not in the means:")
     noted = runs[~tuned & (runs["status"] == "DONE") & (runs["notes"] != "")]
-    lines += ["in the means, but:"] * bool(len(noted)) + [f"  {row.run}: {row.notes}" for row in noted.itertuples()]
-    finetuned = [f"  {row.run}: {row.left_out or row.status}" for row in runs[tuned].itertuples()]
-    return lines + ["fine-tuning runs (in analysis.report):"] * bool(finetuned) + finetuned
+    if len(noted):
+        lines += ["in the means, but:", *(f"  {row.run}: {row.notes}" for row in noted.itertuples())]
+    if tuned.any():
+        lines.append("fine-tuning runs (in analysis.report):")
+    return lines + [f"  {row.run}: {row.left_out or row.status}" for row in runs[tuned].itertuples()]
 
 
 def render(runs: pd.DataFrame, form: str) -> str:
@@ -180,11 +186,13 @@ def render(runs: pd.DataFrame, form: str) -> str:
         table = shown(rows_of(own))
         written = tables.markdown(table) if form == "md" else table.to_string(index=False)
         blocks.append(f"{heading}\n\n{written}".rstrip())
-        blocks += ["\n".join(notes(own))] * bool(notes(own))
+        if told := notes(own):
+            blocks.append("\n".join(told))
     if not groups:
         blocks.append("no pretraining run has a summary yet")
-    listing = left_out(runs)
-    return "\n\n".join([*blocks, *["\n".join(listing)] * bool(listing)]) + "\n"
+    if listing := left_out(runs):
+        blocks.append("\n".join(listing))
+    return "\n\n".join(blocks) + "\n"
 
 
 def render_csv(runs: pd.DataFrame) -> str:
@@ -207,10 +215,13 @@ def save_figures(runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> list
     from analysis.read import read_plan
 
     folder.mkdir(parents=True, exist_ok=True)
-    known, paths = pretraining(runs), []
+    known = pretraining(runs)
+    paths = []
     known = known.assign(stage="test", arm=_arms(known))
     arms = groups(known, read_plan(Path("/nowhere")))
-    cast, named = plots.looks(arms.assign(group="")), labels(arms)  # all of them share a picture
+    # all of them share a picture
+    cast = plots.looks(arms.assign(group=""))
+    named = labels(arms)
     tables = list(grouped(known))
     for number, (heading, own) in enumerate(tables):
         drawn = own[own["run"].isin(curves["run"])]
@@ -222,7 +233,9 @@ def save_figures(runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> list
             plots.loss(axes, of, curves, cast, named, x)
             axes.legend(frameon=False, fontsize=8)
             axes.set_title(heading if len(tables) > 1 else "", fontsize=8)
-            name = f"loss_vs_{'virtual_' * (clock == 'virtual')}{x}" + f"_{number}" * (len(tables) > 1)
+            name = f"loss_vs_virtual_{x}" if clock == "virtual" else f"loss_vs_{x}"
+            if len(tables) > 1:
+                name += f"_{number}"
             paths += plots.save(figure, folder / name, ("png", "pdf", "svg"))
     return paths
 

@@ -98,7 +98,8 @@ def read(folder: Path) -> Comparisons:
     if runs.empty:
         raise UsageError(f"{folder} holds no finished run; run the experiment again")
     runs = runs.assign(seed=runs["seed"].astype(int), summary=[read_json(p / "summary.json") for p in runs["path"]])
-    models, given = list(config["models"]), config.get("comparisons") or {}
+    models = list(config["models"])
+    given = config.get("comparisons") or {}
     arms = [row for name, one in given.items() for row in _compared(runs, name, one, models)]
     grid = _grid(runs, Measure(curves), config["grid"], models) if config.get("grid") else []
     tables = pd.DataFrame(arms, columns=[*ARMS]), pd.DataFrame(grid, columns=[*GRID, "samples_per_second"])
@@ -115,7 +116,8 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
     """The rows of one comparison, their p corrected for all of its arms whose differences vary."""
     rows = []
     for model, arm in itertools.product(models, given["arms"]):
-        own, theirs = of_arm(runs, name, model, arm), of_arm(runs, name, model, given["reference"])
+        own = of_arm(runs, name, model, arm)
+        theirs = of_arm(runs, name, model, given["reference"])
         alive = own[~own["diverged"]]
         if alive.empty:
             continue
@@ -125,7 +127,8 @@ def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: l
         if all("perplexity" in (one.get("metrics") or {}) for one in alive["summary"]):
             row["perplexity"] = row["loss"].mapped(math.exp)
         seeds = own.index.intersection(theirs.index)
-        ours, theirs = own.loc[seeds], theirs.loc[seeds]
+        ours = own.loc[seeds]
+        theirs = theirs.loc[seeds]
         row["unit"] = unit_of(own)
         if arm != given["reference"] and len(seeds):
             row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), given)
@@ -179,13 +182,16 @@ def _grid(runs: pd.DataFrame, measure: Measure, given: Mapping[str, Any], models
     rows: list[dict[str, Any]] = []
     first: dict[tuple[str, int], pd.DataFrame] = {}
     for model, *at in itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"]):
-        rate, batch, length = float(at[0]), int(at[1]), int(at[2])
+        rate = float(at[0])
+        batch = int(at[1])
+        length = int(at[2])
         own = of_arm(runs, "grid", model, f"lr{rate:g}-b{batch}-l{length}")
         if own.empty:
             continue
         other = first.setdefault((model, length), own)
         gated = between(own, other, {"learning_rate", "batch_size"})
-        alive, threshold = own[~own["diverged"]], float(given["threshold"][model])
+        alive = own[~own["diverged"]]
+        threshold = float(given["threshold"][model])
         times = [reached(measure.curve(run, "seconds"), threshold) for run in alive["run"]]
         there = [seconds for seconds in times if math.isfinite(seconds)]
         row = {"model": model, "unit": unit_of(own), "learning_rate": rate, "batch": batch, "length": length}

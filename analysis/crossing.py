@@ -52,9 +52,11 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     >>> round(found.at, 6), round(found.low, 6)
     (1.828427, 1.828427)
     """
-    delays, values = np.asarray(positions, float), np.asarray(table, float)
+    delays = np.asarray(positions, float)
+    values = np.asarray(table, float)
     order = np.argsort(delays)
-    delays, values = delays[order], values[:, order]
+    delays = delays[order]
+    values = values[:, order]
     means = np.array([math.fsum(column) / len(column) for column in values.T])
     below = means < 0
     changes = np.flatnonzero(below[:-1] != below[1:])
@@ -62,7 +64,8 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     zeros = [float(x[k] + means[k] / (means[k] - means[k + 1]) * (x[k + 1] - x[k])) for k in changes]
     crossings = tuple(2.0**zero - 1 for zero in zeros)
     rises = [crossing for k, crossing in zip(changes, crossings, strict=True) if below[k]]
-    first, last = f"{delays[0]:g}", f"{delays[-1]:g}"
+    first = f"{delays[0]:g}"
+    last = f"{delays[-1]:g}"
     if below.all():
         told = f"the mean shows an advantage at every measured delay, up to {last}"
     elif not below.any():
@@ -72,7 +75,9 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     else:
         counts = f"the mean crosses 0 {len(crossings)} times, {len(rises)} of them from below"
         told = f"{counts}; this is the first of those" * (len(crossings) > 1)
-    low, high, note = math.nan, math.nan, "one seed gives no interval"
+    low = math.nan
+    high = math.nan
+    note = "one seed gives no interval"
     if len(values) > 1:
         low, high, note = _not_excluded(x, values, zeros, level)
     return Crossing(rises[0] if rises else math.nan, low, high, "; ".join(filter(None, (told, note))), crossings)
@@ -89,7 +94,9 @@ def _not_excluded(
     rounding = 1e-24 * float((values**2).max())
     ends = list(zeros)
     for k, (left, right) in enumerate(itertools.pairwise(values.T)):
-        (a, b), rise = (left.mean(), (right - left).mean()), right - left
+        a = left.mean()
+        b = (right - left).mean()
+        rise = right - left
         (var, both), (_, var_rise) = factor * np.cov(left, rise)
         roots = np.roots([b * b - var_rise, 2 * (a * b - both), a * a - var])
         ends += [x[k] + root.real * (x[k + 1] - x[k]) for root in roots if not root.imag and 0 <= root.real <= 1]
@@ -104,7 +111,8 @@ def _not_excluded(
         return math.nan, math.nan, f"no measured or interpolated delay has a {percent} interval that contains 0"
     gaps = [(a, b) for a, b in itertools.pairwise(kept) if b - a > SAME_POINT and excess((a + b) / 2) > rounding]
     notes = [f"the {percent} set has {1 + len(gaps)} parts; the interval spans them"] if gaps else []
-    low, high = 2.0 ** kept[0] - 1, 2.0 ** kept[-1] - 1
+    low = 2.0 ** kept[0] - 1
+    high = 2.0 ** kept[-1] - 1
     if kept[0] == x[0]:
         notes.append(f"the {percent} interval begins at or before delay {low:g}, the first measured")
         low = -math.inf

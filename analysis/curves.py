@@ -148,7 +148,8 @@ def band(curves: Sequence[Curve], points: int = 200) -> tuple[NDArray[np.float64
     known = [one for one in curves if len(one[0])]
     if not known:
         return (np.array([]),) * 4
-    first, last = max(x[0] for x, _ in known), min(x[-1] for x, _ in known)
+    first = max(x[0] for x, _ in known)
+    last = min(x[-1] for x, _ in known)
     grid = np.unique(np.concatenate([x for x, _ in known]))
     grid = grid[(first <= grid) & (grid <= last)]
     grid = grid if len(grid) <= points else np.linspace(first, last, points)

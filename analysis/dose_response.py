@@ -38,7 +38,8 @@ from analysis.trust import at_edge
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
 
-DELAYED, REFERENCE = "delayed", "sync"
+DELAYED = "delayed"
+REFERENCE = "sync"
 SHARES = (0.5, 0.8, 0.9, 1.0)
 """Of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
 RATIOS = {f"log_ratio_at_{100 * share:g}_percent": f"to {100 * share:g} %" for share in SHARES}
@@ -131,7 +132,8 @@ def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> 
     """
     rows = []
     for (delay, seed), pair in dose.runs[dose.runs["delay"] > 0].groupby(["delay", "seed"]):
-        runs, target = pair.set_index("algorithm"), dose.targets[delay]
+        runs = pair.set_index("algorithm")
+        target = dose.targets[delay]
         timed = [_timed(runs.loc[name], dose.curves, speeds, arrivals) for name in (DELAYED, REFERENCE)]
         try:
             logs, gap = compare(*timed)
@@ -141,7 +143,8 @@ def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> 
         if why:
             logs = [math.nan] * len(SHARES)
             gap = math.nan
-        ends, there = ([one[1][-1] for one in timed], [lowest_held(one) <= target for one in timed])
+        ends = [one[1][-1] for one in timed]
+        there = [lowest_held(one) <= target for one in timed]
         rows.append((speeds, delay, int(seed), *logs, gap, target, *ends, *there, why))
     return pd.DataFrame(rows, columns=[*PAIRS, *REACHED, "untimed"])
 
@@ -171,7 +174,8 @@ def compare(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     """
     both = on_common_looks([ours, theirs])
     # both start from the same model; on real processes the two first losses may differ by rounding
-    first, lowest = min(ours[1][0], theirs[1][0]), max(map(lowest_held, both))
+    first = min(ours[1][0], theirs[1][0])
+    lowest = max(map(lowest_held, both))
     if lowest >= first:
         raise ValueError("one of the two runs never gets below its first loss, so that there is no time to compare")
     # the last target may miss the lowest loss by rounding
@@ -224,7 +228,8 @@ def _losses(dose: Dose) -> pd.DataFrame:
             row[name] = f"{t_interval(runs['loss'].to_numpy()):.4f}"
             row[f"rate, {algorithm}"] = f"{runs['learning_rate'].iloc[0]:g}{'*' if runs['edge'].any() else ' '}"
         if own["arm"].nunique() == 1:
-            row["sync, tau + 1 workers"], row[f"rate, {REFERENCE}"] = "the same run", ""
+            row["sync, tau + 1 workers"] = "the same run"
+            row[f"rate, {REFERENCE}"] = ""
         rows.append(row | {"target": f"{dose.targets[delay]:.4f}" if delay in dose.targets else "-"})
     return pd.DataFrame(rows)
 
@@ -263,18 +268,21 @@ def answer(point: Crossing) -> str:
     high = "beyond the last delay" if point.high == math.inf else f"{point.high:.2g}"
     ends = "" if math.isnan(point.low) else f"95 % interval {low} to {high}"
     if math.isnan(point.at):
-        return f"no crossing: {point.reason}" + f"; not excluded: {ends}" * bool(ends)
+        told = f"no crossing: {point.reason}"
+        return f"{told}; not excluded: {ends}" if ends else told
     told = f"the advantage is lost at tau = {point.at:.2g}"
     if len(point.all) > 1:
         between = f"between tau = {min(point.all):.2g} and {max(point.all):.2g}"
         told = f"no single crossing (the mean crosses {len(point.all)} times, {between})"
-    return ", ".join(filter(None, (told, ends))) + f" ({point.reason})" * bool(point.reason and len(point.all) == 1)
+    told = ", ".join(filter(None, (told, ends)))
+    return f"{told} ({point.reason})" if point.reason and len(point.all) == 1 else told
 
 
 def save(dose: Dose, pairs: pd.DataFrame, folder: Path) -> list[Path]:
     """Write dose_response.csv, .png and .svg, and measured.csv where pairs were measured; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    virtual, measured = pairs[pairs["speeds"] != ""], pairs[pairs["speeds"] == ""]
+    virtual = pairs[pairs["speeds"] != ""]
+    measured = pairs[pairs["speeds"] == ""]
     tables = {"dose_response.csv": virtual[[*PAIRS]]}
     if len(measured):  # its seconds are no virtual ones: a file of its own
         tables["measured.csv"] = measured[["delay", *RATIOS, "gap"]]
@@ -287,7 +295,8 @@ def save(dose: Dose, pairs: pd.DataFrame, folder: Path) -> list[Path]:
 def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
     """Seconds to the same loss, loss at equal seconds, loss at equal samples, against the delay."""
     figure, (left, middle, right) = plots.figure(4.4, 4.0, columns=3)
-    colours, clocks = sns.color_palette("colorblind"), pairs["speeds"].unique()
+    colours = sns.color_palette("colorblind")
+    clocks = pairs["speeds"].unique()
     *others, whole = RATIOS
     lighter = dict(zip(others, [(1, 3), (1, 1.5), (3, 1)], strict=True))  # without intervals in the picture
     for number, (speeds, own) in enumerate(pairs.groupby("speeds", sort=False)):

@@ -77,7 +77,9 @@ def forest(study: Study) -> Iterator[Picture]:
 
 def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
     """Loss against seconds and samples of a group."""
-    own, cast, named = _of_group(study, group), plots.looks(study.arms), _in_group(study, group)
+    own = _of_group(study, group)
+    cast = plots.looks(study.arms)
+    named = _in_group(study, group)
     if own.empty or not len(study.curves):
         return
     note = "Thin: one run; a cross: it diverged. Thick: the mean, with its 95 % t band."
@@ -85,7 +87,8 @@ def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
     if target is not None:
         note += " Dashed: the target."
     for x in ("seconds", "samples"):
-        name, told = f"loss-{x}" + f"-{number}" * (number > 0), f"{conditions(group)}. {note}"
+        name = f"loss-{x}-{number}" if number else f"loss-{x}"
+        told = f"{conditions(group)}. {note}"
         yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, cast, named, x, target=target)
 
 
@@ -99,7 +102,8 @@ def times(study: Study) -> Iterator[Picture]:
     cast = plots.looks(study.arms)
     for number, group in enumerate(groups_of(study)):
         named = _in_group(study, group)
-        own, target = _of_group(study, group), _target(study, group)
+        own = _of_group(study, group)
+        target = _target(study, group)
         if target is not None and own["arm"].nunique() > 1:
             title = f"Runs at the target: {conditions(group)}"
             yield drawn(f"reached-{number}", title, "", plots.reached, own, study.curves, cast, named, target)
@@ -107,12 +111,14 @@ def times(study: Study) -> Iterator[Picture]:
 
 def against(study: Study) -> Iterator[Picture]:
     """Throughput over workers, loss over delay and seconds, loss over tuned rates, delays."""
-    cast, used = plots.looks(study.arms), tables.tested(study.runs)
+    cast = plots.looks(study.arms)
+    used = tables.tested(study.runs)
     alive = used[~used["diverged"]]
     for clock, own in alive.groupby("clock"):
         for x, y in (("workers", "samples_per_second"), ("delay_p95", "loss"), ("seconds", "loss")):
             if (own.groupby("algorithm")[x].nunique() > 1).any() and _one_machine(own, (x, y)):
-                name, title = f"{y}-{x}-{clock}".replace("_", "-"), f"{y} against {x}, {clock} clock".replace("_", " ")
+                name = f"{y}-{x}-{clock}".replace("_", "-")
+                title = f"{y} against {x}, {clock} clock".replace("_", " ")
                 yield drawn(name, title, "", plots.against, own, cast, x, y, log=x == "workers")
     tried = study.runs[(study.runs["stage"] == "tuning") & study.runs["loss"].notna()]
     if tried["learning_rate"].nunique() > 1:
@@ -165,7 +171,8 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
         for picture in forest(study):
             return picture.figure
         raise UsageError("there is no comparison to draw")
-    group, cast = groups_of(study)[0], plots.looks(study.arms)
+    group = groups_of(study)[0]
+    cast = plots.looks(study.arms)
     if kind == "against":
         used = tables.tested(study.runs)
         return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure

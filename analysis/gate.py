@@ -84,7 +84,8 @@ ALGORITHM = ("mode", "rule", "nproc")
 """Settings that tell arms wherever runs come from."""
 BUDGET = ("samples", "epochs", "seconds")
 NOT_KNOWN = "not known"
-SAME_START, SMALLEST = 1e-3, 1e-6
+SAME_START = 1e-3
+SMALLEST = 1e-6
 """How far losses at update 0 of one model on one evaluation set may be apart: a share of their mean size, and nats."""
 _WITHOUT_TEXT = re.compile(r"<.* at 0x[0-9a-f]+>|^<[\w ]+>$")
 _READ: Mapping[str, Callable[[str], Any]] = {
@@ -264,12 +265,12 @@ class Between(NamedTuple):
     @property
     def unlike(self) -> str:
         """Why nothing of the arms is compared; empty where it is."""
-        return _each_once(one.refused for one in self.pairs.values())
+        return each_once(one.refused for one in self.pairs.values())
 
     @property
     def untimed(self) -> str:
         """Why measured seconds of some pairs are not compared; empty where they are."""
-        return _each_once(one.untimed for one in self.pairs.values())
+        return each_once(one.untimed for one in self.pairs.values())
 
     @property
     def timed(self) -> list[Any]:
@@ -295,7 +296,7 @@ def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.set_index([seeds, runs.groupby(seeds, dropna=False).cumcount().to_numpy()])
 
 
-def _each_once(reasons: Iterable[Mapping[str, str]]) -> str:
+def each_once(reasons: Iterable[Mapping[str, str]]) -> str:
     """One reason for each key, that of the first pair that has it."""
     known: dict[str, str] = {}
     for own in reasons:
@@ -312,7 +313,8 @@ def told_apart(ours: str, theirs: str, plan: Plan) -> set[str]:
 
 def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
     """The settings that tell arms of which these are the settings, in any of their shapes."""
-    own, other = asked_of(ours, {}), asked_of(theirs, {})
+    own = asked_of(ours, {})
+    other = asked_of(theirs, {})
     return {
         *ALGORITHM,
         *(key for key in {*own, *other} if _meaning(key, own.get(key)) != _meaning(key, other.get(key))),
@@ -331,7 +333,8 @@ def _follows(key: str, both: Sequence[RunRow], apart: set[str]) -> bool:
     """
     other, allowed = ONLY.get(key, ("", ()))
     if key == "micro_batches":  # a pipeline cuts its batches
-        other, allowed = "mode", ("single", "sync", "async", "hogwild")
+        other = "mode"
+        allowed = ("single", "sync", "async", "hogwild")
     if other in apart and not all(run.asked.get(other) in allowed for run in both):
         return True
     if key not in ("learning_rate", "schedule", "warmup") or not apart & {"optimizer", *BUDGET}:
@@ -347,7 +350,8 @@ def _told_by_the_task(both: Sequence[RunRow], apart: set[str]) -> bool:
 
 
 def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
-    here, there = getattr(ours, column), getattr(theirs, column)
+    here = getattr(ours, column)
+    there = getattr(theirs, column)
     known, other = (_is_known(value) for value in (here, there))
     if column in SINCE and not (known and other):
         return True
@@ -361,7 +365,8 @@ def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
 
 def _evaluated_alike(ours: RunRow, theirs: RunRow) -> bool:
     """Whether the losses at update 0, of one model on one set, are the same up to rounding; not known without them."""
-    here, there = ours.first_loss, theirs.first_loss
+    here = ours.first_loss
+    there = theirs.first_loss
     if not (math.isfinite(here) and math.isfinite(there)):
         return True
     return bool(abs(here - there) <= SAME_START * (abs(here) + abs(there)) / 2 + SMALLEST)

@@ -25,7 +25,9 @@ IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
 ON_MARGIN = ("equivalent", "different but negligible")
 """The words that rest on the margin."""
 DECIDED = ("better", "worse", *ON_MARGIN)
-WIDEST, EXPLAINED, LEAST_WORDS = 0.5, 0.1, 3
+WIDEST = 0.5
+EXPLAINED = 0.1
+LEAST_WORDS = 3
 """Margins as shares of the reference's improvement: never above the first, above the second only with a reason of so
 many words. A difference above the second is never called negligible."""
 AFTERWARDS = 0.95
@@ -128,7 +130,8 @@ TESTS = [*Tested.__annotations__]
 
 def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     """Ask every question, correct each family, and say in one word what was shown."""
-    arms, measure = groups(runs, plan), Measure(curves)
+    arms = groups(runs, plan)
+    measure = Measure(curves)
     plan = plan._replace(exploratory=exploratory(runs, arms, plan))
     asked = [row for pairs in pairs_of(runs, arms, plan) for row in _of_pairs(pairs, measure, arms, plan)]
     asked += [_question(plan, arms, score) for score in scores_of(runs, arms, plan)]
@@ -149,11 +152,13 @@ def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None,
     losses = [y for run in runs if len(y := measure.curve(run, "samples")[1])]
     if not losses:
         return None, False
-    first, best = np.mean([y[0] for y in losses]), np.mean([y.min() for y in losses])
+    first = np.mean([y[0] for y in losses])
+    best = np.mean([y.min() for y in losses])
     return (float(first - AFTERWARDS * (first - best)), False) if best < first else (None, False)
 
 
-SHARES, LARGE_SPREAD = (0.25, 0.5, 0.8, 0.9, 0.95, 0.98), 1.25
+SHARES = (0.25, 0.5, 0.8, 0.9, 0.95, 0.98)
+LARGE_SPREAD = 1.25
 """Shares of the reference's improvement whose targets are looked at; two of them disagree where one speed-up is so many
 times the other."""
 
@@ -170,12 +175,14 @@ def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     found = []
     for share in SHARES:
         values = measure.times(pairs, first - share * (first - best))
-        ours, theirs = values["treatment_ends"], values["reference_ends"]
+        ours = values["treatment_ends"]
+        theirs = values["reference_ends"]
         if len(ours) and np.isfinite(values["crossed"]).all() and ours[:, 1].min() > 0:
             found.append((_ratio(ours, theirs)[0], share))
     if not found:
         return []
-    most, least = max(found), min(found)
+    most = max(found)
+    least = min(found)
     if not most[0].low > least[0].high or most[0].estimate < LARGE_SPREAD * least[0].estimate:
         return []
     told = " and ".join(f"{sooner(one)} at {100 * share:g} % of the improvement" for one, share in (most, least))
@@ -237,7 +244,9 @@ def _question(plan: Plan, arms: pd.DataFrame, known: dict[str, Any], after: tupl
         known: its fields, by name, but for what the registration says.
         after: what was chosen after the fact.
     """
-    registered, own, endpoint = plan.registered, arms.loc[known["treatment"]], known["endpoint"]
+    registered = plan.registered
+    own = arms.loc[known["treatment"]]
+    endpoint = known["endpoint"]
     score = endpoint if is_score(endpoint) else "loss"
     units = {"time_to_target": "s" if own["clock"] == "measured" else "virtual s", "target_reached": "of the runs"}
     asked = {"unit": units.get(endpoint, ""), "lower": endpoint != "target_reached"} | known
@@ -345,7 +354,8 @@ def _answered(question: Tested, ours: NDArray[np.float64], theirs: NDArray[np.fl
     if row.margin == row.margin and not row.refused:
         level = 1 - 2 * row.alpha / row.family_size
         row.p_equal, inside = stats.equivalence(ours, theirs, row.margin, level)
-        row.equal_low, row.equal_high = inside.low, inside.high
+        row.equal_low = inside.low
+        row.equal_high = inside.high
         row.outside = int((np.abs(ours - theirs) >= row.margin).sum())
     return row
 
@@ -405,7 +415,8 @@ def about_margin(row: Any, reference: str) -> str:
 
 def word(row: Tested) -> tuple[str, str]:
     """What was shown, and why that can be said."""
-    n, alpha = row.n, row.alpha
+    n = row.n
+    alpha = row.alpha
     minimum = stats.minimum_pairs(1, alpha)
     if row.unlike:
         return "not comparable", row.nothing
@@ -416,7 +427,8 @@ def word(row: Tested) -> tuple[str, str]:
         if n:
             told.append(f"the smallest p of {n} pair{'s' if n > 1 else ''} is {stats.smallest_p(n):.3g}")
         return "too few seeds", "; ".join(filter(None, (*told, row.nothing)))
-    differs, text = row.p_holm < alpha, f"p_Holm = {row.p_holm:.3g}"
+    differs = row.p_holm < alpha
+    text = f"p_Holm = {row.p_holm:.3g}"
     more = f"; {row.refused}" if row.refused else ""
     if row.p_equal < alpha:
         level = f"{100 * (1 - 2 * alpha / row.family_size):.3g} % interval"

@@ -160,8 +160,10 @@ def _order(arm: str) -> tuple[int, str]:
 
 def _row(runs: pd.DataFrame) -> Row:
     from analysis.places import NOT_OF_AN_ARM
+    from analysis.runs import where
 
-    first, done = runs.iloc[0], runs[(runs["status"] == "DONE") & ~runs["diverged"]]
+    first = runs.iloc[0]
+    done = where(runs, status="DONE", diverged=False)
     recorded = [losses for one in done["details"] if None not in (losses := one.get("worker_losses") or [None])]
     settings = {key: value for key, value in first["settings"].items() if key not in NOT_OF_AN_ARM}
     if done["learning_rate"].nunique() != 1:
@@ -190,20 +192,23 @@ def _devices(runs: pd.DataFrame) -> tuple[str, int | None]:
         return "virtual", None
     for run in runs.itertuples():
         if run.device and run.num_devices == run.num_devices:
-            number, kind = int(run.num_devices), "core" if run.device == "cpu" else "GPU"
+            number = int(run.num_devices)
+            kind = "core" if run.device == "cpu" else "GPU"
             return f"{number} {kind}{'s' * (number != 1)}", number
     return MISSING, None
 
 
 def _warnings(runs: pd.DataFrame, plan: Plan) -> list[str]:
+    from analysis.runs import where
+
     tests = runs[runs["stage"] == "test"]
-    first = tests[tests["replicate"] == 0]
-    done = first[(first["status"] == "DONE") & ~first["diverged"]]
+    first = where(tests, replicate=0)
+    done = where(first, status="DONE", diverged=False)
     lines = []
     if first["clock"].nunique() > 1:
         lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
     lines += notes(first)
-    if (tests["from_scratch"] == True).any():  # noqa: E712
+    if tests["from_scratch"].any():
         lines.append("NOTE: from scratch: not STILT")
     told = set(zip(tests.loc[tests["data"] != "", "data"], tests.loc[tests["data"] != "", "evaluation"], strict=True))
     if len(told) > 1:
@@ -213,7 +218,10 @@ def _warnings(runs: pd.DataFrame, plan: Plan) -> list[str]:
         )
     if done["samples"].nunique() > 1:
         lines.append(f"NOTE: budgets differ, from {done['samples'].min():g} to {done['samples'].max():g} samples")
-    return [*lines, *left_out(tests), *["problems:"] * bool(plan.problems), *(f"  {one}" for one in plan.problems)]
+    lines += left_out(tests)
+    if plan.problems:
+        lines += ["problems:", *(f"  {one}" for one in plan.problems)]
+    return lines
 
 
 def render(rows: Sequence[Row], lines: Sequence[str], form: str, plan: Plan) -> str:
@@ -240,10 +248,12 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]
 
     from analysis.gate import between, told_apart
 
-    lines, reasons = [], []
+    lines = []
+    reasons = []
     for (workers, batch), there in reference_ratios().items():
         pairs = [pair for pair in _async_and_sync(rows) if pair[0][1:3] == (workers, batch)]
-        name, theirs = f"{workers} x {batch}", (f"{there[0]:.2f}", f"{there[1]:.3f}")
+        name = f"{workers} x {batch}"
+        theirs = (f"{there[0]:.2f}", f"{there[1]:.3f}")
         if not pairs:
             lines.append([name, MISSING, MISSING, theirs[0], MISSING, theirs[1], MISSING])
         for ours, other in pairs:
@@ -285,7 +295,8 @@ def _agrees(there: tuple[float, float], logs: tuple[pd.Series, pd.Series]) -> st
 def _cells(rows: Sequence[Row]) -> pd.DataFrame:
     import pandas as pd
 
-    shown, lines = _differing(rows), []
+    shown = _differing(rows)
+    lines = []
     for row in rows:
         losses, seconds = (row.done[name].dropna().tolist() for name in ("loss", "seconds"))
         several = row.shares[1:]

@@ -18,13 +18,16 @@ from analysis.stats import Interval, Numbers, t_interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, EVENTS, read_events, read_json
 
-LADDER, SETTINGS = "ladder.json", "settings.json"
+LADDER = "ladder.json"
+SETTINGS = "settings.json"
 """The measurements of a finished ladder, and what all trainings share."""
 NO_MEMORY = "ran out of memory"
 """The reason of a rung whose training did."""
 NOT_COMPARABLE = "not comparable"
 NOT_KNOWN = "What trainings were given is not known: ladder.json does not name their runs, or they are not beside it."
-UTILISATION, MEMORY, EPOCH = 0.9, 0.9, 1.2
+UTILISATION = 0.9
+MEMORY = 0.9
+EPOCH = 1.2
 """Stated before the runs: the least share of the processors that is busy, the largest share of the memory that is used,
 and how many times the predicted seconds an epoch may take."""
 TRAINING = {
@@ -258,14 +261,18 @@ def pays(rung: Mapping[str, Any], folder: Path) -> bool:
 
 def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
     """A run as a row of `TRAINING`, with its score before it; the rate is that after `warmup` samples."""
-    summary, records = read_json(folder / "summary.json"), list(read_events(folder / EVENTS))
+    summary = read_json(folder / "summary.json")
+    records = list(read_events(folder / EVENTS))
     arrivals = [record for record in records if record["kind"] == "arrival"]
-    first, last = next(one for one in arrivals if one["total_samples"] >= warmup), arrivals[-1]
-    seconds, workers = last["train_seconds"] - first["train_seconds"], summary["memory"]["workers"]
+    first = next(one for one in arrivals if one["total_samples"] >= warmup)
+    last = arrivals[-1]
+    seconds = last["train_seconds"] - first["train_seconds"]
+    workers = summary["memory"]["workers"]
     peaks = [summary["memory"]["leader"], *(peak for _, peak in workers if summary["mode"] != "single")]
     evaluations = [record for record in records if record["kind"] == "evaluate"]
     start, end = ({"loss": one["loss"], **one["metrics"]}[score] for one in (evaluations[0], evaluations[-1]))
-    load, gpus = summary["machine_load"] or {}, (summary["usage"] or {}).get("gpus")
+    load = summary["machine_load"] or {}
+    gpus = (summary["usage"] or {}).get("gpus")
     return {
         "samples_per_second": (last["total_samples"] - first["total_samples"]) / seconds,
         "warmup_seconds": first["train_seconds"],
@@ -282,7 +289,8 @@ def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
 def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     """A margin that is half of what the naive loop gained in all bears no word on the score."""
     naive = sides.before["score"]
-    lower, gained = given["lower_is_better"], naive.mean() - given["score_at_start"]
+    lower = given["lower_is_better"]
+    gained = naive.mean() - given["score_at_start"]
     stated = {"margin": given["margin"], "margin_reason": "stated before the measurements"}
     stated |= {"nothing": sides.unlike, "unlike": bool(sides.unlike)}
     question = of_numbers(sides.after["score"], naive, lower=lower, gained=-gained if lower else gained, **stated)
@@ -291,10 +299,12 @@ def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
 
 
 def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final: Sequence[str]) -> pd.DataFrame:
-    rows, product = [], 1.0
+    rows = []
+    product = 1.0
     for rung in given:
         own = sides[rung["name"]]
-        speed, reason = own.speed, rung["reason"]
+        speed = own.speed
+        reason = rung["reason"]
         in_stack = not reason and rung["name"] in final
         product *= speed.median if in_stack else 1.0
         word = "kept" if in_stack else "left out for the score"

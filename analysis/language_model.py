@@ -49,7 +49,7 @@ def tables_of(found: Comparisons) -> Tables:
             f"Losses at the end, after equal samples, paired by seed. Equivalent: within ±{first['margin']:g} "
             f"{first['unit']} by the equivalence test. Both tests are corrected by Holm's method over the arms."
         )
-        notes = (lead, *[PERPLEXITY] * bool(known), *_about(arms))
+        notes = (lead, PERPLEXITY, *_about(arms)) if known else (lead, *_about(arms))
         made[f"comparison-{name}"] = f"{name}: against {first['reference']}", shown, notes
         costs = tables.without_empty(arms[["model", "arm", "samples_per_second", *COSTS]])
         made[f"costs-{name}"] = f"{name}: rates and memory", costs, (ABOUT_COSTS,)
@@ -140,8 +140,10 @@ def losses(found: Comparisons, comparison: str) -> Iterator[Drawing]:
     arms = found.arms[found.arms["comparison"] == comparison]
     own = found.runs[(found.runs["comparison"] == comparison) & found.runs["arm"].isin(arms["arm"])]
     for model in arms["model"].unique():
-        name, caption = f"{slug(comparison)}-{slug(model)}", f"{model}: a line for every seed."
-        runs, title = own[own["model"] == model], f"Loss against seconds: {model}"
+        name = f"{slug(comparison)}-{slug(model)}"
+        caption = f"{model}: a line for every seed."
+        runs = own[own["model"] == model]
+        title = f"Loss against seconds: {model}"
         picture = gallery.drawn(name, title, caption, plots.loss, runs, found.curves, cast_of(found), {})
         yield pages.drawing(picture)
 
@@ -175,10 +177,13 @@ def page(found: Comparisons, command: str, by: str, made: Tables, pictures: Mapp
         made: the tables, that of the first comparison first.
         pictures: by the key of the table that they stand beside.
     """
-    told, few, number = sentences(found), found.num_seeds < MINIMUM_PAIRS, found.num_seeds
+    told = sentences(found)
+    few = found.num_seeds < MINIMUM_PAIRS
+    number = found.num_seeds
     seeds, are, bear = ("1 seed", "is", "bears") if number == 1 else (f"{number} seeds", "are", "bear")
     headline = f"{seeds} {bear} no verdict; this is what was measured." if few else " ".join(told[:2])
-    (first, *rest), drawn = made, {key: tuple(own) for key, own in pictures.items()}
+    (first, *rest) = made
+    drawn = {key: tuple(own) for key, own in pictures.items()}
     sections = [
         Section(slug(key), made[key][0], drawn.get(key, ()), (pages.table(made[key][1], notes=made[key][2]),))
         for key in rest

@@ -201,7 +201,8 @@ def compare(
     """What `asyncsgd.compare` gives; there is the rest said."""
     if isinstance(a, pd.Series) and isinstance(b, pd.Series):
         b = _aligned(a, b)
-    ours, theirs = _numbers(a, "a"), _numbers(b, "b")
+    ours = _numbers(a, "a")
+    theirs = _numbers(b, "b")
     if ours.ndim != 1 or ours.shape != theirs.shape:
         raise ValueError(f"a and b need as many numbers as each other, got shapes {ours.shape} and {theirs.shape}")
     if np.isnan(ours).any() or np.isnan(theirs).any():

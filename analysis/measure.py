@@ -74,7 +74,8 @@ class Measure:
 
     def stopped(self, run: Any) -> bool:
         """Whether a run ended where it was first seen at its target_loss."""
-        goal, losses = run.settings.get("target_loss"), self.curve(run.run, "samples")[1]
+        goal = run.settings.get("target_loss")
+        losses = self.curve(run.run, "samples")[1]
         return goal is not None and not run.diverged and len(losses) > 0 and bool(losses[-1] <= goal)
 
     def _lost(self, run: str) -> bool:
@@ -156,11 +157,14 @@ class Measure:
         runs = [run for pair in both for run in pair]
         ends = {run.run: self.end(run.run, "seconds") for run in runs}
         budget, common, why = self._budget(runs, times.ravel(), ends)
-        unit, nothing, cut_short = "s" if pairs.clock == "measured" else "virtual s", "", why == CUT_SHORT
+        unit = "s" if pairs.clock == "measured" else "virtual s"
+        nothing = ""
+        cut_short = why == CUT_SHORT
         if times.min() > budget:
             nothing = f"no run reached the target of {target:.3g}"
-            nothing += f" within the {budget:.4g} {unit} of every run" * common
-            if not common and np.isfinite(times).any():
+            if common:
+                nothing += f" within the {budget:.4g} {unit} of every run"
+            elif np.isfinite(times).any():
                 arms = zip((pairs.treatment, pairs.reference), np.isfinite(times).sum(axis=0), strict=True)
                 told = ", ".join(f"{arm} {there} of {len(times)}" for arm, there in arms)
                 nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {told})"

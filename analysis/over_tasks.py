@@ -11,7 +11,8 @@ from scipy import stats
 
 from analysis.stats import Interval
 
-MINIMUM_TASKS, MINIMUM_RUNS = 3, 15
+MINIMUM_TASKS = 3
+MINIMUM_RUNS = 15
 """Of an interval; runs are over all tasks, per method."""
 WORST_RATIO = 4.0
 """Of AlgoPerf: a method that takes four times as long as the fastest one scores nothing on a workload."""
@@ -53,7 +54,8 @@ def share_above(scores: ArrayLike, thresholds: ArrayLike) -> NDArray[np.float64]
 
 def too_few(scores: NDArray[np.float64]) -> str:
     """Why there is no interval; empty where there are enough tasks and runs."""
-    tasks, runs = scores.shape[1], scores.size
+    tasks = scores.shape[1]
+    runs = scores.size
     if tasks >= MINIMUM_TASKS and runs >= MINIMUM_RUNS:
         return ""
     return f"{tasks} tasks and {runs} runs; an interval over tasks needs {MINIMUM_TASKS} and {MINIMUM_RUNS}"
@@ -93,7 +95,9 @@ def stratified_bootstrap(
     7.0
     """
     scores = np.stack([np.asarray(table, float) for table in tables])
-    estimate, low, high = float(statistic(*scores)), np.nan, np.nan
+    estimate = float(statistic(*scores))
+    low = np.nan
+    high = np.nan
     if not too_few(scores[0]):
         draws = [float(statistic(*resampled)) for resampled in _resampled(scores, generator, resamples)]
         low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]).tolist()

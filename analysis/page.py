@@ -149,7 +149,8 @@ def _is_number(value: Any) -> bool:
 
 def page(study: Study, out: Path) -> Page:
     """Arrange a study for the template; `out` is the file that the page will be, to which links are relative."""
-    runs, tests = study.runs, study.tests
+    runs = study.runs
+    tests = study.tests
     used = tables.tested(runs)
     groups = gallery.groups_of(study)
     checks = study.trust.to_dict("records")
@@ -186,12 +187,16 @@ def page(study: Study, out: Path) -> Page:
     if shown is not None and shown["ratio"].map(lambda one: one.estimate != one.estimate).all():
         shown = shown.drop(columns="ratio")
     more = f"{len(tests) - MOST_TESTS} more tests are in Table 2." if len(tests) > MOST_TESTS else ""
-    warnings = [f"Exploratory: {study.exploratory}."] * bool(study.exploratory)
-    warnings += [f"Checks that failed: {', '.join(failed['title'])}."] * bool(len(failed))
+    warnings = []
+    if study.exploratory:
+        warnings.append(f"Exploratory: {study.exploratory}.")
+    if len(failed):
+        warnings.append(f"Checks that failed: {', '.join(failed['title'])}.")
     forests = pictures(gallery.forest(study))
     first = (*forests, *(pictures(gallery.curves(study, groups[0], 0)) if groups else ()))
     marks = [f"{'simulated' if clock == 'virtual' else 'measured'} clock" for clock in sorted(used["clock"].unique())]
-    marks += [FROM_SCRATCH] * bool((used["from_scratch"] == True).any())  # noqa: E712
+    if used["from_scratch"].any():
+        marks.append(FROM_SCRATCH)
     return Page(
         study.plan.name,
         f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
@@ -218,7 +223,8 @@ ABOUT_TESTS = (
 
 def _headlines(study: Study) -> Sequence[tuple[str, tuple[str, ...]]]:
     """The sentence of every headline with its conditions and small type; the lines of several are told once."""
-    found, told = [], set()
+    found = []
+    told = set()
     for one in study.headlines:
         place = conditions(one.row.group) if one.row is not None else ""
         lines = [

@@ -5,16 +5,17 @@ Whether two runs are comparable is decided in `analysis.gate`.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.gate import BEGAN, BUDGET, Between, between, told_apart
+from analysis.gate import BEGAN, BUDGET, Compared, between, each_once, told_apart
 from analysis.questions import Plan
-from analysis.runs import FROM_SCRATCH, Note, RunRow, each
+from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed, where
 from asyncsgd.studies.arms import differing
 
 SAME_BATCH = 0.01
@@ -105,14 +106,11 @@ def _pairs(
     ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
     seeds = ours.index.intersection(theirs.index)
     whole = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
-    lost = [f"{seed:g}" for seed in seeds if seed not in whole]
-    alone = [f"{seed:g}" for seed in sorted(set(ours.index) ^ set(theirs.index))]
-    left = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
-    left += [f"seed {', '.join(alone)} only in one of the two arms"] * bool(alone)
+    lost = [seed for seed in seeds if seed not in whole]
+    alone = sorted(set(ours.index) ^ set(theirs.index))
     notes: list[Note] = []
     caveats: list[str] = []
     twins = copied(_ends(ours.loc[whole]), _ends(theirs.loc[whole]))
-    left += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
     whole = [seed for seed in whole if seed not in twins]
     for side, arm in ((ours, treatment), (theirs, reference)):
         caveats += lost_runs(side, f"runs of {arm}")
@@ -122,18 +120,18 @@ def _pairs(
         notes += again[0]
         caveats += again[1]
         if number := int(side.loc[whole, "diverged"].sum()):
-            about = (arm, f"{number} of {len(whole)} runs")
-            notes.append(Note(f"{arm}: diverged {number}/{len(whole)}", "diverged", about))
-    ours, theirs = ours.loc[whole], theirs.loc[whole]
+            notes.append(diverged(arm, number, len(whole)))
+    ours = ours.loc[whole]
+    theirs = theirs.loc[whole]
     both = pd.concat((ours, theirs))
     notes += _batches(ours, theirs, treatment, reference)
-    if (both["from_scratch"] == True).any():  # noqa: E712
+    if both["from_scratch"].any():
         notes.append(FROM_SCRATCH)
     may_differ = told_apart(treatment, reference, plan)
     if control:
         may_differ |= {*BUDGET, "batch_size"}
     gated = between(ours, theirs, may_differ)
-    different, also = united(gated, plan)
+    different, also = united(gated.pairs.values(), plan)
     notes += also
     apart: dict[Any, str] = {}
     no_speed: list[str] = []
@@ -143,11 +141,33 @@ def _pairs(
         if mixed := [why for side in (ours, theirs) if (why := _mixed(side))]:
             apart = dict.fromkeys(whole, "; ".join(mixed))
         if apart and len(apart) < len(whole):
-            named = ", ".join(f"{seed:g}" for seed in apart)
-            no_speed.append(f"The seconds of the runs of seed {named} are not compared: {next(iter(apart.values()))}.")
-    told = tuple(notes), tuple(caveats), tuple(no_speed)
+            told = f"The seconds of the runs of seed {listed(apart)} are not compared"
+            no_speed.append(f"{told}: {next(iter(apart.values()))}.")
     pairs = list(zip(each(ours), each(theirs), strict=True))
-    return Pairs(*place, ours, theirs, pairs, "; ".join(left), *told, different, apart, control)
+    left = left_out(lost, alone, twins)
+    limits = tuple(notes), tuple(caveats), tuple(no_speed)
+    return Pairs(*place, ours, theirs, pairs, left, *limits, different, apart, control)
+
+
+def left_out(lost: Sequence[float], alone: Sequence[float], twins: Mapping[float, float]) -> str:
+    """Pairs that are in no number, and why.
+
+    Args:
+        lost: seeds of which a run has no result.
+        alone: seeds that one arm has.
+        twins: of `copied`.
+    """
+    told = []
+    if lost:
+        told.append(f"{len(lost)} pair{'s' if len(lost) > 1 else ''} left out (seed {listed(lost)})")
+    if alone:
+        told.append(f"seed {listed(alone)} only in one of the two arms")
+    told += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
+    return "; ".join(told)
+
+
+def diverged(arm: str, number: int, of: int) -> Note:
+    return Note(f"{arm}: diverged {number}/{of}", "diverged", (arm, f"{number} of {of} runs"))
 
 
 def _ends(runs: pd.DataFrame) -> dict[Any, str]:
@@ -208,15 +228,15 @@ def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
     return [f"The {len(ends)} runs of {arm} end at {where}, so they are not independent."]
 
 
-def united(gated: Between, plan: Plan) -> tuple[str, list[Note]]:
+def united(pairs: Collection[Compared], plan: Plan) -> tuple[str, list[Note]]:
     """Why the pairs of two arms are not comparable, and a note on what the arms differ in beside that."""
     told: dict[str, list[str]] = {}
-    for one in gated.pairs.values():
+    for one in pairs:
         for key, both in one.told.items():
             told.setdefault(key, []).extend(both)
-    why = gated.unlike
-    refused = {key for one in gated.pairs.values() for key in one.refused}
-    settings = sorted(refused - {*BEGAN, "first_loss", "micro_batches"})
+    refused = [one.refused for one in pairs]
+    why = each_once(refused)
+    settings = sorted({*itertools.chain(*refused)} - {*BEGAN, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, *settings))})"
     differ = []
@@ -275,7 +295,7 @@ def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference
 def timing_caveats(runs: pd.DataFrame) -> list[str]:
     """Why the measured seconds of some of these runs are no speed comparison, each a sentence."""
     told = []
-    if (runs["oversubscribed"] == True).any():  # noqa: E712
+    if runs["oversubscribed"].any():
         told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
     if (runs["resumes"] > 0).any():
         told.append("Some runs were stopped and resumed, so their seconds are no speed comparison.")

@@ -63,7 +63,8 @@ BEST_F1 = (
 
 def ways_of(found: Comparisons) -> pd.DataFrame:
     """A row for every way of every model, with the columns of `WAYS`."""
-    rows, measure = [], Measure(found.curves)
+    rows = []
+    measure = Measure(found.curves)
     for arm in found.arms.itertuples():
         theirs, own = (
             (one := of_arm(found.runs, arm.comparison, arm.model, name))[~one["diverged"]]
@@ -82,12 +83,15 @@ def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str
     for seed in runs.index.intersection(theirs.index):
         curves = [measure.curve(side.loc[seed, "run"], "samples") for side in (runs, theirs)]
         ours, other = (reached(curve, target) for curve in on_common_looks(curves))
-        ratios += [math.log(ours / other)] * math.isfinite(ours)
-    rows, first = runs.to_dict("records"), runs.iloc[0]
+        if math.isfinite(ours):
+            ratios.append(math.log(ours / other))
+    rows = runs.to_dict("records")
+    first = runs.iloc[0]
     used = [_of_run(row) for row in rows]
     names = [name for name, value in (first["summary"].get("metrics") or {}).items() if isinstance(value, float)]
     settings = first["settings"]
-    stages, parts = settings.get("stages") or settings.get("nproc"), settings.get("micro_batches")
+    stages = settings.get("stages") or settings.get("nproc")
+    parts = settings.get("micro_batches")
     formula = settings.get("mode") == "pipeline" and settings["pipeline_schedule"] != "2bw"
     return {
         "processes": int(first["workers"]),
@@ -119,14 +123,17 @@ def _silent(summary: Mapping[str, Any]) -> float:
 
 def _of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
     """Bubble, exchange and bytes a sample of one run: a pipeline's as its stages counted them."""
-    summary, workers, clock = run["summary"], run["workers"], run["seconds"]
+    summary = run["summary"]
+    workers = run["workers"]
+    clock = run["seconds"]
     events = [one for one in read_events(run["path"] / EVENTS) if one["kind"] == "stages"]
     stages = pd.DataFrame(
         [row for one in events for row in one["stages"]],
         columns=["replica", "stage", "computed", "passed", "exchanged", "sent"],
     )
     if len(stages):
-        processes, first = len(stages[["replica", "stage"]].drop_duplicates()), stages[stages["stage"] == 0]
+        processes = len(stages[["replica", "stage"]].drop_duplicates())
+        first = stages[stages["stage"] == 0]
         passed = first["passed"].sum() / first["replica"].nunique()
         computed = stages["computed"].astype(float).sum(skipna=False) / processes
         exchange = stages["exchanged"].sum() / processes / clock
@@ -135,7 +142,8 @@ def _of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
             "exchange": exchange,
             "bytes_per_sample": stages["sent"].sum() / run["samples"],
         }
-    whole, batch = 4.0 * summary["num_parameters"], run["batch_size"]
+    whole = 4.0 * summary["num_parameters"]
+    batch = run["batch_size"]
     sent = {"sync": 2 * (workers - 1) * whole / (workers * batch), "async": 2 * whole / batch}.get(run["mode"], 0.0)
     exchange = None if workers > 1 else 0.0
     if run["mode"] == "async":
@@ -189,9 +197,11 @@ def more_tables(ways: pd.DataFrame) -> Tables:
 
 def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
     """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
-    caption, cast = "Means over seeds. Dashes: a model that never answers.", cast_of(found)
+    caption = "Means over seeds. Dashes: a model that never answers."
+    cast = cast_of(found)
     for model, own in ways[ways["curve"].map(len) > 0].groupby("model", sort=False):
-        name, title = f"f1-{slug(str(model))}", f"F1 against samples: {model}"
+        name = f"f1-{slug(str(model))}"
+        title = f"F1 against samples: {model}"
         yield drawing(gallery.drawn(name, title, caption, _draw_f1, own, cast))
 
 

@@ -17,7 +17,9 @@ from asyncsgd.studies.arms import differing, resolve
 from asyncsgd.studies.runs import PlannedRun
 from asyncsgd.tasks import TASKS
 
-UNREADABLE, MISSING, MISPLACED = "UNREADABLE", "MISSING", "MISPLACED"
+UNREADABLE = "UNREADABLE"
+MISSING = "MISSING"
+MISPLACED = "MISPLACED"
 PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
 OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))
 """Settings that say where something lies: the base model that a sweep makes has another path in every copy of it."""
@@ -144,7 +146,8 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
     if not loose.any():
         return runs
     known = runs[loose & (runs["status"] != UNREADABLE)]
-    tasks, batches = known["task"].nunique() > 1, known["batch_size"].nunique() > 1
+    tasks = known["task"].nunique() > 1
+    batches = known["batch_size"].nunique() > 1
     rows = runs[CONDITION].itertuples(index=False)
     conditions = pd.Series(["\n".join(map(str, row)) for row in rows], index=runs.index, dtype=object)
     alike_in = dict(iter(known.groupby(conditions[known.index])))
@@ -154,9 +157,14 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
         condition = conditions[name]
         alike = alike_in.get(condition, known.iloc[:0])
         parts = [row["rule"] if alike["rule"].nunique() > 1 else row["algorithm"]]
-        parts += [row["task"]] * (tasks and bool(row["task"]))
-        parts += [f"w{row['workers']:g}"] if row["workers"] == row["workers"] else []
-        parts += [f"b{row['batch_size']:g}"] * batches + ["virtual"] * (row["clock"] == "virtual")
+        if tasks and row["task"]:
+            parts.append(row["task"])
+        if row["workers"] == row["workers"]:
+            parts.append(f"w{row['workers']:g}")
+        if batches:
+            parts.append(f"b{row['batch_size']:g}")
+        if row["clock"] == "virtual":
+            parts.append("virtual")
         apart = differing_in.get(condition, [])
         names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
     runs.loc[list(names), "arm"] = pd.Series(names, dtype=object)

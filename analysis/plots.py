@@ -31,7 +31,8 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 
 TONES = {"better": "#0a7d57", "worse": "#c0400c", "equivalent": "#0b6cae", "different but negligible": "#0b6cae"}
 MUTED = "#78828c"
 """Readable on white and on black."""
-MOST_POINTS, MOST_ROWS = 200, 24
+MOST_POINTS = 200
+MOST_ROWS = 24
 """Of a line; of a forest plot."""
 DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": "--"}
 STYLE = {
@@ -109,7 +110,8 @@ def _versus(ours: str, theirs: str) -> str:
     >>> _versus("async, 4 workers, measured", "sync, 4 workers, measured")
     'async vs sync, 4 workers, measured'
     """
-    (one, *where), (other, *there) = ours.split(", "), theirs.split(", ")
+    (one, *where) = ours.split(", ")
+    (other, *there) = theirs.split(", ")
     return ", ".join([f"{one} vs {other}", *where]) if where == there else f"{ours} vs {theirs}"
 
 
@@ -125,7 +127,8 @@ def _forest(
     for row in tests.itertuples():
         if (row.treatment, row.reference) not in pairs:
             continue
-        place, registered = pairs.index((row.treatment, row.reference)), row.family == "primary"
+        place = pairs.index((row.treatment, row.reference))
+        registered = row.family == "primary"
         tone = TONES.get(row.word, MUTED) if registered else MUTED
         told.append(f"{labels.get(row.treatment, row.treatment)}, {row.endpoint.replace('_', ' ')}: {row.word}")
         beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
@@ -169,7 +172,8 @@ def loss(
 ) -> str:
     """A thin line for every run, the mean of an arm with its t band, and the target. A run that diverged ends in a
     cross and is in no mean."""
-    frames, told = dict(iter(curves.groupby("run"))), []
+    frames = dict(iter(curves.groupby("run")))
+    told = []
     for arm, of_arm in runs[runs["run"].isin(frames)].groupby("arm", sort=False):
         look = cast[str(arm)]
         found = {row.run: curve(frames[row.run], x, y) for row in of_arm.itertuples()}
@@ -211,9 +215,11 @@ def reached(
     target: float,
 ) -> str:
     """The share of runs that were seen at the target by a time; those that ended before it are censored there."""
-    measure, told = Measure(curves), []
+    measure = Measure(curves)
+    told = []
     for arm, of_arm in runs.groupby("arm", sort=False):
-        rows, look = list(of_arm.itertuples()), cast[str(arm)]
+        rows = list(of_arm.itertuples())
+        look = cast[str(arm)]
         at = np.array([measure.crossings([row], target)[0][1] for row in rows])
         ends = np.array([math.inf if row.diverged else measure.end(row.run, "seconds") for row in rows])
         there = np.isfinite(at)
@@ -265,7 +271,8 @@ def logarithmic(axes: Axes, base: float = 10) -> None:
 def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[str, Look]) -> str:
     """How often a gradient was applied at each delay, in updates."""
     for arm, of_arm in counts.items():
-        total, at = sum(of_arm.values()), sorted(of_arm)
+        total = sum(of_arm.values())
+        at = sorted(of_arm)
         cast[arm].line(axes, at, [of_arm[delay] / total for delay in at], label=arm)
     axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
     axes.set_ylim(bottom=0)
@@ -285,10 +292,12 @@ def profiles(axes: Axes, found: Mapping[str, pd.DataFrame], cast: Mapping[str, L
     """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
     scores = np.concatenate([one["score"] for one in found.values()])
     # below 0 is worse than before training, and how far below would only squeeze the rest
-    left, right = max(0.0, scores.min()), max(scores.max(), 1.0)
+    left = max(0.0, scores.min())
+    right = max(scores.max(), 1.0)
     left, right = left - 0.05 * (right - left), right + 0.05 * (right - left)
     for name, steps in found.items():
-        look, x = cast[name], [min(left, steps["score"].iloc[0]), *steps["score"], right]
+        look = cast[name]
+        x = [min(left, steps["score"].iloc[0]), *steps["score"], right]
         share, low, high = ([1.0, *steps[column], 0.0] for column in ("share", "low", "high"))
         look.steps(axes, x, share, name)
         if steps["low"].notna().any():

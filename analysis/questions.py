@@ -75,7 +75,8 @@ def read_plan(folder: Path) -> Plan:
     What a verdict rests on and is missing, or not as it must be, makes a file one that cannot be used.
     """
     problems: list[str] = []
-    plan, registered = None, UNREGISTERED
+    plan = None
+    registered = UNREGISTERED
     if (folder / "plan.json").is_file():
         try:
             plan = msgspec.convert(read_json(folder / "plan.json"), PlanFile)
@@ -84,7 +85,8 @@ def read_plan(folder: Path) -> Plan:
     known = plan or PlanFile(study=folder.resolve().name, arms=[], runs=[])
     arms = {arm.name: arm for arm in known.arms}
     why = "there is no analysis.yaml: nothing was declared before the runs"
-    sha256, file = "", folder / "analysis.yaml"
+    sha256 = ""
+    file = folder / "analysis.yaml"
     if file.is_file():
         try:
             content = file.read_bytes()
@@ -164,8 +166,8 @@ def _facts(own: pd.DataFrame) -> dict[str, Any]:
 
 def _name(arm: Any, several: bool) -> str:
     count = "unknown workers" if arm.workers != arm.workers else f"{arm.workers:g} worker{'s' * (arm.workers != 1)}"
-    parts = [count, f"{arm.clock or 'measured'} clock", *[arm.speeds] * bool(arm.speeds)]
-    return ", ".join([*parts, *[f"batch {arm.batch_size:g}"] * several])
+    batch = f"batch {arm.batch_size:g}" if several else ""
+    return ", ".join(filter(None, (count, f"{arm.clock or 'measured'} clock", arm.speeds, batch)))
 
 
 def is_primary(plan: Plan, workers: float, clock: str) -> bool:
@@ -210,12 +212,16 @@ def labels(arms: pd.DataFrame) -> dict[str, str]:
     named = {}
     for arm in arms.itertuples():
         parts = [arm.algorithm]
-        parts += [f"{arm.workers:g} worker{'s' * (arm.workers != 1)}"] * (
-            several["workers"] and arm.workers == arm.workers
-        )
-        parts += ["simulated" if arm.clock == "virtual" else "measured"] * several["clock"]
-        parts += [arm.speeds or "equal speeds"] * (several["speeds"] and arm.clock == "virtual")
-        parts += [f"batch {arm.batch_size:g}"] * several["batch_size"] + [arm.task] * several["task"]
+        if several["workers"] and arm.workers == arm.workers:
+            parts.append(f"{arm.workers:g} worker{'s' if arm.workers != 1 else ''}")
+        if several["clock"]:
+            parts.append("simulated" if arm.clock == "virtual" else "measured")
+        if several["speeds"] and arm.clock == "virtual":
+            parts.append(arm.speeds or "equal speeds")
+        if several["batch_size"]:
+            parts.append(f"batch {arm.batch_size:g}")
+        if several["task"]:
+            parts.append(arm.task)
         named[str(arm.Index)] = ", ".join(map(str, parts))
     counts = Counter(named.values())
     return {name: label if counts[label] == 1 else name for name, label in named.items()}

@@ -47,7 +47,8 @@ CURVES = ["run", "updates", "samples", "seconds", "loss"]
 """And a column ``metric.NAME`` for every metric of the task."""
 UNFINISHED = "UNFINISHED"
 PLAIN_RULES = ("", "asynchronous")
-PREDICTED, REPLACED = re.compile(r"(^|/)predicted-\d+$"), re.compile(r"\.before-\d+(/|$)")
+PREDICTED = re.compile(r"(^|/)predicted-\d+$")
+REPLACED = re.compile(r"\.before-\d+(/|$)")
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
@@ -263,8 +264,12 @@ def algorithm(mode: str, rule: str) -> str:
 def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str, Any]:
     """The columns that summary.json has a say in."""
     get = summary.get
-    delay, memory, work = get("delay") or {}, get("memory") or {}, get("seconds") or {}
-    load, rates, metrics = get("machine_load") or {}, get("throughput") or {}, get("metrics") or {}
+    delay = get("delay") or {}
+    memory = get("memory") or {}
+    work = get("seconds") or {}
+    load = get("machine_load") or {}
+    rates = get("throughput") or {}
+    metrics = get("metrics") or {}
     workers = [] if get("mode") == "single" else [peak for _, peak in memory.get("workers") or ()]
     peaks = [memory["leader"], *workers] if memory else []  # alone one process is leader and worker at once
     whole = (get("train_seconds") or 0.0) * (get("num_workers") or 1)
@@ -304,7 +309,8 @@ def _of_settings(path: Path) -> dict[str, Any]:
     """The flat settings; those of experiments/simulate.py lie one level deeper. A killed run has nothing else."""
     settings = (read_yaml(path.read_text(encoding="utf-8"), path.name) if path.is_file() else {}) or {}
     settings = settings.get("simulate") or settings
-    mode, rule = settings.get("mode") or "", settings.get("rule") or ""
+    mode = settings.get("mode") or ""
+    rule = settings.get("rule") or ""
     return {
         "settings": settings,
         "learning_rate": _number(settings.get("learning_rate"), "learning_rate"),
@@ -326,7 +332,8 @@ def _of_environment(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("environment.json is damaged: it is no object")
     ranks = [one for one in found.get("hardware_of_ranks") or [found] if isinstance(one, dict)]
-    device, number = found.get("device") or "", found.get("num_devices")
+    device = found.get("device") or ""
+    number = found.get("num_devices")
     return {
         "machine": "; ".join(dict.fromkeys(map(_machine, ranks))),
         "device": f"{number} x {device}" if number and device not in ("", "cpu") else device,
@@ -345,7 +352,8 @@ def _resumed_on(path: Path, machine: str) -> list[str]:
 
 def _machine(found: dict[str, Any]) -> str:
     """Processor, cores and GPUs; empty where neither a processor nor a GPU has a name."""
-    cores, gpus = found.get("cores"), found.get("gpus") or ()
+    cores = found.get("cores")
+    gpus = found.get("gpus") or ()
     if not (found.get("cpu") or gpus):
         return ""
     parts = [found.get("cpu"), found.get("cpu_capability"), cores and f"{cores} core{'s' * (cores != 1)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -107,7 +108,26 @@ def named(kind: Any) -> list[str]:
 
 
 RUNS = [*RunRow._fields]
-TEXTS, NUMBERS, SURE, PERHAPS = named(str), named(float), named(bool), named(bool | None)
+TEXTS = named(str)
+NUMBERS = named(float)
+SURE = named(bool)
+PERHAPS = named(bool | None)
+
+
+def where(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """The rows with these values in their columns."""
+    kept = pd.Series(True, index=table.index)
+    for column, value in values.items():
+        kept &= table[column] == value
+    return table[kept]
+
+
+def listed(numbers: Iterable[float]) -> str:
+    """
+    >>> listed([1.0, 2.5])
+    '1, 2.5'
+    """
+    return ", ".join(f"{number:g}" for number in numbers)
 
 
 def each(runs: pd.DataFrame) -> list[RunRow]:

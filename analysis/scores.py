@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.gate import Between, between, told_apart
+from analysis.gate import between, told_apart
 from analysis.measure import BY_RANKS, values_of
-from analysis.pairs import copied, happened, lost_runs, united
+from analysis.pairs import copied, diverged, happened, left_out, lost_runs, united
 from analysis.questions import BASELINE, Plan
-from analysis.runs import FROM_SCRATCH, Note
+from analysis.runs import FROM_SCRATCH, Note, where
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.tasks.scores import accuracy, macro_f1, matthews
 
@@ -64,9 +64,10 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
     training.
     """
     tuned = runs[runs["stage"] == "finetune"]
-    if not (tuned["usable"] & ~tuned["diverged"]).any():
+    if where(tuned, usable=True, diverged=False).empty:
         return
-    means, (metric, lower) = by_seed(runs), metric_of(tuned)
+    means = by_seed(runs)
+    (metric, lower) = metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
         there = [name for name in members.index if name in means]
         reference = next((name for name in there if members.loc[name, "algorithm"] == plan.reference), None)
@@ -95,14 +96,12 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
 def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
     """As `united`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
-    usable = runs[runs["usable"] & (runs["replicate"] == 0)]
-    ours, theirs = (usable[usable["arm"] == arm] for arm in arms)
-    tests, tuned = (
-        between(ours[ours["stage"] == stage], theirs[theirs["stage"] == stage], apart, tuned=stage == "finetune")
-        for stage, apart in (("test", told_apart(treatment, reference, plan)), ("finetune", set()))
-    )
+    usable = where(runs, usable=True, replicate=0)
+    ours, theirs = (where(usable, arm=arm) for arm in arms)
+    tests = between(where(ours, stage="test"), where(theirs, stage="test"), told_apart(treatment, reference, plan))
+    tuned = between(where(ours, stage="finetune"), where(theirs, stage="finetune"), set(), tuned=True)
     both = [*tests.pairs.values(), *tuned.pairs.values()]
-    return united(Between({("pair", number): one for number, one in enumerate(both)}), plan)
+    return united(both, plan)
 
 
 def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:
@@ -113,30 +112,28 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
         before = means.loc[both.index, BASELINE]
         if np.isfinite(both).all(axis=None) and np.isfinite(before).all():
             gained = float((both[reference] - before).mean()) * (-1 if metric_of(tuned)[1] else 1)
-    ignorant = [arm for arm, runs in own.items() if not_learned(runs)]
-    be = "is" if len(ignorant) == 1 else "are"
-    told = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
+    nothing = ""
+    if ignorant := [arm for arm, runs in own.items() if not_learned(runs)]:
+        be = "is" if len(ignorant) == 1 else "are"
+        nothing = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
     seeds = set(tuned.loc[tuned["arm"].isin((treatment, reference)), "seed"])
-    lost = [f"{seed:g}" for seed in sorted(seeds - set(both.index))]
-    told_out = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
     twins = copied(*[_ends_of_seeds(runs) for runs in own.values()])
-    told_out += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
+    left = left_out(sorted(seeds - set(both.index)), (), twins)
     both = both.drop(index=list(twins))
-    left = "; ".join(told_out)
     notes: list[Note] = []
     for arm in (treatment, reference):
         notes += happened(own[arm], f"fine-tunings of {arm}")
         if number := int(np.isinf(both[arm]).sum()):
-            collapsed = (own[arm]["usable"] & ~own[arm]["diverged"] & own[arm]["metric"].isna()).any()
-            note = Note(f"{arm}: diverged {number}/{len(both)}", "diverged", (arm, f"{number} of {len(both)} runs"))
+            collapsed = where(own[arm], usable=True, diverged=False)["metric"].isna().any()
+            note = diverged(arm, number, len(both))
             if collapsed:
                 without = "without a score, since one thing is predicted of all texts, or diverged"
                 note = Note(f"{arm}: {without} {number}/{len(both)}", "undefined")
             notes += [note, BY_RANKS]
-    if (pd.concat(own.values())["from_scratch"] == True).any():  # noqa: E712
+    if pd.concat(own.values())["from_scratch"].any():
         notes.append(FROM_SCRATCH)
     ours, theirs = (both[arm].to_numpy() for arm in (treatment, reference))
-    values = values_of(ours, theirs, list(both.index), nothing=told * bool(ignorant), gained=gained)
+    values = values_of(ours, theirs, list(both.index), nothing=nothing, gained=gained)
     marks = tuple(dict.fromkeys(notes))
     return {"treatment": treatment, "reference": reference, "left_out": left, "notes": marks, **values}
 
@@ -158,7 +155,7 @@ def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     diverged = _without_model(runs)
     told = []
     for arm in arms:
-        own = runs[(runs["arm"] == arm) & (runs["replicate"] == 0)]
+        own = where(runs, arm=arm, replicate=0)
         own = own[~((own["status"] == "MISSING") & own["parent"].isin(diverged))]
         told += lost_runs(own[own["stage"] == "finetune"], f"fine-tunings of {arm}")
         told += lost_runs(own[own["stage"] == "test"], f"runs of {arm}")
@@ -171,7 +168,7 @@ def nothing_learned(runs: pd.DataFrame) -> str:
     Their loss does not end below its start, or their classes are predicted no better, by their own score, than by one
     class for everything.
     """
-    of_arm = runs[runs["usable"] & ~runs["diverged"] & (runs["replicate"] == 0)]
+    of_arm = where(runs, usable=True, diverged=False, replicate=0)
     tests = of_arm[of_arm["stage"] == "test"]
     gained = (tests["first_loss"] - tests["loss"]).dropna()
     if len(gained) and gained.mean() <= 0:
@@ -196,7 +193,7 @@ def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int6
 
 def not_learned(runs: pd.DataFrame) -> bool:
     """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
-    alive = runs.loc[runs["usable"] & ~runs["diverged"], "details"]
+    alive = where(runs, usable=True, diverged=False)["details"]
     told = [details for details in alive if details.get("majority")]
     for metric in ("span_f1", "accuracy"):
         pairs = [(_metric(one, metric), one["majority"].get(metric)) for one in told]

@@ -62,10 +62,13 @@ def percent(share: float) -> str:
 
 def block(ladder: Ladder) -> str:
     """The guide's own block."""
-    given, final, fastest = ladder.given, ladder.final, ladder.stacks[-1]
+    given = ladder.given
+    final = ladder.final
+    fastest = ladder.stacks[-1]
     lines = [f"TRAINING SPEED COMPARISON: {given['task']}, {given['data']}", "=" * 60]
     for name, side in (("Original", ladder.naive), ("Optimised", final.trainings)):
-        seconds, rate = ladder.epoch_seconds(side), side["samples_per_second"].median()
+        seconds = ladder.epoch_seconds(side)
+        rate = side["samples_per_second"].median()
         lines.append(f"{name + ':':12}{written(seconds):>9} s/epoch {written(float(rate)):>9} samples/s")
     lines += [f"{'Speed-up:':12}{gain(final.speed)}", f"{'Score:':12}{score(ladder, final)}"]
     if fastest is not final:
@@ -85,7 +88,8 @@ def gain(speed: Speed) -> str:
 def score(ladder: Ladder, stack: Stack) -> str:
     """Both scores, and what they show: no claim where there are too few seeds."""
     means = f"{ladder.naive['score'].mean():.3f} -> {stack.trainings['score'].mean():.3f}"
-    shown, n = f"{ladder.given['score']} {means}", len(stack.trainings)
+    shown = f"{ladder.given['score']} {means}"
+    n = len(stack.trainings)
     if stack.word == NOT_COMPARABLE:
         return f"{ladder.given['score']} {stack.word}: {stack.reason}"
     if stack.word == "too few seeds":
@@ -114,14 +118,20 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> pd.DataFrame:
     """The guide's validation checklist: what each box asks for was stated before the runs. `passed` is None where it is
     not known.
     """
-    given, final, sides = ladder.given, ladder.final, (ladder.naive, ladder.final.trainings)
+    given = ladder.given
+    final = ladder.final
+    sides = (ladder.naive, ladder.final.trainings)
     medians = [side.median() for side in sides]
     size = machine.get("memory_bytes") or math.nan
-    device, busy = "cores", [one["busy_cores"] / machine["cores"] for one in medians]
-    memory, full = "memory", [one["memory_bytes"] / size for one in medians]
+    device = "cores"
+    busy = [one["busy_cores"] / machine["cores"] for one in medians]
+    memory = "memory"
+    full = [one["memory_bytes"] / size for one in medians]
     if medians[0]["gpu_bytes"]:
-        device, busy = "GPU", [one["busy_gpu"] for one in medians]
-        memory, full = "GPU memory", [one["gpu_bytes"] / size for one in medians]
+        device = "GPU"
+        busy = [one["busy_gpu"] for one in medians]
+        memory = "GPU memory"
+        full = [one["gpu_bytes"] / size for one in medians]
         if (ladder.rungs["in_stack"] & ladder.rungs["box"].isin(SEVERAL_DEVICES)).any():
             full[1] /= machine.get("devices", 1)
     seconds = [ladder.epoch_seconds(side) for side in sides]
@@ -133,7 +143,8 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> pd.DataFrame:
     losses, scores = ([f"{side[name].mean():.3f}" for side in sides] for name in ("loss", "score"))
     loss_asked, score_asked = (f"within ±{given[key]:g}" for key in ("loss_margin", "margin"))
     lost = list(ladder.rungs.loc[ladder.rungs["reason"] == NO_MEMORY, "name"])
-    done, planned = ladder.num_done, ladder.num_planned
+    done = ladder.num_done
+    planned = ladder.num_planned
     rows = [
         (f"{device} busy", f"{percent(UTILISATION)} or more", *map(percent, busy),
          known(busy[1], busy[1] >= UTILISATION)),
@@ -156,7 +167,8 @@ def known(value: float, passed: bool) -> bool | None:
 
 def prediction(ladder: Ladder) -> str:
     """The guide's prediction beside what came of it."""
-    product, measured = " x ".join(f"{factor:.2f}" for factor in ladder.factors), ladder.final.speed.median
+    product = " x ".join(f"{factor:.2f}" for factor in ladder.factors)
+    measured = ladder.final.speed.median
     if math.isnan(measured * ladder.predicted):
         return f"Theoretical speed-up: {NOT_COMPARABLE}."
     return (
@@ -167,7 +179,9 @@ def prediction(ladder: Ladder) -> str:
 
 def gains(ladder: Ladder) -> list[str]:
     """What the time that was gained buys; what was counted and not measured is marked."""
-    times, epoch, operations = ladder.final.speed.median, ladder.given["epoch"], ladder.given["operations"]
+    times = ladder.final.speed.median
+    epoch = ladder.given["epoch"]
+    operations = ladder.given["operations"]
     if math.isnan(times):
         return []
     plain, longer, larger = (
@@ -242,8 +256,10 @@ def publication_table(ladders: Ladders) -> pd.DataFrame:
     """Before and after, for a publication: the naive loop and the final stack, medians over the seeds."""
     rows = []
     for ladder in ladders.ladders:
-        sides, times = (ladder.naive, ladder.final.trainings), ratio(ladder.final.speed.median)
-        rates, cores = [side.median() for side in sides], ladders.machine["cores"]
+        sides = (ladder.naive, ladder.final.trainings)
+        times = ratio(ladder.final.speed.median)
+        rates = [side.median() for side in sides]
+        cores = ladders.machine["cores"]
         means = [f"{side['score'].mean():.3f}" for side in sides]
         measures = [
             ("time of an epoch, s", *map(ladder.epoch_seconds, sides), times),
@@ -261,7 +277,8 @@ def publication_table(ladders: Ladders) -> pd.DataFrame:
 
 def tables_of(ladder: Ladder, machine: Any) -> list[tuple[pd.DataFrame, str, str]]:
     """The tables of one task with their titles and notes."""
-    given, boxes = ladder.given, validation(ladder, machine)
+    given = ladder.given
+    boxes = validation(ladder, machine)
     boxes["in a word"] = ["not known" if one is None else "passed" if one else "failed" for one in boxes.pop("passed")]
     stacks = FOR_STACKS.format(**dict(given) | {"naive": ladder.naive["score"].mean(), "seeds": len(ladder.naive)})
     return [
@@ -302,7 +319,8 @@ def text(found: Ladders) -> str:
 
 def picture(ladder: Ladder) -> pages.Drawing:
     """Each rung's ratio to the rung before on a logarithmic axis; a line at 1, where a rung changes nothing."""
-    task, rungs = ladder.given["task"], ladder.rungs[ladder.rungs["reason"] == ""]
+    task = ladder.given["task"]
+    rungs = ladder.rungs[ladder.rungs["reason"] == ""]
     caption = f"{task}: the mean ratio over the turns, with its 95 % interval."
     size = 6.4, 0.9 + 0.32 * len(rungs)
     return pages.drawing(
@@ -323,14 +341,17 @@ def _draw(axes: Any, rungs: pd.DataFrame) -> str:
 
 def page(found: Ladders, command: str) -> str:
     """The page of a study's report with these findings in it."""
-    sections, headlines = [], []
+    sections = []
+    headlines = []
     for number, ladder in enumerate(found.ladders):
-        title, final = f"{ladder.given['task']} on {ladder.given['data']}", ladder.final
+        title = f"{ladder.given['task']} on {ladder.given['data']}"
+        final = ladder.final
         headlines.append(
             (f"{title}: {gain(final.speed)}{' the naive loop' * bool(final.speed.n)}; {score(ladder, final)}.", ())
         )
         shown = tuple(pages.table(frame, name, (note,)) for frame, name, note in tables_of(ladder, found.machine))
-        lead, drawn = (prediction(ladder), *checklist(ladder), *gains(ladder)), (picture(ladder),) if number else ()
+        lead = (prediction(ladder), *checklist(ladder), *gains(ladder))
+        drawn = (picture(ladder),) if number else ()
         sections.append(pages.Section(ladder.given["task"], title, drawn, shown, lead, (block(ladder),)))
     return pages.measured(
         "The speed ladder",
@@ -352,7 +373,8 @@ def report(folder: Path) -> None:
         UsageError: if it holds no finished ladder, or nothing can be written there.
     """
     found = read(folder)
-    told, again = text(found), f"python -m analysis speed_ladder {shlex.quote(str(folder))}"
+    told = text(found)
+    again = f"python -m analysis speed_ladder {shlex.quote(str(folder))}"
     write(folder / "ladder.md", told)
     write(folder / "report.html", page(found, again))
     print(told)

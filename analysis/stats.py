@@ -13,9 +13,11 @@ from scipy import optimize, stats
 
 Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
 
-EXACT_PAIRS, SUBSETS = 16, 50_000
+EXACT_PAIRS = 16
+SUBSETS = 50_000
 """Up to so many pairs all subsets are looked at; beyond, so many random ones, which are always the same."""
-POWER, STUDIES = 0.8, 4_000
+POWER = 0.8
+STUDIES = 4_000
 """Share of studies in which a detectable difference is found, and how many are simulated at most."""
 MINIMUM_PAIRS = 6
 """Below it the two-sided sign-flip test cannot reach 0.05."""
@@ -85,20 +87,28 @@ def sign_flip(
     whose sum is 0 or has the other sign, or the complement of one. So the p value and the interval (Hartigan 1969) are
     read from one list: the means of all subsets. With `ratio` the list is that of sum(reference) / sum(treatment).
     """
-    ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
+    ours = np.asarray(treatment, float)
+    theirs = np.asarray(reference, float)
     order = _in_one_order(ours, theirs)
-    ours, theirs = ours[order], theirs[order]
-    n, chosen = len(ours), _subsets(len(ours))
+    ours = ours[order]
+    theirs = theirs[order]
+    n = len(ours)
+    chosen = _subsets(len(ours))
     if ratio:
-        values, estimate, null = (chosen @ theirs) / (chosen @ ours), theirs.sum() / ours.sum(), 1.0
+        values = (chosen @ theirs) / (chosen @ ours)
+        estimate = theirs.sum() / ours.sum()
+        null = 1.0
         tolerance = ROUNDING
     else:
         differences = ours - theirs
-        values, estimate, null = (chosen @ differences) / chosen.sum(axis=1), differences.mean(), 0.0
+        values = (chosen @ differences) / chosen.sum(axis=1)
+        estimate = differences.mean()
+        null = 0.0
         tolerance = ROUNDING * float(np.abs(differences).max())
     values = np.sort(values)
     patterns = len(values) + 1
-    at_most, at_least = (values <= null + tolerance).sum(), (values >= null - tolerance).sum()
+    at_most = (values <= null + tolerance).sum()
+    at_least = (values >= null - tolerance).sum()
     p = min(1.0, 2 * (1 + min(at_most, at_least)) / patterns)
     rank = math.ceil((1 - level) * patterns / 2) - 1  # the largest k with 2 k / patterns below 1 - level
     low, high = (values[rank - 1], values[-rank]) if rank > 0 else (math.nan, math.nan)
@@ -107,7 +117,8 @@ def sign_flip(
 
 def signed_ranks(treatment: Numbers, reference: Numbers) -> NDArray[np.float64]:
     """Signed ranks of paired values, of which some may be infinite: `sign_flip` of them is Wilcoxon's exact test."""
-    ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
+    ours = np.asarray(treatment, float)
+    theirs = np.asarray(reference, float)
     apart = ours != theirs
     ranks = np.zeros(len(ours))
     ranks[apart] = np.sign(ours[apart] - theirs[apart]) * stats.rankdata(np.abs(ours[apart] - theirs[apart]))
@@ -116,8 +127,10 @@ def signed_ranks(treatment: Numbers, reference: Numbers) -> NDArray[np.float64]:
 
 def mcnemar(treatment: Numbers, reference: Numbers, level: float = 0.95) -> tuple[float, Interval]:
     """McNemar's exact test of yes (1) and no (0), and the interval of the difference of their shares."""
-    ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
-    n, apart = len(ours), int((ours != theirs).sum())
+    ours = np.asarray(treatment, float)
+    theirs = np.asarray(reference, float)
+    n = len(ours)
+    apart = int((ours != theirs).sum())
     if not apart:
         return math.nan, Interval(0.0, math.nan, math.nan, level, n)
     test = stats.binomtest(int((ours > theirs).sum()), apart)

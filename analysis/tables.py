@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.gate import between, told_apart
 from analysis.questions import BASELINE, Plan, groups, labels
+from analysis.runs import each, where
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
@@ -24,7 +25,7 @@ COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "toke
 
 def tested(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs that the numbers of a study are of."""
-    return runs[(runs["stage"] == "test") & runs["usable"] & (runs["replicate"] == 0)]
+    return where(runs, stage="test", usable=True, replicate=0)
 
 
 def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
@@ -32,7 +33,8 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     used = tested(runs)
     rows = []
     for arm, own in used.groupby("arm", sort=False):
-        alive, first = own[~own["diverged"]], own.iloc[0]
+        alive = own[~own["diverged"]]
+        first = own.iloc[0]
         row = {"arm": arm, "clock": first["clock"], "workers": first["workers"], "runs": len(own)}
         row |= {"diverged": int(own["diverged"].sum()), "learning_rate": first["learning_rate"]}
         timed = tests[
@@ -59,7 +61,7 @@ def _to_the_target(timed: pd.DataFrame, arm: str) -> dict[str, Any]:
 def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame, plan: Plan) -> dict[str, Any]:
     """Throughput as a multiple of one worker's and its share per worker, and why there is none."""
     first = own.iloc[0]
-    alone = used[(used["workers"] == 1) & (used["clock"] == first["clock"]) & (used["task"] == first["task"])]
+    alone = where(used, workers=1, clock=first["clock"], task=first["task"])
     reasons = []
     for arm, one in alone.groupby("arm", sort=False):
         gated = between(own, one, told_apart(first["arm"], str(arm), plan))
@@ -73,7 +75,7 @@ def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame, plan: Plan) -> dict[
 
 def settings(runs: pd.DataFrame) -> pd.DataFrame:
     """The settings in which arms differ, as their runs were started."""
-    first = runs[(runs["stage"] == "test") & runs["usable"]].groupby("arm", sort=False)["settings"].first()
+    first = where(runs, stage="test", usable=True).groupby("arm", sort=False)["settings"].first()
     table = pd.DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
     table = table.loc[:, table.astype(str).nunique(dropna=False) > 1]
     return table.reset_index() if len(table.columns) else pd.DataFrame(columns=["arm"])
@@ -94,11 +96,13 @@ def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
 
 def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     """For a column of a paper: arm, time to the target, ratio, loss, word of the registered endpoint."""
-    named, table = labels(groups(runs, plan)), arms(runs, tests, plan)
+    named = labels(groups(runs, plan))
+    table = arms(runs, tests, plan)
     rows = []
     for row in table.to_dict("records"):
         own = tests[(tests["treatment"] == row["arm"]) & (tests["reference"] != BASELINE)]
-        timed, first = own[own["endpoint"] == "time_to_target"], own.head(1)
+        timed = own[own["endpoint"] == "time_to_target"]
+        first = own.head(1)
         known = timed[timed["ratio"].notna()]
         ratio = "{ratio:.2f} [{ratio_low:.2f}, {ratio_high:.2f}]".format(**known.iloc[0]) if len(known) else MISSING
         ratio = ratio.removesuffix(" [nan, nan]")
@@ -129,10 +133,8 @@ def tuning(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
 
 def downstream(runs: pd.DataFrame) -> pd.DataFrame:
     """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
-    tuned = runs[(runs["stage"] == "finetune") & runs["usable"] & ~runs["diverged"]]
-    rows = [
-        {"arm": row.arm, "seed": row.seed, "score": row.metric, **_scores(row.details)} for row in tuned.itertuples()
-    ]
+    tuned = where(runs, stage="finetune", usable=True, diverged=False)
+    rows = [{"arm": row.arm, "seed": row.seed, "score": row.metric, **_scores(row.details)} for row in each(tuned)]
     return _over_seeds(rows, ["arm"]) if rows else pd.DataFrame(columns=["arm", "score"])
 
 
@@ -148,9 +150,9 @@ def _scores(details: dict[str, Any]) -> dict[str, float]:
 
 def evaluation_sets(runs: pd.DataFrame) -> pd.DataFrame:
     """What every arm reached on each of several evaluation sets; texts that are not the same are another set."""
-    used = runs[runs["stage"].isin(("test", "finetune")) & runs["usable"] & ~runs["diverged"]]
+    used = where(runs, usable=True, diverged=False, replicate=0)
     rows = []
-    for run in used[used["replicate"] == 0].itertuples():
+    for run in each(used[used["stage"].isin(("test", "finetune"))]):
         others = run.details.get("evaluations") or {}
         known = run.details.get("evaluation_sets") or [{"name": "main"}]
         texts = {one["name"]: one.get("fingerprint", run.data) for one in known}
@@ -170,7 +172,7 @@ def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> pd.DataFrame:
 
 def confusion(runs: pd.DataFrame, arm: str) -> pd.DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
-    own = runs[(runs["stage"] == "finetune") & (runs["arm"] == arm) & runs["usable"]]["details"]
+    own = where(runs, stage="finetune", arm=arm, usable=True)["details"]
     named = {tuple(map(str, one.get("labels") or ())) for one in own}
     matrices = [np.array(one["confusion"]) for one in own if one.get("confusion")]
     if len(named) != 1 or not matrices or any(one.shape != (len(min(named)),) * 2 for one in matrices):

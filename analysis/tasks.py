@@ -34,6 +34,7 @@ from analysis.over_tasks import (
     too_few,
 )
 from analysis.questions import is_primary
+from analysis.runs import where
 from analysis.stats import Interval
 from asyncsgd.errors import UsageError
 
@@ -92,7 +93,8 @@ def read_task(folder: Path) -> Task:
             seed, or its reference learned nothing.
     """
     study = load(folder)
-    arms, rows = study.arms, study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
+    arms = study.arms
+    rows = study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
     primary = [is_primary(study.plan, *arms.loc[arm, ["workers", "clock"]]) for arm in rows["treatment"]]
     own = (arms.loc[rows["reference"], "algorithm"] == study.plan.reference).to_numpy()
     rows = rows[np.array(primary, bool) & own]
@@ -102,7 +104,8 @@ def read_task(folder: Path) -> Task:
     told = told or next((row.reason for row in rows.itertuples() if row.word == "not comparable"), "")
     if told:
         raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {told}")
-    first, algorithm = next(rows.itertuples()), arms["algorithm"]
+    first = next(rows.itertuples())
+    algorithm = arms["algorithm"]
     losses = {algorithm[first.reference]: pd.Series(first.reference_values, first.seeds)}
     losses |= {algorithm[row.treatment]: pd.Series(row.treatment_values, row.seeds) for row in rows.itertuples()}
     table = pd.DataFrame(losses).dropna().sort_index()
@@ -135,8 +138,8 @@ def _untimed(study: Study, rows: pd.DataFrame, seeds: pd.Index) -> str:
 
 def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
     target = study.plan.targets[names[0]]
-    measure, used = Measure(study.curves), study.runs[study.runs["replicate"] == 0]
-    runs = [[used[(used["arm"] == arm) & (used["seed"] == seed)].iloc[0] for arm in names] for seed in seeds]
+    measure = Measure(study.curves)
+    runs = [[where(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names] for seed in seeds]
     seen = np.array([measure.crossings(of_seed, target) for of_seed in runs])[:, :, 1]
     crossed = np.median(seen, axis=0)
     return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
@@ -160,7 +163,9 @@ def across(tasks: Sequence[Task], generator: np.random.Generator) -> Across:
     shared = [name for name in first.scores if all(name in task.scores for task in tasks)]
     counts = [len(task.scores) for task in tasks]
     scores = {name: np.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
-    middle, better, profile = {}, {}, {}
+    middle = {}
+    better = {}
+    profile = {}
     for name, table in scores.items():
         middle[name] = stratified_bootstrap([table], iqm, generator)
         if name != first.reference:
@@ -190,7 +195,8 @@ def lines(found: Across) -> list[str]:
     told.append(f"{'':14} {'interquartile mean':26} {f'P(better than {found.reference})':26} share of runs {above}")
     for name, scores in found.scores.items():
         shares = " ".join(f"{100 * share:>4.0f} %" for share in share_above(scores, THRESHOLDS))
-        middle, better = _text(found.middle[name]), _text(found.better.get(name))
+        middle = _text(found.middle[name])
+        better = _text(found.better.get(name))
         told.append(f"{name:14} {middle:26} {better:26} {'':13} {shares}")
     told.append(f"no interval: {found.refused}" if found.refused else f"P: {UNPAIRED}")
     if found.time_scores:

@@ -15,7 +15,7 @@ from analysis.curves import lowest_held, on_common_looks, reached
 from analysis.gate import BUDGET, MOST_LOAD, between, told_apart
 from analysis.measure import Measure
 from analysis.questions import Plan, conditions
-from analysis.runs import each
+from analysis.runs import each, listed, where
 from analysis.scores import BASELINE, not_learned
 from asyncsgd.studies.files import PlannedArm
 
@@ -88,7 +88,8 @@ def guard(seen: Seen) -> Row:
 
 
 def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
-    measure, used = Measure(seen.curves), seen.used[seen.used["usable"] & (seen.used["replicate"] == 0)]
+    measure = Measure(seen.curves)
+    used = where(seen.used, usable=True, replicate=0)
     for arm, own in used[(used["algorithm"] == "sync") & (used["workers"] > 1)].groupby("arm"):
         batch = float(_global_batch(own).max())
         others = used[(used["algorithm"] == "single") & (_global_batch(used) == batch)]
@@ -128,7 +129,8 @@ def guarded(ours: stats.Numbers, theirs: stats.Numbers, batch: float) -> tuple[s
 
 @check("test runs")
 def test_runs(seen: Seen) -> Row:
-    used, plan = seen.used, seen.plan
+    used = seen.used
+    plan = seen.plan
     counts = {"finished": (used["usable"] & ~used["diverged"]).sum(), "diverged": used["diverged"].sum()}
     lost = Counter(used.loc[~used["usable"], "status"])
     told = ", ".join(f"{number} {name}" for name, number in {**counts, **lost}.items() if number or name == "finished")
@@ -147,10 +149,12 @@ test_runs.__test__ = False  # type: ignore[attr-defined]  # pytest would take it
 def seeds(seen: Seen) -> Row:
     if seen.tests.empty:
         return "no pairs", "bad", ""
-    counts, number = seen.tests["n"][seen.tests["word"] != "not comparable"], seen.plan.registered.num_seeds
+    counts = seen.tests["n"][seen.tests["word"] != "not comparable"]
+    number = seen.plan.registered.num_seeds
     if not len(counts):
         return "no pairs", "bad", "nothing is comparable"
-    least, most = counts.min(), counts.max()
+    least = counts.min()
+    most = counts.max()
     told = f"{number} registered; " if number else ""
     value = f"{least} complete pairs" if least == most else f"{least} to {most} complete pairs"
     if least < stats.MINIMUM_PAIRS:
@@ -177,7 +181,7 @@ def batches(seen: Seen) -> Row:
 
 @check("oversubscribed")
 def oversubscribed(seen: Seen) -> Row:
-    over = seen.measured[seen.measured["oversubscribed"] == True]  # noqa: E712
+    over = where(seen.measured, oversubscribed=True)
     if not len(over):
         return "no", "good", ""
     why = f"more threads than cores in {', '.join(over['arm'].unique())}: their seconds are no speed comparison"
@@ -189,7 +193,8 @@ def others(seen: Seen) -> Row:
     load = seen.measured["other_load"].dropna()
     if not len(load):
         return ("not known", "unknown", "no run says what else used its machine") if len(seen.measured) else NOWHERE
-    most, busy = f"{100 * load.max():.0f} % of the cores", (load > MOST_LOAD).sum()
+    most = f"{100 * load.max():.0f} % of the cores"
+    busy = (load > MOST_LOAD).sum()
     if busy:
         return f"{busy} of {len(seen.measured)} measured runs", "bad", f"up to {most}: no speed comparison"
     unknown = len(seen.measured) - len(load)
@@ -224,14 +229,14 @@ def tuned(seen: Seen) -> Row:
     for stage, use in (("tuning", "tuning"), ("pilot", "the target")):
         shared = sorted(set(seen.used["seed"].dropna()) & set(seen.runs.loc[seen.runs["stage"] == stage, "seed"]))
         if shared:
-            told = ", ".join(f"{seed:g}" for seed in shared)
-            return "seeds shared", "bad", f"seed {told} was used for {use} and for testing"
+            return "seeds shared", "bad", f"seed {listed(shared)} was used for {use} and for testing"
     budgets = {
         name: sum(len(trial.seeds) for trial in arm.trials) for name, arm in seen.plan.arms.items() if name != BASELINE
     }
     if not any(budgets.values()):
         return "not tuned", "warning", "no arm's learning rate was tuned in this folder"
-    endpoint, by = seen.plan.registered.primary.endpoint, ""
+    endpoint = seen.plan.registered.primary.endpoint
+    by = ""
     if endpoint not in ("", "loss_at_equal_samples"):
         by = f"; chosen by the final loss at equal samples, not by the primary endpoint ({endpoint.replace('_', ' ')})"
     if len(set(budgets.values())) > 1:
@@ -241,7 +246,8 @@ def tuned(seen: Seen) -> Row:
     fewer = [name for name, trials in tried.items() if len(set(trials)) < len(trials)]
     number = next(iter(budgets.values()))
     said = f"{number} tuning runs per arm, on other seeds than the tests{by}"
-    said += f"; some trials are the same in {', '.join(fewer)}" * bool(fewer)
+    if fewer:
+        said += f"; some trials are the same in {', '.join(fewer)}"
     return "equal budgets", "warning" if fewer else "good", said
 
 
@@ -270,7 +276,7 @@ def registration(seen: Seen) -> Row:
 
 @check("fine-tuned models that learned")
 def learned(seen: Seen) -> Row:
-    tuned = seen.runs[(seen.runs["stage"] == "finetune") & seen.runs["usable"] & ~seen.runs["diverged"]]
+    tuned = where(seen.runs, stage="finetune", usable=True, diverged=False)
     if not len(tuned):
         return NOWHERE
     arms = dict(iter(tuned.groupby("arm")))
@@ -288,7 +294,8 @@ def _one_class(details: dict[str, Any]) -> bool:
 @check("different seeds, different models")
 def copies(seen: Seen) -> Row:
     used = seen.used
-    known = used[(used["parameters_sha256"] != "") & used["usable"] & ~used["diverged"] & (used["updates"] > 0)]
+    known = where(used, usable=True, diverged=False)
+    known = known[(known["parameters_sha256"] != "") & (known["updates"] > 0)]
     known = known[known["terms"].notna()]  # a closed-form problem may have no chance in it for a seed to decide
     several = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()
     same = sorted({arm for (arm, _), number in several.items() if number > 1})
@@ -300,8 +307,11 @@ def code(seen: Seen) -> Row:
     commits = Counter(one or "unknown" for one in seen.used.loc[seen.used["status"] != "MISSING", "commit"])
     if not set(commits) - {"unknown"}:
         return "not known", "unknown", "no run names its commit"
-    detail = ["runs of different commits are compared"] * (len(commits) > 1)
-    detail += ["runs with a modified working tree"] * any("modified" in one for one in commits)
+    detail = []
+    if len(commits) > 1:
+        detail.append("runs of different commits are compared")
+    if any("modified" in one for one in commits):
+        detail.append("runs with a modified working tree")
     shown = {
         one: f"{one[:12]}{' modified' * one.endswith(' modified')} ({n} runs)" for one, n in sorted(commits.items())
     }

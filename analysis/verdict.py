@@ -13,6 +13,7 @@ import pandas as pd
 from analysis import stats
 from analysis.judge import DECIDED, ON_MARGIN, about_margin, between_looks, hopeless_because
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
+from analysis.runs import where
 from asyncsgd.studies.config import words_of_score
 
 NAMES = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
@@ -99,7 +100,7 @@ def _headline(
     remarks: Mapping[str, Sequence[str]],
     small: Sequence[str],
 ) -> Headline:
-    own = rows[(rows["treatment"] == row.treatment) & (rows["reference"] == row.reference)]
+    own = where(rows, treatment=row.treatment, reference=row.reference)
     named = _names(row, arms)
     told = [row, *own[own["endpoint"] == _beside(row, own)].itertuples()]
     sentences: list[str] = []
@@ -207,8 +208,11 @@ def _reached(name: str, what: str, row: Any, side: int) -> str:
     >>> _reached("sync", "it", Row(reached=(0, 6), later=(0, 2), n=8), 1)
     'sync reached it in 6 of 8 runs, 2 later'
     """
-    within, later = row.reached[side], row.later[side]
-    told = f"{within} of {row.n} runs" + f", {later} later" * (later > 0)
+    within = row.reached[side]
+    later = row.later[side]
+    told = f"{within} of {row.n} runs"
+    if later:
+        told += f", {later} later"
     if within in (0, row.n):
         return f"{name} {'always' if within else 'never'} reached {what} ({told})"
     return f"{name} reached {what} in {told}"
@@ -223,7 +227,9 @@ def _sooner(row: Any) -> tuple[float, float, float]:
 
 def _size(row: Any, form: Callable[[float], str]) -> str:
     """How many times sooner or later; from what to what, where the looks leave it open."""
-    (least, most), side, other = row.ratio_ends, "sooner", "later"
+    (least, most) = row.ratio_ends
+    side = "sooner"
+    other = "later"
     if row.ratio < 1:
         least, most = 1 / most, 1 / least if least > 0 else math.inf
         side, other = other, side
@@ -255,14 +261,16 @@ def _ranked(row: Any) -> str:
     share = "all" if 1 < diverged == number else f"{diverged}"
     whose = "the run" if worse else "the other run"
     happened = "had no score" if any(note.kind == "undefined" for note in row.notes) else "diverged"
-    return f"{side} in {number} of {row.n} seeds" + f", {share} of them because {whose} {happened}" * (diverged > 0)
+    told = f"{side} in {number} of {row.n} seeds"
+    return f"{told}, {share} of them because {whose} {happened}" if diverged else told
 
 
 def details(row: Any, reference: str) -> list[str]:
     """The numbers behind a sentence, and how far they reach."""
     if row.p != row.p and row.word != "too few seeds":
         return []
-    lines, what = [numbers(row, reference)], what_of(row.endpoint)
+    lines = [numbers(row, reference)]
+    what = what_of(row.endpoint)
     if row.word == "too few seeds":
         return [f"so far, without a verdict ({row.reason}): {lines[0]}"] if row.n and row.p == row.p else []
     lines += [note for note in row.notes if note.kind == "corrected"]
@@ -342,7 +350,8 @@ def supported(estimate: float, low: float, high: float, null: float = 0.0) -> st
 
 def digits(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:
     """How to write a number with the digits of its interval, never rounded onto the `null` that this leaves out."""
-    width, size = high - low, max(abs(end) for end in (low, estimate, high))
+    width = high - low
+    size = max(abs(end) for end in (low, estimate, high))
     if not 0 < width < math.inf or not size < math.inf:
         return lambda value, sign=False: f"{value:{'+' * sign}.3g}"
     places = max(0, min(1 - math.floor(math.log10(width)), 2 - math.floor(math.log10(size))))

@@ -38,13 +38,17 @@ REFRESH_SECONDS = 0.5
 QUIET_SECONDS = 5.0
 """A run that has written this long ago may be dead. A live one writes twice a second, but not while it prepares data or
 evaluates."""
-RECENT_ARRIVALS, EVALUATIONS_SHOWN, WORKERS_SHOWN, SPARKLINE_WIDTH = 200, 5, 16, 48
+RECENT_ARRIVALS = 200
+EVALUATIONS_SHOWN = 5
+WORKERS_SHOWN = 16
+SPARKLINE_WIDTH = 48
 LONGEST_LOOK = 1 << 16
 """Bytes of a line of the file about the machine."""
 BLOCK = 1 << 20
 """Bytes of the log that are read at a time."""
 SPARKS = "▁▂▃▄▅▆▇█"
-RUNNING, DEAD = "running", "ended without a summary"
+RUNNING = "running"
+DEAD = "ended without a summary"
 
 
 class Reached(Moment, frozen=True):
@@ -125,7 +129,9 @@ class Watched:
 
     def _begin(self) -> None:
         self.settings = _settings(self.path / "settings.yaml")
-        self._num_lines, self._offset, self._rest = 0, 0, b""
+        self._num_lines = 0
+        self._offset = 0
+        self._rest = b""
         self._inode = self._events.stat().st_ino
         self.progress = Totals()
         self.evaluations: list[Evaluated] = []
@@ -134,7 +140,8 @@ class Watched:
         self.usage: Usage | None = None
         """None where nobody looks."""
         self._recent: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)], RECENT_ARRIVALS)
-        self.status, self.message = RUNNING, ""
+        self.status = RUNNING
+        self.message = ""
 
     def read(self) -> None:
         """Read what is new.
@@ -161,7 +168,8 @@ class Watched:
         if not (self.path / "summary.json").exists():
             return False
         summary = read_json(self.path / "summary.json")
-        self.status, self.message = str(summary.get("status")), summary.get("message") or ""
+        self.status = str(summary.get("status"))
+        self.message = summary.get("message") or ""
         return True
 
     def _read_records(self) -> None:
@@ -211,7 +219,8 @@ class Watched:
     @property
     def samples_per_second(self) -> float | None:
         """Over the last arrivals, on the training clock."""
-        (first_seconds, first_samples), (last_seconds, last_samples) = self._recent[0], self._recent[-1]
+        (first_seconds, first_samples) = self._recent[0]
+        (last_seconds, last_samples) = self._recent[-1]
         seconds = last_seconds - first_seconds
         return (last_samples - first_samples) / seconds if seconds > 0 else None
 
@@ -244,7 +253,8 @@ def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> s
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if len(finite) > width:
         finite = [finite[round(place * (len(finite) - 1) / (width - 1))] for place in range(width)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low = min(finite, default=0.0)
+    high = max(finite, default=0.0)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in finite)
 
@@ -255,7 +265,9 @@ def frame(run: Watched) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    settings, done, speed = run.settings, run.progress, run.samples_per_second
+    settings = run.settings
+    done = run.progress
+    speed = run.samples_per_second
     workers = settings.get("nproc", settings.get("workers"))
     what = [*map(settings.get, ("mode", "rule", "problem")), workers and f"{workers} workers"]
     seconds = "virtual s" if settings.get("clock") == "virtual" else "s"
@@ -330,7 +342,8 @@ def watch(run: str | Path, once: bool, stop: threading.Event) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console, watched = Console(), Watched(find_run(run))
+    console = Console()
+    watched = Watched(find_run(run))
     watched.read()
     if once or watched.status != RUNNING:
         console.print(frame(watched))
