@@ -16,7 +16,7 @@ from analysis.commands import begun
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
-    import pandas as pd
+    from pandas import DataFrame
 
 EXAMPLE = """\
 example:
@@ -44,7 +44,7 @@ ALIKE_IN_SPITE_OF = frozenset(
 """Settings in which runs of a row may differ, or that have a column."""
 
 
-def read_all(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read_all(folders: Sequence[Path]) -> tuple[DataFrame, DataFrame]:
     """The runs and curves of one folder, or of several under the names of their folders."""
     import pandas as pd
 
@@ -62,13 +62,13 @@ def read_all(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return runs.set_index("run", drop=False), curves
 
 
-def pretraining(runs: pd.DataFrame) -> pd.DataFrame:
+def pretraining(runs: DataFrame) -> DataFrame:
     """Runs that a table may hold: what they are is known, and they are no fine-tunings."""
     known = ~runs["status"].isin(("UNFINISHED", "UNREADABLE", "MISSING"))
     return runs[known & (runs["task"] != "finetuning")].sort_index()
 
 
-def grouped(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def grouped(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     """A heading and the runs of every table, which tells it from the other tables."""
     differing = [name for name in EVALUATED_ON if runs[name].nunique(dropna=False) > 1] or ["data"]
     for _, own in runs.groupby(EVALUATED_ON, dropna=False):
@@ -77,7 +77,7 @@ def grouped(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield ", ".join(f"{name} {value}" for name, value in words.items()), own
 
 
-def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
+def rows_of(runs: DataFrame) -> DataFrame:
     """A row for runs that are alike: counts, and means and standard deviations over those that are DONE."""
     apart = {key: ["-" if one.get(key) is None else str(one[key]) for one in runs["settings"]] for key in _apart(runs)}
     table = runs.assign(done=(runs["status"] == "DONE") & ~runs["diverged"])
@@ -91,7 +91,7 @@ def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
     return counts.join(means).reset_index()
 
 
-def _apart(runs: pd.DataFrame) -> list[str]:
+def _apart(runs: DataFrame) -> list[str]:
     """Settings in which runs of one condition differ; the learning rate and the budget also where rows do."""
     from asyncsgd.studies.arms import differing
 
@@ -102,9 +102,9 @@ def _apart(runs: pd.DataFrame) -> list[str]:
     return sorted({key for keys in own for key in keys} | shown)
 
 
-def shown(rows: pd.DataFrame) -> pd.DataFrame:
+def shown(rows: DataFrame) -> DataFrame:
     """The table as text."""
-    import pandas as pd
+    from pandas import DataFrame
 
     kept: dict[str, Any] = {}
     for name in rows.columns[: list(rows).index("runs")]:
@@ -114,7 +114,7 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
     for name, digits in DIGITS.items():
         if rows[f"{name}_mean"].notna().any():
             kept[name] = [_mean(row, name, digits) for _, row in rows.iterrows()]
-    return pd.DataFrame(kept).rename(columns={"samples_per_second": "samples/s"})
+    return DataFrame(kept).rename(columns={"samples_per_second": "samples/s"})
 
 
 def _mean(row: Any, name: str, digits: int) -> str:
@@ -137,7 +137,7 @@ def counted(done: int, runs: int, diverged: int) -> str:
     return f"{done}/{runs} (diverged {diverged}/{runs})" if diverged else f"{done}/{runs}"
 
 
-def notes(runs: pd.DataFrame) -> list[str]:
+def notes(runs: DataFrame) -> list[str]:
     """What makes the numbers of one table less comparable than they look."""
     from analysis.pairs import timing_caveats
     from analysis.runs import where
@@ -156,7 +156,7 @@ def notes(runs: pd.DataFrame) -> list[str]:
     return lines + [f"NOTE: {told}" for told in timing_caveats(measured)]
 
 
-def left_out(runs: pd.DataFrame) -> list[str]:
+def left_out(runs: DataFrame) -> list[str]:
     """Every run that is in no mean, or had a problem."""
     tuned = runs["task"] == "finetuning"
     lost = runs[~tuned & ((runs["status"] != "DONE") | runs["diverged"])]
@@ -173,7 +173,7 @@ def left_out(runs: pd.DataFrame) -> list[str]:
     return lines + [f"  {row.run}: {row.left_out or row.status}" for row in runs[tuned].itertuples()]
 
 
-def render(runs: pd.DataFrame, form: str) -> str:
+def render(runs: DataFrame, form: str) -> str:
     """The tables as ``text`` or ``md``, warnings below each, then the runs that are not in them."""
     from analysis import tables
 
@@ -195,7 +195,7 @@ def render(runs: pd.DataFrame, form: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def render_csv(runs: pd.DataFrame) -> str:
+def render_csv(runs: DataFrame) -> str:
     """All rows in one table, unrounded; a missing value is empty."""
     import pandas as pd
 
@@ -208,7 +208,7 @@ def render_csv(runs: pd.DataFrame) -> str:
     return pd.concat(parts).to_csv(index=False) if parts else ""
 
 
-def save_figures(runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> list[Path]:
+def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]:
     """Loss against seconds and samples of every table as PNG, PDF and SVG; measured and virtual seconds apart."""
     from analysis import plots
     from analysis.questions import groups, labels
@@ -240,7 +240,7 @@ def save_figures(runs: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> list
     return paths
 
 
-def _arms(runs: pd.DataFrame) -> list[str]:
+def _arms(runs: DataFrame) -> list[str]:
     """The name of every run's row."""
     keys = _apart(runs) if len(runs) else []
     names = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from analysis.curves import reached, unit_of
 from analysis.gate import MOST_LOAD, between, set_apart
@@ -61,11 +61,11 @@ class Comparisons(NamedTuple):
     """What was measured, as tables; `arms` has the columns of `ARMS`."""
 
     name: str
-    runs: pd.DataFrame
+    runs: DataFrame
     """The finished ones, with their `comparison`, `model`, `arm` and `summary`; index `run`."""
-    curves: pd.DataFrame
-    arms: pd.DataFrame
-    grid: pd.DataFrame
+    curves: DataFrame
+    arms: DataFrame
+    grid: DataFrame
     left_out: list[str]
 
     @property
@@ -102,17 +102,17 @@ def read(folder: Path) -> Comparisons:
     given = config.get("comparisons") or {}
     arms = [row for name, one in given.items() for row in _compared(runs, name, one, models)]
     grid = _grid(runs, Measure(curves), config["grid"], models) if config.get("grid") else []
-    tables = pd.DataFrame(arms, columns=[*ARMS]), pd.DataFrame(grid, columns=[*GRID, "samples_per_second"])
+    tables = DataFrame(arms, columns=[*ARMS]), DataFrame(grid, columns=[*GRID, "samples_per_second"])
     return Comparisons(str(config["name"]), runs, curves, *tables, left_out)
 
 
-def of_arm(runs: pd.DataFrame, *place: str) -> pd.DataFrame:
+def of_arm(runs: DataFrame, *place: str) -> DataFrame:
     """The runs of one comparison, model and arm, in the order of their seeds."""
     own = runs[(runs[["comparison", "model", "arm"]] == [*place]).all(axis=1)]
     return own.set_index("seed", drop=False).sort_index()
 
 
-def _compared(runs: pd.DataFrame, name: str, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
+def _compared(runs: DataFrame, name: str, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
     """The rows of one comparison, their p corrected for all of its arms whose differences vary."""
     rows = []
     for model, arm in itertools.product(models, given["arms"]):
@@ -148,7 +148,7 @@ def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -
     return set_apart(own, other)
 
 
-def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], given: Mapping[str, Any]) -> dict[str, Any]:
+def _against(ours: DataFrame, theirs: DataFrame, apart: set[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """What sets an arm against its reference; nothing but the reason where their runs are not comparable."""
     gated = between(ours, theirs, apart)
     if gated.unlike:
@@ -167,7 +167,7 @@ def _against(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], given: M
     return row
 
 
-def _costs(runs: pd.DataFrame) -> dict[str, float]:
+def _costs(runs: DataFrame) -> dict[str, float]:
     """Means over runs; nothing is said of the machine's use where others used it too."""
     seconds = [(one.get("seconds") or {}).get("apply", math.nan) for one in runs["summary"]]
     cores = [sum(one["usage"]["cores"].values()) if one.get("usage") else math.nan for one in runs["summary"]]
@@ -177,10 +177,10 @@ def _costs(runs: pd.DataFrame) -> dict[str, float]:
     return {name: float(table[name].mean()) for name in COSTS}
 
 
-def _grid(runs: pd.DataFrame, measure: Measure, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
+def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
     """A row for each point that has a run; those that diverged reached nothing."""
     rows: list[dict[str, Any]] = []
-    first: dict[tuple[str, int], pd.DataFrame] = {}
+    first: dict[tuple[str, int], DataFrame] = {}
     for model, *at in itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"]):
         rate = float(at[0])
         batch = int(at[1])

@@ -10,8 +10,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
+
+from analysis.stats import Array
 
 SAME_POINT = 1e-6
 """Doublings of delay + 1: roots that are nearer than this are one, up to rounding."""
@@ -83,9 +85,7 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     return Crossing(rises[0] if rises else math.nan, low, high, "; ".join(filter(None, (told, note))), crossings)
 
 
-def _not_excluded(
-    x: NDArray[np.float64], values: NDArray[np.float64], zeros: list[float], level: float
-) -> tuple[float, float, str]:
+def _not_excluded(x: Array, values: Array, zeros: list[float], level: float) -> tuple[float, float, str]:
     """The smallest and the largest delay whose t interval contains 0, and what limits them in words.
 
     It contains 0 where mean^2 - t^2 var / S is not above 0, which is a parabola between two measured delays.

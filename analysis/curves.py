@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from pandas import DataFrame
 
-from analysis.stats import t_interval
+from analysis.stats import Array, t_interval
 
-Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+Curve: TypeAlias = tuple[Array, Array]
 """Positions, strictly increasing, and losses there."""
 SAME_LOOKS = 1.1
 """How many times as often one of two runs may be looked at that stop where they see a loss."""
 
 
-def unit_of(runs: pd.DataFrame) -> str:
+def unit_of(runs: DataFrame) -> str:
     """The unit of the losses of these runs: nats of a cross entropy, empty where their task states none."""
     return str(runs["details"].iloc[0].get("loss_unit", "nats"))
 
 
-def curve(frame: pd.DataFrame, x: str, y: str = "loss") -> Curve:
+def curve(frame: DataFrame, x: str, y: str = "loss") -> Curve:
     """A run's evaluations with a finite loss; of several at one position the last."""
     known = frame[np.isfinite(frame[x]) & np.isfinite(frame[y])].drop_duplicates(x, keep="last").sort_values(x)
     return known[x].to_numpy(float), known[y].to_numpy(float)
@@ -119,7 +118,7 @@ def until_shared(curve: Curve, other: Curve) -> Curve:
     return x[kept], y[kept]
 
 
-def _going_on(looks: NDArray[np.float64], end: float) -> NDArray[np.float64]:
+def _going_on(looks: Array, end: float) -> Array:
     """Looks that go on to `end` in their mean spacing."""
     if len(looks) < 2:
         return looks
@@ -127,7 +126,7 @@ def _going_on(looks: NDArray[np.float64], end: float) -> NDArray[np.float64]:
     return np.append(looks, looks[-1] + step * np.arange(1, round(max(0.0, end - looks[-1]) / step) + 1))
 
 
-def _nearest(x: NDArray[np.float64], sparse: NDArray[np.float64]) -> list[int] | slice:
+def _nearest(x: Array, sparse: Array) -> list[int] | slice:
     """The looks of `x` nearest to those of the sparsest curve, whose mean spacing goes on beyond its end."""
     sparse = _going_on(sparse, x[-1])
     wanted = np.unique(np.minimum(sparse, x[-1]))
@@ -143,7 +142,7 @@ def _nearest(x: NDArray[np.float64], sparse: NDArray[np.float64]) -> list[int] |
     return kept
 
 
-def band(curves: Sequence[Curve], points: int = 200) -> tuple[NDArray[np.float64], ...]:
+def band(curves: Sequence[Curve], points: int = 200) -> tuple[Array, ...]:
     """(x, mean, low, high) with 95 % t intervals, over the part that all curves cover; empty where there is none."""
     known = [one for one in curves if len(one[0])]
     if not known:

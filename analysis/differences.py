@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from pandas import DataFrame
 
 from analysis.curves import unit_of
 from analysis.judge import TESTS, Tested, answer
 from analysis.measure import Measure, values_of
 from analysis.pairs import Pairs, pair_of
 from analysis.questions import Plan, exploratory, groups
+from analysis.stats import Array
 from asyncsgd.studies.config import Difference
 
 ENDPOINT = "loss_at_equal_samples"
@@ -26,7 +26,7 @@ FAMILY = "differences"
 NO_ARMS = "no condition has one arm of each of these algorithms"
 
 
-def differences(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def differences(runs: DataFrame, curves: DataFrame, plan: Plan) -> DataFrame:
     """A row of `tests` for every registered difference of differences and every condition with its four arms."""
     arms, measure = groups(runs, plan), Measure(curves)
     why = exploratory(runs, arms, plan)
@@ -41,7 +41,7 @@ def differences(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.Data
         row.alpha = plan.registered.alpha
         row.family = "exploratory" if why or row.caveats else FAMILY
     judged = answer(asked) if asked else []
-    return pd.DataFrame([vars(row) for row in judged], columns=TESTS)
+    return DataFrame([vars(row) for row in judged], columns=TESTS)
 
 
 def sentence(row: Any) -> str:
@@ -66,7 +66,7 @@ def sentence(row: Any) -> str:
     return f"{start}{row.treatment} is {much} {row.reference} ({shown})."
 
 
-def _places(wanted: Difference, arms: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[str]]]:
+def _places(wanted: Difference, arms: DataFrame) -> Iterator[tuple[tuple[str, str], list[str]]]:
     """Every group with one arm of each algorithm, with its clock, and these arms."""
     for group, members in arms.groupby("group", sort=False):
         named = {algorithm: list(own.index) for algorithm, own in members.groupby("algorithm")}
@@ -75,7 +75,7 @@ def _places(wanted: Difference, arms: pd.DataFrame) -> Iterator[tuple[tuple[str,
             yield (str(group), str(members["clock"].iloc[0])), [name for (name,) in found]
 
 
-def _question(runs: pd.DataFrame, measure: Measure, plan: Plan, names: list[str], where: tuple[str, str]) -> Tested:
+def _question(runs: DataFrame, measure: Measure, plan: Plan, names: list[str], where: tuple[str, str]) -> Tested:
     """One question, of arms a, a0, b and b0; their losses are read at one place."""
     changed, unchanged, other, other_unchanged = names
     ours = pair_of(runs, (changed, unchanged, *where), plan)
@@ -108,7 +108,7 @@ def _question(runs: pd.DataFrame, measure: Measure, plan: Plan, names: list[str]
     return Tested(**known | columns, between=losses.get("between", ""))
 
 
-def _by_seed(pairs: Pairs, values: NDArray[np.float64]) -> dict[float, NDArray[np.float64]]:
+def _by_seed(pairs: Pairs, values: Array) -> dict[float, Array]:
     """Seed -> the two ends between which its difference lies."""
     return {run.seed: ends for (run, _), ends in zip(pairs.both, values, strict=True)}
 

@@ -26,6 +26,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from pandas import DataFrame, Series
 
 from analysis import plots
 from analysis.crossing import Crossing, crossing_point
@@ -64,10 +65,10 @@ Arrivals = Callable[[str, str, int, int, int], list[float]]
 class Dose(NamedTuple):
     """The test runs of a sweep."""
 
-    runs: pd.DataFrame
+    runs: DataFrame
     """As `read` has them, with their `delay` and whether their learning rate is at an `edge` of its grid. One run may
     stand for both algorithms at delay 0."""
-    curves: Mapping[str, pd.DataFrame]
+    curves: Mapping[str, DataFrame]
     """By run."""
     targets: Mapping[int, float]
     """The registered loss, by delay."""
@@ -105,11 +106,11 @@ def read_dose(folder: Path) -> Dose:
     return Dose(runs, by_run, targets, unit_of(runs), _untimed(runs, plan))
 
 
-def _between(ours: pd.DataFrame, theirs: pd.DataFrame, plan: Plan) -> Between:
+def _between(ours: DataFrame, theirs: DataFrame, plan: Plan) -> Between:
     return between(ours, theirs, told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan))
 
 
-def _untimed(runs: pd.DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
+def _untimed(runs: DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
     """By delay and seed, why the seconds of a pair of real processes are not compared."""
     reasons = {}
     for delay, own in runs[runs["delay"] > 0].groupby("delay"):
@@ -120,7 +121,7 @@ def _untimed(runs: pd.DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
     return reasons
 
 
-def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> pd.DataFrame:
+def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> DataFrame:
     """The responses of every delay above 0 and seed, with the columns of `PAIRS` and `REACHED`.
 
     Args:
@@ -146,10 +147,10 @@ def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> 
         ends = [one[1][-1] for one in timed]
         there = [lowest_held(one) <= target for one in timed]
         rows.append((speeds, delay, int(seed), *logs, gap, target, *ends, *there, why))
-    return pd.DataFrame(rows, columns=[*PAIRS, *REACHED, "untimed"])
+    return DataFrame(rows, columns=[*PAIRS, *REACHED, "untimed"])
 
 
-def _timed(run: Any, curves: Mapping[str, pd.DataFrame], speeds: str, arrivals: Arrivals | None) -> Curve:
+def _timed(run: Any, curves: Mapping[str, DataFrame], speeds: str, arrivals: Arrivals | None) -> Curve:
     """Losses against seconds; the first evaluation, before any update, is at 0 seconds."""
     frame = curves[run.run]
     if arrivals is not None:
@@ -185,7 +186,7 @@ def compare(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     return logs, loss_at(ours, end) - loss_at(theirs, end)
 
 
-def text(dose: Dose, pairs: pd.DataFrame) -> str:
+def text(dose: Dose, pairs: DataFrame) -> str:
     """The tables and the answers; `pairs` of declared speeds, and of real processes."""
     seeds = f"{dose.runs['seed'].nunique()} seeds"
     delayed = dose.runs[dose.runs["algorithm"] == DELAYED].pivot(index="delay", columns="seed", values="loss")
@@ -214,11 +215,11 @@ def text(dose: Dose, pairs: pd.DataFrame) -> str:
     return "\n".join(parts)
 
 
-def _aligned(table: pd.DataFrame) -> str:
+def _aligned(table: DataFrame) -> str:
     return table.to_string(index=False, justify="right")
 
 
-def _losses(dose: Dose) -> pd.DataFrame:
+def _losses(dose: Dose) -> DataFrame:
     """Final losses and chosen rates, a row for each delay."""
     rows = []
     for delay, own in dose.runs.groupby("delay"):
@@ -231,10 +232,10 @@ def _losses(dose: Dose) -> pd.DataFrame:
             row["sync, tau + 1 workers"] = "the same run"
             row[f"rate, {REFERENCE}"] = ""
         rows.append(row | {"target": f"{dose.targets[delay]:.4f}" if delay in dose.targets else "-"})
-    return pd.DataFrame(rows)
+    return DataFrame(rows)
 
 
-def _responses(pairs: pd.DataFrame) -> pd.DataFrame:
+def _responses(pairs: DataFrame) -> DataFrame:
     """Delayed / sync: seconds to a share of the improvement that both reach; a row for each delay."""
     rows = []
     for delay, own in pairs.groupby("delay"):
@@ -244,7 +245,7 @@ def _responses(pairs: pd.DataFrame) -> pd.DataFrame:
         row["loss at equal seconds, - sync"] = _cell(t_interval(own["gap"]), ".4f")
         row["target reached"] = " and ".join(f"{own[name].sum()}/{len(own)}" for name in REACHED)
         rows.append(row)
-    return pd.DataFrame(rows)
+    return DataFrame(rows)
 
 
 def _cell(found: Interval, form: str) -> str:
@@ -256,7 +257,7 @@ def _ratio(logs: Numbers) -> Interval:
     return t_interval(logs).mapped(math.exp)
 
 
-def _by_delay(pairs: pd.DataFrame, column: str) -> tuple[Any, Any]:
+def _by_delay(pairs: DataFrame, column: str) -> tuple[Any, Any]:
     """The delays, and a row for each seed."""
     table = pairs.pivot(index="seed", columns="delay", values=column)
     return table.columns, table.to_numpy()
@@ -278,7 +279,7 @@ def answer(point: Crossing) -> str:
     return f"{told} ({point.reason})" if point.reason and len(point.all) == 1 else told
 
 
-def save(dose: Dose, pairs: pd.DataFrame, folder: Path) -> list[Path]:
+def save(dose: Dose, pairs: DataFrame, folder: Path) -> list[Path]:
     """Write dose_response.csv, .png and .svg, and measured.csv where pairs were measured; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     virtual = pairs[pairs["speeds"] != ""]
@@ -292,7 +293,7 @@ def save(dose: Dose, pairs: pd.DataFrame, folder: Path) -> list[Path]:
     return [*(folder / name for name in tables), *pictures]
 
 
-def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
+def draw(dose: Dose, pairs: DataFrame) -> Figure:
     """Seconds to the same loss, loss at equal seconds, loss at equal samples, against the delay."""
     figure, (left, middle, right) = plots.figure(4.4, 4.0, columns=3)
     colours = sns.color_palette("colorblind")
@@ -343,7 +344,7 @@ def draw(dose: Dose, pairs: pd.DataFrame) -> Figure:
     return figure
 
 
-def _points(axes: Axes, intervals: pd.Series, apart: float, look: Mapping[str, Any]) -> None:
+def _points(axes: Axes, intervals: Series, apart: float, look: Mapping[str, Any]) -> None:
     """Means against the delay, with their intervals where there are any."""
     estimates, low, high = np.array([one[:3] for one in intervals]).T
     arms = np.nan_to_num([estimates - low, high - estimates])

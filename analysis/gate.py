@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
+from pandas import DataFrame
 
 from analysis.questions import Plan
 from analysis.runs import RunRow, each
@@ -278,7 +279,7 @@ class Between(NamedTuple):
         return [seed for (seed, _), one in self.pairs.items() if not one.untimed]
 
 
-def between(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], *, tuned: bool = False) -> Between:
+def between(ours: DataFrame, theirs: DataFrame, apart: set[str], *, tuned: bool = False) -> Between:
     """How two arms compare, by the seeds that both have; the n-th run of a seed with the n-th of the other arm.
 
     Args:
@@ -291,7 +292,7 @@ def between(ours: pd.DataFrame, theirs: pd.DataFrame, apart: set[str], *, tuned:
     return Between({seed: compared(one, another, apart, tuned=tuned) for seed, one, another in matched})
 
 
-def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+def _by_seed(runs: DataFrame) -> DataFrame:
     seeds = runs["seed"].to_numpy()
     return runs.set_index([seeds, runs.groupby(seeds, dropna=False).cumcount().to_numpy()])
 
@@ -409,6 +410,6 @@ def _place(key: str) -> tuple[int, str]:
     return (BUDGET.index(key) if key in BUDGET else len(BUDGET)), key
 
 
-def names_of(runs: pd.DataFrame) -> set[str]:
+def names_of(runs: DataFrame) -> set[str]:
     """The settings that runs have, which a reader may name."""
     return {key for asked in runs["asked"] for key in asked} | {*MACHINE}

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from pandas import DataFrame
 
 from analysis import stats
 from analysis.curves import unit_of
@@ -128,7 +127,7 @@ TESTS = [*Tested.__annotations__]
 """The columns of `tests`."""
 
 
-def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def judge(runs: DataFrame, curves: DataFrame, plan: Plan) -> DataFrame:
     """Ask every question, correct each family, and say in one word what was shown."""
     arms = groups(runs, plan)
     measure = Measure(curves)
@@ -141,7 +140,7 @@ def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     judged = [row for family in families.values() for row in answer(family, len(set(plan.registered.family or ())))]
     endpoints = [*TO_THE_TARGET, *LOSSES, *dict.fromkeys(row.endpoint for row in asked)]
     judged.sort(key=lambda row: (FAMILIES.index(row.family), endpoints.index(row.endpoint), row.order))
-    return pd.DataFrame([vars(row) for row in judged], columns=TESTS)
+    return DataFrame([vars(row) for row in judged], columns=TESTS)
 
 
 def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None, bool]:
@@ -194,7 +193,7 @@ def sooner(ratio: stats.Interval) -> str:
     return f"{max(ratio.estimate, 1 / ratio.estimate):.2f}{TIMES} {'sooner' if ratio.estimate >= 1 else 'later'}"
 
 
-def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) -> list[Tested]:
+def _of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: Plan) -> list[Tested]:
     rows: list[Tested] = []
     target, declared = target_of(pairs, measure, plan)
     timed = measure.times(pairs, target) if target is not None and not pairs.control else None
@@ -237,7 +236,7 @@ def is_score(endpoint: str) -> bool:
     return endpoint not in (*TO_THE_TARGET, *LOSSES)
 
 
-def _question(plan: Plan, arms: pd.DataFrame, known: dict[str, Any], after: tuple[Note, ...] = ()) -> Tested:
+def _question(plan: Plan, arms: DataFrame, known: dict[str, Any], after: tuple[Note, ...] = ()) -> Tested:
     """A question without its answer.
 
     Args:
@@ -323,7 +322,7 @@ def tested(question: Tested, size: int) -> Tested:
     return row
 
 
-def _answered(question: Tested, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> Tested:
+def _answered(question: Tested, ours: stats.Array, theirs: stats.Array) -> Tested:
     """With the answer of pairs whose values are known."""
     row = replace(question)
     if np.isinf([ours, theirs]).any():
@@ -376,9 +375,7 @@ def _of_both(late: Tested, early: Tested) -> Tested:
     return found
 
 
-def _ratio(
-    ours: NDArray[np.float64], theirs: NDArray[np.float64], level: float = 0.95
-) -> tuple[stats.Interval, tuple[float, float]]:
+def _ratio(ours: stats.Array, theirs: stats.Array, level: float = 0.95) -> tuple[stats.Interval, tuple[float, float]]:
     """Times of the reference over those of the treatment: the hull of the intervals at both ends (n x 2), that of the
     middle, and the estimates at both ends. An end at 0 seconds has no upper one.
     """

@@ -21,7 +21,7 @@ from analysis.commands import begun
 from analysis.compare import counted, left_out, notes
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
-    import pandas as pd
+    from pandas import DataFrame, Series
 
     from analysis.questions import Plan
 
@@ -131,8 +131,8 @@ class Row(NamedTuple):
     """What the processes computed on: ``2 cores``, ``4 GPUs``; ``virtual`` where one process computes for all."""
     beside: Reference | None
     """The row of the notes with the same processes and batch."""
-    runs: pd.DataFrame
-    done: pd.DataFrame
+    runs: DataFrame
+    done: DataFrame
     """Those that are in the means."""
     shares: list[float]
     """Of each process the mean loss over runs, each on its own share; empty where no run recorded any."""
@@ -142,7 +142,7 @@ class Row(NamedTuple):
         return str(self.runs["arm"].iloc[0])
 
 
-def rows_of(runs: pd.DataFrame, plan: Plan) -> list[Row]:
+def rows_of(runs: DataFrame, plan: Plan) -> list[Row]:
     """A row for every arm of a study: its test runs, or all pretraining runs of a plain folder.
 
     Only runs with status DONE are in a mean; first replicates only, so that every seed counts once.
@@ -158,7 +158,7 @@ def _order(arm: str) -> tuple[int, str]:
     return next((place for place, mode in enumerate(modes) if arm.startswith(mode)), len(modes)), arm
 
 
-def _row(runs: pd.DataFrame) -> Row:
+def _row(runs: DataFrame) -> Row:
     from analysis.places import NOT_OF_AN_ARM
     from analysis.runs import where
 
@@ -186,7 +186,7 @@ def _row(runs: pd.DataFrame) -> Row:
     )
 
 
-def _devices(runs: pd.DataFrame) -> tuple[str, int | None]:
+def _devices(runs: DataFrame) -> tuple[str, int | None]:
     """In words, and how many; of the first run that says so."""
     if runs["clock"].iloc[0] == "virtual":
         return "virtual", None
@@ -198,7 +198,7 @@ def _devices(runs: pd.DataFrame) -> tuple[str, int | None]:
     return MISSING, None
 
 
-def _warnings(runs: pd.DataFrame, plan: Plan) -> list[str]:
+def _warnings(runs: DataFrame, plan: Plan) -> list[str]:
     from analysis.runs import where
 
     tests = runs[runs["stage"] == "test"]
@@ -236,15 +236,16 @@ def render(rows: Sequence[Row], lines: Sequence[str], form: str, plan: Plan) -> 
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _drawn(table: pd.DataFrame, form: str) -> str:
+def _drawn(table: DataFrame, form: str) -> str:
     from analysis import tables
 
     return tables.markdown(table) if form == "md" else table.to_string(index=False)
 
 
-def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]]:
+def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[DataFrame, list[str]]:
     """The ratios of asynchronous to synchronous rows, beside those of the notes; and why some are not compared."""
     import pandas as pd
+    from pandas import DataFrame
 
     from analysis.gate import between, told_apart
 
@@ -273,17 +274,17 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[pd.DataFrame, list[str]
             seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
             lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
     header = ["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]
-    return pd.DataFrame(lines, columns=pd.Index(header)), reasons
+    return DataFrame(lines, columns=pd.Index(header)), reasons
 
 
-def _ratio(logs: pd.Series, form: str) -> str:
+def _ratio(logs: Series, form: str) -> str:
     if not len(logs):
         return MISSING
     mean = f"{math.exp(logs.mean()):{form}}"
     return mean if len(logs) == 1 else f"{mean} ({math.exp(min(logs)):{form}} to {math.exp(max(logs)):{form}})"
 
 
-def _agrees(there: tuple[float, float], logs: tuple[pd.Series, pd.Series]) -> str:
+def _agrees(there: tuple[float, float], logs: tuple[Series, Series]) -> str:
     """In which of the two our mean lies on the same side of 1."""
     if not (len(logs[0]) and len(logs[1])):
         return MISSING
@@ -292,8 +293,8 @@ def _agrees(there: tuple[float, float], logs: tuple[pd.Series, pd.Series]) -> st
     return "yes" if len(same) == 2 else f"{same[0]} only" if same else "no"
 
 
-def _cells(rows: Sequence[Row]) -> pd.DataFrame:
-    import pandas as pd
+def _cells(rows: Sequence[Row]) -> DataFrame:
+    from pandas import DataFrame
 
     shown = _differing(rows)
     lines = []
@@ -319,7 +320,7 @@ def _cells(rows: Sequence[Row]) -> pd.DataFrame:
         if there not in beside:
             place = {"mode": there.mode, "processes x batch": f"{there.processes} x {there.batch_size}"}
             lines.append(place | _of_the_notes(there))
-    table = pd.DataFrame(lines).fillna(MISSING)
+    table = DataFrame(lines).fillna(MISSING)
     return table if shown else table.drop(columns="settings")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from analysis.gate import Between, between, set_apart
 from analysis.judge import ON_MARGIN, answer, of_numbers
@@ -68,8 +68,8 @@ class Speed(NamedTuple):
 class Sides(NamedTuple):
     """Two trainings in every turn or seed: before a change, and with it."""
 
-    before: pd.DataFrame
-    after: pd.DataFrame
+    before: DataFrame
+    after: DataFrame
     """With the columns of `TRAINING`, a row for each turn."""
     gated: Between | None
     """How their runs compare; None where it is not known which runs they are."""
@@ -117,7 +117,7 @@ class Stack(NamedTuple):
     reason: str
 
     @property
-    def trainings(self) -> pd.DataFrame:
+    def trainings(self) -> DataFrame:
         return self.sides.after
 
     @property
@@ -134,9 +134,9 @@ class Ladder(NamedTuple):
 
     given: Mapping[str, Any]
     """As ladder.json has it."""
-    rungs: pd.DataFrame
+    rungs: DataFrame
     """With the columns of `RUNGS` and `TRAINING`."""
-    naive: pd.DataFrame
+    naive: DataFrame
     stacks: list[Stack]
     """Of rungs that pay: the first leaves updates as they were, each further one has one rung more."""
     final: Stack
@@ -164,7 +164,7 @@ class Ladder(NamedTuple):
         """Trainings without those of rungs that were left out."""
         return self.num_done + 2 * int(self.given["turns"]) * int((self.rungs["reason"] == NO_MEMORY).sum())
 
-    def epoch_seconds(self, trainings: pd.DataFrame) -> float:
+    def epoch_seconds(self, trainings: DataFrame) -> float:
         """The median seconds of an epoch at the measured rates."""
         return float((self.given["epoch"] / trainings["samples_per_second"]).median())
 
@@ -221,7 +221,7 @@ def sides_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
         asked = [side[0]["asked"] if side else {} for side in (after, before)]
         # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
         gated = between(runs[0], runs[1], {*set_apart(*asked), "threads"})
-    tables = [pd.DataFrame(side, columns=[*TRAINING]).astype(float) for side in (before, after)]
+    tables = [DataFrame(side, columns=[*TRAINING]).astype(float) for side in (before, after)]
     return Sides(tables[0], tables[1], gated)
 
 
@@ -298,7 +298,7 @@ def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     return Stack(rungs, sides, row.word, row.reason)
 
 
-def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final: Sequence[str]) -> pd.DataFrame:
+def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final: Sequence[str]) -> DataFrame:
     rows = []
     product = 1.0
     for rung in given:
@@ -319,4 +319,4 @@ def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final
         row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed}
         row |= {"cumulative": product, "loss_change": own.change("loss")}
         rows.append(row)
-    return pd.DataFrame(rows, columns=[*RUNGS, *TRAINING])
+    return DataFrame(rows, columns=[*RUNGS, *TRAINING])

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 import seaborn as sns
+from pandas import DataFrame
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
@@ -22,9 +23,9 @@ from analysis.comparisons import COSTS, Comparisons, read
 from analysis.page import Drawing, Section, slug
 from analysis.stats import MINIMUM_PAIRS
 
-Tables: TypeAlias = dict[str, tuple[str, pd.DataFrame, tuple[str, ...]]]
+Tables: TypeAlias = dict[str, tuple[str, DataFrame, tuple[str, ...]]]
 """Key -> title, table and notes."""
-More: TypeAlias = Callable[[Comparisons], tuple[pd.DataFrame, Tables, dict[str, Iterable[Drawing]]]]
+More: TypeAlias = Callable[[Comparisons], tuple[DataFrame, Tables, dict[str, Iterable[Drawing]]]]
 ABOUT_COSTS = (
     "Computing, waiting, communicating: shares of the workers' time; in synchronous runs on processes gradients are "
     "exchanged while they are computed. Applying: share of the training clock. Memory: the sum of the peaks of a run's "
@@ -58,7 +59,7 @@ def tables_of(found: Comparisons) -> Tables:
     return made
 
 
-def _about(arms: pd.DataFrame) -> Iterator[str]:
+def _about(arms: DataFrame) -> Iterator[str]:
     """Why arms, or their seconds, are not compared, and what their margins are, a sentence for each."""
     for arm in arms.itertuples():
         if arm.about_margin and arm.about_margin == arm.about_margin:
@@ -76,7 +77,7 @@ def _word(arm: Any) -> str:
     return "reference" if arm.arm == arm.reference else arm.word
 
 
-def _grid(grid: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _grid(grid: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
     """Within a model those first that most seeds reached it with, and the fastest of them."""
     seconds = grid["seconds"].map(lambda one: one.estimate)
     ordered = grid.assign(missed=-grid["reached"] / grid["runs"], fastest=seconds)
@@ -132,7 +133,7 @@ def sentences(found: Comparisons) -> list[str]:
 def cast_of(found: Comparisons) -> Mapping[str, Any]:
     """The looks of the arms."""
     names = list(dict.fromkeys(found.arms["arm"]))
-    return plots.looks(pd.DataFrame({"algorithm": names, "group": ""}, index=names))
+    return plots.looks(DataFrame({"algorithm": names, "group": ""}, index=names))
 
 
 def losses(found: Comparisons, comparison: str) -> Iterator[Drawing]:
@@ -148,7 +149,7 @@ def losses(found: Comparisons, comparison: str) -> Iterator[Drawing]:
         yield pages.drawing(picture)
 
 
-def grids(grid: pd.DataFrame) -> Iterator[Drawing]:
+def grids(grid: DataFrame) -> Iterator[Drawing]:
     """Seconds to the loss against the learning rate, a picture for each model."""
     for model, points in grid[grid["reached"] > 0].groupby("model", sort=False):
         loss = points["threshold"].iloc[0]
@@ -156,7 +157,7 @@ def grids(grid: pd.DataFrame) -> Iterator[Drawing]:
         yield pages.drawing(gallery.drawn(f"grid-{slug(str(model))}", f"Grid: {model}", caption, _draw_grid, points))
 
 
-def _draw_grid(axes: Any, points: pd.DataFrame) -> str:
+def _draw_grid(axes: Any, points: DataFrame) -> str:
     shown = points.assign(seconds=points["seconds"].map(lambda one: one.estimate), batch=points["batch"].astype(str))
     sns.lineplot(
         shown, x="learning_rate", y="seconds", hue="batch", style="length", markers=True,
@@ -231,7 +232,7 @@ def reported(command: str, about: str, arguments: Sequence[str] | None, more: Mo
 
     def run(runs: Path, out: Path | None, numbers: Path | None) -> None:
         found = read(runs)
-        ways, further, drawn = (pd.DataFrame(), {}, {}) if more is None else more(found)
+        ways, further, drawn = (DataFrame(), {}, {}) if more is None else more(found)
         made = tables_of(found) | further
         print("\n".join(sentences(found)))
         if numbers is not None:
@@ -247,10 +248,10 @@ def reported(command: str, about: str, arguments: Sequence[str] | None, more: Mo
     return begun(run, about, arguments, flags)
 
 
-def as_json(found: Comparisons, ways: pd.DataFrame) -> str:
+def as_json(found: Comparisons, ways: DataFrame) -> str:
     """All numbers of the tables; an interval is three of them."""
     if "metrics" in ways:
-        ways = pd.concat([ways.drop(columns="metrics"), pd.DataFrame([*ways["metrics"]])], axis=1)
+        ways = pd.concat([ways.drop(columns="metrics"), DataFrame([*ways["metrics"]])], axis=1)
     frames = {"arms": found.arms, "grid": found.grid, "ways": ways}
     told = {name: json.loads(tables.numbers(frame).to_json(orient="records")) for name, frame in frames.items()}
     return json.dumps({"name": found.name, "num_seeds": found.num_seeds, **told, "left_out": found.left_out}, indent=1)

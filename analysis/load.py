@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from pandas import DataFrame, Series
 
 from analysis import differences, gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
@@ -20,6 +19,7 @@ from analysis.measure import Measure
 from analysis.pairs import pairs_of
 from analysis.questions import conditions, exploratory, groups
 from analysis.read import read
+from analysis.stats import Array
 from asyncsgd.errors import UsageError, nearest
 
 
@@ -42,17 +42,17 @@ class Study:
         self.plan = plan._replace(apart=tuple(arms))
 
     @functools.cached_property
-    def tests(self) -> pd.DataFrame:
+    def tests(self) -> DataFrame:
         """A row for every question asked of pairs of runs, with its answer in a word."""
         return judge.judge(self.runs, self.curves, self.plan)
 
     @functools.cached_property
-    def differences(self) -> pd.DataFrame:
+    def differences(self) -> DataFrame:
         """A row like those of `tests` for every registered difference of differences."""
         return differences.differences(self.runs, self.curves, self.plan)
 
     @functools.cached_property
-    def arms(self) -> pd.DataFrame:
+    def arms(self) -> DataFrame:
         """Algorithm, workers, clock, speeds, batch size, task and group of every arm."""
         return groups(self.runs, self.plan)
 
@@ -62,7 +62,7 @@ class Study:
         return exploratory(self.runs, self.arms, self.plan)
 
     @functools.cached_property
-    def trust(self) -> pd.DataFrame:
+    def trust(self) -> DataFrame:
         """Title, value, level and detail of every check, failures first."""
         return trust.trust(trust.Seen(self.runs, self.curves, self.tests, self.plan, self.exploratory))
 
@@ -80,13 +80,13 @@ class Study:
         """The headlines with their small type."""
         return "\n".join(map(str, self.headlines))
 
-    def table(self, name: str) -> pd.DataFrame:
+    def table(self, name: str) -> DataFrame:
         """One of `TABLES` as a DataFrame with plain numbers; an interval is three columns."""
         if name not in TABLES:
             raise UsageError(f"there is no table {name!r}{nearest(name, TABLES)}; there are: {', '.join(TABLES)}")
         return tables.numbers(TABLES[name][1](self))
 
-    def made_tables(self) -> dict[str, tuple[str, pd.DataFrame]]:
+    def made_tables(self) -> dict[str, tuple[str, DataFrame]]:
         """Name -> title and frame of all `TABLES`."""
         return {name: (title, of(self)) for name, (title, of) in TABLES.items()}
 
@@ -169,7 +169,7 @@ class Study:
         )
 
 
-TABLES: dict[str, tuple[str, Callable[[Study], pd.DataFrame]]] = {
+TABLES: dict[str, tuple[str, Callable[[Study], DataFrame]]] = {
     "tests": ("Table 2. Tests", lambda study: tables.comparisons(study.tests)),
     "differences": ("Differences of differences", lambda study: tables.comparisons(study.differences)),
     "arms": ("Table 1. Arms", lambda study: tables.arms(study.runs, study.tests, study.plan)),
@@ -191,15 +191,15 @@ def load(folder: Path | str, arms: Sequence[str] = ()) -> Study:
 
 
 def compare(
-    a: Sequence[float] | NDArray[np.float64],
-    b: Sequence[float] | NDArray[np.float64],
+    a: Sequence[float] | Array,
+    b: Sequence[float] | Array,
     margin: float | None = None,
     *,
     lower_is_better: bool = True,
     alpha: float = 0.05,
-) -> pd.Series:
+) -> Series:
     """What `asyncsgd.compare` gives; there is the rest said."""
-    if isinstance(a, pd.Series) and isinstance(b, pd.Series):
+    if isinstance(a, Series) and isinstance(b, Series):
         b = _aligned(a, b)
     ours = _numbers(a, "a")
     theirs = _numbers(b, "b")
@@ -213,10 +213,10 @@ def compare(
         raise ValueError(f"margin must be a finite number above 0, or None, got {margin!r}")
     margin = math.nan if margin is None else float(margin)
     row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=float(alpha))
-    return pd.Series(vars(judge.answer([row])[0]))[judge.TESTS]
+    return Series(vars(judge.answer([row])[0]))[judge.TESTS]
 
 
-def _aligned(a: pd.Series, b: pd.Series) -> pd.Series:
+def _aligned(a: Series, b: Series) -> Series:
     """`b` in the order of the labels of `a`: a pair is what has one label."""
     for name, series in (("a", a), ("b", b)):
         if twice := series.index[series.index.duplicated()].unique().tolist():
@@ -229,7 +229,7 @@ def _aligned(a: pd.Series, b: pd.Series) -> pd.Series:
     return b.reindex(a.index)
 
 
-def _numbers(values: Any, name: str) -> NDArray[np.float64]:
+def _numbers(values: Any, name: str) -> Array:
     array = np.asarray(values)
     for value in array.ravel().tolist():
         if not _is_number(value):

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from analysis.curves import SAME_LOOKS, Curve, bracket, curve, losses_around, on_common_looks, shared_look, until_shared
 from analysis.pairs import Pairs
 from analysis.runs import Note
+from analysis.stats import Array
 
 BY_RANKS = Note("a diverged run is worse than any other, so the pairs are compared by ranks")
 WHOLE = 0.95
@@ -21,9 +22,7 @@ CUT_SHORT = "restricted to where the first run that missed it ended,"
 NONE = np.array([])
 
 
-def values_of(
-    ours: NDArray[np.float64], theirs: NDArray[np.float64], seeds: list[Any], **limits: Any
-) -> dict[str, Any]:
+def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> dict[str, Any]:
     """Columns of `tests`: one value a pair of an endpoint, inf of a run that diverged, and what limits them.
 
     Args:
@@ -39,7 +38,7 @@ def values_of(
 class Measure:
     """Reads the values of every endpoint off the curves."""
 
-    def __init__(self, curves: pd.DataFrame) -> None:
+    def __init__(self, curves: DataFrame) -> None:
         self._frames = dict(iter(curves.groupby("run")))
         self._known: dict[tuple[str, str], Curve] = {}
 
@@ -205,9 +204,7 @@ class Measure:
                     are = "were at the target and are above it at their end"
                 yield Note(f"{count} of {len(runs)} runs of {runs[0].arm} {are}", "risen")
 
-    def _budget(
-        self, runs: Sequence[Any], times: NDArray[np.float64], ends: Mapping[str, float]
-    ) -> tuple[float, bool, str]:
+    def _budget(self, runs: Sequence[Any], times: Array, ends: Mapping[str, float]) -> tuple[float, bool, str]:
         """The second up to which all are known: what every run was given; else where the first that missed it ended."""
         given = {run.settings.get("seconds") for run in runs}
         missed = [ends[run.run] for run, at in zip(runs, times, strict=True) if math.isinf(at) and not run.diverged]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+from pandas import DataFrame
 from scipy import stats
 
-from analysis.stats import Interval
+from analysis.stats import Array, Interval
 
 MINIMUM_TASKS = 3
 MINIMUM_RUNS = 15
@@ -43,7 +43,7 @@ def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
     return float(((apart > 0) + 0.5 * (apart == 0)).mean())
 
 
-def share_above(scores: ArrayLike, thresholds: ArrayLike) -> NDArray[np.float64]:
+def share_above(scores: ArrayLike, thresholds: ArrayLike) -> Array:
     """The share of runs, of all tasks together, with a score above each threshold.
 
     >>> share_above([[0.2, 0.4], [0.6, 0.8]], [0.0, 0.4, 0.9]).tolist()
@@ -52,7 +52,7 @@ def share_above(scores: ArrayLike, thresholds: ArrayLike) -> NDArray[np.float64]
     return (np.ravel(scores)[:, None] > np.asarray(thresholds, float)).mean(axis=0)
 
 
-def too_few(scores: NDArray[np.float64]) -> str:
+def too_few(scores: Array) -> str:
     """Why there is no interval; empty where there are enough tasks and runs."""
     tasks = scores.shape[1]
     runs = scores.size
@@ -63,7 +63,7 @@ def too_few(scores: NDArray[np.float64]) -> str:
 
 def performance_profile(
     scores: ArrayLike, generator: np.random.Generator, resamples: int = 2_000, level: float = 0.95
-) -> pd.DataFrame:
+) -> DataFrame:
     """`share_above` at every score that occurs, rising, each with its percentile interval; nan where `too_few`.
 
     Seeds are resampled within each task, as in `stratified_bootstrap`. Between two of the scores the share and its
@@ -71,7 +71,7 @@ def performance_profile(
     """
     table = np.asarray(scores, float)
     thresholds = np.unique(table)
-    found = pd.DataFrame({"score": thresholds, "share": share_above(table, thresholds), "low": np.nan, "high": np.nan})
+    found = DataFrame({"score": thresholds, "share": share_above(table, thresholds), "low": np.nan, "high": np.nan})
     if not too_few(table):
         drawn = [share_above(one, thresholds) for (one,) in _resampled(table[None], generator, resamples)]
         found["low"], found["high"] = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -104,9 +104,7 @@ def stratified_bootstrap(
     return Interval(estimate, low, high, level, scores[0].size)
 
 
-def _resampled(
-    scores: NDArray[np.float64], generator: np.random.Generator, resamples: int
-) -> Iterator[NDArray[np.float64]]:
+def _resampled(scores: Array, generator: np.random.Generator, resamples: int) -> Iterator[Array]:
     """Tables of several methods (M x S x T) with seeds drawn within each task, the same for all methods."""
     _, num_seeds, num_tasks = scores.shape
     ordered = scores.copy()

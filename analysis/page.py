@@ -18,7 +18,7 @@ import jinja2
 import markupsafe
 import matplotlib
 import msgspec
-import pandas as pd
+from pandas import DataFrame
 
 from analysis import differences, gallery, tables
 from analysis.questions import UNREGISTERED, conditions
@@ -131,7 +131,7 @@ def drawing(picture: gallery.Picture) -> Drawing:
 
 
 def table(
-    frame: pd.DataFrame, title: str = "", notes: Sequence[str] = (), links: Mapping[str, str] | None = None
+    frame: DataFrame, title: str = "", notes: Sequence[str] = (), links: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """A DataFrame for the template."""
     shown = tables.text(frame)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from pandas import DataFrame
 
 from analysis.gate import BEGAN, BUDGET, Compared, between, each_once, told_apart
 from analysis.questions import Plan
-from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed, where
+from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed
 from asyncsgd.studies.arms import differing
 
 SAME_BATCH = 0.01
@@ -36,8 +37,8 @@ class Pairs(NamedTuple):
     reference: str
     group: str
     clock: str
-    ours: pd.DataFrame
-    theirs: pd.DataFrame
+    ours: DataFrame
+    theirs: DataFrame
     both: list[tuple[RunRow, RunRow]]
     """The same, pair by pair."""
     left_out: str
@@ -55,7 +56,7 @@ class Pairs(NamedTuple):
     """Whether the reference is the control arm, of which losses at equal samples are compared and nothing else."""
 
 
-def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pairs]:
+def pairs_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Pairs]:
     """Every arm against the reference arm of its group, and against the control arm that makes updates as small."""
     control = plan.registered.control
     tests, others = _counted(runs)
@@ -70,7 +71,7 @@ def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pai
                     yield _pairs(tests, others, (treatment, other, str(group), clock), plan, control=True)
 
 
-def pair_of(runs: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan) -> Pairs:
+def pair_of(runs: DataFrame, place: tuple[str, str, str, str], plan: Plan) -> Pairs:
     """Two arms, of which the plan need not compare the one with the other.
 
     Args:
@@ -79,14 +80,14 @@ def pair_of(runs: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan) ->
     return _pairs(*_counted(runs), place, plan)
 
 
-def _counted(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _counted(runs: DataFrame) -> tuple[DataFrame, DataFrame]:
     """The runs of the tests by seed, and others with a result that were made beside them."""
     tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
     others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
     return tests, others[others["stage"].eq("") | (others["stage"].eq("test") & (others["replicate"] > 0))]
 
 
-def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _compared(members: DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """(treatment, reference, what tells the reference from others); an arm goes to the one that has its settings."""
     references = list(members.index[members["algorithm"] == plan.reference])
     keys = differing(map(plan.settings_of, references))
@@ -100,7 +101,7 @@ def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str
 
 
 def _pairs(
-    tests: pd.DataFrame, others: pd.DataFrame, place: tuple[str, str, str, str], plan: Plan, *, control: bool = False
+    tests: DataFrame, others: DataFrame, place: tuple[str, str, str, str], plan: Plan, *, control: bool = False
 ) -> Pairs:
     treatment, reference, _, clock = place
     ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
@@ -170,13 +171,13 @@ def diverged(arm: str, number: int, of: int) -> Note:
     return Note(f"{arm}: diverged {number}/{of}", "diverged", (arm, f"{number} of {of} runs"))
 
 
-def _ends(runs: pd.DataFrame) -> dict[Any, str]:
+def _ends(runs: DataFrame) -> dict[Any, str]:
     """Seed -> the hash of a run's last parameters, of runs that have trained, did not diverge, and have recorded it."""
     ended = runs[~runs["diverged"] & (runs["updates"] > 0)]
     return {seed: one for seed, one in ended["parameters_sha256"].items() if isinstance(one, str) and one}
 
 
-def made_twice(runs: pd.DataFrame, others: pd.DataFrame, planned: bool) -> tuple[list[Note], list[str]]:
+def made_twice(runs: DataFrame, others: DataFrame, planned: bool) -> tuple[list[Note], list[str]]:
     """Notes and caveats on runs of an arm that were made more than once.
 
     The run in the planned folder counts, the last that was made there; of loose runs of one seed the first by name. A
@@ -218,7 +219,7 @@ def copied(one: Mapping[Any, str], other: Mapping[Any, str]) -> dict[Any, Any]:
     return found
 
 
-def repeated(runs: pd.DataFrame, arm: str) -> list[str]:
+def repeated(runs: DataFrame, arm: str) -> list[str]:
     """Why the runs of an arm are not independent of each other: some end at the same parameters."""
     ends = _ends(runs)
     different = len(set(ends.values()))
@@ -246,7 +247,7 @@ def united(pairs: Collection[Compared], plan: Plan) -> tuple[str, list[Note]]:
     return why, [Note(f"the arms also differ in {', '.join(differ)}")] if differ else []
 
 
-def _mixed(side: pd.DataFrame) -> str:
+def _mixed(side: DataFrame) -> str:
     """Threads and devices are a part of an arm: where its runs differ in them, their mean seconds are none of it."""
     told = {
         f"{run.threads:g} thread{'s' if run.threads != 1 else ''} a worker on {run.device}"
@@ -256,7 +257,7 @@ def _mixed(side: pd.DataFrame) -> str:
     return f"runs of {side['arm'].iloc[0]} had {' and '.join(sorted(told))}" if len(told) > 1 else ""
 
 
-def lost_runs(runs: pd.DataFrame, what: str) -> list[str]:
+def lost_runs(runs: DataFrame, what: str) -> list[str]:
     """How many of `runs` have no result, each status a sentence."""
     counts = runs.loc[~runs["usable"], "status"].value_counts().sort_index()
     return [
@@ -266,7 +267,7 @@ def lost_runs(runs: pd.DataFrame, what: str) -> list[str]:
     ]
 
 
-def happened(runs: pd.DataFrame, what: str) -> list[Note]:
+def happened(runs: DataFrame, what: str) -> list[Note]:
     """What went wrong in runs that have a result, each a note."""
     told = []
     for key, words in HAPPENED.items():
@@ -276,13 +277,13 @@ def happened(runs: pd.DataFrame, what: str) -> list[Note]:
     return told
 
 
-def _samples_per_update(runs: pd.DataFrame) -> float:
+def _samples_per_update(runs: DataFrame) -> float:
     known = runs[runs["samples_per_update"].notna() & runs["usable"]]
     updates = known["updates"].sum()
     return float((known["samples_per_update"] * known["updates"]).sum() / updates) if updates else math.nan
 
 
-def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference: str) -> list[Note]:
+def _batches(ours: DataFrame, theirs: DataFrame, treatment: str, reference: str) -> list[Note]:
     """At equal samples an arm with smaller updates makes more of them, which is a difference of its own."""
     sizes = [_samples_per_update(side) for side in (ours, theirs)]
     if not np.isfinite(sizes).all() or abs(sizes[0] - sizes[1]) <= SAME_BATCH * max(sizes):
@@ -292,7 +293,7 @@ def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference
     return [Note(f"unequal batches: {told}", "batches", (told,))]
 
 
-def timing_caveats(runs: pd.DataFrame) -> list[str]:
+def timing_caveats(runs: DataFrame) -> list[str]:
     """Why the measured seconds of some of these runs are no speed comparison, each a sentence."""
     told = []
     if runs["oversubscribed"].any():

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from pandas import DataFrame, Series
 
 from analysis import gallery
 from analysis.comparisons import Comparisons, of_arm
@@ -61,7 +62,7 @@ BEST_F1 = (
 )
 
 
-def ways_of(found: Comparisons) -> pd.DataFrame:
+def ways_of(found: Comparisons) -> DataFrame:
     """A row for every way of every model, with the columns of `WAYS`."""
     rows = []
     measure = Measure(found.curves)
@@ -74,10 +75,10 @@ def ways_of(found: Comparisons) -> pd.DataFrame:
             theirs = theirs.iloc[:0]
         own_curves = found.curves[found.curves["run"].isin(own["run"])]
         rows.append({"model": arm.model, "name": arm.arm, **_way(own, theirs, measure), "curve": f1_curve(own_curves)})
-    return pd.DataFrame(rows, columns=[*WAYS])
+    return DataFrame(rows, columns=[*WAYS])
 
 
-def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str, Any]:
+def _way(runs: DataFrame, theirs: DataFrame, measure: Measure) -> dict[str, Any]:
     target = theirs["loss"].max() + ROUNDING
     ratios: list[float] = []
     for seed in runs.index.intersection(theirs.index):
@@ -98,7 +99,7 @@ def _way(runs: pd.DataFrame, theirs: pd.DataFrame, measure: Measure) -> dict[str
         "oversubscribed": bool(first["oversubscribed"]),
         "seconds": t_interval(runs["seconds"]),
         "formula": (stages - 1) / (parts + stages - 1) if formula else math.nan,
-        **{name: pd.Series([one[name] for one in used], dtype=float).mean() for name in used[0]},
+        **{name: Series([one[name] for one in used], dtype=float).mean() for name in used[0]},
         "samples_to_target": math.exp(statistics.fmean(ratios)) if ratios else math.nan,
         "reached": len(ratios) if len(theirs) else math.nan,
         "silent": _silent(first["summary"]),
@@ -127,7 +128,7 @@ def _of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
     workers = run["workers"]
     clock = run["seconds"]
     events = [one for one in read_events(run["path"] / EVENTS) if one["kind"] == "stages"]
-    stages = pd.DataFrame(
+    stages = DataFrame(
         [row for one in events for row in one["stages"]],
         columns=["replica", "stage", "computed", "passed", "exchanged", "sent"],
     )
@@ -152,7 +153,7 @@ def _of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
     return {"bubble": None, "exchange": exchange, "bytes_per_sample": sent}
 
 
-def f1_curve(curves: pd.DataFrame) -> list[tuple[int, float]]:
+def f1_curve(curves: DataFrame) -> list[tuple[int, float]]:
     """(samples, mean F1) where all runs of `curves` were evaluated; empty for other tasks."""
     if "metric.f1" not in curves:
         return []
@@ -161,7 +162,7 @@ def f1_curve(curves: pd.DataFrame) -> list[tuple[int, float]]:
     return [(int(samples), float(score)) for samples, score in whole["mean"].items()]
 
 
-def about_silence(ways: pd.DataFrame) -> list[str]:
+def about_silence(ways: DataFrame) -> list[str]:
     """What a model that never answers would score, and which models are above it; empty for other tasks."""
     said = []
     answering = ways[ways["silent"].notna() & (ways["curve"].map(len) > 0)]
@@ -173,7 +174,7 @@ def about_silence(ways: pd.DataFrame) -> list[str]:
     return said
 
 
-def more_tables(ways: pd.DataFrame) -> Tables:
+def more_tables(ways: DataFrame) -> Tables:
     """What stages wait for, and scores where the task has any."""
     made: Tables = {}
     if len(ways):
@@ -187,7 +188,7 @@ def more_tables(ways: pd.DataFrame) -> Tables:
         notes = (ABOUT_WAYS, *[OVERSUBSCRIBED] * bool(ways["oversubscribed"].any()))
         made["ways"] = "What stages wait for and what is sent", shown[[*headings]].rename(columns=headings), notes
     if any(ways["metrics"]):
-        scores = pd.concat([ways[["model", "name"]], pd.DataFrame([*ways["metrics"]])], axis=1)
+        scores = pd.concat([ways[["model", "name"]], DataFrame([*ways["metrics"]])], axis=1)
         scores = scores.join(ways[["answerable", "best_f1", "loss", "seconds"]]).dropna(axis=1, how="all")
         scores = scores.rename(columns={"name": "way", "answerable": "HasAns f1", "best_f1": "best f1"})
         notes = (*about_silence(ways), *[BEST_F1] * ("best f1" in scores))
@@ -195,7 +196,7 @@ def more_tables(ways: pd.DataFrame) -> Tables:
     return made
 
 
-def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
+def scores(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
     """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
     caption = "Means over seeds. Dashes: a model that never answers."
     cast = cast_of(found)
@@ -205,7 +206,7 @@ def scores(found: Comparisons, ways: pd.DataFrame) -> Iterator[Drawing]:
         yield drawing(gallery.drawn(name, title, caption, _draw_f1, own, cast))
 
 
-def _draw_f1(axes: Any, ways: pd.DataFrame, cast: Mapping[str, Any]) -> str:
+def _draw_f1(axes: Any, ways: DataFrame, cast: Mapping[str, Any]) -> str:
     for way in ways.to_dict("records"):
         cast[way["name"]].line(axes, *zip(*way["curve"], strict=True), label=way["name"])
     if (silent := ways["silent"].iloc[0]) == silent:
@@ -214,7 +215,7 @@ def _draw_f1(axes: Any, ways: pd.DataFrame, cast: Mapping[str, Any]) -> str:
     return "; ".join(f"{way['name']} {way['curve'][-1][1]:.3f}" for way in ways.to_dict("records"))
 
 
-def more(found: Comparisons) -> tuple[pd.DataFrame, Tables, dict[str, Iterable[Drawing]]]:
+def more(found: Comparisons) -> tuple[DataFrame, Tables, dict[str, Iterable[Drawing]]]:
     """What other comparisons do not have; see `analysis.language_model.reported`."""
     ways = ways_of(found)
     return ways, more_tables(ways), {"scores": scores(found, ways)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame, Series
 
 from analysis.gate import TOLD, asked_of, default_of, meanings, means_the_same
 from analysis.questions import Plan
@@ -140,7 +140,7 @@ CONDITION = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
 """Columns that tell loose arms apart before their settings do."""
 
 
-def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
+def with_arms(runs: DataFrame) -> DataFrame:
     """Give loose runs an arm: those that differ in nothing but their seed, budget and machine share one."""
     loose = runs["arm"].isna() & (runs["stage"] == "test")
     if not loose.any():
@@ -149,7 +149,7 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
     tasks = known["task"].nunique() > 1
     batches = known["batch_size"].nunique() > 1
     rows = runs[CONDITION].itertuples(index=False)
-    conditions = pd.Series(["\n".join(map(str, row)) for row in rows], index=runs.index, dtype=object)
+    conditions = Series(["\n".join(map(str, row)) for row in rows], index=runs.index, dtype=object)
     alike_in = dict(iter(known.groupby(conditions[known.index])))
     differing_in = {condition: differing(of["settings"], NOT_OF_AN_ARM) for condition, of in alike_in.items()}
     names = {}
@@ -167,13 +167,13 @@ def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
             parts.append("virtual")
         apart = differing_in.get(condition, [])
         names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
-    runs.loc[list(names), "arm"] = pd.Series(names, dtype=object)
+    runs.loc[list(names), "arm"] = Series(names, dtype=object)
     # of several runs of a seed the first by name is in the tests
     runs.loc[list(names), "replicate"] = runs.loc[list(names)].groupby(["arm", "seed"], dropna=False).cumcount()
     return runs
 
 
-def with_parents(runs: pd.DataFrame) -> pd.DataFrame:
+def with_parents(runs: DataFrame) -> DataFrame:
     """Give loose fine-tuning runs the arm and the seed of the run that they started from."""
     loose = runs["arm"].isna() & (runs["stage"] == "finetune")
     for name, arm, seed, parent, why in _origins(runs, runs.index[loose]):
@@ -187,7 +187,7 @@ def with_parents(runs: pd.DataFrame) -> pd.DataFrame:
     return runs
 
 
-def _origins(runs: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, str, float, str, str]]:
+def _origins(runs: DataFrame, names: Sequence[str]) -> Iterator[tuple[str, str, float, str, str]]:
     tests = runs[runs["stage"] == "test"]
     for name in names:
         told = str(runs.loc[name, "parent"])

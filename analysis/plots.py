@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
+from pandas import DataFrame
 from scipy import stats as scipy_stats
 
 from analysis.curves import Curve, band, curve
@@ -59,7 +59,7 @@ class Look(NamedTuple):
         axes.fill_between(x, low, high, color=self.colour, alpha=0.16, linewidth=0, **options)
 
 
-def looks(arms: pd.DataFrame) -> dict[str, Look]:
+def looks(arms: DataFrame) -> dict[str, Look]:
     """Of every arm of `questions.groups`; well-known algorithms have theirs in every report. A group's second arm of an
     algorithm has a look of its own.
     """
@@ -92,7 +92,7 @@ def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[F
         return drawn, axes
 
 
-def forest(tests: pd.DataFrame, labels: Mapping[str, str], axes: Iterable[Axes]) -> str:
+def forest(tests: DataFrame, labels: Mapping[str, str], axes: Iterable[Axes]) -> str:
     """Every comparison as a point with its interval, in the colour of its word: time ratio left, loss right."""
     left, right = axes
     pairs = tests[["treatment", "reference"]].drop_duplicates().head(MOST_ROWS)
@@ -120,7 +120,7 @@ OPEN = 8
 
 
 def _forest(
-    tests: pd.DataFrame, pairs: list[tuple[str, ...]], labels: Mapping[str, str], axes: Axes, *, ratio: bool
+    tests: DataFrame, pairs: list[tuple[str, ...]], labels: Mapping[str, str], axes: Axes, *, ratio: bool
 ) -> list[str]:
     columns = ("ratio", "ratio_low", "ratio_high") if ratio else ("estimate", "low", "high")
     told = []
@@ -162,8 +162,8 @@ def _forest(
 
 def loss(
     axes: Axes,
-    runs: pd.DataFrame,
-    curves: pd.DataFrame,
+    runs: DataFrame,
+    curves: DataFrame,
     cast: Mapping[str, Look],
     labels: Mapping[str, str],
     x: str = "seconds",
@@ -197,7 +197,7 @@ def loss(
     return "; ".join(told)
 
 
-def _seconds_of(runs: pd.DataFrame) -> str:
+def _seconds_of(runs: DataFrame) -> str:
     return "virtual seconds" if set(runs["clock"]) == {"virtual"} else "training seconds"
 
 
@@ -208,8 +208,8 @@ def _thinned(curve: Curve) -> Curve:
 
 def reached(
     axes: Axes,
-    runs: pd.DataFrame,
-    curves: pd.DataFrame,
+    runs: DataFrame,
+    curves: DataFrame,
     cast: Mapping[str, Look],
     labels: Mapping[str, str],
     target: float,
@@ -237,7 +237,7 @@ def reached(
 
 def against(
     axes: Axes,
-    runs: pd.DataFrame,
+    runs: DataFrame,
     cast: Mapping[str, Look],
     x: str,
     y: str,
@@ -280,7 +280,7 @@ def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[st
     return "; ".join(f"{arm}: at most {max(of_arm)}" for arm, of_arm in counts.items())
 
 
-def heat(axes: Axes, counts: pd.DataFrame) -> str:
+def heat(axes: Axes, counts: DataFrame) -> str:
     """A confusion matrix, rows in percent of the true class."""
     shares = counts.div(counts.sum(axis=1), axis=0)
     sns.heatmap(shares, annot=True, fmt=".0%", cmap="Blues", cbar=False, square=True, ax=axes)
@@ -288,7 +288,7 @@ def heat(axes: Axes, counts: pd.DataFrame) -> str:
     return "; ".join(f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index)
 
 
-def profiles(axes: Axes, found: Mapping[str, pd.DataFrame], cast: Mapping[str, Look]) -> str:
+def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look]) -> str:
     """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
     scores = np.concatenate([one["score"] for one in found.values()])
     # below 0 is worse than before training, and how far below would only squeeze the rest

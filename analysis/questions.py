@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pandas as pd
+from pandas import DataFrame, Series
 
 from asyncsgd.records.events import read_json
 from asyncsgd.settings.yaml_reader import read_yaml
@@ -131,7 +132,7 @@ def _changed(plan: PlanFile | None, registered: Registration, sha256: str) -> st
     return ""
 
 
-def groups(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def groups(runs: DataFrame, plan: Plan) -> DataFrame:
     """Arm -> algorithm, workers, clock, speeds, batch size, and the name of its group, of arms that share
     all but the first.
 
@@ -139,17 +140,17 @@ def groups(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     """
     tests = runs[(runs["stage"] == "test") & (runs["arm"] != "")]
     facts = ["algorithm", "workers", "clock", "speeds", "batch_size", "task"]
-    arms = pd.DataFrame([_facts(own[facts]) for _, own in tests.groupby("arm", sort=False)], columns=facts)
+    arms = DataFrame([_facts(own[facts]) for _, own in tests.groupby("arm", sort=False)], columns=facts)
     arms.index = pd.Index(list(dict.fromkeys(tests["arm"])), dtype=object)
     absent = {name: _meant(arm) for name, arm in plan.arms.items() if name not in arms.index and name != BASELINE}
     if absent and plan.runs:  # they were planned, and are a part of the family
-        arms = pd.concat((arms, pd.DataFrame.from_dict(absent, orient="index", columns=facts)))
+        arms = pd.concat((arms, DataFrame.from_dict(absent, orient="index", columns=facts)))
     sizes = arms["batch_size"].dropna().unique()
     if len(sizes) == 1:  # an arm of which nothing has run yet has that of the others
         arms["batch_size"] = sizes[0]
     tasks = arms["task"][arms["task"] != ""].nunique() > 1
     names = [_name(arm, len(sizes) > 1) + f", {arm.task}" * tasks for arm in arms.itertuples()]
-    return arms.assign(group=pd.Series(names, index=arms.index, dtype=object))
+    return arms.assign(group=Series(names, index=arms.index, dtype=object))
 
 
 def _meant(arm: PlannedArm) -> list[Any]:
@@ -157,7 +158,7 @@ def _meant(arm: PlannedArm) -> list[Any]:
     return [arm.algorithm, arm.num_workers, arm.clock, arm.speeds or "", None, ""]
 
 
-def _facts(own: pd.DataFrame) -> dict[str, Any]:
+def _facts(own: DataFrame) -> dict[str, Any]:
     """What most runs of an arm say."""
     known = {name: own[name][own[name].notna() & (own[name] != "")] for name in own}
     most = {name: values.mode().iloc[0] if len(values) else "" for name, values in known.items()}
@@ -176,7 +177,7 @@ def is_primary(plan: Plan, workers: float, clock: str) -> bool:
     return wanted.endpoint != "" and wanted.num_workers in (None, workers) and wanted.clock in (None, clock)
 
 
-def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
+def exploratory(runs: DataFrame, arms: DataFrame, plan: Plan) -> str:
     """Why nothing of the study can be called confirmed; empty where the registration stands."""
     if plan.exploratory:
         return plan.exploratory
@@ -204,7 +205,7 @@ def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
     return ""
 
 
-def labels(arms: pd.DataFrame) -> dict[str, str]:
+def labels(arms: DataFrame) -> dict[str, str]:
     """Every arm in the reader's words: its algorithm, and what not all arms of `groups` share."""
     several = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "task")}
     several["batch_size"] = bool((arms.groupby("algorithm")["batch_size"].nunique() > 1).any())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas import DataFrame
 
 from analysis.gate import asked_of, spelled_alike
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, placed, planned, with_arms, with_parents
@@ -51,7 +52,7 @@ PREDICTED = re.compile(r"(^|/)predicted-\d+$")
 REPLACED = re.compile(r"\.before-\d+(/|$)")
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
+def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
     """The runs and the evaluations of a folder: a sweep's, one with loose runs, or one run's.
 
     Raises:
@@ -78,7 +79,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
         rows.append(row)
     runs = _table(rows)
     shown = [curve.assign(run=name) for name, (_, curve) in read_ones.items() if len(curve)]
-    curves = pd.concat(shown, ignore_index=True) if shown else pd.DataFrame(columns=CURVES)
+    curves = pd.concat(shown, ignore_index=True) if shown else DataFrame(columns=CURVES)
     return with_parents(with_arms(runs)), curves, plan
 
 
@@ -115,11 +116,11 @@ def _replaced(path: Path) -> list[str]:
     return statuses
 
 
-def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def read_run(path: Path) -> tuple[dict[str, Any], DataFrame]:
     """The row of one run folder, without its place in a study, and its curve."""
     row: dict[str, Any] = {"path": path, "left_out": "", "notes": "", "usable": False}
     row |= {"asked": {}, "settings": {}, "details": {}}
-    curve = pd.DataFrame(columns=CURVES[1:], dtype=float)
+    curve = DataFrame(columns=CURVES[1:], dtype=float)
     try:
         row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
         row["asked"] = asked_of(row["settings"], {})
@@ -164,7 +165,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     return row, curve
 
 
-def rows_of(paths: Mapping[str, Path]) -> pd.DataFrame:
+def rows_of(paths: Mapping[str, Path]) -> DataFrame:
     """Rows of `runs` by name, of run folders that lie in no study; the folder around a run is its arm."""
     return _table([{"run": name, "arm": name.rpartition("/")[0]} | read_run(path)[0] for name, path in paths.items()])
 
@@ -179,7 +180,7 @@ def _summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def _events(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _events(path: Path) -> tuple[DataFrame, dict[str, Any]]:
     """The curve, and what else its records say of a run."""
     rows: list[dict[str, float]] = []
     faults: list[str] = []
@@ -207,7 +208,7 @@ def _events(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     details: dict[str, Any] = {"worker_losses": last["worker_losses"]} if last.get("worker_losses") else {}
     if lost_workers:
         details["lost_workers"] = lost_workers
-    curve = pd.DataFrame(rows) if rows else pd.DataFrame(columns=CURVES[1:])
+    curve = DataFrame(rows) if rows else DataFrame(columns=CURVES[1:])
     return curve.astype(float), {"notes": "".join(notes), "resumes": resumes, "details": details}
 
 
@@ -239,7 +240,7 @@ def _checked(row: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _check_end(curve: pd.DataFrame, samples: float | None) -> None:
+def _check_end(curve: DataFrame, samples: float | None) -> None:
     """Every run is evaluated where it ends; without that evaluation its last loss is one of other samples."""
     if not len(curve):
         raise ValueError("events.jsonl has no evaluation")
@@ -360,8 +361,8 @@ def _machine(found: dict[str, Any]) -> str:
     return ", ".join(map(str, filter(None, (*parts, *gpus))))
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    runs = pd.DataFrame(rows, columns=RUNS).set_index("run", drop=False)
+def _table(rows: Sequence[dict[str, Any]]) -> DataFrame:
+    runs = DataFrame(rows, columns=RUNS).set_index("run", drop=False)
     runs.index.name = None
     for name in NUMBERS:
         runs[name] = pd.to_numeric(runs[name]).astype(float)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-import pandas as pd
+from pandas import DataFrame, Series
 
 
 class RunRow(NamedTuple):
@@ -114,9 +114,9 @@ SURE = named(bool)
 PERHAPS = named(bool | None)
 
 
-def where(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
+def where(table: DataFrame, **values: Any) -> DataFrame:
     """The rows with these values in their columns."""
-    kept = pd.Series(True, index=table.index)
+    kept = Series(True, index=table.index)
     for column, value in values.items():
         kept &= table[column] == value
     return table[kept]
@@ -130,6 +130,6 @@ def listed(numbers: Iterable[float]) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def each(runs: pd.DataFrame) -> list[RunRow]:
+def each(runs: DataFrame) -> list[RunRow]:
     """The rows of a table, which may have more columns."""
     return list(map(RunRow._make, zip(*(runs[name] for name in RUNS), strict=True)))

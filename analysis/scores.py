@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from analysis.gate import between, told_apart
 from analysis.measure import BY_RANKS, values_of
@@ -26,14 +27,14 @@ OF_CLASSES: Mapping[str, Callable[[NDArray[np.int64]], float]] = {
 """Scores that a confusion matrix gives. A task that records none of them is judged by the first."""
 
 
-def metric_of(runs: pd.DataFrame) -> tuple[str, bool]:
+def metric_of(runs: DataFrame) -> tuple[str, bool]:
     """What fine-tuned models of a study are judged by, the first score of their task, and whether lower is better."""
     better: dict[str, str] = next((known for details in runs["details"] if (known := details.get("better"))), {})
     metric = next(iter(better), "score")
     return metric, better.get(metric) == "lower"
 
 
-def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+def by_seed(runs: DataFrame) -> DataFrame:
     """Mean scores (seeds x arms); nan where a run of the seed was lost, and infinite, to the worse side, where one
     diverged, could not begin, or ended as a model whose predictions leave the score undefined.
     """
@@ -50,7 +51,7 @@ def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     return found.unstack(0)
 
 
-def _without_model(runs: pd.DataFrame) -> set[str]:
+def _without_model(runs: DataFrame) -> set[str]:
     """The runs that diverged, and those that could not begin since a run that they descend from diverged."""
     without = set(runs.index[runs["diverged"]])
     missing = runs[runs["status"].eq("MISSING")]
@@ -59,7 +60,7 @@ def _without_model(runs: pd.DataFrame) -> set[str]:
     return without
 
 
-def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
+def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
     """Columns of `tests`: the score of every arm against its reference, and of the reference against no intermediate
     training.
     """
@@ -93,7 +94,7 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[di
             }
 
 
-def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
+def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
     """As `united`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
     usable = where(runs, usable=True, replicate=0)
@@ -104,7 +105,7 @@ def _unlike(runs: pd.DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str,
     return united(both, plan)
 
 
-def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str) -> dict[str, Any]:
+def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> dict[str, Any]:
     both = means[[treatment, reference]].dropna()
     own = {arm: tuned[(tuned["arm"] == arm) & tuned["seed"].isin(both.index)] for arm in (treatment, reference)}
     gained = math.nan
@@ -138,7 +139,7 @@ def _score(tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: 
     return {"treatment": treatment, "reference": reference, "left_out": left, "notes": marks, **values}
 
 
-def _ends_of_seeds(tuned: pd.DataFrame) -> dict[Any, str]:
+def _ends_of_seeds(tuned: DataFrame) -> dict[Any, str]:
     """Seed -> the hashes of the last parameters of its fine-tunings, where all are recorded and none diverged."""
     found = {}
     for seed, own in tuned.groupby("seed"):
@@ -148,7 +149,7 @@ def _ends_of_seeds(tuned: pd.DataFrame) -> dict[Any, str]:
     return found
 
 
-def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
+def _lost(runs: DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     """The runs of every stage that a score needed and that have no result: what is left was not chosen before looking.
     A model that diverged is a result, and so is that nothing could be made of it.
     """
@@ -162,7 +163,7 @@ def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     return tuple(told)
 
 
-def nothing_learned(runs: pd.DataFrame) -> str:
+def nothing_learned(runs: DataFrame) -> str:
     """Why the models of an arm have learned nothing; empty where they have, and where it is not known.
 
     Their loss does not end below its start, or their classes are predicted no better, by their own score, than by one
@@ -191,7 +192,7 @@ def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int6
     return max(score(np.outer(counts, column)) for column in one_class)
 
 
-def not_learned(runs: pd.DataFrame) -> bool:
+def not_learned(runs: DataFrame) -> bool:
     """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
     alive = where(runs, usable=True, diverged=False)["details"]
     told = [details for details in alive if details.get("majority")]

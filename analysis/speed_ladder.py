@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import seaborn as sns
+from pandas import DataFrame
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
@@ -114,7 +114,7 @@ def _in_short(rung: Any) -> str:
     return f"{rung.name} {ratio(rung.speed.median)}{word}"
 
 
-def validation(ladder: Ladder, machine: Mapping[str, Any]) -> pd.DataFrame:
+def validation(ladder: Ladder, machine: Mapping[str, Any]) -> DataFrame:
     """The guide's validation checklist: what each box asks for was stated before the runs. `passed` is None where it is
     not known.
     """
@@ -158,7 +158,7 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> pd.DataFrame:
         ("no training out of memory", "none", "-", ", ".join(lost) or "none", not lost),
         ("the run is complete", f"{planned} trainings", "-", f"{done} came to their end", done == planned),
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["box", "stated", "before", "after", "passed"])
+    return DataFrame(rows, columns=["box", "stated", "before", "after", "passed"])
 
 
 def known(value: float, passed: bool) -> bool | None:
@@ -205,7 +205,7 @@ def gains(ladder: Ladder) -> list[str]:
     ]
 
 
-def rungs_table(ladder: Ladder) -> pd.DataFrame:
+def rungs_table(ladder: Ladder) -> DataFrame:
     """A row for each rung, from the naive loop upwards."""
     rungs = ladder.rungs
     shown = {
@@ -225,7 +225,7 @@ def rungs_table(ladder: Ladder) -> pd.DataFrame:
         "loss - before": rungs["loss_change"],
         "word": [f"{row.word} ({row.reason})" if row.reason else row.word for row in rungs.itertuples()],
     }
-    return pd.DataFrame(shown)
+    return DataFrame(shown)
 
 
 def _turns(speed: Speed) -> str:
@@ -236,7 +236,7 @@ def _ends(speed: Speed) -> str:
     return f"{speed.interval:.2f}".partition(" ")[2]
 
 
-def stacks_table(ladder: Ladder) -> pd.DataFrame:
+def stacks_table(ladder: Ladder) -> DataFrame:
     """A row for each stack of the proof, the safest first."""
     stacks = ladder.stacks
     first = f"rungs that leave updates as they were ({len(stacks[0].rungs)})"
@@ -249,10 +249,10 @@ def stacks_table(ladder: Ladder) -> pd.DataFrame:
         "word": [stack.word for stack in stacks],
         "final": ["yes" if stack is ladder.final else "" for stack in stacks],
     }
-    return pd.DataFrame(shown)
+    return DataFrame(shown)
 
 
-def publication_table(ladders: Ladders) -> pd.DataFrame:
+def publication_table(ladders: Ladders) -> DataFrame:
     """Before and after, for a publication: the naive loop and the final stack, medians over the seeds."""
     rows = []
     for ladder in ladders.ladders:
@@ -272,10 +272,10 @@ def publication_table(ladders: Ladders) -> pd.DataFrame:
             measures.append(("GPU busy", *(percent(one["busy_gpu"]) for one in rates), ""))
             measures.append(("GPU memory, GiB", *(one["gpu_bytes"] / GIB for one in rates), ""))
         rows += [(ladder.given["task"], *measure) for measure in measures]
-    return pd.DataFrame(rows, columns=["task", "measure", "before", "after", "before against after"])
+    return DataFrame(rows, columns=["task", "measure", "before", "after", "before against after"])
 
 
-def tables_of(ladder: Ladder, machine: Any) -> list[tuple[pd.DataFrame, str, str]]:
+def tables_of(ladder: Ladder, machine: Any) -> list[tuple[DataFrame, str, str]]:
     """The tables of one task with their titles and notes."""
     given = ladder.given
     boxes = validation(ladder, machine)
@@ -328,7 +328,7 @@ def picture(ladder: Ladder) -> pages.Drawing:
     )
 
 
-def _draw(axes: Any, rungs: pd.DataFrame) -> str:
+def _draw(axes: Any, rungs: DataFrame) -> str:
     colours = dict(
         zip(("kept", "does not pay", "left out for the score"), sns.color_palette("colorblind"), strict=False)
     )

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
+Array: TypeAlias = NDArray[np.float64]
+Numbers: TypeAlias = Sequence[float] | Array
 
 EXACT_PAIRS = 16
 SUBSETS = 50_000
@@ -67,7 +68,7 @@ def _subsets(n: int) -> NDArray[np.int8]:
     return np.concatenate((both[both.any(axis=1)], np.ones((1, n), np.int8)))
 
 
-def _in_one_order(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.intp]:
+def _in_one_order(ours: Array, theirs: Array) -> NDArray[np.intp]:
     """An order of pairs that depends neither on the one in which they come nor on which arm is the treatment.
 
     Random subsets are drawn by position, so that their p value would depend on both.
@@ -115,7 +116,7 @@ def sign_flip(
     return float(p), Interval(float(estimate), float(low), float(high), level, n)
 
 
-def signed_ranks(treatment: Numbers, reference: Numbers) -> NDArray[np.float64]:
+def signed_ranks(treatment: Numbers, reference: Numbers) -> Array:
     """Signed ranks of paired values, of which some may be infinite: `sign_flip` of them is Wilcoxon's exact test."""
     ours = np.asarray(treatment, float)
     theirs = np.asarray(reference, float)
@@ -148,7 +149,7 @@ def equivalence(treatment: Numbers, reference: Numbers, margin: float, level: fl
     return float(max(above, below)), t_interval(differences, level)
 
 
-def holm(p_values: Numbers) -> NDArray[np.float64]:
+def holm(p_values: Numbers) -> Array:
     """Holm's adjusted p values of one family; nan counts as 1, as leaving it out makes the others easier."""
     p = np.nan_to_num(np.asarray(p_values, float), nan=1.0)
     order = np.argsort(p, kind="stable")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas import DataFrame, Series
 
 from analysis.gate import between, told_apart
 from analysis.questions import BASELINE, Plan, groups, labels
@@ -23,12 +24,12 @@ MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
 
 
-def tested(runs: pd.DataFrame) -> pd.DataFrame:
+def tested(runs: DataFrame) -> DataFrame:
     """The runs that the numbers of a study are of."""
     return where(runs, stage="test", usable=True, replicate=0)
 
 
-def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def arms(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     """Table 1: what every arm reached and cost, means over seeds with 95 % t intervals."""
     used = tested(runs)
     rows = []
@@ -45,10 +46,10 @@ def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
         row |= _over_one_worker(used, own, plan)
         row |= {name: float(alive[name].mean()) for name in COSTS}
         rows.append(row)
-    return without_empty(pd.DataFrame(rows))
+    return without_empty(DataFrame(rows))
 
 
-def _to_the_target(timed: pd.DataFrame, arm: str) -> dict[str, Any]:
+def _to_the_target(timed: DataFrame, arm: str) -> dict[str, Any]:
     """Runs at the target by the end of the budget, and the mean time there, counted up to the budget."""
     if timed.empty:
         return {"reached": "", "time": UNKNOWN}
@@ -58,7 +59,7 @@ def _to_the_target(timed: pd.DataFrame, arm: str) -> dict[str, Any]:
     return {"reached": told, "time": t_interval(row[name])}
 
 
-def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame, plan: Plan) -> dict[str, Any]:
+def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, Any]:
     """Throughput as a multiple of one worker's and its share per worker, and why there is none."""
     first = own.iloc[0]
     alone = where(used, workers=1, clock=first["clock"], task=first["task"])
@@ -73,15 +74,15 @@ def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame, plan: Plan) -> dict[
     return {"speed_up": ratio, "efficiency": ratio / first["workers"], "no_speed_up": ""}
 
 
-def settings(runs: pd.DataFrame) -> pd.DataFrame:
+def settings(runs: DataFrame) -> DataFrame:
     """The settings in which arms differ, as their runs were started."""
     first = where(runs, stage="test", usable=True).groupby("arm", sort=False)["settings"].first()
-    table = pd.DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
+    table = DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
     table = table.loc[:, table.astype(str).nunique(dropna=False) > 1]
-    return table.reset_index() if len(table.columns) else pd.DataFrame(columns=["arm"])
+    return table.reset_index() if len(table.columns) else DataFrame(columns=["arm"])
 
 
-def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
+def comparisons(tests: DataFrame) -> DataFrame:
     """Table 2: every question with its answer."""
     level = 1 - tests["alpha"] / tests["family_size"]
     asked = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
@@ -89,12 +90,12 @@ def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
     parts["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
     for name, columns in (("difference", ("estimate", "low", "high")), ("ratio", ("ratio", "ratio_low", "ratio_high"))):
         ends = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
-        parts[name] = pd.Series([Interval(*one) for one in ends], index=tests.index, dtype=object)
+        parts[name] = Series([Interval(*one) for one in ends], index=tests.index, dtype=object)
     kept = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "reason", "left_out")
-    return pd.DataFrame(parts | {name: tests[name] for name in kept})
+    return DataFrame(parts | {name: tests[name] for name in kept})
 
 
-def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     """For a column of a paper: arm, time to the target, ratio, loss, word of the registered endpoint."""
     named = labels(groups(runs, plan))
     table = arms(runs, tests, plan)
@@ -116,10 +117,10 @@ def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
         if row["clock"] == "virtual" and "sim." not in name:
             name = f"{name}, sim."
         rows.append((name, time, ratio, loss, word))
-    return pd.DataFrame(rows, columns=PAPER)
+    return DataFrame(rows, columns=PAPER)
 
 
-def tuning(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
     """Table 3: what was tried, and what was chosen."""
     tried = runs[runs["stage"] == "tuning"]
     table = tried.groupby(["arm", "learning_rate"], sort=False).agg(loss=("loss", "mean"), runs=("run", "size"))
@@ -131,11 +132,11 @@ def tuning(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     return table
 
 
-def downstream(runs: pd.DataFrame) -> pd.DataFrame:
+def downstream(runs: DataFrame) -> DataFrame:
     """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
     tuned = where(runs, stage="finetune", usable=True, diverged=False)
     rows = [{"arm": row.arm, "seed": row.seed, "score": row.metric, **_scores(row.details)} for row in each(tuned)]
-    return _over_seeds(rows, ["arm"]) if rows else pd.DataFrame(columns=["arm", "score"])
+    return _over_seeds(rows, ["arm"]) if rows else DataFrame(columns=["arm", "score"])
 
 
 def _scores(details: dict[str, Any]) -> dict[str, float]:
@@ -148,7 +149,7 @@ def _scores(details: dict[str, Any]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
-def evaluation_sets(runs: pd.DataFrame) -> pd.DataFrame:
+def evaluation_sets(runs: DataFrame) -> DataFrame:
     """What every arm reached on each of several evaluation sets; texts that are not the same are another set."""
     used = where(runs, usable=True, diverged=False, replicate=0)
     rows = []
@@ -161,46 +162,46 @@ def evaluation_sets(runs: pd.DataFrame) -> pd.DataFrame:
             place = {"set": name, "stage": run.stage, "arm": run.arm, "texts": texts.get(name, run.data)}
             values = {key: math.nan if value is None else value for key, value in found["metrics"].items()}
             rows.append({**place, "seed": run.seed, "loss": found["loss"], **values})
-    return _over_seeds(rows, ["set", "stage", "arm", "texts"]) if rows else pd.DataFrame(columns=["set", "arm"])
+    return _over_seeds(rows, ["set", "stage", "arm", "texts"]) if rows else DataFrame(columns=["set", "arm"])
 
 
-def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> pd.DataFrame:
+def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> DataFrame:
     """Means over the rows of a seed, then over the seeds of what shares the columns `by`, with t intervals."""
-    by_seed = pd.DataFrame(rows).groupby([*by, "seed"], sort=False).mean()
+    by_seed = DataFrame(rows).groupby([*by, "seed"], sort=False).mean()
     return by_seed.groupby(by, sort=False).agg(t_interval).reset_index()
 
 
-def confusion(runs: pd.DataFrame, arm: str) -> pd.DataFrame | None:
+def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
     own = where(runs, stage="finetune", arm=arm, usable=True)["details"]
     named = {tuple(map(str, one.get("labels") or ())) for one in own}
     matrices = [np.array(one["confusion"]) for one in own if one.get("confusion")]
     if len(named) != 1 or not matrices or any(one.shape != (len(min(named)),) * 2 for one in matrices):
         return None
-    return pd.DataFrame(sum(matrices), index=list(min(named)), columns=list(min(named)))
+    return DataFrame(sum(matrices), index=list(min(named)), columns=list(min(named)))
 
 
-def every_run(runs: pd.DataFrame) -> pd.DataFrame:
+def every_run(runs: DataFrame) -> DataFrame:
     """All runs, with their results and why some are in no number."""
     kept = ["run", "stage", "arm", "seed", "replicate", "status", "loss", "metric", "seconds", "samples"]
     return runs[[*kept, "learning_rate", "left_out", "notes"]].reset_index(drop=True)
 
 
-def environments(runs: pd.DataFrame) -> pd.DataFrame:
+def environments(runs: DataFrame) -> DataFrame:
     """The machines and code that runs were made on."""
     known = runs[(runs["machine"] != "") | (runs["commit"] != "")]
     places = known.groupby(["machine", "device", "threads", "commit"], dropna=False)["arm"]
     return places.agg(runs="size", arms=lambda one: ", ".join(sorted(set(one)))).reset_index()
 
 
-def left_out(runs: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
+def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
     """What is in no number, and why."""
     lines = [f"{row.run}: {row.left_out}" for row in runs[runs["left_out"] != ""].itertuples()]
     lines += [f"{row.treatment} vs {row.reference}: {row.left_out}" for row in tests.itertuples() if row.left_out]
     return list(dict.fromkeys(lines))
 
 
-def without_empty(table: pd.DataFrame) -> pd.DataFrame:
+def without_empty(table: DataFrame) -> DataFrame:
     """Without the columns in which nothing is known."""
     known = [name for name in table if not table[name].map(lambda one: written(one) == MISSING).all()]
     return table[known]
@@ -233,24 +234,24 @@ def _places(size: float) -> int:
     return min(6, max(0, 3 - math.floor(math.log10(abs(size))))) if size and math.isfinite(size) else 0
 
 
-def text(table: pd.DataFrame) -> pd.DataFrame:
+def text(table: DataFrame) -> DataFrame:
     """The cells as they are shown."""
     return table.map(written).rename(columns=lambda name: str(name).replace("_", " "))
 
 
-def numbers(table: pd.DataFrame) -> pd.DataFrame:
+def numbers(table: DataFrame) -> DataFrame:
     """For CSV, Parquet and JSON: an interval as three columns."""
     parts = []
     for name in table:
         if table[name].map(lambda one: isinstance(one, Interval)).any():
-            ends = pd.DataFrame([one[:3] if isinstance(one, Interval) else [math.nan] * 3 for one in table[name]])
+            ends = DataFrame([one[:3] if isinstance(one, Interval) else [math.nan] * 3 for one in table[name]])
             parts.append(ends.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
         else:
             parts.append(table[[name]].reset_index(drop=True))
     return pd.concat(parts, axis=1) if parts else table
 
 
-def markdown(table: pd.DataFrame, title: str = "") -> str:
+def markdown(table: DataFrame, title: str = "") -> str:
     """A Markdown table; a bar within a cell is escaped."""
     shown = text(table)
     rows = [list(shown), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
@@ -258,7 +259,7 @@ def markdown(table: pd.DataFrame, title: str = "") -> str:
     return "\n".join([*([f"**{title}**", ""] if title else []), *lines, ""])
 
 
-def latex(table: pd.DataFrame, name: str, title: str = "") -> str:
+def latex(table: DataFrame, name: str, title: str = "") -> str:
     """A LaTeX table with booktabs' rules, small, so that `paper` fits a column of one; no cell can be a command."""
     style = text(table).style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
     caption = _escaped(title or name)

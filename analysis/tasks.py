@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from pandas import DataFrame, Series
 
 from analysis.commands import begun
 from analysis.load import Study, load
@@ -35,7 +35,7 @@ from analysis.over_tasks import (
 )
 from analysis.questions import is_primary
 from analysis.runs import where
-from analysis.stats import Interval
+from analysis.stats import Array, Interval
 from asyncsgd.errors import UsageError
 
 THRESHOLDS = (0.5, 0.8, 0.9, 1.0, 1.1)
@@ -50,7 +50,7 @@ class Task(NamedTuple):
     clock: str
     reference: str
     """Its algorithm."""
-    scores: pd.DataFrame
+    scores: DataFrame
     """Share of the reference's mean improvement (seeds x algorithms). A run that diverged has made none of it."""
     median_times: Mapping[str, float]
     """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
@@ -69,13 +69,13 @@ class Across(NamedTuple):
     reference: str
     some_have_more: bool
     """Whether a task has more seeds, of which the first are taken."""
-    scores: dict[str, NDArray[np.float64]]
+    scores: dict[str, Array]
     """Seeds x tasks (S x T)."""
     middle: dict[str, Interval]
     """Interquartile mean."""
     better: dict[str, Interval]
     """Probability that a run scores more than one of the reference, which has none."""
-    profile: dict[str, pd.DataFrame]
+    profile: dict[str, DataFrame]
     """Score -> share of the runs that score more."""
     refused: str
     """Why there is no interval; empty where there are."""
@@ -106,9 +106,9 @@ def read_task(folder: Path) -> Task:
         raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {told}")
     first = next(rows.itertuples())
     algorithm = arms["algorithm"]
-    losses = {algorithm[first.reference]: pd.Series(first.reference_values, first.seeds)}
-    losses |= {algorithm[row.treatment]: pd.Series(row.treatment_values, row.seeds) for row in rows.itertuples()}
-    table = pd.DataFrame(losses).dropna().sort_index()
+    losses = {algorithm[first.reference]: Series(first.reference_values, first.seeds)}
+    losses |= {algorithm[row.treatment]: Series(row.treatment_values, row.seeds) for row in rows.itertuples()}
+    table = DataFrame(losses).dropna().sort_index()
     if table.empty:
         raise UsageError(f"{folder}: there is no seed on which every algorithm has a result")
     if not first.gained > 0:
@@ -122,7 +122,7 @@ def read_task(folder: Path) -> Task:
     return Task(folder.name, clock, algorithm[first.reference], scores, times, untimed, models)
 
 
-def _untimed(study: Study, rows: pd.DataFrame, seeds: pd.Index) -> str:
+def _untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
     """Why the seconds to the target are not compared: what limits the rows of the tests on them."""
     if study.plan.targets.get(rows["reference"].iloc[0]) is None:
         return "it has no target"
@@ -219,7 +219,7 @@ def save_pictures(found: Across, folder: Path) -> list[Path]:
     from analysis import plots
 
     names = [*found.scores]
-    cast = plots.looks(pd.DataFrame({"algorithm": names, "group": ""}, index=names))
+    cast = plots.looks(DataFrame({"algorithm": names, "group": ""}, index=names))
     score = f"Score: share of the improvement of {found.reference} at equal samples."
     bars = f"Line: estimate. Bar: its 95 % interval. Dashed: as good as {found.reference}."
     bands = f"No bands: {found.refused}." if found.refused else "Bands: 95 % at each score alone."

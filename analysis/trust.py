@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame, Series
 
 from analysis import stats
 from analysis.curves import lowest_held, on_common_looks, reached
@@ -28,19 +28,19 @@ GUARD_RUNS = 3
 class Seen(NamedTuple):
     """What a check may look at."""
 
-    runs: pd.DataFrame
-    curves: pd.DataFrame
-    tests: pd.DataFrame
+    runs: DataFrame
+    curves: DataFrame
+    tests: DataFrame
     plan: Plan
     exploratory: str
 
     @property
-    def used(self) -> pd.DataFrame:
+    def used(self) -> DataFrame:
         """The test runs."""
         return self.runs[self.runs["stage"] == "test"]
 
     @property
-    def measured(self) -> pd.DataFrame:
+    def measured(self) -> DataFrame:
         """Those whose seconds were measured."""
         return self.used[(self.used["clock"] == "measured") & (self.used["status"] != "MISSING")]
 
@@ -60,11 +60,11 @@ def check(title: str) -> Callable[[Callable[[Seen], Row]], Callable[[Seen], Row]
     return added
 
 
-def trust(seen: Seen) -> pd.DataFrame:
+def trust(seen: Seen) -> DataFrame:
     """Title, value, level and detail of every check, failures first."""
     rows = [(title, *one(seen)) for title, one in CHECKS.items()]
     rows.sort(key=lambda row: LEVELS.index(row[2]))
-    return pd.DataFrame(rows, columns=["title", "value", "level", "detail"])
+    return DataFrame(rows, columns=["title", "value", "level", "detail"])
 
 
 def graded(bad: list[str], of: int, what: str, good: str, why: str, level: str = "bad") -> Row:
@@ -115,7 +115,7 @@ def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
             yield word, f"{arm} against {other}: samples to {goal:.4g} {told}"
 
 
-def _global_batch(runs: pd.DataFrame) -> pd.Series:
+def _global_batch(runs: DataFrame) -> Series:
     return runs["batch_size"] * runs["accumulate"].fillna(1) * runs["workers"]
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from analysis import stats
 from analysis.judge import DECIDED, ON_MARGIN, about_margin, between_looks, hopeless_because
@@ -54,8 +54,8 @@ class Headline(NamedTuple):
 
 
 def headlines(
-    tests: pd.DataFrame,
-    arms: pd.DataFrame,
+    tests: DataFrame,
+    arms: DataFrame,
     plan: Plan,
     remarks: Mapping[str, Sequence[str]],
     alone: str,
@@ -87,15 +87,15 @@ def headlines(
     return found
 
 
-def _registered(row: Any, arms: pd.DataFrame, plan: Plan) -> bool:
+def _registered(row: Any, arms: DataFrame, plan: Plan) -> bool:
     arm = arms.loc[row.treatment]
     return is_primary(plan, arm["workers"], arm["clock"]) and plan.names(row.treatment)
 
 
 def _headline(
     row: Any,
-    rows: pd.DataFrame,
-    arms: pd.DataFrame,
+    rows: DataFrame,
+    arms: DataFrame,
     controls: set[str],
     remarks: Mapping[str, Sequence[str]],
     small: Sequence[str],
@@ -130,7 +130,7 @@ def _headline(
     return Headline(text, tuple(dict.fromkeys(f"{capital(line).rstrip('.')}." for line in lines)), row)
 
 
-def _names(row: Any, arms: pd.DataFrame) -> tuple[str, str]:
+def _names(row: Any, arms: DataFrame) -> tuple[str, str]:
     """The algorithms of both arms in words, or the arms' names where their group has two arms of one algorithm."""
     group = arms[arms["group"] == arms.loc[row.treatment, "group"]]
     twice = group["algorithm"][group["algorithm"].duplicated()].unique()
@@ -139,7 +139,7 @@ def _names(row: Any, arms: pd.DataFrame) -> tuple[str, str]:
     return ours, theirs
 
 
-def _beside(row: Any, own: pd.DataFrame) -> str:
+def _beside(row: Any, own: DataFrame) -> str:
     """The other of speed and loss; where the budget is seconds, the loss at these."""
     if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds"):
         return "time_to_target"
