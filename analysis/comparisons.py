@@ -129,7 +129,7 @@ def _compared(runs: DataFrame, name: str, given: Mapping[str, Any], models: list
         seeds = own.index.intersection(theirs.index)
         ours = own.loc[seeds]
         theirs = theirs.loc[seeds]
-        row["unit"] = unit_of(own)
+        row["unit"] = unit_of(own["details"].iloc[0])
         if arm != given["reference"] and len(seeds):
             row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), given)
         rows.append(row)
@@ -194,7 +194,13 @@ def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: l
         threshold = float(given["threshold"][model])
         times = [reached(measure.curve(run, "seconds"), threshold) for run in alive["run"]]
         there = [seconds for seconds in times if math.isfinite(seconds)]
-        row = {"model": model, "unit": unit_of(own), "learning_rate": rate, "batch": batch, "length": length}
+        row = {
+            "model": model,
+            "unit": unit_of(own["details"].iloc[0]),
+            "learning_rate": rate,
+            "batch": batch,
+            "length": length,
+        }
         row |= {"threshold": threshold, "seconds": t_interval(there), "reached": len(there), "runs": len(own)}
         row["why"] = gated.unlike or gated.untimed
         row |= {name: t_interval(alive[name]) for name in ("loss", "samples_per_second")}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from pandas import DataFrame
@@ -17,9 +17,9 @@ SAME_LOOKS = 1.1
 """How many times as often one of two runs may be looked at that stop where they see a loss."""
 
 
-def unit_of(runs: DataFrame) -> str:
-    """The unit of the losses of these runs: nats of a cross entropy, empty where their task states none."""
-    return str(runs["details"].iloc[0].get("loss_unit", "nats"))
+def unit_of(details: Mapping[str, Any]) -> str:
+    """The unit of the losses of a run: nats of a cross entropy, empty where its task states none."""
+    return str(details.get("loss_unit", "nats"))
 
 
 def curve(frame: DataFrame, x: str, y: str = "loss") -> Curve:

@@ -16,7 +16,7 @@ from analysis.curves import unit_of
 from analysis.judge import TESTS, Tested, answer
 from analysis.measure import Measure, values_of
 from analysis.pairs import Pairs, pair_of
-from analysis.questions import Plan, exploratory, groups
+from analysis.questions import Plan
 from analysis.stats import Array
 from asyncsgd.studies.config import Difference
 
@@ -26,10 +26,8 @@ FAMILY = "differences"
 NO_ARMS = "no condition has one arm of each of these algorithms"
 
 
-def differences(runs: DataFrame, curves: DataFrame, plan: Plan) -> DataFrame:
+def differences(runs: DataFrame, arms: DataFrame, measure: Measure, plan: Plan) -> DataFrame:
     """A row of `tests` for every registered difference of differences and every condition with its four arms."""
-    arms, measure = groups(runs, plan), Measure(curves)
-    why = exploratory(runs, arms, plan)
     asked = []
     for wanted in plan.registered.differences.values():
         places = list(_places(wanted, arms))
@@ -39,7 +37,7 @@ def differences(runs: DataFrame, curves: DataFrame, plan: Plan) -> DataFrame:
             asked.append(Tested(**known, nothing=NO_ARMS, unlike=True))
     for row in asked:
         row.alpha = plan.registered.alpha
-        row.family = "exploratory" if why or row.caveats else FAMILY
+        row.family = "exploratory" if plan.exploratory or row.caveats else FAMILY
     judged = answer(asked) if asked else []
     return DataFrame([vars(row) for row in judged], columns=TESTS)
 
@@ -82,7 +80,8 @@ def _question(runs: DataFrame, measure: Measure, plan: Plan, names: list[str], w
     theirs = pair_of(runs, (other, other_unchanged, *where), plan)
     between = pair_of(runs, (unchanged, other_unchanged, *where), plan)
     sides = (ours, theirs)
-    known: dict[str, Any] = _named(*names) | {"group": where[0], "unit": unit_of(ours.ours) if len(ours.ours) else ""}
+    known: dict[str, Any] = _named(*names) | {"group": where[0]}
+    known["unit"] = unit_of(ours.both[0][0].details) if ours.both else ""
     known["left_out"] = "; ".join(dict.fromkeys(side.left_out for side in sides if side.left_out))
     known["caveats"] = tuple(dict.fromkeys(caveat for side in sides for caveat in side.caveats))
     known["notes"] = tuple(dict.fromkeys(note for side in sides for note in side.notes))

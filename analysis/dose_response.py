@@ -103,7 +103,7 @@ def read_dose(folder: Path) -> Dose:
             names = " and ".join(side["arm"].iloc[0] for side in (own, first))
             raise UsageError(f"the runs of {names} are not comparable: {why}")
     targets = {plan.arms[arm].num_workers - 1: loss for arm, loss in plan.targets.items()}
-    return Dose(runs, by_run, targets, unit_of(runs), _untimed(runs, plan))
+    return Dose(runs, by_run, targets, unit_of(runs["details"].iloc[0]), _untimed(runs, plan))
 
 
 def _between(ours: DataFrame, theirs: DataFrame, plan: Plan) -> Between:

@@ -13,8 +13,8 @@ from pandas import DataFrame
 from analysis import stats
 from analysis.curves import unit_of
 from analysis.measure import Measure, values_of
-from analysis.pairs import Pairs, pairs_of
-from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
+from analysis.pairs import Pairs
+from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from analysis.runs import Note
 from analysis.scores import scores_of
 
@@ -127,12 +127,9 @@ TESTS = [*Tested.__annotations__]
 """The columns of `tests`."""
 
 
-def judge(runs: DataFrame, curves: DataFrame, plan: Plan) -> DataFrame:
+def judge(runs: DataFrame, arms: DataFrame, compared: Sequence[Pairs], measure: Measure, plan: Plan) -> DataFrame:
     """Ask every question, correct each family, and say in one word what was shown."""
-    arms = groups(runs, plan)
-    measure = Measure(curves)
-    plan = plan._replace(exploratory=exploratory(runs, arms, plan))
-    asked = [row for pairs in pairs_of(runs, arms, plan) for row in _of_pairs(pairs, measure, arms, plan)]
+    asked = [row for pairs in compared for row in _of_pairs(pairs, measure, arms, plan)]
     asked += [_question(plan, arms, score) for score in scores_of(runs, arms, plan)]
     families: dict[str, list[Tested]] = {}
     for row in asked:
@@ -147,13 +144,17 @@ def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None,
     """The target loss, and whether it was declared."""
     if pairs.reference in plan.targets:
         return plan.targets[pairs.reference], True
-    runs = pairs.theirs.loc[~pairs.theirs["diverged"], "run"]
-    losses = [y for run in runs if len(y := measure.curve(run, "samples")[1])]
+    first, best = _improvement(pairs, measure)
+    return (first - AFTERWARDS * (first - best) if best < first else None), False
+
+
+def _improvement(pairs: Pairs, measure: Measure) -> tuple[float, float]:
+    """The means of the first and of the lowest losses of the reference's runs; nan where all of them diverged."""
+    curves = [measure.curve(run.run, "samples")[1] for _, run in pairs.both if not run.diverged]
+    losses = [y for y in curves if len(y)]
     if not losses:
-        return None, False
-    first = np.mean([y[0] for y in losses])
-    best = np.mean([y.min() for y in losses])
-    return (float(first - AFTERWARDS * (first - best)), False) if best < first else (None, False)
+        return math.nan, math.nan
+    return float(np.mean([y[0] for y in losses])), float(np.mean([y.min() for y in losses]))
 
 
 SHARES = (0.25, 0.5, 0.8, 0.9, 0.95, 0.98)
@@ -164,13 +165,12 @@ times the other."""
 
 def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
     """The two targets at which the speed-up differs most, where all runs reached them and the intervals are apart."""
-    alive = pairs.theirs[~pairs.theirs["diverged"]]
-    losses = [y for run in alive["run"] if len(y := measure.curve(run, "samples")[1])]
-    if len(pairs.ours) < stats.MINIMUM_PAIRS or not losses:
+    first, best = _improvement(pairs, measure)
+    if len(pairs.both) < stats.MINIMUM_PAIRS or math.isnan(first):
         return []
     pilots = plan.registered.pilots.get(pairs.reference, {})
-    first = pilots.get("first_loss", np.mean([y[0] for y in losses]))
-    best = pilots.get("best_loss", np.mean([y.min() for y in losses]))
+    first = pilots.get("first_loss", first)
+    best = pilots.get("best_loss", best)
     found = []
     for share in SHARES:
         values = measure.times(pairs, first - share * (first - best))
@@ -213,14 +213,14 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: Plan) -> li
                 known |= {"notes": (), "nothing": "", "between": "", "reached": (0, 0), "later": (0, 0)}
         else:
             known = measure.losses(pairs, "samples" if endpoint == "loss_at_equal_samples" else "seconds")
-            known["unit"] = unit_of(pairs.ours) if len(pairs.ours) else ""
+            known["unit"] = unit_of(pairs.both[0][0].details) if pairs.both else ""
         known |= {name: getattr(pairs, name) for name in ("treatment", "reference", "group", "left_out", "control")}
         known |= {"endpoint": endpoint, "order": len(rows)}
         caveats = pairs.caveats
         unlike = pairs.unlike
         if endpoint in IN_SECONDS:
             caveats += pairs.no_speed
-            if len(pairs.apart) == len(pairs.ours) > 0:
+            if len(pairs.apart) == len(pairs.both) > 0:
                 unlike = unlike or next(iter(pairs.apart.values()))
         known["caveats"] = caveats + known.get("caveats", ())
         notes = () if unlike else (*known.get("notes", ()), *after)  # of what is not compared nothing is said

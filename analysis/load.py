@@ -16,8 +16,8 @@ from pandas import DataFrame, Series
 from analysis import differences, gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
 from analysis.measure import Measure
-from analysis.pairs import pairs_of
-from analysis.questions import conditions, exploratory, groups
+from analysis.pairs import Pairs, pairs_of
+from analysis.questions import Plan, conditions, exploratory, groups
 from analysis.read import read
 from analysis.stats import Array
 from asyncsgd.errors import UsageError, nearest
@@ -44,12 +44,22 @@ class Study:
     @functools.cached_property
     def tests(self) -> DataFrame:
         """A row for every question asked of pairs of runs, with its answer in a word."""
-        return judge.judge(self.runs, self.curves, self.plan)
+        return judge.judge(self.runs, self.arms, self.pairs, self.measure, self._judged_as())
+
+    @functools.cached_property
+    def measure(self) -> Measure:
+        """Reads values off the curves."""
+        return Measure(self.curves)
+
+    @functools.cached_property
+    def pairs(self) -> list[Pairs]:
+        """Every arm with its reference."""
+        return list(pairs_of(self.runs, self.arms, self.plan))
 
     @functools.cached_property
     def differences(self) -> DataFrame:
         """A row like those of `tests` for every registered difference of differences."""
-        return differences.differences(self.runs, self.curves, self.plan)
+        return differences.differences(self.runs, self.arms, self.measure, self._judged_as())
 
     @functools.cached_property
     def arms(self) -> DataFrame:
@@ -113,19 +123,22 @@ class Study:
 
         return "".join(map(shown, self.headlines))
 
+    def _judged_as(self) -> Plan:
+        """The plan, exploratory also for what the runs say."""
+        return self.plan._replace(exploratory=self.exploratory)
+
     def _remarks(self) -> dict[str, list[str]]:
         """What a headline has to add, by "treatment reference"."""
         edges = {name for name, arm in self.plan.arms.items() if trust.at_edge(arm)}
         found = {}
-        measure = Measure(self.curves)
-        for pairs in pairs_of(self.runs, self.arms, self.plan):
+        for pairs in self.pairs:
             told = [
                 f"The learning rate of {arm} lies at the edge of its grid, so a better one may lie beyond."
                 for arm in (pairs.reference, pairs.treatment)
                 if arm in edges
             ]
             if not pairs.control and not pairs.unlike:
-                told += judge.other_targets(pairs, measure, self.plan)
+                told += judge.other_targets(pairs, self.measure, self.plan)
             found[f"{pairs.treatment} {pairs.reference}"] = told
         return found
 

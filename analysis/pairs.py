@@ -16,7 +16,7 @@ from pandas import DataFrame
 
 from analysis.gate import BEGAN, BUDGET, Compared, between, each_once, told_apart
 from analysis.questions import Plan
-from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed
+from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed, where
 from asyncsgd.studies.arms import differing
 
 SAME_BATCH = 0.01
@@ -37,10 +37,7 @@ class Pairs(NamedTuple):
     reference: str
     group: str
     clock: str
-    ours: DataFrame
-    theirs: DataFrame
     both: list[tuple[RunRow, RunRow]]
-    """The same, pair by pair."""
     left_out: str
     """Pairs that are in no number, and why."""
     notes: tuple[Note, ...]
@@ -82,7 +79,7 @@ def pair_of(runs: DataFrame, place: tuple[str, str, str, str], plan: Plan) -> Pa
 
 def _counted(runs: DataFrame) -> tuple[DataFrame, DataFrame]:
     """The runs of the tests by seed, and others with a result that were made beside them."""
-    tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
+    tests = where(runs, stage="test", replicate=0).set_index("seed", drop=False)
     others = runs[runs["status"].isin(WITH_RESULT) & (runs["task"] != "finetuning")]
     return tests, others[others["stage"].eq("") | (others["stage"].eq("test") & (others["replicate"] > 0))]
 
@@ -147,7 +144,7 @@ def _pairs(
     pairs = list(zip(each(ours), each(theirs), strict=True))
     left = left_out(lost, alone, twins)
     limits = tuple(notes), tuple(caveats), tuple(no_speed)
-    return Pairs(*place, ours, theirs, pairs, left, *limits, different, apart, control)
+    return Pairs(*place, pairs, left, *limits, different, apart, control)
 
 
 def left_out(lost: Sequence[float], alone: Sequence[float], twins: Mapping[float, float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from analysis.gate import TOLD, asked_of, default_of, meanings, means_the_same
-from analysis.questions import Plan
+from analysis.questions import BASELINE, Plan
+from analysis.runs import each
 from asyncsgd.studies.arms import differing, resolve
 from asyncsgd.studies.runs import PlannedRun
 from asyncsgd.tasks import TASKS
@@ -148,56 +149,45 @@ def with_arms(runs: DataFrame) -> DataFrame:
     known = runs[loose & (runs["status"] != UNREADABLE)]
     tasks = known["task"].nunique() > 1
     batches = known["batch_size"].nunique() > 1
-    rows = runs[CONDITION].itertuples(index=False)
-    conditions = Series(["\n".join(map(str, row)) for row in rows], index=runs.index, dtype=object)
-    alike_in = dict(iter(known.groupby(conditions[known.index])))
-    differing_in = {condition: differing(of["settings"], NOT_OF_AN_ARM) for condition, of in alike_in.items()}
     names = {}
-    for name, row in runs[loose].iterrows():
-        condition = conditions[name]
-        alike = alike_in.get(condition, known.iloc[:0])
-        parts = [row["rule"] if alike["rule"].nunique() > 1 else row["algorithm"]]
-        if tasks and row["task"]:
-            parts.append(row["task"])
-        if row["workers"] == row["workers"]:
-            parts.append(f"w{row['workers']:g}")
-        if batches:
-            parts.append(f"b{row['batch_size']:g}")
-        if row["clock"] == "virtual":
-            parts.append("virtual")
-        apart = differing_in.get(condition, [])
-        names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
-    runs.loc[list(names), "arm"] = Series(names, dtype=object)
+    for _, alike in runs[loose].groupby(CONDITION, dropna=False):
+        readable = alike[alike["status"] != UNREADABLE]
+        several = readable["rule"].nunique() > 1
+        apart = differing(readable["settings"], NOT_OF_AN_ARM)
+        for run in each(alike):
+            parts = [run.rule if several else run.algorithm]
+            if tasks and run.task:
+                parts.append(run.task)
+            if run.workers == run.workers:
+                parts.append(f"w{run.workers:g}")
+            if batches:
+                parts.append(f"b{run.batch_size:g}")
+            if run.clock == "virtual":
+                parts.append("virtual")
+            names[run.run] = "-".join([*parts, *(f"{key} {run.settings.get(key)}" for key in apart)])
+    runs.loc[loose, "arm"] = Series(names, dtype=object)
     # of several runs of a seed the first by name is in the tests
-    runs.loc[list(names), "replicate"] = runs.loc[list(names)].groupby(["arm", "seed"], dropna=False).cumcount()
+    runs.loc[loose, "replicate"] = runs[loose].groupby(["arm", "seed"], dropna=False).cumcount()
     return runs
 
 
 def with_parents(runs: DataFrame) -> DataFrame:
     """Give loose fine-tuning runs the arm and the seed of the run that they started from."""
-    loose = runs["arm"].isna() & (runs["stage"] == "finetune")
-    for name, arm, seed, parent, why in _origins(runs, runs.index[loose]):
-        runs.loc[name, "finetune_seed"] = runs.loc[name, "seed"]
-        runs.loc[name, ["arm", "parent"]] = [arm, parent]
-        runs.loc[name, "seed"] = seed
-        if why:
-            runs.loc[name, "left_out"] = why
-            runs.loc[name, "usable"] = False
-    runs["arm"] = runs["arm"].astype(object).where(runs["arm"].notna(), "")
-    return runs
-
-
-def _origins(runs: DataFrame, names: Sequence[str]) -> Iterator[tuple[str, str, float, str, str]]:
     tests = runs[runs["stage"] == "test"]
-    for name in names:
-        told = str(runs.loc[name, "parent"])
-        if not told:
-            yield name, "baseline", runs.loc[name, "seed"], "", ""
+    loose = runs["arm"].isna() & (runs["stage"] == "finetune")
+    runs.loc[loose, "finetune_seed"] = runs["seed"]
+    for name, parent in runs.loc[loose, "parent"].items():
+        if not parent:
+            runs.loc[name, "arm"] = BASELINE
             continue
         # the folder may have been moved since, so only the end of its path is looked at
-        found = [one for one in tests.index if Path(one).name == Path(told).name]
+        found = [one for one in tests.index if Path(one).name == Path(parent).name]
         if len(found) == 1:
-            yield name, tests.loc[found[0], "arm"], tests.loc[found[0], "seed"], found[0], ""
+            runs.loc[name, ["arm", "seed", "parent"]] = [*tests.loc[found[0], ["arm", "seed"]], found[0]]
         else:
             where = f"may be any of {', '.join(found)}" if found else "is not in this folder"
-            yield name, "", math.nan, told, f"the run it was fine-tuned from ({told}) {where}"
+            runs.loc[name, "left_out"] = f"the run it was fine-tuned from ({parent}) {where}"
+            runs.loc[name, "usable"] = False
+            runs.loc[name, "seed"] = math.nan
+    runs["arm"] = runs["arm"].astype(object).where(runs["arm"].notna(), "")
+    return runs

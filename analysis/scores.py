@@ -68,7 +68,7 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
     if where(tuned, usable=True, diverged=False).empty:
         return
     means = by_seed(runs)
-    (metric, lower) = metric_of(tuned)
+    metric, lower = metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
         there = [name for name in members.index if name in means]
         reference = next((name for name in there if members.loc[name, "algorithm"] == plan.reference), None)

@@ -22,7 +22,6 @@ from pandas import DataFrame, Series
 
 from analysis.commands import begun
 from analysis.load import Study, load
-from analysis.measure import Measure
 from analysis.over_tasks import (
     MINIMUM_TASKS,
     iqm,
@@ -138,9 +137,8 @@ def _untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
 
 def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
     target = study.plan.targets[names[0]]
-    measure = Measure(study.curves)
     runs = [[where(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names] for seed in seeds]
-    seen = np.array([measure.crossings(of_seed, target) for of_seed in runs])[:, :, 1]
+    seen = np.array([study.measure.crossings(of_seed, target) for of_seed in runs])[:, :, 1]
     crossed = np.median(seen, axis=0)
     return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
 

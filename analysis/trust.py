@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,17 +47,6 @@ class Seen(NamedTuple):
 
 Row: TypeAlias = tuple[str, str, str]
 """Value, level, and a sentence more."""
-CHECKS: dict[str, Callable[[Seen], Row]] = {}
-
-
-def check(title: str) -> Callable[[Callable[[Seen], Row]], Callable[[Seen], Row]]:
-    """Add a function to the checks under a title."""
-
-    def added(function: Callable[[Seen], Row]) -> Callable[[Seen], Row]:
-        CHECKS[title] = function
-        return function
-
-    return added
 
 
 def trust(seen: Seen) -> DataFrame:
@@ -75,7 +64,6 @@ def graded(bad: list[str], of: int, what: str, good: str, why: str, level: str =
 NOWHERE: Row = ("does not apply", "unknown", "")
 
 
-@check("sync guard")
 def guard(seen: Seen) -> Row:
     """Synchronous training against one process that accumulates the same batches, by samples to one loss."""
     found = list(_guards(seen))
@@ -127,8 +115,7 @@ def guarded(ours: stats.Numbers, theirs: stats.Numbers, batch: float) -> tuple[s
     return word, f"differ by [{low:.3g}, {high:.3g}], an update has {batch:g}"
 
 
-@check("test runs")
-def test_runs(seen: Seen) -> Row:
+def all_runs(seen: Seen) -> Row:
     used = seen.used
     plan = seen.plan
     counts = {"finished": (used["usable"] & ~used["diverged"]).sum(), "diverged": used["diverged"].sum()}
@@ -142,10 +129,6 @@ def test_runs(seen: Seen) -> Row:
     return f"{first}, {told}", level, f"beside the test runs: {others} runs" if others else ""
 
 
-test_runs.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
-
-
-@check("seeds")
 def seeds(seen: Seen) -> Row:
     if seen.tests.empty:
         return "no pairs", "bad", ""
@@ -162,7 +145,6 @@ def seeds(seen: Seen) -> Row:
     return value, "warning" if number and least < number else "good", told.rstrip("; ")
 
 
-@check("common budget in seconds")
 def budget(seen: Seen) -> Row:
     timed = seen.tests[seen.tests["endpoint"] == "time_to_target"]
     if timed.empty:
@@ -173,13 +155,11 @@ def budget(seen: Seen) -> Row:
     return graded(without, timed["group"].nunique(), "groups", "in every group", why, "warning")
 
 
-@check("equal batches per update")
 def batches(seen: Seen) -> Row:
     told = {note.about[0] for notes in seen.tests["notes"] for note in notes if note.kind == "batches"}
     return ("no", "warning", "; ".join(sorted(told))) if told else ("yes", "good", "")
 
 
-@check("oversubscribed")
 def oversubscribed(seen: Seen) -> Row:
     over = where(seen.measured, oversubscribed=True)
     if not len(over):
@@ -188,7 +168,6 @@ def oversubscribed(seen: Seen) -> Row:
     return f"{len(over)} of {len(seen.measured)} measured runs", "bad", why
 
 
-@check("others on the machine")
 def others(seen: Seen) -> Row:
     load = seen.measured["other_load"].dropna()
     if not len(load):
@@ -201,7 +180,6 @@ def others(seen: Seen) -> Row:
     return f"at most {most}", "good", f"{unknown} runs do not say" * bool(unknown)
 
 
-@check("comparable runs")
 def comparable(seen: Seen) -> Row:
     apart = seen.tests[seen.tests["word"] == "not comparable"]
     if not len(apart):
@@ -209,7 +187,6 @@ def comparable(seen: Seen) -> Row:
     return f"not in {len(apart)} of {len(seen.tests)} tests", "bad", "; ".join(dict.fromkeys(apart["reason"]))
 
 
-@check("rules that acted")
 def acted(seen: Seen) -> Row:
     used = seen.used[seen.used["usable"]]
     ruled = used[(used["mode"] == "async") & ~used["algorithm"].isin(("async", "sync")) & (used["workers"] > 1)]
@@ -224,7 +201,6 @@ def acted(seen: Seen) -> Row:
     return graded(silent, len(arms), "arms", "all", why)
 
 
-@check("tuning")
 def tuned(seen: Seen) -> Row:
     for stage, use in (("tuning", "tuning"), ("pilot", "the target")):
         shared = sorted(set(seen.used["seed"].dropna()) & set(seen.runs.loc[seen.runs["stage"] == stage, "seed"]))
@@ -257,7 +233,6 @@ def at_edge(arm: PlannedArm) -> bool:
     return len(rates) > 1 and (arm.chosen or {}).get("learning_rate") in (min(rates), max(rates))
 
 
-@check("tuned values inside their grids")
 def edges(seen: Seen) -> Row:
     arms = {name: arm for name, arm in seen.plan.arms.items() if arm.trials}
     if not arms:
@@ -266,7 +241,6 @@ def edges(seen: Seen) -> Row:
     return graded(beyond, len(arms), "arms", "yes", "the best rate may lie beyond the grid", "warning")
 
 
-@check("analysis.yaml")
 def registration(seen: Seen) -> Row:
     if not seen.plan.sha256:
         return "none: exploratory", "warning", seen.exploratory
@@ -274,7 +248,6 @@ def registration(seen: Seen) -> Row:
     return (f"{digest}: exploratory", "bad", seen.exploratory) if seen.exploratory else (digest, "good", "")
 
 
-@check("fine-tuned models that learned")
 def learned(seen: Seen) -> Row:
     tuned = where(seen.runs, stage="finetune", usable=True, diverged=False)
     if not len(tuned):
@@ -291,7 +264,6 @@ def _one_class(details: dict[str, Any]) -> bool:
     return bool(matrix) and int((np.array(matrix).sum(axis=0) > 0).sum()) == 1
 
 
-@check("different seeds, different models")
 def copies(seen: Seen) -> Row:
     used = seen.used
     known = where(used, usable=True, diverged=False)
@@ -302,7 +274,6 @@ def copies(seen: Seen) -> Row:
     return graded(same, known["arm"].nunique(), "arms", "yes", "two seeds ended with the same parameters: a copy")
 
 
-@check("code")
 def code(seen: Seen) -> Row:
     commits = Counter(one or "unknown" for one in seen.used.loc[seen.used["status"] != "MISSING", "commit"])
     if not set(commits) - {"unknown"}:
@@ -318,10 +289,29 @@ def code(seen: Seen) -> Row:
     return ", ".join(shown.values()), "warning" if detail else "good", "; ".join(detail)
 
 
-@check("reading")
 def reading(seen: Seen) -> Row:
     left_out = seen.runs.loc[(seen.runs["left_out"] != "") & (seen.runs["status"] != "MISSING"), "run"]
     number = len(left_out) + len(seen.plan.problems)
     if not number:
         return "no problems", "good", ""
     return f"{number} problem{'s' * (number != 1)}", "warning", "; ".join([*seen.plan.problems, *left_out[:3]])
+
+
+CHECKS: Mapping[str, Callable[[Seen], Row]] = {
+    "sync guard": guard,
+    "test runs": all_runs,
+    "seeds": seeds,
+    "common budget in seconds": budget,
+    "equal batches per update": batches,
+    "oversubscribed": oversubscribed,
+    "others on the machine": others,
+    "comparable runs": comparable,
+    "rules that acted": acted,
+    "tuning": tuned,
+    "tuned values inside their grids": edges,
+    "analysis.yaml": registration,
+    "fine-tuned models that learned": learned,
+    "different seeds, different models": copies,
+    "code": code,
+    "reading": reading,
+}

@@ -227,7 +227,7 @@ def _sooner(row: Any) -> tuple[float, float, float]:
 
 def _size(row: Any, form: Callable[[float], str]) -> str:
     """How many times sooner or later; from what to what, where the looks leave it open."""
-    (least, most) = row.ratio_ends
+    least, most = row.ratio_ends
     side = "sooner"
     other = "later"
     if row.ratio < 1:

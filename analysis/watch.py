@@ -219,8 +219,8 @@ class Watched:
     @property
     def samples_per_second(self) -> float | None:
         """Over the last arrivals, on the training clock."""
-        (first_seconds, first_samples) = self._recent[0]
-        (last_seconds, last_samples) = self._recent[-1]
+        first_seconds, first_samples = self._recent[0]
+        last_seconds, last_samples = self._recent[-1]
         seconds = last_seconds - first_seconds
         return (last_samples - first_samples) / seconds if seconds > 0 else None
 
