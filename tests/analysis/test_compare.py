@@ -48,6 +48,14 @@ def test_csv_is_unrounded(mixed):
     assert (other["runs"], other["done"], other["diverged"], other["delay_max_mean"]) == ("3", "2", "1", "3.0")
 
 
+def test_a_run_that_ended_without_a_loss_is_in_no_mean_though_it_is_done(tmp_path):
+    for seed, seconds in enumerate((10.0, 12.0)):
+        write_run(tmp_path / f"a{seed}", ASYNC, straight(9.0, 5.0, seconds=seconds), seed=seed)
+    write_run(tmp_path / "x", ASYNC, [(0, 0.0, 9.0), (160, 2.0, None)], seed=2)
+    (row,) = csv.DictReader(io.StringIO(compare(tmp_path, "--format", "csv").out))
+    assert (row["runs"], row["done"], row["diverged"], row["seconds_mean"]) == ("3", "2", "1", "11.0")
+
+
 def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     write_run(other / "s0", SYNC, straight(9.0, 4.0, seconds=20.0), seed=7)
