@@ -169,8 +169,8 @@ def arrivals_of(folder):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("runtime", "rule"),
-    [(Virtual(1), Asynchronous()), (Processes(1), Asynchronous()), (Virtual(1), Synchronous())],
-    ids=["virtual", "processes", "synchronous"],
+    [(Virtual(1), Asynchronous()), (Processes(1), Asynchronous()), (Virtual(1), Synchronous()), (Hogwild(1), None)],
+    ids=["virtual", "processes", "synchronous", "hogwild"],
 )
 def test_one_worker_leaves_such_batches_out_as_plain_torch_does(runtime, rule):
     task = Uneven(empty=(3, 4, 12))
@@ -218,23 +218,6 @@ def test_other_rules_end_well_and_replay(rule, tmp_path):
     run = trained(task, Virtual(3), rule, folder=tmp_path / "run", weight_decay=0.0, **more)
     assert run.status == "DONE"
     assert asyncsgd.replay(run.folder, task).identical
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_hogwild_worker_leaves_such_batches_out():
-    task = Uneven(empty=(3, 4, 12))
-    run = trained(task, Hogwild(1), optimizer=SGD(), weight_decay=0.0)
-    model, data = task.model(0), task.data(0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    for index in range(BATCHES):
-        batch = data.batch(0, index)
-        if task.weight(batch):
-            optimizer.zero_grad()
-            task.loss(task.outputs(model, batch), batch).backward()
-            optimizer.step()
-    expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    torch.testing.assert_close(vector(run), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_evaluation_batches_without_a_loss_term_add_nothing():
