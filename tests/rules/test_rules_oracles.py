@@ -173,6 +173,7 @@ COMING_AND_GOING = [
     # A gradient that is held counts though its worker has left.
     (QUORUM_OF_2, 3, "1 -1", (), (), (), None),
     (QUORUM_OF_2, 3, "1 -1 0", (0, 1), (), None, mean_of(0, 1)),
+    (QUORUM_OF_3, 4, "0 -0 1 -2", (0, 1), (), None, mean_of(0, 1)),  # two are present, one of them computing
     (SUMS, 2, "1 1 -1 0", (0, 1, 2), (), None, None),
     # A round of everybody ends when the last one computing leaves, and waits for those who join.
     (EVERYBODY, 3, "2 +4 0 -1", (), (), (), None),  # worker 4 is computing
