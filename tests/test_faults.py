@@ -104,6 +104,7 @@ def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode, t
     (left,) = run.records("leave")
     assert left["worker"] == 1
     assert left["reason"] == "its process was killed by SIGKILL"
+    assert "worker 1 is lost: its process was killed by SIGKILL; the others go on\n" in ended.out
     arrivals = run.records("arrival")
     assert Counter(batches[0][1] for batches in (event["batches"] for event in arrivals)) == Counter(range(400))
     assert {event["worker"] for event in arrivals} == {0, 1}
