@@ -10,8 +10,16 @@ from pathlib import Path
 from asyncsgd.errors import nearest
 
 COMMANDS = (
-    *("compare", "report", "tasks", "language_model", "parallelism", "speed_ladder"),
-    *("candidates", "lab_notes", "timeline", "watch"),
+    "compare",
+    "report",
+    "tasks",
+    "language_model",
+    "parallelism",
+    "speed_ladder",
+    "candidates",
+    "lab_notes",
+    "timeline",
+    "watch",
 )
 
 

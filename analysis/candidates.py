@@ -79,11 +79,20 @@ def show(folder: Path, number: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags: dict[str, dict[str, Any]] = {
-        "folder": {"type": Path, "metavar": "DIR", "help": "a folder that mask_candidates.py has filled"},
-        "--number": {"type": int, "default": EXAMPLES_SHOWN, "metavar": "N", "help": "texts (default: %(default)s)"},
-    }
-    return begun(show, __doc__, argv, flags)
+    return begun(
+        show,
+        __doc__,
+        argv,
+        {
+            "folder": {"type": Path, "metavar": "DIR", "help": "a folder that mask_candidates.py has filled"},
+            "--number": {
+                "type": int,
+                "default": EXAMPLES_SHOWN,
+                "metavar": "N",
+                "help": "texts (default: %(default)s)",
+            },
+        },
+    )
 
 
 if __name__ == "__main__":

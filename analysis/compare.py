@@ -30,15 +30,36 @@ EVALUATED_ON = ["task", "data", "evaluation", "terms"]
 CONDITION = ["mode", "rule", "workers", "batch_size", "clock"]
 """Columns that a row of the table shares."""
 DIGITS = {
-    **{"loss": 4, "metric": 4, "seconds": 1, "samples_per_second": 1},
-    **{"delay_mean": 2, "delay_p95": 1, "delay_max": 0},
+    "loss": 4,
+    "metric": 4,
+    "seconds": 1,
+    "samples_per_second": 1,
+    "delay_mean": 2,
+    "delay_p95": 1,
+    "delay_max": 0,
 }
 """Columns whose means are shown, with their decimals."""
 ALIKE_IN_SPITE_OF = frozenset(
     (
-        *("mode", "rule", "nproc", "workers", "batch_size", "clock"),
-        *("seed", "evaluations", "evaluate_every", "evaluate_at", "run_dir", "cache_dir", "overwrite"),
-        *("data", "eval_data", "text_column", "eval_samples", "eval_mask", "eval_mask_prob"),
+        "mode",
+        "rule",
+        "nproc",
+        "workers",
+        "batch_size",
+        "clock",
+        "seed",
+        "evaluations",
+        "evaluate_every",
+        "evaluate_at",
+        "run_dir",
+        "cache_dir",
+        "overwrite",
+        "data",
+        "eval_data",
+        "text_column",
+        "eval_samples",
+        "eval_mask",
+        "eval_mask_prob",
     )
 )
 """Settings in which runs of a row may differ, or that have a column."""
@@ -250,16 +271,19 @@ def _arms(runs: DataFrame) -> list[str]:
     return names
 
 
-FLAGS: dict[str, dict[str, Any]] = {
-    "folders": {"type": Path, "nargs": "+", "metavar": "RUNS_DIR", "help": "folder with runs at any depth"},
-    "--out": {"type": Path, "metavar": "DIR", "help": "folder for the pictures (default: RUNS_DIR/figures)"},
-    "--format": {"dest": "form", "choices": ("text", "md", "csv"), "default": "text", "help": "of the table"},
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison and save its pictures; returns the exit code (2 for what the user has to change)."""
-    return begun(_run, __doc__, arguments, FLAGS, EXAMPLE)
+    return begun(
+        _run,
+        __doc__,
+        arguments,
+        {
+            "folders": {"type": Path, "nargs": "+", "metavar": "RUNS_DIR", "help": "folder with runs at any depth"},
+            "--out": {"type": Path, "metavar": "DIR", "help": "folder for the pictures (default: RUNS_DIR/figures)"},
+            "--format": {"dest": "form", "choices": ("text", "md", "csv"), "default": "text", "help": "of the table"},
+        },
+        EXAMPLE,
+    )
 
 
 def _run(folders: Sequence[Path], out: Path | None, form: str) -> None:

@@ -18,6 +18,7 @@ from analysis.gate import MOST_LOAD, between, set_apart
 from analysis.judge import EXPLAINED, about_margin, answer, of_numbers
 from analysis.measure import Measure
 from analysis.read import read as read_study
+from analysis.runs import where
 from analysis.stats import t_interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import FINISHED, read_json
@@ -106,9 +107,9 @@ def read(folder: Path) -> Comparisons:
     return Comparisons(str(config["name"]), runs, curves, *tables, left_out)
 
 
-def of_arm(runs: DataFrame, *place: str) -> DataFrame:
+def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
     """The runs of one comparison, model and arm, in the order of their seeds."""
-    own = runs[(runs[["comparison", "model", "arm"]] == [*place]).all(axis=1)]
+    own = where(runs, comparison=comparison, model=model, arm=arm)
     return own.set_index("seed", drop=False).sort_index()
 
 

@@ -76,7 +76,7 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
         told = f"the mean shows no advantage at delay {first} and gains one by {last}, which it does not lose again"
     else:
         counts = f"the mean crosses 0 {len(crossings)} times, {len(rises)} of them from below"
-        told = f"{counts}; this is the first of those" * (len(crossings) > 1)
+        told = f"{counts}; this is the first of those" if len(crossings) > 1 else ""
     low = math.nan
     high = math.nan
     note = "one seed gives no interval"

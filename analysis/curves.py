@@ -17,6 +17,10 @@ SAME_LOOKS = 1.1
 """How many times as often one of two runs may be looked at that stop where they see a loss."""
 
 
+MOST_POINTS = 200
+"""Of a mean curve."""
+
+
 def unit_of(details: Mapping[str, Any]) -> str:
     """The unit of the losses of a run: nats of a cross entropy, empty where its task states none."""
     return str(details.get("loss_unit", "nats"))
@@ -142,7 +146,7 @@ def _nearest(x: Array, sparse: Array) -> list[int] | slice:
     return kept
 
 
-def band(curves: Sequence[Curve], points: int = 200) -> tuple[Array, ...]:
+def band(curves: Sequence[Curve]) -> tuple[Array, ...]:
     """(x, mean, low, high) with 95 % t intervals, over the part that all curves cover; empty where there is none."""
     known = [one for one in curves if len(one[0])]
     if not known:
@@ -151,6 +155,6 @@ def band(curves: Sequence[Curve], points: int = 200) -> tuple[Array, ...]:
     last = min(x[-1] for x, _ in known)
     grid = np.unique(np.concatenate([x for x, _ in known]))
     grid = grid[(first <= grid) & (grid <= last)]
-    grid = grid if len(grid) <= points else np.linspace(first, last, points)
+    grid = grid if len(grid) <= MOST_POINTS else np.linspace(first, last, MOST_POINTS)
     found = [t_interval([float(np.interp(at, x, y)) for x, y in known]) for at in grid]
     return grid, *(np.array([getattr(one, name) for one in found]) for name in ("estimate", "low", "high"))

@@ -27,22 +27,34 @@ from asyncsgd.simulation.speeds import parse_network, parse_speeds
 from asyncsgd.tasks import TASKS, task_class
 
 TOLD = (
-    *("device", "machine", "torch", "commit", "threads", "micro_batches", "auto_batch", "gradient_checkpointing"),
-    *(
-        "compile",
-        "prefetch",
-        "transport",
-        "deepspeed_config",
-        "evaluations",
-        "evaluate_every",
-        "evaluate_at",
-        "keep_best",
-    ),
+    "device",
+    "machine",
+    "torch",
+    "commit",
+    "threads",
+    "micro_batches",
+    "auto_batch",
+    "gradient_checkpointing",
+    "compile",
+    "prefetch",
+    "transport",
+    "deepspeed_config",
+    "evaluations",
+    "evaluate_every",
+    "evaluate_at",
+    "keep_best",
 )
 """What changes a loss by rounding or by other draws of dropout and no further. It is told where it differs. Where a
 layer normalises over the batch, micro-batches are no part of it."""
 TIMED = (
-    *("device", "machine", "torch", "threads", "micro_batches", "gradient_checkpointing", "compile", "prefetch"),
+    "device",
+    "machine",
+    "torch",
+    "threads",
+    "micro_batches",
+    "gradient_checkpointing",
+    "compile",
+    "prefetch",
     "transport",
 )
 """What of it changes the seconds of a training: where it differs, measured seconds are not compared."""

@@ -368,8 +368,14 @@ def _of_both(late: Tested, early: Tested) -> Tested:
     directions = {0.0 if row.nothing else np.sign(row.direction) for row in (late, early)}
     found = replace(both[0], p_ends=p_ends, p=max(p_ends) if len(directions) == 1 else 1.0)
     for name, ends in (
-        *(("low", min), ("high", max), ("equal_low", min), ("equal_high", max), ("outside", max)),
-        *(("estimate", np.mean), ("direction", np.mean), ("p_equal", np.max)),
+        ("low", min),
+        ("high", max),
+        ("equal_low", min),
+        ("equal_high", max),
+        ("outside", max),
+        ("estimate", np.mean),
+        ("direction", np.mean),
+        ("p_equal", np.max),
     ):
         setattr(found, name, ends([getattr(row, name) for row in both]))
     return found

@@ -301,6 +301,7 @@ def _cells(rows: Sequence[Row]) -> DataFrame:
     for row in rows:
         losses, seconds = (row.done[name].dropna().tolist() for name in ("loss", "seconds"))
         several = row.shares[1:]
+        virtual = row.clock == "virtual" and len(seconds) > 0
         line = {
             "mode": row.mode,
             "settings": ", ".join(f"{key} {value}" for key, value in row.settings.items() if key in shown) or MISSING,
@@ -311,7 +312,7 @@ def _cells(rows: Sequence[Row]) -> DataFrame:
             if several
             else MISSING,
             "eval loss (exact)": _mean(losses, ".4f"),
-            "seconds": _mean(seconds, ".1f") + " virtual" * (row.clock == "virtual" and len(seconds) > 0),
+            "seconds": f"{_mean(seconds, '.1f')} virtual" if virtual else _mean(seconds, ".1f"),
             "runs": counted(len(row.done), len(row.runs), int(row.runs["diverged"].sum())),
         }
         lines.append(line | _of_the_notes(row.beside))
@@ -356,11 +357,16 @@ def _run(runs_dir: Path, form: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code (2 for what the user has to change)."""
-    flags: dict[str, dict[str, Any]] = {
-        "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or one with run folders"},
-        "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
-    }
-    return begun(_run, __doc__, arguments, flags, EXAMPLE)
+    return begun(
+        _run,
+        __doc__,
+        arguments,
+        {
+            "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or one with run folders"},
+            "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
+        },
+        EXAMPLE,
+    )
 
 
 if __name__ == "__main__":

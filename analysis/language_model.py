@@ -196,7 +196,7 @@ def page(found: Comparisons, command: str, by: str, made: Tables, pictures: Mapp
         command,
         seeds,
         [(headline, tuple(told if few else told[2:]))],
-        [f"{seeds} {are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one."] * few,
+        [f"{seeds} {are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one."] if few else [],
         drawn.get(first, ()),
         pages.table(made[first][1], made[first][0], made[first][2]),
         sections,
@@ -213,7 +213,10 @@ def pictures_of(found: Comparisons) -> dict[str, Iterable[Drawing]]:
 def printed(made: Tables, left_out: Sequence[str]) -> str:
     """What is printed without ``--out``: the tables, and each run that is in none of them."""
     blocks = ["\n\n".join((tables.markdown(frame, title).rstrip(), *notes)) for title, frame, notes in made.values()]
-    return "\n".join(["\n\n".join(blocks), *["in no number:", *(f"  {line}" for line in left_out)] * bool(left_out)])
+    lines = ["\n\n".join(blocks)]
+    if left_out:
+        lines += ["in no number:", *(f"  {line}" for line in left_out)]
+    return "\n".join(lines)
 
 
 def reported(command: str, about: str, arguments: Sequence[str] | None, more: More | None = None) -> int:
@@ -224,11 +227,6 @@ def reported(command: str, about: str, arguments: Sequence[str] | None, more: Mo
         more: a table that other reports of comparisons do not have, and what is shown of it.
     """
     file = {"type": Path, "metavar": "FILE"}
-    flags: dict[str, dict[str, Any]] = {
-        "runs": {"type": Path, "metavar": "RUNS_DIR", "help": f"folder of experiments/{command}.py"},
-        "--out": {**file, "help": "write the page there; without it tables are printed"},
-        "--json": {**file, "dest": "numbers", "help": "write all numbers there"},
-    }
 
     def run(runs: Path, out: Path | None, numbers: Path | None) -> None:
         found = read(runs)
@@ -245,7 +243,16 @@ def reported(command: str, about: str, arguments: Sequence[str] | None, more: Mo
         write(out, page(found, again, command, made, pictures_of(found) | drawn))
         print(f"page   {out}")
 
-    return begun(run, about, arguments, flags)
+    return begun(
+        run,
+        about,
+        arguments,
+        {
+            "runs": {"type": Path, "metavar": "RUNS_DIR", "help": f"folder of experiments/{command}.py"},
+            "--out": {**file, "help": "write the page there; without it tables are printed"},
+            "--json": {**file, "dest": "numbers", "help": "write all numbers there"},
+        },
+    )
 
 
 def as_json(found: Comparisons, ways: DataFrame) -> str:

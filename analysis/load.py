@@ -81,9 +81,8 @@ class Study:
         """What is said first; one for each registered comparison."""
         failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
         small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
-        return verdict.headlines(
-            self.tests, self.arms, self.plan, self._remarks(), self._alone(), small, self._warnings()
-        )
+        found = verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), small, self._warnings())
+        return found or [verdict.Headline(self._alone(), (), None)]
 
     @property
     def verdict(self) -> str:

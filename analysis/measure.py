@@ -84,7 +84,8 @@ class Measure:
     def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
         rows = [both for both in pairs.both if x == "samples" or both[0].seed not in pairs.apart]
-        alive = [run for both in rows for run in both if not run.diverged]
+        alive_of = [[run for run in both if not run.diverged] for both in rows]
+        alive = [run for group in alive_of for run in group]
         seeds = [ours.seed for ours, _ in rows]
         if not alive:
             same = np.full(len(rows), math.inf)
@@ -92,20 +93,23 @@ class Measure:
         if why := self._cut_short(alive):
             return values_of(NONE, NONE, [], nothing=why)
         watched: dict[str, Curve] = {}
-        for both in rows:
-            watched |= self.looks([run for run in both if not run.diverged], x)
+        for group in alive_of:
+            watched |= self.looks(group, x)
         ends = {run: float(curve[0][-1]) for run, curve in watched.items()}
         places: list[float] = []
         known: dict[str, tuple[float, float]] = {}
         apart: list[Any] = []
-        for group in [alive] if x == "samples" else [[run for run in both if run.run in ends] for both in rows]:
-            end = min((ends[run.run] for run in group), default=math.nan)
-            near = max((self._update(run, x) for run in group), default=0.0)
-            look = shared_look([watched[run.run] for run in group], end, near) if group else None
-            places += [] if not group else [end if look is None else look]
+        for group in [alive] if x == "samples" else filter(None, alive_of):
+            end = min(ends[run.run] for run in group)
+            near = max(self._update(run, x) for run in group)
+            look = shared_look([watched[run.run] for run in group], end, near)
+            place = end if look is None else look
+            places.append(place)
             for run in group:
-                known[run.run] = losses_around(watched[run.run], places[-1], near)
-                apart += [run] if known[run.run][0] != known[run.run][1] else []
+                low, high = losses_around(watched[run.run], place, near)
+                known[run.run] = (low, high)
+                if low != high:
+                    apart.append(run)
         values = np.array([[known.get(run.run, (math.inf, math.inf)) for run in both] for both in rows])
         notes = _where(x, places, min(ends.values()), max(ends.values()))
         theirs = values[:, 1].mean(axis=1)

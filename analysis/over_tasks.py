@@ -14,6 +14,9 @@ from analysis.stats import Array, Interval
 MINIMUM_TASKS = 3
 MINIMUM_RUNS = 15
 """Of an interval; runs are over all tasks, per method."""
+LEVEL = 0.95
+"""Of the intervals."""
+ENDS = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
 WORST_RATIO = 4.0
 """Of AlgoPerf: a method that takes four times as long as the fastest one scores nothing on a workload."""
 
@@ -61,9 +64,7 @@ def too_few(scores: Array) -> str:
     return f"{tasks} tasks and {runs} runs; an interval over tasks needs {MINIMUM_TASKS} and {MINIMUM_RUNS}"
 
 
-def performance_profile(
-    scores: ArrayLike, generator: np.random.Generator, resamples: int = 2_000, level: float = 0.95
-) -> DataFrame:
+def performance_profile(scores: ArrayLike, generator: np.random.Generator, resamples: int = 2_000) -> DataFrame:
     """`share_above` at every score that occurs, rising, each with its percentile interval; nan where `too_few`.
 
     Seeds are resampled within each task, as in `stratified_bootstrap`. Between two of the scores the share and its
@@ -74,7 +75,7 @@ def performance_profile(
     found = DataFrame({"score": thresholds, "share": share_above(table, thresholds), "low": np.nan, "high": np.nan})
     if not too_few(table):
         drawn = [share_above(one, thresholds) for (one,) in _resampled(table[None], generator, resamples)]
-        found["low"], found["high"] = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        found["low"], found["high"] = np.quantile(drawn, ENDS, axis=0)
     return found
 
 
@@ -83,7 +84,6 @@ def stratified_bootstrap(
     statistic: Callable[..., float],
     generator: np.random.Generator,
     resamples: int = 2_000,
-    level: float = 0.95,
 ) -> Interval:
     """A percentile interval of ``statistic(*tables)``, by resampling seeds within each task; nan where `too_few`.
 
@@ -100,8 +100,8 @@ def stratified_bootstrap(
     high = np.nan
     if not too_few(scores[0]):
         draws = [float(statistic(*resampled)) for resampled in _resampled(scores, generator, resamples)]
-        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]).tolist()
-    return Interval(estimate, low, high, level, scores[0].size)
+        low, high = np.quantile(draws, ENDS).tolist()
+    return Interval(estimate, low, high, LEVEL, scores[0].size)
 
 
 def _resampled(scores: Array, generator: np.random.Generator, resamples: int) -> Iterator[Array]:

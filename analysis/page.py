@@ -208,7 +208,7 @@ def page(study: Study, out: Path) -> Page:
         "Made by python -m analysis report. One file, no scripts, nothing is loaded.",
         marks,
         more,
-        [one | {"detail": one["detail"] * (one["level"] != "good")} for one in checks],
+        [one | {"detail": one["detail"] if one["level"] != "good" else ""} for one in checks],
     )
 
 

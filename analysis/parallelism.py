@@ -179,19 +179,30 @@ def more_tables(ways: DataFrame) -> Tables:
     made: Tables = {}
     if len(ways):
         shown = ways.assign(bytes_per_sample=ways["bytes_per_sample"] / 1e3)
-        shown["name"] += [" *" * row for row in ways["oversubscribed"]]
+        shown["name"] += [" *" if row else "" for row in ways["oversubscribed"]]
         headings = {
-            **{"model": "model", "name": "way", "processes": "processes", "seconds": "seconds", "bubble": "bubble"},
-            **{"formula": "(p-1)/(m+p-1)", "exchange": "exchanging", "bytes_per_sample": "kB sent a sample"},
-            **{"samples_to_target": "samples to the loss of one process", "reached": "came there"},
+            "model": "model",
+            "name": "way",
+            "processes": "processes",
+            "seconds": "seconds",
+            "bubble": "bubble",
+            "formula": "(p-1)/(m+p-1)",
+            "exchange": "exchanging",
+            "bytes_per_sample": "kB sent a sample",
+            "samples_to_target": "samples to the loss of one process",
+            "reached": "came there",
         }
-        notes = (ABOUT_WAYS, *[OVERSUBSCRIBED] * bool(ways["oversubscribed"].any()))
+        notes: tuple[str, ...] = (ABOUT_WAYS,)
+        if ways["oversubscribed"].any():
+            notes += (OVERSUBSCRIBED,)
         made["ways"] = "What stages wait for and what is sent", shown[[*headings]].rename(columns=headings), notes
     if any(ways["metrics"]):
         scores = pd.concat([ways[["model", "name"]], DataFrame([*ways["metrics"]])], axis=1)
         scores = scores.join(ways[["answerable", "best_f1", "loss", "seconds"]]).dropna(axis=1, how="all")
         scores = scores.rename(columns={"name": "way", "answerable": "HasAns f1", "best_f1": "best f1"})
-        notes = (*about_silence(ways), *[BEST_F1] * ("best f1" in scores))
+        notes = (*about_silence(ways),)
+        if "best f1" in scores:
+            notes += (BEST_F1,)
         made["scores"] = "Scores after equal samples", scores, notes
     return made
 

@@ -26,10 +26,29 @@ OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwr
 """Settings that say where something lies: the base model that a sweep makes has another path in every copy of it."""
 NOT_OF_AN_ARM = frozenset(
     (
-        *("mode", "rule", "nproc", "workers", "clock", "speeds", "batch_size"),  # they have a column
-        *("seed", "samples", "epochs", "seconds", "budget_seconds", "target_loss", "patience"),
-        *("evaluations", "evaluate_every", "evaluate_at", "eval_samples", "threads", "device"),
-        *("run_dir", "cache_dir", "overwrite"),
+        "mode",
+        "rule",
+        "nproc",
+        "workers",
+        "clock",
+        "speeds",
+        "batch_size",  # they have a column
+        "seed",
+        "samples",
+        "epochs",
+        "seconds",
+        "budget_seconds",
+        "target_loss",
+        "patience",
+        "evaluations",
+        "evaluate_every",
+        "evaluate_at",
+        "eval_samples",
+        "threads",
+        "device",
+        "run_dir",
+        "cache_dir",
+        "overwrite",
     )
 )
 """Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""

@@ -37,8 +37,14 @@ MOST_ROWS = 24
 DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": "--"}
 STYLE = {
     **sns.axes_style("ticks", {"grid.color": MUTED, "axes.grid": True, "axes.edgecolor": MUTED}),
-    **{"grid.alpha": 0.25, "font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False},
-    **{"figure.constrained_layout.use": True, "pdf.fonttype": 42, "font.family": ["DejaVu Sans"]},
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,
+    "font.family": ["DejaVu Sans"],
 }
 
 

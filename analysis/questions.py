@@ -149,7 +149,7 @@ def groups(runs: DataFrame, plan: Plan) -> DataFrame:
     if len(sizes) == 1:  # an arm of which nothing has run yet has that of the others
         arms["batch_size"] = sizes[0]
     tasks = arms["task"][arms["task"] != ""].nunique() > 1
-    names = [_name(arm, len(sizes) > 1) + f", {arm.task}" * tasks for arm in arms.itertuples()]
+    names = [_name(arm, batch=len(sizes) > 1, task=tasks) for arm in arms.itertuples()]
     return arms.assign(group=Series(names, index=arms.index, dtype=object))
 
 
@@ -165,10 +165,16 @@ def _facts(own: DataFrame) -> dict[str, Any]:
     return most | {name: float(most[name] or "nan") for name in ("workers", "batch_size")}
 
 
-def _name(arm: Any, several: bool) -> str:
+def _name(arm: Any, *, batch: bool, task: bool) -> str:
     count = "unknown workers" if arm.workers != arm.workers else f"{arm.workers:g} worker{'s' * (arm.workers != 1)}"
-    batch = f"batch {arm.batch_size:g}" if several else ""
-    return ", ".join(filter(None, (count, f"{arm.clock or 'measured'} clock", arm.speeds, batch)))
+    parts = [count, f"{arm.clock or 'measured'} clock"]
+    if arm.speeds:
+        parts.append(arm.speeds)
+    if batch:
+        parts.append(f"batch {arm.batch_size:g}")
+    if task:
+        parts.append(arm.task)
+    return ", ".join(parts)
 
 
 def is_primary(plan: Plan, workers: float, clock: str) -> bool:

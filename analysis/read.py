@@ -35,12 +35,28 @@ from asyncsgd.records.events import (
 from asyncsgd.settings.yaml_reader import read_yaml
 
 SAME = {
-    **{"status": "status", "mode": "mode", "workers": "num_workers", "clock": "clock", "speeds": "speeds"},
-    **{"batch_size": "batch_size", "accumulate": "accumulate", "seed": "seed", "asked_task": "task"},
-    **{"data": "data_fingerprint", "train_data": "train_fingerprint", "candidates": "candidates_sha256"},
-    **{"evaluation": "eval_masking", "terms": "eval_weight", "from_scratch": "from_scratch"},
-    **{"start": "init_sha256", "initial_model": "initial_model_sha256", "parameters_sha256": "parameters_sha256"},
-    **{"loss": "final_eval_loss", "seconds": "train_seconds", "samples": "num_samples", "updates": "num_updates"},
+    "status": "status",
+    "mode": "mode",
+    "workers": "num_workers",
+    "clock": "clock",
+    "speeds": "speeds",
+    "batch_size": "batch_size",
+    "accumulate": "accumulate",
+    "seed": "seed",
+    "asked_task": "task",
+    "data": "data_fingerprint",
+    "train_data": "train_fingerprint",
+    "candidates": "candidates_sha256",
+    "evaluation": "eval_masking",
+    "terms": "eval_weight",
+    "from_scratch": "from_scratch",
+    "start": "init_sha256",
+    "initial_model": "initial_model_sha256",
+    "parameters_sha256": "parameters_sha256",
+    "loss": "final_eval_loss",
+    "seconds": "train_seconds",
+    "samples": "num_samples",
+    "updates": "num_updates",
     "samples_per_second": "samples_per_second",
 }
 """Columns that are keys of summary.json."""
@@ -334,6 +350,7 @@ def _of_environment(path: Path) -> dict[str, Any]:
         raise ValueError("environment.json is damaged: it is no object")
     ranks = [one for one in found.get("hardware_of_ranks") or [found] if isinstance(one, dict)]
     device = found.get("device") or ""
+    commit = found.get("commit") or ""
     number = found.get("num_devices")
     return {
         "machine": "; ".join(dict.fromkeys(map(_machine, ranks))),
@@ -341,7 +358,7 @@ def _of_environment(path: Path) -> dict[str, Any]:
         "num_devices": number,
         "threads": found.get("threads_per_worker"),
         "torch": found.get("torch_build") or (found.get("versions") or {}).get("torch"),
-        "commit": (found.get("commit") or "") + " modified" * bool(found.get("modified")),
+        "commit": f"{commit} modified" if found.get("modified") else commit,
     }
 
 

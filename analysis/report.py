@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.commands import begun, write
 from asyncsgd.errors import UsageError, nearest
@@ -28,19 +28,27 @@ examples:
 The page goes to RUNS_DIR/report.html unless --out says otherwise; the rest goes to standard output."""
 
 
-FLAGS: dict[str, dict[str, Any]] = {
-    "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or any folder with runs"},
-    "--out": {"type": Path, "metavar": "FILE", "help": "the file (html: default RUNS_DIR/report.html)"},
-    "--format": {"dest": "form", "choices": FORMATS, "default": "html", "help": "html: page; sentence: verdict"},
-    "--table": {"metavar": "NAME", "help": "only this table (md, latex, csv); csv holds one: default tests"},
-    "--figures": {"type": Path, "metavar": "DIR", "help": "also write every picture there as PDF and SVG"},
-    "--arms": {"metavar": "KEY,KEY", "help": "settings in which arms of loose runs are meant to differ"},
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit code (2 for what the user has to change)."""
-    return begun(_run, __doc__, arguments, FLAGS, EXAMPLE)
+    return begun(
+        _run,
+        __doc__,
+        arguments,
+        {
+            "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or any folder with runs"},
+            "--out": {"type": Path, "metavar": "FILE", "help": "the file (html: default RUNS_DIR/report.html)"},
+            "--format": {
+                "dest": "form",
+                "choices": FORMATS,
+                "default": "html",
+                "help": "html: page; sentence: verdict",
+            },
+            "--table": {"metavar": "NAME", "help": "only this table (md, latex, csv); csv holds one: default tests"},
+            "--figures": {"type": Path, "metavar": "DIR", "help": "also write every picture there as PDF and SVG"},
+            "--arms": {"metavar": "KEY,KEY", "help": "settings in which arms of loose runs are meant to differ"},
+        },
+        EXAMPLE,
+    )
 
 
 def _run(

@@ -346,9 +346,8 @@ def page(found: Ladders, command: str) -> str:
     for number, ladder in enumerate(found.ladders):
         title = f"{ladder.given['task']} on {ladder.given['data']}"
         final = ladder.final
-        headlines.append(
-            (f"{title}: {gain(final.speed)}{' the naive loop' * bool(final.speed.n)}; {score(ladder, final)}.", ())
-        )
+        times = f"{gain(final.speed)} the naive loop" if final.speed.n else gain(final.speed)
+        headlines.append((f"{title}: {times}; {score(ladder, final)}.", ()))
         shown = tuple(pages.table(frame, name, (note,)) for frame, name, note in tables_of(ladder, found.machine))
         lead = (prediction(ladder), *checklist(ladder), *gains(ladder))
         drawn = (picture(ladder),) if number else ()
@@ -356,7 +355,7 @@ def page(found: Ladders, command: str) -> str:
     return pages.measured(
         "The speed ladder",
         command,
-        f"{found.num_seeds} seeds" + ", quick" * found.quick,
+        f"{found.num_seeds} seeds, quick" if found.quick else f"{found.num_seeds} seeds",
         headlines,
         warnings(found),
         (picture(found.ladders[0]),),

@@ -38,9 +38,8 @@ def arms(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
         first = own.iloc[0]
         row = {"arm": arm, "clock": first["clock"], "workers": first["workers"], "runs": len(own)}
         row |= {"diverged": int(own["diverged"].sum()), "learning_rate": first["learning_rate"]}
-        timed = tests[
-            (tests["endpoint"] == "time_to_target") & ((tests["treatment"] == arm) | (tests["reference"] == arm))
-        ]
+        timed = where(tests, endpoint="time_to_target")
+        timed = timed[timed["treatment"].eq(arm) | timed["reference"].eq(arm)]
         row |= _to_the_target(timed, str(arm))
         row |= {name: t_interval(alive[name]) for name in MEANS}
         row |= _over_one_worker(used, own, plan)

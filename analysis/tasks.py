@@ -248,12 +248,16 @@ def _run(studies: Sequence[Path], figures: Path | None, seed: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code (2 for what the user has to change)."""
-    flags: dict[str, dict[str, Any]] = {
-        "studies": {"nargs": "+", "type": Path, "metavar": "STUDY", "help": "folders of sweeps, 3 or more"},
-        "--figures": {"type": Path, "metavar": "DIR", "help": "also write the pictures there as PNG and SVG"},
-        "--seed": {"type": int, "default": 0, "help": "of the resampling"},
-    }
-    return begun(_run, __doc__, arguments, flags)
+    return begun(
+        _run,
+        __doc__,
+        arguments,
+        {
+            "studies": {"nargs": "+", "type": Path, "metavar": "STUDY", "help": "folders of sweeps, 3 or more"},
+            "--figures": {"type": Path, "metavar": "DIR", "help": "also write the pictures there as PNG and SVG"},
+            "--seed": {"type": int, "default": 0, "help": "of the resampling"},
+        },
+    )
 
 
 if __name__ == "__main__":

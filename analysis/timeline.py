@@ -149,12 +149,16 @@ def _read(events: Path, trace: Path) -> Drawn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags: dict[str, dict[str, Any]] = {
-        "run": {"metavar": "RUN", "help": "a run folder, the beginning of its name in runs/, or last"},
-        "--seconds": {"type": float, "default": 2.0, "help": "length of the picture's window (default 2)"},
-        "--begin": {"type": float, "help": "its beginning, in training seconds (default: the middle)"},
-    }
-    return begun(write, __doc__, argv, flags)
+    return begun(
+        write,
+        __doc__,
+        argv,
+        {
+            "run": {"metavar": "RUN", "help": "a run folder, the beginning of its name in runs/, or last"},
+            "--seconds": {"type": float, "default": 2.0, "help": "length of the picture's window (default 2)"},
+            "--begin": {"type": float, "help": "its beginning, in training seconds (default: the middle)"},
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def others(seen: Seen) -> Row:
     if busy:
         return f"{busy} of {len(seen.measured)} measured runs", "bad", f"up to {most}: no speed comparison"
     unknown = len(seen.measured) - len(load)
-    return f"at most {most}", "good", f"{unknown} runs do not say" * bool(unknown)
+    return f"at most {most}", "good", f"{unknown} runs do not say" if unknown else ""
 
 
 def comparable(seen: Seen) -> Row:

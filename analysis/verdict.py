@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,33 +57,25 @@ def headlines(
     arms: DataFrame,
     plan: Plan,
     remarks: Mapping[str, Sequence[str]],
-    alone: str,
-    small: Sequence[str] = (),
-    warnings: Mapping[str, str] = MappingProxyType({}),
+    small: Sequence[str],
+    warnings: Mapping[str, str],
 ) -> list[Headline]:
-    """One for each comparison of the primary family; without one, for each comparison; never none.
+    """One for each comparison of the primary family; without one, for each comparison.
 
     Args:
         arms: of `questions.groups`.
         remarks: further sentences, by the treatment and reference that they are about, with a space between.
-        alone: what is said where there is nothing to compare.
         small: further lines of small type.
         warnings: what is said before anything else, by the same key as `remarks`.
     """
     rows = tests[~tests["reference"].eq(BASELINE)]
-    if rows.empty:
-        return [Headline(alone, (), None)]
     control = plan.registered.control
     controls = set(arms.index[arms["algorithm"] == control]) if control else set()
     own = rows[~rows["reference"].isin(controls)]
     registered = np.array([_registered(one, arms, plan) for one in own.itertuples()], bool)
     first = own[own["endpoint"].eq(plan.registered.primary.endpoint) & registered]
     first = (first if len(first) else own).drop_duplicates(["treatment", "reference"])
-    found = [_headline(row, rows, arms, controls, remarks, small) for row in first.itertuples()]
-    for number, one in enumerate(found):
-        if warning := warnings.get(f"{one.row.treatment} {one.row.reference}"):
-            found[number] = one._replace(text=f"{warning} {one.text}")
-    return found
+    return [_headline(row, rows, arms, controls, remarks, small, warnings) for row in first.itertuples()]
 
 
 def _registered(row: Any, arms: DataFrame, plan: Plan) -> bool:
@@ -99,7 +90,9 @@ def _headline(
     controls: set[str],
     remarks: Mapping[str, Sequence[str]],
     small: Sequence[str],
+    warnings: Mapping[str, str],
 ) -> Headline:
+    about = f"{row.treatment} {row.reference}"
     own = where(rows, treatment=row.treatment, reference=row.reference)
     named = _names(row, arms)
     told = [row, *own[own["endpoint"] == _beside(row, own)].itertuples()]
@@ -114,10 +107,13 @@ def _headline(
     lost = [note.about for note in row.notes if note.kind == "diverged"]
     sentences += [f"{count} of {by_arm[arm]} diverged" for arm, count in lost]
     sentences += [note for one in told for note in one.notes if note.kind == "risen"]
-    sentences += remarks.get(f"{row.treatment} {row.reference}", ())
+    sentences += remarks.get(about, ())
     sentences += [caveat for one in told for caveat in one.caveats]
-    start = "Exploratory: " if row.family == "exploratory" else ""
-    text = start + " ".join(dict.fromkeys(f"{capital(one).rstrip('.')}." for one in sentences))
+    text = " ".join(dict.fromkeys(f"{capital(one).rstrip('.')}." for one in sentences))
+    if row.family == "exploratory":
+        text = f"Exploratory: {text}"
+    if about in warnings:
+        text = f"{warnings[about]} {text}"
     lines = [line for one in told for line in details(one, named[1])]
     beside = rows[(rows["treatment"] == row.treatment) & rows["reference"].isin(controls)]
     for one in beside.itertuples():
@@ -321,8 +317,9 @@ def numbers(row: Any, reference: str) -> str:
     unit = f" {row.unit}" if row.unit in ("nats", "s", "virtual s") else ""
     ends = " to ".join(form(end, sign=True) for end in ends_of)
     there = f"{level} {ends}" if row.low == row.low else f"no {level}"
-    counted = f", counted up to {row.budget:.4g} {row.unit}" * (row.endpoint == "time_to_target")
-    return f"{what}{counted}: {form(abs(row.estimate))}{unit} {side} than {reference} ({there}, {won})"
+    if row.endpoint == "time_to_target":
+        what += f", counted up to {row.budget:.4g} {row.unit}"
+    return f"{what}: {form(abs(row.estimate))}{unit} {side} than {reference} ({there}, {won})"
 
 
 def p_text(row: Any) -> str:
@@ -339,13 +336,13 @@ def _alike(row: Any) -> int:
     return int(row.wins if row.word == "better" else row.n - row.wins - row.ties)
 
 
-def supported(estimate: float, low: float, high: float, null: float = 0.0) -> str:
+def supported(estimate: float, low: float, high: float) -> str:
     """The size of a number with one digit more than its interval supports.
 
-    >>> supported(2.36, 1.8, 3.1, 1.0), supported(0.053, 0.002, 0.104), supported(-0.8, -0.82, -0.77)
+    >>> supported(2.36, 1.8, 3.1), supported(0.053, 0.002, 0.104), supported(-0.8, -0.82, -0.77)
     ('2.4', '0.053', '0.800')
     """
-    return digits(estimate, low, high, null)(abs(estimate))
+    return digits(estimate, low, high)(abs(estimate))
 
 
 def digits(estimate: float, low: float, high: float, null: float = 0.0) -> Callable[..., str]:

@@ -273,10 +273,14 @@ def frame(run: Watched) -> Group:
     seconds = "virtual s" if settings.get("clock") == "virtual" else "s"
     share = "" if run.budget_share is None else f"   {100 * run.budget_share:.0f} % of the budget"
     at = done.delays.summary()
-    prepares = ": it prepares" if run.status == RUNNING and not run.evaluations else ""
+    status = run.status
+    if status == RUNNING and not run.evaluations:
+        status += ": it prepares"
+    if run.message:
+        status += f": {run.message}"
     facts = {
         "run": f"{run.path}   {', '.join(str(part) for part in what if part)}",
-        "status": run.status + prepares + f": {run.message}" * bool(run.message),
+        "status": status,
         "samples": f"{done.num_samples}{share}   {done.num_updates} updates   {done.train_seconds:.1f} {seconds}",
         "speed": "-" if speed is None else f"{speed:.0f} samples/s",
         "delay": f"p50 {at['p50']}   p95 {at['p95']}   max {at['max']} updates" if done.delays else "-",
@@ -355,15 +359,19 @@ def watch(run: str | Path, once: bool, stop: threading.Event) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags: dict[str, dict[str, Any]] = {
-        "run": {"metavar": "RUN", "help": "a run folder, the beginning of its name in runs/, or last"},
-        "--once": {"action": "store_true", "help": "print one picture and stop, e.g. for a pipe"},
-    }
     # An exception would be lost where the signal comes amid an import from C.
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda number, interrupted: stop.set())
     try:
-        return begun(functools.partial(watch, stop=stop), __doc__, argv, flags)
+        return begun(
+            functools.partial(watch, stop=stop),
+            __doc__,
+            argv,
+            {
+                "run": {"metavar": "RUN", "help": "a run folder, the beginning of its name in runs/, or last"},
+                "--once": {"action": "store_true", "help": "print one picture and stop, e.g. for a pipe"},
+            },
+        )
     finally:
         signal.signal(signal.SIGINT, before)
 
