@@ -81,14 +81,15 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     if row["status"] in (MISSING, UNREADABLE):
         return {}
     whole = plan.settings.get(row["run"])
-    expected = _planned_settings(row, plan) if whole is None else whole
     recorded = row["settings"]
-    keys = [key for key in expected if key not in OF_THE_MACHINE and None not in (expected[key], recorded.get(key))]
-    unlike = [
-        f"{key} {recorded[key]}, not {expected[key]}"
-        for key in keys
-        if (whole is None or key == "seed") and not means_the_same(key, recorded[key], expected[key])
-    ]
+    expected = _planned_settings(row, plan) if whole is None else {"seed": whole.get("seed")}
+    unlike = []
+    for key, there in expected.items():
+        here = recorded.get(key)
+        if key in OF_THE_MACHINE or here is None or there is None:
+            continue
+        if not means_the_same(key, here, there):
+            unlike.append(f"{key} {here}, not {there}")
     told: list[str] = []
     task = row.get("asked_task") or row.get("task")
     if whole is not None and recorded and task in TASKS:
