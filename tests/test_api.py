@@ -200,7 +200,7 @@ sys.path.insert(0, sys.argv[1])
 from tasks import Plane
 asyncsgd.train(Plane(), runtime=asyncsgd.Virtual(2), samples=80, learning_rate=1e-3, quiet=True)
 asyncsgd.simulate(asyncsgd.Asynchronous(), asyncsgd.Mode().on(1, 0), asyncsgd.Constant().on(1, 0),
-                  num_workers=1, learning_rate=0.5, budget=asyncsgd.Budget(seconds=3.0))
+                  num_workers=1, learning_rate=0.5, budget=asyncsgd.Limits(seconds=3.0))
 print(sorted({"transformers", "datasets", "tokenizers"} & set(sys.modules)))
 """
     here = str(Path(__file__).parent)

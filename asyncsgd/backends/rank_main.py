@@ -11,7 +11,6 @@ from asyncsgd.backends.launch import World
 from asyncsgd.backends.process_setup import fail, set_up_process
 from asyncsgd.backends.ranks import LOST_CONTACT, DataParallel, InStep, Replica, is_lost_contact
 from asyncsgd.core.checkpoints import load_state
-from asyncsgd.run import runtimes
 from asyncsgd.run.run import Run
 from asyncsgd.worker.worker import Worker
 
@@ -24,12 +23,11 @@ def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) ->
         worker: with the whole model at the parameters to begin with; not used where it is to be cut.
         resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
     """
-    if isinstance(run.runtime, runtimes.Pipeline):
+    if run.runtime.cuts_model:
         # torch.distributed.pipelining is slow to import, and most runs have no pipeline.
         from asyncsgd.pipeline.replica import Pipeline, TwoVersions
 
-        has_two_versions = run.runtime.schedule == "2bw"
-        replica: Replica = TwoVersions(run) if has_two_versions else Pipeline(run)
+        replica: Replica = TwoVersions(run) if run.runtime.has_two_versions else Pipeline(run)
     else:
         assert worker is not None
         replica = DataParallel(run, worker)
@@ -42,7 +40,7 @@ def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoRet
     """Entry point of a rank other than 0; blocks, and ends the process."""
     try:
         set_up_process(run.runtime.threads)
-        worker = None if isinstance(run.runtime, runtimes.Pipeline) else run.worker(run.flat(device=run.device))
+        worker = None if run.runtime.cuts_model else run.worker(run.flat(device=run.device))
         world.arrive()
         with world.group(run.device):
             in_step(run, worker, resume).follow()

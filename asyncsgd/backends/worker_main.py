@@ -58,7 +58,7 @@ def serve(
     """
     try:
         set_up_process(run.runtime.threads)
-        kind = Steps if isinstance(run.runtime, Hogwild) else Gradients
+        kind = Steps if run.runtime.steps_in_workers else Gradients
         kind(run, way, worker, profile, tells).obey()
     except Gone:
         os._exit(1)  # the server is gone and has said why; there is nobody to report to

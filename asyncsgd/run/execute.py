@@ -130,7 +130,7 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
     """`method_of` with the budget of a run that is going on."""
     run, rule = live.run, named.get("rule") or live.run.rule
     # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
-    samples = run.limits.samples if isinstance(run.runtime, runtimes.Hogwild) else run.limits.to_hand_out(rule)
+    samples = run.limits.samples if run.runtime.steps_in_workers else run.limits.to_hand_out(rule)
     batches, named = Batches(samples, run.task.batch_size), {"num_workers": live.num_workers} | named
     statistics = live.flat.statistics if len(parameters) else None  # ranks that step by themselves keep their own
     named |= {"samples": run.limits.samples, "clock": clock, "statistics": statistics}
@@ -296,7 +296,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
     number, worker = live.num_workers, None
-    if not isinstance(live.run.runtime, runtimes.Pipeline):
+    if not live.run.runtime.cuts_model:
         worker = live.worker(live.flat)
     with contextlib.ExitStack() as closing:
         world, processes = board, None
@@ -336,7 +336,7 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
     ranks, clock = in_step(run.at(0), worker, resume), TrainingClock()
     optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
     rule: Rule | None = None
-    if isinstance(runtime, runtimes.Pipeline) and runtime.schedule == "2bw":
+    if runtime.has_two_versions:
         rule, num_workers = Asynchronous(), 2
         ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
     more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}

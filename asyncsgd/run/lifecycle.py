@@ -226,7 +226,7 @@ def _open(
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
     if not is_built_in(task):
         run = dataclasses.replace(run, moving=_check(run, processes=context is not None))
-    on_device = not run.runtime.has_server and not isinstance(run.runtime, runtimes.Pipeline)
+    on_device = not run.runtime.has_server and not run.runtime.cuts_model
     flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
     run.check_optimizer(flat.layout)
     _check_statistics(run, flat)
@@ -241,10 +241,7 @@ def _open(
     if run.machine.auto_batch and resume is None:
         parts = find_micro_batches(run, context or fork_server(None, *task.preload))
     run = run.with_parts(parts)
-    if isinstance(run.runtime, runtimes.Pipeline) and run.runtime.schedule == "deepspeed":
-        from asyncsgd.pipeline.deepspeed_engine import configuration
-
-        configuration(run.runtime.deepspeed_config)  # what is wrong is said once, and not by every rank
+    run.runtime.check_engine()
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
     if flat.statistics is not None:
         lines.append(f"state  {flat.statistics.describe()}")
@@ -376,7 +373,7 @@ def _check_statistics(run: Run, flat: FlatModel) -> None:
             ) from error
     if flat.statistics is None:
         return
-    if isinstance(run.runtime, runtimes.Hogwild | runtimes.Pipeline):
+    if not run.runtime.keeps_statistics:
         raise UsageError(
             f"the model has running statistics ({flat.statistics.names[0]!r}), which mode {run.runtime.mode} does not "
             f"keep; train it with --mode single, sync or async, or use GroupNorm, LayerNorm or "
@@ -401,22 +398,8 @@ def _check_parts(run: Run, flat: FlatModel, before: int, parts: int) -> None:
 
 
 def _describe(run: Run) -> list[str]:
-    runtime = run.runtime
-    how = run.rule.summary
-    if isinstance(runtime, runtimes.InProcess):
-        how = f"one process, {runtime.accumulate} batch{'es' if runtime.accumulate > 1 else ''} per update"
-        if runtime.all_gpus:
-            number = torch.cuda.device_count() if run.device == "cuda" else 0
-            shared = f"a share of each on each of {number} GPUs"
-            how += f", {shared if number > 1 else 'the bare model, since there are no GPUs to share it'}"
-    elif isinstance(runtime, runtimes.AllReduce):
-        how = "all ranks step along the weighted mean of their gradients (DistributedDataParallel)"
-    elif isinstance(runtime, runtimes.Pipeline):
-        replicas = runtime.num_workers // runtime.stages
-        how = f"{replicas} x {runtime.stages} stages, schedule {runtime.schedule}, {run.micro_batches} micro-batches"
-    elif isinstance(runtime, runtimes.Hogwild):
-        states = "one optimizer state shared by all" if runtime.share_state else "an optimizer state each"
-        how = f"workers step the shared vector themselves, without locks, {states}"
+    num_gpus = torch.cuda.device_count() if run.device == "cuda" else 0
+    how = run.runtime.describe(run.micro_batches, num_gpus) or run.rule.summary
     clip = f", directions clipped at norm {run.recipe.clip_norm:g}" if run.recipe.clip_norm else ""
     return [
         f"rule   {run.rule}: {how}",

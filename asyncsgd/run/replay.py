@@ -27,7 +27,6 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Parts
 from asyncsgd.records.hardware import environments_of, unlike
 from asyncsgd.records.run_folder import LAST_MODEL
-from asyncsgd.run import runtimes
 from asyncsgd.run.execute import method_of
 from asyncsgd.run.finish import facts_of, save_model
 from asyncsgd.run.folder import shorter_than_run
@@ -207,7 +206,7 @@ class PreparedReplay:
             worker.data = DataWithOtherBits(worker.data, draw)
         batches = Batches(None, run.task.batch_size)
         runtime = run.runtime
-        number = runtime.accumulate if isinstance(runtime, runtimes.InProcess) else runtime.num_workers
+        number = runtime.num_workers * runtime.accumulate  # an update of one process is a round of pretend workers
         named: dict[str, Any] = {"num_workers": number, "starts": False, "statistics": flat.statistics}
         server = method_of(run, parameters, self._layout, batches, **named)
         return Replay(server, ModelGradients(worker, run.recipe), self._log, to_the_bit=to_the_bit)

@@ -24,7 +24,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.contract import PeerRule, Rule
-from asyncsgd.run.runtimes import Hogwild, InProcess, Pipeline, Processes, Runtime, Virtual, runtime_of
+from asyncsgd.run.runtimes import Runtime, Virtual, runtime_of
 from asyncsgd.settings import groups
 from asyncsgd.tasks.base import Task
 from asyncsgd.worker.evaluation import reestimate
@@ -146,7 +146,7 @@ class Run:
     @property
     def all_gpus(self) -> bool:
         """Whether one process spreads every batch over all GPUs."""
-        return isinstance(self.runtime, InProcess) and self.runtime.all_gpus
+        return self.runtime.all_gpus
 
     @property
     def num_devices(self) -> int:
@@ -165,7 +165,7 @@ class Run:
         """
         steps_on_host = self.runtime.has_server and not self.rule.local_steps
         self.recipe.check(layout, "cpu" if steps_on_host else self.device)
-        if isinstance(self.runtime, Hogwild) and self.runtime.share_state and not self.recipe.is_elementwise:
+        if self.runtime.share_state and not self.recipe.is_elementwise:
             raise UsageError(
                 f"share_state=True is for asyncsgd.SGD and asyncsgd.AdamW, whose state begins as zeros, got optimizer "
                 f"{self.recipe.name}; drop share_state"
@@ -227,8 +227,8 @@ class Run:
             profile: what to trace of it.
             tells: whether the user is told what compiling took.
         """
-        alone = isinstance(self.runtime, Processes | Virtual) and self.runtime.num_workers == 1
-        flat.may_freeze = alone or isinstance(self.runtime, InProcess)
+        runtime = self.runtime
+        flat.may_freeze = runtime.num_workers == 1 and (runtime.follows_rule or runtime.in_one_process)
         worker = (Worker if profile is None else ProfiledWorker)(
             flat,
             self.task,
@@ -249,9 +249,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """The summary's fields that are known before anything has run."""
-        runtime, state = self.runtime, None
-        if isinstance(runtime, Hogwild):
-            state = "shared" if runtime.share_state else "worker"
+        runtime = self.runtime
         return {
             "experiment": self.name,
             "task": self.task.name,
@@ -261,9 +259,9 @@ class Run:
             "threads": runtime.threads,
             "seed": self.seed,
             "batch_size": self.task.batch_size,
-            "accumulate": runtime.accumulate if isinstance(runtime, InProcess) else 1,
+            "accumulate": runtime.accumulate,
             "transport": runtime.transport,
-            "hogwild_state": state,
+            "hogwild_state": runtime.hogwild_state,
             "clock": runtime.clock,
             "speeds": self.speeds or (None if runtime.speeds is None else str(runtime.speeds)),
             "oversubscription": runtime.oversubscription,
@@ -297,7 +295,7 @@ def implied_rule(runtime: Runtime) -> Rule:
     """The rule that a runtime is by definition, where the user may not choose one: synchronous modes are that rule,
     Hogwild applies what comes.
     """
-    if isinstance(runtime, Pipeline) and runtime.schedule == "2bw":
+    if runtime.has_two_versions:
         return FixedDelay(1)
     return Asynchronous() if runtime.has_server else Synchronous()
 

@@ -54,6 +54,12 @@ class Runtime:
     in_one_process: ClassVar[bool] = False
     has_server: ClassVar[bool] = False
     """Whether one process more than the workers keeps the parameters."""
+    steps_in_workers: ClassVar[bool] = False
+    """Whether workers step the parameters themselves, so that no step can be taken back."""
+    cuts_model: ClassVar[bool] = False
+    """Whether each process has a part of the model, and none has all of it."""
+    keeps_statistics: ClassVar[bool] = True
+    """Whether a model may have running statistics."""
     several_hosts: ClassVar[bool] = False
     not_replayed: ClassVar[str] = ""
     """Why a run of it cannot be replayed; empty where it can."""
@@ -65,6 +71,12 @@ class Runtime:
     """CPU threads of each worker."""
     speeds: Speeds | None
     """How long gradients are made to take, or take on the virtual clock. None: as long as the computation takes."""
+    accumulate: int = 1
+    """Batches of an update, computed one after the other."""
+    all_gpus: bool = False
+    """Whether one process computes a batch on all its GPUs."""
+    share_state: bool = False
+    """Whether all workers share one optimizer state, or have one each; only where they step themselves."""
 
     def __post_init__(self) -> None:
         """Refuse what no run can follow; flags and Python both come here."""
@@ -74,6 +86,23 @@ class Runtime:
                 object.__setattr__(self, field, specs[name].checked(getattr(self, field)))
         if not self.in_one_process:
             groups.check_processes(self.num_workers)
+
+    def describe(self, micro_batches: int, num_gpus: int) -> str | None:
+        """How gradients become steps, in half a line; None: as the rule says."""
+        return None
+
+    @property
+    def has_two_versions(self) -> bool:
+        """Whether a gradient is computed while the step of the one before it is taken, so it is one update old."""
+        return False
+
+    @property
+    def hogwild_state(self) -> str | None:
+        """``shared`` or ``worker``: whose the optimizer state is; None where workers do not step."""
+        return None
+
+    def check_engine(self) -> None:
+        """Refuse what is wrong with files of an engine, once and not in every rank."""
 
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
         """Refuse what does not go together with it.
@@ -134,6 +163,15 @@ class InProcess(Runtime):
     nothing.
     """
 
+    def describe(self, micro_batches: int, num_gpus: int) -> str:
+        batches = "1 batch" if self.accumulate == 1 else f"{self.accumulate} batches"
+        how = f"one process, {batches} per update"
+        if not self.all_gpus:
+            return how
+        if num_gpus > 1:
+            return f"{how}, a share of each on each of {num_gpus} GPUs"
+        return f"{how}, the bare model, since there are no GPUs to share it"
+
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(Runtime):
@@ -149,6 +187,9 @@ class AllReduce(Runtime):
     threads: int = 1
     speeds: Speeds | None = None
 
+    def describe(self, micro_batches: int, num_gpus: int) -> str:
+        return "all ranks step along the weighted mean of their gradients (DistributedDataParallel)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline(Runtime):
@@ -161,6 +202,8 @@ class Pipeline(Runtime):
     """
 
     mode: ClassVar[str] = "pipeline"
+    cuts_model: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = False
     speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.pipeline.replica",)
     not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
@@ -176,6 +219,20 @@ class Pipeline(Runtime):
         if self.num_workers == 1:
             raise UsageError("--mode pipeline needs a process for each stage, got --nproc 1; type --nproc 2")
         super().__post_init__()
+
+    def describe(self, micro_batches: int, num_gpus: int) -> str:
+        replicas = self.num_workers // self.stages
+        return f"{replicas} x {self.stages} stages, schedule {self.schedule}, {micro_batches} micro-batches"
+
+    @property
+    def has_two_versions(self) -> bool:
+        return self.schedule == "2bw"
+
+    def check_engine(self) -> None:
+        if self.schedule == "deepspeed":
+            from asyncsgd.pipeline.deepspeed_engine import configuration
+
+            configuration(self.deepspeed_config)
 
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
         import torch
@@ -200,7 +257,7 @@ class Pipeline(Runtime):
                 f"{of_schedule} has one replica here; type --nproc {stages}, or --pipeline-schedule 1f1b",
             ),
             (
-                schedule == "2bw" and clip_norm > 0,
+                self.has_two_versions and clip_norm > 0,
                 f"{of_schedule} cannot clip, for the norm each stage would wait for all; type --clip-norm 0",
             ),
         ):
@@ -242,6 +299,8 @@ class Hogwild(Runtime):
 
     mode: ClassVar[str] = "hogwild"
     has_server: ClassVar[bool] = True
+    steps_in_workers: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = False
     not_replayed: ClassVar[str] = (
         "its workers read and wrote one vector without locks, and no record says what they read"
     )
@@ -255,6 +314,14 @@ class Hogwild(Runtime):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_processor("--mode hogwild", "--mode async --transport process_group")
+
+    def describe(self, micro_batches: int, num_gpus: int) -> str:
+        states = "one optimizer state shared by all" if self.share_state else "an optimizer state each"
+        return f"workers step the shared vector themselves, without locks, {states}"
+
+    @property
+    def hogwild_state(self) -> str:
+        return "shared" if self.share_state else "worker"
 
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
         super().check(seed, device, machine, clip_norm)
