@@ -53,8 +53,9 @@ def test_a_run_that_is_done_becomes_longer_by_a_command(tmp_path):
     assert Finished(tmp_path / "run").summary["parameters_sha256"] == whole.summary["parameters_sha256"]
 
 
-def test_the_model_of_a_checkpoint_is_that_of_its_version_in_a_replay(tmp_path):
-    run = train(tmp_path / "run", checkpoint_every=40, **ARGUMENTS["virtual"])
+@pytest.mark.parametrize("name", ["virtual", "peers"])
+def test_the_model_of_a_checkpoint_is_that_of_its_version_in_a_replay(name, tmp_path):
+    run = train(tmp_path / "run", checkpoint_every=40, **ARGUMENTS[name])
     checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("*.pt"))[-1].stem
     command = ["asyncsgd", "export", tmp_path / "run", "--checkpoint", checkpoint, "--out", tmp_path / "exported", *OWN]
     exported = cli(command)

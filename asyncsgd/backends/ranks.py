@@ -26,6 +26,7 @@ from torch import Tensor
 from asyncsgd.backends.launch import TIMEOUT
 from asyncsgd.backends.process_setup import Straggling
 from asyncsgd.backends.single import InOrder
+from asyncsgd.core.checkpoints import KeptState
 from asyncsgd.core.limits import EvaluationPoints, Limits, TrainingClock
 from asyncsgd.core.optimizers import StepTakenByWorker
 from asyncsgd.core.protocol import Arrived, Measured
@@ -250,9 +251,11 @@ class DataParallel(Replica):
         """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
         gradient that nobody uses is computed first, where the run before had computed one.
         """
-        if state["method"]["view"]["version"] > 0:
+        kept = KeptState(state)
+        assert kept.of_ranks is not None
+        if kept.version > 0:
             self._worker.gradient(0, lambda weight: 1.0)
-        own = state["backend"]["ranks"]
+        own = kept.of_ranks
         with torch.no_grad():
             self._flat.parameters.copy_(own["parameters"])
         if self._flat.statistics is not None:

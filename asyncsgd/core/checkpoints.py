@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd import __version__
+from asyncsgd.core.limits import Best
 from asyncsgd.core.state import State
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.records.console import Recorder
@@ -253,6 +254,41 @@ class Found:
         for path in (self.folder / FOLDER).glob("[0-9]*.*"):
             if path.name.partition(".")[0] > self.checkpoint.name:
                 path.unlink()
+
+
+class KeptState:
+    """What others than the loop read of a state, which is that of the run's `Loop`: its method, its backend and what
+    stops it early. The names in it are those of `KEPT` of these classes.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._method = state["method"]
+        self._early_stop = state["early_stop"]
+        self.of_ranks: State | None = state["backend"].get("ranks")
+        """What `Replica.state_dict` has returned in rank 0; None where no ranks step together."""
+
+    @property
+    def version(self) -> int:
+        """The updates that were taken."""
+        version: int = self._method["view"]["version"]
+        return version
+
+    @property
+    def parameters(self) -> Tensor:
+        """`(P,)`, those that are evaluated."""
+        parameters: Tensor = (self.of_ranks or self._method)["parameters"]
+        return parameters
+
+    @property
+    def statistics(self) -> State | None:
+        """The state of the model's `RunningStatistics`; None: it has none."""
+        return (self.of_ranks or self._method).get("statistics")
+
+    @property
+    def best(self) -> tuple[Best | None, Tensor | None, Tensor | None]:
+        """The version with the lowest evaluation loss, its parameters and its statistics, where they are kept."""
+        early_stop = self._early_stop
+        return early_stop["best"], early_stop["best_parameters"], early_stop["best_statistics"]
 
 
 def load_state(folder: Path, name: str, device: str | torch.device = "cpu", rule_module: str = "") -> State:

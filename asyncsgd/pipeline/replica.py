@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from asyncsgd.backends.ranks import Computed, Replica
+from asyncsgd.core.checkpoints import KeptState
 from asyncsgd.core.state import State, restore, state_of
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
@@ -287,7 +288,8 @@ class Pipeline(Replica):
         return {"parameters": self.parameters(), "optimizers": optimizers}
 
     def load_state_dict(self, state: State) -> None:
-        own = state["backend"]["ranks"]
+        own = KeptState(state).of_ranks
+        assert own is not None
         self._held.put(own["parameters"])
         content = io.BytesIO(own["optimizers"][self._stage].cpu().numpy().tobytes())
         restore(self._optimizer, torch.load(content, map_location=self.device, weights_only=True))
@@ -387,6 +389,8 @@ class TwoVersions(Pipeline):
         return super().state_dict() | {"before": self.parameters(self._copies[self._taken % 2])}
 
     def load_state_dict(self, state: State) -> None:
-        self._taken = state["method"]["view"]["version"]
+        kept = KeptState(state)
+        assert kept.of_ranks is not None
+        self._taken = kept.version
         super().load_state_dict(state)
-        self._copies[self._taken % 2].put(state["backend"]["ranks"]["before"])
+        self._copies[self._taken % 2].put(kept.of_ranks["before"])

@@ -241,7 +241,10 @@ def _open(
     if run.machine.auto_batch and resume is None:
         parts = find_micro_batches(run, context or fork_server(None, *task.preload))
     run = run.with_parts(parts)
-    run.runtime.check_engine()
+    if isinstance(run.runtime, runtimes.Pipeline) and run.runtime.schedule == "deepspeed":
+        from asyncsgd.pipeline.deepspeed_engine import configuration
+
+        configuration(run.runtime.deepspeed_config)  # what is wrong is said once, and not by every rank
     lines = [*_describe_task(task, flat), *_describe(run), *_stages(run, flat)]
     if flat.statistics is not None:
         lines.append(f"state  {flat.statistics.describe()}")

@@ -101,9 +101,6 @@ class Runtime:
         """``shared`` or ``worker``: whose the optimizer state is; None where workers do not step."""
         return None
 
-    def check_engine(self) -> None:
-        """Refuse what is wrong with files of an engine, once and not in every rank."""
-
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
         """Refuse what does not go together with it.
 
@@ -227,12 +224,6 @@ class Pipeline(Runtime):
     @property
     def has_two_versions(self) -> bool:
         return self.schedule == "2bw"
-
-    def check_engine(self) -> None:
-        if self.schedule == "deepspeed":
-            from asyncsgd.pipeline.deepspeed_engine import configuration
-
-            configuration(self.deepspeed_config)
 
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
         import torch

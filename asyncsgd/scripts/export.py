@@ -63,7 +63,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
     """
     import torch
 
-    from asyncsgd.core.checkpoints import find, load_state
+    from asyncsgd.core.checkpoints import KeptState, find, load_state
     from asyncsgd.records.totals import Totals
     from asyncsgd.run.again import TO_REPLAY, run_of_folder
     from asyncsgd.run.finish import model_at, save_model
@@ -78,20 +78,20 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
         )
     run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), TO_REPLAY).prepared()
     torch.set_num_threads(run.runtime.threads)
-    state, totals = load_state(folder, checkpoint.name), Totals()
+    kept = KeptState(load_state(folder, checkpoint.name, rule_module=type(run.rule).__module__))
+    totals = Totals()
     totals.load_state(checkpoint.totals)
-    kept, known = state["backend"].get("ranks") or state["method"], totals.as_summary()
-    parameters = kept["parameters"]
-    statistics = kept.get("statistics")
+    known = totals.as_summary()
+    parameters = kept.parameters
     values = None
-    if statistics is not None:
-        run = dataclasses.replace(run, moving=tuple(statistics["names"]))
-        values = statistics["values"]
+    if kept.statistics is not None:
+        run = dataclasses.replace(run, moving=tuple(kept.statistics["names"]))
+        values = kept.statistics["values"]
     if given.best:
-        best, parameters = state["early_stop"]["best"], state["early_stop"]["best_parameters"]
-        values = state["early_stop"]["best_statistics"]
-        if best is None:
+        best, best_parameters, values = kept.best
+        if best is None or best_parameters is None:
             raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
+        parameters = best_parameters
         known = model_at(best)
     flat = run.flat(parameters, statistics=values)
     if not given.best:
