@@ -242,6 +242,13 @@ def stopped(tmp_path):
     return tmp_path / "run"
 
 
+def test_a_run_that_goes_on_takes_checkpoints_as_it_did_before(stopped):
+    train(stopped, also=wait_for_checkpoint, resume=True)
+    (seam,) = log(stopped, "resume")
+    taken = [record["total_samples"] for record in log(stopped, "checkpoint")]
+    assert [samples for samples in taken if samples > seam["total_samples"]] == [160, 200, SAMPLES]
+
+
 @pytest.mark.parametrize("damage", ["bit", "gone"])
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(damage, stopped, capsys):
     newest, before = sorted((stopped / "checkpoints").glob("*.pt"))[:-3:-1]
