@@ -39,6 +39,7 @@ fields_of, read_fields = (
 setting = importlib.import_module("asyncsgd.settings.flags").setting
 StopRequest = importlib.import_module("asyncsgd.core.signals").StopRequest
 partners = importlib.import_module("asyncsgd.core.peers.gossip").partners
+Prefetching = importlib.import_module("asyncsgd.worker.prefetching").Prefetching
 move_last_bits = importlib.import_module("asyncsgd.backends.rounding").move_last_bits
 TRACKERS = importlib.import_module("asyncsgd.records.trackers").ALL
 # What takes seconds to import is imported once; every process of `alone` is forked from there.

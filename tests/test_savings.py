@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from doors import (
     Finished,
     Hogwild,
     InProcess,
+    Prefetching,
     Processes,
     RunError,
     UsageError,
@@ -71,6 +73,20 @@ def test_a_run_that_saves_is_the_run_that_does_not(saving, distance, mode, more,
     assert float(found) <= distance
     loss = without.summary["final_eval_loss"]
     assert saves.summary["final_eval_loss"] == pytest.approx(loss, rel=10 * distance, abs=0)
+
+
+def test_batches_that_were_made_ahead_and_nobody_asked_for_are_not_kept():
+    kept = weakref.WeakSet()
+
+    class Batch:
+        def __init__(self, index):
+            self.index = index
+            kept.add(self)
+
+    batches = Prefetching(Batch, ahead=2)
+    for index in (0, 10, 3, 40, 7, 90):
+        assert batches.take(index).index == index
+    assert len(kept) <= 3  # two ahead, and the one that is being made; of 12 that nobody has asked for
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
