@@ -122,15 +122,23 @@ def _compared(runs: DataFrame, name: str, given: Mapping[str, Any], models: list
         alive = own[~own["diverged"]]
         if alive.empty:
             continue
-        row = {"comparison": name, "model": model, "arm": arm, "reference": given["reference"], "word": ""}
-        row |= {"margin": float(given["margin"]), "runs": len(own), "diverged": len(own) - len(alive)}
+        row = {
+            "comparison": name,
+            "model": model,
+            "arm": arm,
+            "reference": given["reference"],
+            "word": "",
+            "margin": float(given["margin"]),
+            "runs": len(own),
+            "diverged": len(own) - len(alive),
+            "unit": unit_of(own["details"].iloc[0]),
+        }
         row |= {key: t_interval(alive[key]) for key in ("loss", "samples_per_second")} | _costs(alive)
         if all("perplexity" in (one.get("metrics") or {}) for one in alive["summary"]):
             row["perplexity"] = row["loss"].mapped(math.exp)
         seeds = own.index.intersection(theirs.index)
         ours = own.loc[seeds]
         theirs = theirs.loc[seeds]
-        row["unit"] = unit_of(own["details"].iloc[0])
         if arm != given["reference"] and len(seeds):
             row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), given)
         rows.append(row)

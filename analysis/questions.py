@@ -70,6 +70,9 @@ class Plan(NamedTuple):
         return {**self.settings_of(arm), **((self.arms[arm].chosen if arm in self.arms else None) or {})}
 
 
+NO_PLAN = Plan("", {}, [], UNREGISTERED, {}, "", "")
+
+
 def read_plan(folder: Path) -> Plan:
     """plan.json and analysis.yaml; the latter counts only where its bytes are those that the plan recorded.
 
