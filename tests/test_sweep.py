@@ -24,7 +24,9 @@ import stilt_mlm
 import sweep as sweep_script
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.records.events import read_events
+from asyncsgd.records.machine import available_cores
 from asyncsgd.scripts.task import run_task
+from asyncsgd.studies.estimate import Estimator
 from asyncsgd.studies.plan import make_plan, sha256_of, share
 from asyncsgd.studies.sweep import Sweep
 
@@ -503,6 +505,15 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert shlex.split(command)[:3] == ["python", "experiments/train.py", "classification"]
     assert run_task(shlex.split(command)[2:], StopRequest()) == 0
     assert summary_of(tmp_path / "out", TUNED)["parameters_sha256"] == child["parameters_sha256"]
+
+
+def test_an_estimate_adds_up_runs_that_measure_time_and_shares_the_cores_among_others(stoppable):
+    made, estimator = Sweep(plan_of(stoppable[1]), "", stoppable[1]), Estimator()
+    jobs = {run.folder: made.job(run) for run in made.plan.runs}
+    for folder, at_once in ((MEASURED, 1), (VIRTUAL, min(2, available_cores()))):
+        once = estimator.seconds([jobs[folder]], 1)
+        assert once > 0
+        assert estimator.seconds([jobs[folder]] * 2, 2) == pytest.approx(2 * once / at_once)
 
 
 def stop_in_the_middle(out, folder):
