@@ -23,7 +23,7 @@ from scenarios import (
     study_of,
     two_arms,
 )
-from synthetic import SyntheticArm, edit_json
+from synthetic import SyntheticArm, edit_json, planned, write_finetuning, write_plan, write_run
 
 CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
 pytestmark = pytest.mark.filterwarnings("error")
@@ -142,6 +142,30 @@ def test_the_mean_curve_of_an_arm_is_of_the_runs_that_did_not_diverge(tmp_path):
         (line,) = (line for line in axes.lines if line.get_label() == label)
         seconds, losses = line.get_data()
         assert losses == pytest.approx(FIRST_LOSS + (np.mean(alive) - FIRST_LOSS) * seconds / BUDGET_SECONDS)
+
+
+def test_a_confusion_matrix_is_of_all_fine_tunings_of_an_arm_in_percent_of_the_true_class(tmp_path):
+    runs = []
+    for seed, counts in enumerate((((40, 10), (10, 40)), ((30, 20), (0, 50)))):
+        name, tuned = f"test/{SYNC.name}/s{seed}", f"finetune/{SYNC.name}/s{seed}-f0"
+        write_run(tmp_path / name, SYNC, ends_at(5.0), seed=seed)
+        write_finetuning(tmp_path / tuned, seed=seed, macro_f1=0.5, parent={"run": name}, confusion=counts)
+        runs.append(planned(name, "test", SYNC.name, seed))
+        runs.append(planned(tuned, "finetune", SYNC.name, seed, parent=name, finetune_seed=seed))
+    write_plan(tmp_path, [SYNC], runs)
+    page = asyncsgd.load(tmp_path).report(tmp_path / "report.html").read_text("utf-8")
+    assert "hate right in 70%; other right in 90%" in page
+
+
+def test_the_forest_shows_the_share_of_the_references_time(study):
+    times, _ = asyncsgd.load(study).plot("forest").axes
+    (point,) = (line.get_xdata()[0] for line in times.lines if line.get_marker() in ("s", "o"))
+    intervals = [
+        line.get_xdata() for line in times.lines if line.get_linestyle() == "-" and line.get_marker() == "None"
+    ]
+    low, high = sorted(intervals[0])
+    assert point == pytest.approx(np.exp(np.mean(np.log(np.divide(SOONER, EIGHT)))), rel=0.03)
+    assert low < point < high < 1
 
 
 def test_an_unknown_plot_or_table_is_refused_with_what_there_is(example):
