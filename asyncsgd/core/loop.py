@@ -87,8 +87,10 @@ class Loop:
         self.early_stop = EarlyStop(limits)
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
-        self._evaluation_due = False  # the run was stopped amid one
-        self._changed = False  # what is evaluated, since the last one
+        self._evaluation_due = False
+        """Whether an evaluation has begun and not ended; a state may be saved then."""
+        self._changed = False
+        """Whether what is evaluated has changed since the last evaluation."""
 
     @property
     def train_seconds(self) -> float:
@@ -111,33 +113,39 @@ class Loop:
         return self.early_stop.with_best(result)
 
     def _run(self) -> Result:
-        method, backend, saver = self.method, self.backend, self._sink.saver
         goes_on = bool(self.evaluations)
         result = self._go_on() if goes_on else self._evaluate()
         if result is None and self._limits.samples != 0:
-            with backend.running():
-                for worker in backend.present if backend.loses_flights or not goes_on else ():
-                    self._tell(Joined(worker))
-                while result is None:
-                    result = self._advance()
-                    if result is None and saver is not None and backend.may_stop and saver.due(method.num_samples):
-                        self._save()
+            result = self._train(goes_on)
         if result is None or result.status == DONE:
             self._freeze()
             if self._changed:
                 result = self._evaluate(last=True)
-        result = result or Result(DONE)
-        if (
-            result.status == DONE
-            and self.num_arrivals
-            and saver is not None
-            and saver.due(method.num_samples, at_end=True)
-        ):
+        if result is None:
+            result = Result(DONE)
+        if result.status == DONE and self.num_arrivals and self._is_checkpoint_due(at_end=True):
             self._save()
         return result
 
+    def _train(self, goes_on: bool) -> Result:
+        """Handle events until the run is over."""
+        with self.backend.running():
+            if self.backend.loses_flights or not goes_on:
+                for worker in self.backend.present:
+                    self._tell(Joined(worker))
+            while True:
+                result = self._advance()
+                if result is not None:
+                    return result
+                if self.backend.may_stop and self._is_checkpoint_due():
+                    self._save()
+
+    def _is_checkpoint_due(self, *, at_end: bool = False) -> bool:
+        saver = self._sink.saver
+        return saver is not None and saver.due(self.method.num_samples, at_end=at_end)
+
     def _freeze(self) -> None:
-        """Let the method hear of all that has changed what is evaluated."""
+        """Keep the parameters fixed, and tell the method what workers that step by themselves have done."""
         for arrived in self.backend.freeze():
             self._tell(arrived)
 
@@ -154,42 +162,59 @@ class Loop:
         )
 
     def _go_on(self) -> Result | None:
-        """Bring the run to where its state left it; the result, if it had ended, or ends with an evaluation that was
-        due. What the smaller budget of that state had kept from starting starts.
+        """Bring the run to where its state left it.
+
+        Workers that the smaller budget of that state kept waiting start. A run that was stopped amid an evaluation
+        evaluates.
+
+        Returns:
+            How it ended, if it had ended or ends with this evaluation.
         """
-        method, backend = self.method, self.backend
-        spent = self._limits.spent_by(method.num_samples)
-        if not self._evaluation_due and (ended := self.early_stop.verdict() or (Result(DONE) if spent else None)):
-            return ended
-        if backend.loses_flights:
-            for worker in method.present:
+        num_samples = self.method.num_samples
+        is_spent = self._limits.spent_by(num_samples)
+        if not self._evaluation_due:
+            ended = self.early_stop.verdict()
+            if ended is not None:
+                return ended
+            if is_spent:
+                return Result(DONE)
+        if self.backend.loses_flights:
+            for worker in self.method.present:
                 self._tell(Left(worker, STOPPED))
         else:
-            self._carry_out(method.extend() or Step())
-        return self._evaluate(last=spent) if self._evaluation_due else None
+            step = self.method.extend()
+            if step is not None:
+                self._carry_out(step)
+        if self._evaluation_due:
+            return self._evaluate(last=is_spent)
+        return None
 
     def _advance(self) -> Result | None:
-        """Handle what comes next; the result, once the run is over."""
-        method, backend, points, limits = self.method, self.backend, self._points, self._limits
-        if backend.may_stop and self._sink.stop_requested():
+        """Handle what comes next; return how the run ended, once it is over."""
+        if self.backend.may_stop and self._sink.stop_requested():
             raise Interrupted
-        if limits.spent_by(method.num_samples):  # as those say who step themselves
+        # Workers that step by themselves may have spent the budget between two events.
+        if self._limits.spent_by(self.method.num_samples):
             return Result(DONE)
-        end = math.inf if limits.seconds is None else limits.seconds
-        # At a point of time all that arrived up to then has been applied.
-        happened = backend.next(min(end, points.in_seconds.next))
+        end = math.inf if self._limits.seconds is None else self._limits.seconds
+        # An evaluation at a point of time sees all that arrived up to then.
+        happened = self.backend.next(min(end, self._points.in_seconds.next))
         if happened is None:
-            return self._pass_time(backend.now, end)
+            return self._pass_time(self.backend.now, end)
         changed = self._tell(happened)
-        if isinstance(happened, Arrived) and happened.gradient.weight and not math.isfinite(happened.gradient.loss):
-            return self._diverged(happened)
-        passed = changed and points.in_samples.due(method.num_samples)
-        if isinstance(happened, Arrived) and limits.spent_by(method.num_samples):
+        if isinstance(happened, Arrived):
+            gradient = happened.gradient
+            if gradient.weight and not math.isfinite(gradient.loss):
+                return self._diverged(happened)
+        passed = changed and self._points.in_samples.due(self.method.num_samples)
+        if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
             return self._evaluate() or Result(DONE)
-        return self._evaluate() if passed else None
+        if passed:
+            return self._evaluate()
+        return None
 
     def _pass_time(self, now: float, end: float) -> Result | None:
-        """Nothing happens up to `now`: it may be a point of evaluation, and the end of the run."""
+        """Nothing happened up to `now`, which may be a point of evaluation, and the `end` of the run."""
         if self._points.in_seconds.due(now):
             result = self._evaluate(last=now >= end)
             if result is not None:
@@ -197,21 +222,24 @@ class Loop:
         return Result(DONE) if now >= end else None
 
     def _diverged(self, arrived: Arrived) -> Result:
-        loss, worker = arrived.gradient.loss, arrived.work.worker
+        loss = arrived.gradient.loss
+        worker = arrived.work.worker
         what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
         self._report(Fault(what, worker, self.method.version, self.train_seconds))
         return diverged(what, self._sink.explain(arrived.work))
 
     def _tell(self, happened: Happened) -> bool:
-        """Tell the method, and carry out what follows; whether what is evaluated has changed."""
+        """Tell the method, carry out what follows, and return whether what is evaluated has changed."""
         step = self.method.react(happened)
         self._carry_out(step)
-        self._changed |= step.changed
-        self.num_arrivals += isinstance(happened, Arrived)
+        if step.changed:
+            self._changed = True
+        if isinstance(happened, Arrived):
+            self.num_arrivals += 1
         return step.changed
 
     def _carry_out(self, step: Step) -> None:
-        """Stop and start gradients, and write it down."""
+        """Stop and start gradients, and report what happened."""
         if step.stop:
             self.backend.stop(step.stop)
         if step.start:
@@ -220,15 +248,23 @@ class Loop:
             self._sink.report(step.record)
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
-        method, self._evaluation_due = self.method, True
+        """Evaluate what the method says; return how the run ended, if the evaluation ends it.
+
+        Args:
+            last: whether the budget is spent, so that nothing can end the run early any more.
+        """
+        self._evaluation_due = True
         self._freeze()
-        measured = self.backend.evaluate(method.parameters)
+        measured = self.backend.evaluate(self.method.parameters)
         if measured.score_error is not None and not self.evaluations:
             raise UsageError(measured.score_error)
-        version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
+        version = self.method.version
+        num_samples = self.method.num_samples
+        seconds = self.train_seconds
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         self.evaluations.append(evaluation)
-        self._evaluation_due = self._changed = False
+        self._evaluation_due = False
+        self._changed = False
         self._report(evaluation)
         if measured.score_error is not None:
             self._report(Fault(measured.score_error, None, version, seconds, SCORE))
