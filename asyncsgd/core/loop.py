@@ -60,7 +60,7 @@ class Loop:
 
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
-        evaluations: how many after the first; see `EvaluationPoints`. In seconds they are at exact points of time.
+        evaluations: how many after the first; see `EvaluationPoints`. Points in seconds are met exactly.
         parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
         statistics: the model's running statistics, which are evaluated with them; None: it has none.
     """
@@ -119,7 +119,7 @@ class Loop:
             result = self._train(goes_on)
         if result is None or result.status == DONE:
             self._freeze()
-            if self._changed:
+            if self._changed:  # it has not where an evaluation ended the run
                 result = self._evaluate(last=True)
         if result is None:
             result = Result(DONE)
@@ -130,7 +130,7 @@ class Loop:
     def _train(self, goes_on: bool) -> Result:
         """Handle events until the run is over."""
         with self.backend.running():
-            if self.backend.loses_flights or not goes_on:
+            if self.backend.loses_flights or not goes_on:  # on a resume they left in `_go_on`
                 for worker in self.backend.present:
                     self._tell(Joined(worker))
             while True:
@@ -193,7 +193,7 @@ class Loop:
         """Handle what comes next; return how the run ended, once it is over."""
         if self.backend.may_stop and self._sink.stop_requested():
             raise Interrupted
-        # Workers that step by themselves may have spent the budget between two events.
+        # Steps of workers that step by themselves, which `_freeze` brought in, may have spent the budget.
         if self._limits.spent_by(self.method.num_samples):
             return Result(DONE)
         end = math.inf if self._limits.seconds is None else self._limits.seconds
@@ -206,6 +206,7 @@ class Loop:
             gradient = happened.gradient
             if gradient.weight and not math.isfinite(gradient.loss):
                 return self._diverged(happened)
+        # The point counts as taken even if the run ends here.
         passed = changed and self._points.in_samples.due(self.method.num_samples)
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
             return self._evaluate() or Result(DONE)

@@ -2,7 +2,8 @@
 
 A gradient in flight is a `Work`. What may happen is `Happened`, what follows from it is a `Step`.
 
-Shapes: P parameters (gaps of the flat vector included).
+Shapes: P parameters (gaps of the flat vector included), S running statistics of the model; what a gradient made of them
+is `(3, S)`, see `asyncsgd.core.running_statistics`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from asyncsgd.records.events import Evaluation, Gradient, Range, Record, Taken
 
 
 class Work(Struct, gc=False):
-    """A gradient in flight: the same object for the rule's view, the backend and the record of its arrival."""
+    """A gradient in flight: the same object for the rule's view, the backend and `Arrived`."""
 
     worker: int
     dispatch: int
@@ -29,26 +30,38 @@ class Work(Struct, gc=False):
     batches: tuple[Range, ...]
     point: Tensor | None
     """`(P,)`, where it starts exactly, at `version`; to be read, not changed. None: at the parameters that its worker
-    finds when it begins."""
+    finds when it begins. A backend that keeps versions puts these here."""
     rate: float | None
     """The learning rate of local steps; None without them."""
     began: float
     """On the training clock, in seconds."""
     draw: int
-    """The gradients that its worker was given before: the number of the first time that is drawn for it."""
+    """Index of the first time that is drawn for it: the batches that its worker was given before."""
     drawn: float = 0.0
     """On the virtual clock the seconds that its last step takes."""
     statistics: Tensor | None = None
     """The running statistics at `point`, `(S,)`, of a model that has some."""
 
 
+class Pinned(Struct, frozen=True, gc=False):
+    """A start at exactly these parameters, which has no batches yet; the server makes a `Work` of it."""
+
+    worker: int
+    num_local_steps: int
+    version: int
+    point: Tensor
+    """`(P,)`."""
+    statistics: Tensor | None
+    """`(S,)`, of a model that has running statistics."""
+
+
 class Moved(Struct, frozen=True, gc=False):
-    """What a gradient that may be used has made of the running statistics, and what decides how they follow it."""
+    """The running statistics after a gradient that may be used, and what decides how the server's follow them."""
 
     worker: int
     batches: tuple[Range, ...]
     vectors: Tensor
-    """`(3, S)`, see `asyncsgd.core.running_statistics`."""
+    """`(3, S)`."""
     weight: float
     """The loss terms behind the gradient."""
 
@@ -78,6 +91,7 @@ class Arrived(Struct, frozen=True, gc=False):
     seconds: float
     """From its start to its arrival, on the training clock."""
     taken: Taken
+    """The parts of `seconds`, and what the application takes."""
     moved: Tensor | None = None
     """What it has made of the model's running statistics, `(3, S)`, valid as `vector` is; None: it has none."""
 
@@ -141,14 +155,14 @@ class Method(Protocol):
 
     @property
     def cut_short(self) -> str | None:
-        """Why a run with a larger budget would have gone on otherwise from here; None: it would not."""
+        """Why a run cannot become longer from here; None: it can."""
 
     def react(self, happened: Happened) -> Step:
         """Take in what happened, and say what follows."""
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that take part, in the order in which they leave where gradients in flight are lost."""
+        """The workers that take part. Where a backend `loses_flights`, they leave in this order after a resume."""
 
     def extend(self) -> Step | None:
         """After a resume with a larger budget, start the workers that the old budget kept waiting; None: none wait."""

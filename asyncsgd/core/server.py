@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
+import msgspec
 import torch
 from torch import Tensor
 
 from asyncsgd.core.batches import Source
 from asyncsgd.core.flat import cannot_freeze
 from asyncsgd.core.optimizers import Optimizer, PlainSGD, StepTakenByWorker
-from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Moved, Step, Work
+from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Moved, Pinned, Step, Work
 from asyncsgd.core.running_statistics import RunningStatistics
 from asyncsgd.core.schedules import Schedule
 from asyncsgd.records.events import (
@@ -78,7 +79,7 @@ class Server:
 
     KEPT = (
         *("parameters", "num_samples", "view", "rule_acted", "rule_state", "_optimizer", "_batches", "_waiting"),
-        *("_draws", "_round_is_cut", "_read_versions", "_worker_of", "_without_terms", "_frozen"),
+        *("_draws", "_budget_cuts", "_read_versions", "_worker_of", "_without_terms", "_frozen"),
         *("statistics", "_moved"),
     )
 
@@ -116,14 +117,14 @@ class Server:
         self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
         self.statistics = statistics
         self._moved: dict[int, Moved] = {}
-        """Of dispatches that may be used."""
+        """By dispatch, of the gradients that have arrived and may still be used."""
         self._replica: tuple[int, Tensor] | None = None
         """The worker that has just arrived, and the running statistics of its own model, `(S,)`."""
-        self._waiting: dict[int, Start | Work] = {}
+        self._waiting: dict[int, Start | Pinned] = {}
         """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
-        spent; as `Work` those that are to start at an exact point."""
+        spent."""
         self._draws = [0] * num_workers
-        self._round_is_cut = False
+        self._budget_cuts = False
         # One entry per dispatch, so a table method may use a dispatch as often as it likes.
         self._read_versions, self._worker_of = list[int](), list[int]()
         self._without_terms: set[int] = set()
@@ -151,7 +152,7 @@ class Server:
 
     @property
     def cut_short(self) -> str | None:
-        if not self._round_is_cut:
+        if not self._budget_cuts:
             return None
         if self.rule.in_rounds:
             return f"rule {self.rule.name} works in rounds, and the budget cuts one short"
@@ -202,16 +203,16 @@ class Server:
             work.num_local_steps,
             work.point if self._needs_points else None,
         )
-        again: Sequence[Start | Work] = ()
+        repeated: Sequence[Start | Pinned] = ()
         if gradient.weight or self.rule.hears_of_empty:
             reply = self.rule.arrive(self.rule_state, arrival, view)
         else:
             reply = Reply(drops=(dispatch,))
-            again = [self._again(work)]
+            repeated = [self._repeat(work)]
         self.rule_acted.arrivals += 1
         if gradient.weight and not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
-        uses, drops, stop, start, stepped = self._carry_out(reply, again)
+        uses, drops, stop, start, stepped = self._carry_out(reply, repeated)
         self._replica = None
         if not self._records:
             return Step(start, stop, stepped)
@@ -223,31 +224,19 @@ class Server:
         # By position, in the order of its fields: by name it would take a microsecond more.
         event = Event(
             dispatch, worker, work.batches, read_version, view.version, delay, outcome, uses, drops,
-            _dispatches(stop) if stop else (), _started(start),
-            gradient.loss, gradient.weight, gradient.num_samples, view.learning_rate, now, self.num_samples,
+            _dispatches(stop) if stop else (), _started(start),  # abandoned, started
+            gradient.loss, gradient.weight, gradient.num_samples,
+            view.learning_rate, now, self.num_samples,  # learning_rate, train_seconds, total_samples
             work.num_local_steps if self._local_steps else 1, arrived.seconds,
             taken.pull, taken.compute, taken.push, taken.wait, taken.apply + now - began,
-            gradient.loss_scales, self._optimizer.norm if stepped else None,
+            gradient.loss_scales, self._optimizer.norm if stepped else None,  # loss_scales, direction's norm
         )  # fmt: skip
         return Step(start, stop, stepped, event)
 
-    def _again(self, work: Work) -> Start | Work:
-        """A start after a gradient without a loss term: where that began, if the rule chose the point, or if it is the
-        worker's own.
-        """
-        if self.rule.exact_start or (self._local_steps and self._needs_points):
-            return Work(
-                work.worker,
-                -1,
-                work.version,
-                work.num_local_steps,
-                (),
-                work.point,
-                None,
-                0.0,
-                0,
-                statistics=work.statistics,
-            )
+    def _repeat(self, work: Work) -> Start | Pinned:
+        """The same start again: at its old point if rule or worker chose that, else at the current parameters."""
+        if work.point is not None and (self.rule.exact_start or (self._local_steps and self._needs_points)):
+            return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
         return self._at_points([Start(work.worker, work.num_local_steps)])[0]
 
     def _join(self, worker: int) -> Step:
@@ -268,7 +257,8 @@ class Server:
         if lost is not None:
             self._batches.give_back(lost.batches)
             if left.reason == STOPPED:
-                self._draws[worker] -= lost.num_local_steps  # the next gradient takes the time of this
+                # The next gradient takes the time that was drawn for this one.
+                self._draws[worker] -= lost.num_local_steps
         return self._membership("leave", worker, self.rule.leave(self.rule_state, worker, self.view), left.reason, lost)
 
     def _membership(self, kind: str, worker: int, reply: Reply, reason: str = "", lost: Work | None = None) -> Step:
@@ -304,21 +294,21 @@ class Server:
 
     def start(self, worker: int, most: int) -> Work | None:
         """Start `worker`, whom the rule has started, on `most` batches at most; None where the rule has not."""
-        each = self._waiting.pop(worker, None)
-        if each is None:
+        waiting = self._waiting.pop(worker, None)
+        if waiting is None:
             return None
-        count = min(most, each.num_local_steps)
-        if isinstance(each, Work):
-            each.num_local_steps = count
-        else:
-            each = Start(worker, count)
-        return next(iter(self._give([each])), None)
+        count = min(most, waiting.num_local_steps)
+        started = self._give([msgspec.structs.replace(waiting, num_local_steps=count)])
+        return started[0] if started else None
 
     def _carry_out(
-        self, reply: Reply, starts: Sequence[Start | Work] = ()
+        self, reply: Reply, starts: Sequence[Start | Pinned] = ()
     ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
-        """Step, abandon and start what the rule asks for, as often as it wants to go on, and start `starts` before:
-        uses, drops, what stops, what starts, and whether a step was taken.
+        """Step, abandon and start what the rule asks for, as often as it wants to go on. All start after the last step,
+        those in `starts` first.
+
+        Returns:
+            uses, drops, what stops, what starts, and whether a step was taken.
         """
         view, read_versions = self.view, self._read_versions
         uses: tuple[tuple[int, int], ...] = ()
@@ -343,8 +333,9 @@ class Server:
             if not reply.again:
                 break
             reply = self.rule.resume(self.rule_state, view)
-        for dispatch in drops if self._moved else ():
-            self._moved.pop(dispatch, None)
+        if self._moved:
+            for dispatch in drops:
+                self._moved.pop(dispatch, None)
         for work in stop:
             self._batches.give_back(work.batches)
         start = self._start(starts)
@@ -406,22 +397,21 @@ class Server:
             raise RuntimeError(f"rule {self.rule.name} abandoned one of {dispatches}, which is not in flight")
         return works
 
-    def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Work]:
+    def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Pinned]:
         """Pin those that are to start at exactly the parameters of now."""
         if not self._exact and all(start.offset is None for start in starts):
             return starts
         return [self._at_point(start) for start in starts]
 
-    def _at_point(self, start: Start) -> Start | Work:
+    def _at_point(self, start: Start) -> Start | Pinned:
         if start.offset is None and not self._exact:
             return start
         if start.offset is not None:
-            point, statistics = self.parameters + start.offset, self._statistics_of(start.worker)
+            point = self.parameters + start.offset
+            statistics = self._statistics_of(start.worker)
         else:
             point, statistics = self.snapshot()
-        return Work(
-            start.worker, -1, self.version, start.num_local_steps, (), point, None, 0.0, 0, statistics=statistics
-        )
+        return Pinned(start.worker, start.num_local_steps, self.version, point, statistics)
 
     def _statistics_of(self, worker: int) -> Tensor | None:
         """Those that a worker begins with that is not at the server's parameters: its own after local steps, from which
@@ -431,23 +421,28 @@ class Server:
             return self._replica[1]
         return None if self.statistics is None else self.statistics.values.clone()
 
-    def _start(self, starts: Sequence[Start | Work]) -> Sequence[Work]:
+    def _start(self, starts: Sequence[Start | Pinned]) -> Sequence[Work]:
         """Start who waits and these, as far as there are batches; nobody once the budget is spent."""
-        waiting, spent = self._waiting, self.num_samples >= self._samples
-        if not (waiting or spent) and self._starts:
+        waiting = self._waiting
+        may_start = self._starts and self.num_samples < self._samples
+        if may_start and not waiting:
             return self._give(starts)
         for start in starts:
             waiting.pop(start.worker, None)  # one that waits may be started again: the last counts
             waiting[start.worker] = start
-        if spent or not self._starts:
+        if not may_start:
             return ()
         starts = list(waiting.values())
         waiting.clear()
         return self._give(starts)
 
-    def _give(self, starts: Sequence[Start | Work]) -> list[Work]:
+    def _give(self, starts: Sequence[Start | Pinned]) -> list[Work]:
         """Give batches to those that start; where none are left, the rest waits."""
-        view, draws, now, rate, works = self.view, self._draws, self._clock(), None, list[Work]()
+        view = self.view
+        draws = self._draws
+        now = self._clock()
+        rate = None
+        works: list[Work] = []
         for start in starts:
             worker, count = start.worker, start.num_local_steps
             if worker in view.in_flight or worker not in self._present:
@@ -455,14 +450,14 @@ class Server:
                 raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {state}")
             batches, number = self._batches.take(worker, count)
             if number < count:
-                self._round_is_cut = True
+                self._budget_cuts = True
                 if not number:
                     self._waiting.update([(left.worker, left) for left in starts[len(works) :]])
                     break
             if self._local_steps:  # its own samples count as having arrived, as they do for a server's step
                 rate = self._schedule(self.num_samples + number * self._batch_size)
             version, point, statistics = view.version, None, None
-            if isinstance(start, Work):
+            if isinstance(start, Pinned):
                 version, point, statistics = start.version, start.point, start.statistics
             dispatch = len(self._worker_of)
             work = Work(
@@ -476,8 +471,9 @@ class Server:
         return works
 
     def restored(self) -> None:
-        """The learning rate may be another one, since the budget may."""
-        self._present, self._snapshot = set(self.view.workers), None
+        """Called after a state was loaded. The budget, and so the learning rate, may differ from then."""
+        self._present = set(self.view.workers)
+        self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
         if self._writing is not None:
             with self._writing(self.version - 1):  # whoever shares the parameters learns their version

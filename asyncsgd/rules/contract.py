@@ -4,7 +4,9 @@ A rule is a frozen dataclass of hyperparameters. It sees values only, all of the
 arrivals: no clock, no random generator, no process group, no model. So one and the same object decides on real
 processes, on a virtual clock and in a replay.
 
-Shapes: P parameters (padding included), N workers.
+Shapes: P parameters (gaps of the flat vector included), N workers.
+
+What a class names in `KEPT` stands in checkpoints; see `asyncsgd.core.state`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from asyncsgd.settings.choices import Named
 
 
 class Start(Struct, frozen=True, gc=False):
-    """An idle or just abandoned worker that is to start a gradient.
+    """A worker that is to start a gradient: it is idle, or this reply abandons the gradient that it computes.
 
     Without an offset it starts at the current parameters. On real processes it may start at newer ones, if it begins
     later. With an offset, or in a rule with `exact_start` or `needs_points`, it starts at exactly the parameters after
@@ -41,11 +43,14 @@ class Arrival(Struct, frozen=True, gc=False):
 
     worker: int
     dispatch: int
+    """Number of this gradient: the server counts up, over all workers, each time it starts one."""
     read_version: int
-    """The version truly read."""
+    """The version at which it was computed. It may be newer than its `version` in `View.in_flight`, which is the
+    server's when it started.
+    """
     gradient: Tensor
     """`(P,)`, mean over the batch's loss terms; in rules with `local_steps` the pseudo-gradient, start minus end. It is
-    the worker's slot, valid during the call only: use it, add it or copy it.
+    memory that the worker's next gradient overwrites, valid during the call only: use it, add it or copy it.
     """
     weight: float
     """Loss terms behind the gradient (masked tokens). Means over arrivals use it as their weight."""
@@ -64,10 +69,11 @@ class View:
 
     Attributes:
         version: number of updates applied.
-        learning_rate: the schedule's value with this arrival's samples counted.
+        learning_rate: the schedule's value with this arrival's samples counted; 1 in rules with `local_steps`. In
+            `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight (`dispatch`, `version` at its start, `num_local_steps`), oldest
-            dispatch first, the arriving worker already removed; see `asyncsgd.core.server.Work`.
+            dispatch first, the arriving worker already removed; see `asyncsgd.core.protocol.Work`.
         parameters: `(P,)`, before this reply's step; only in rules with `needs_points`.
     """
 
@@ -128,9 +134,11 @@ class Reply(Struct, frozen=True, gc=False):
     rule.
     """
     start: tuple[Start, ...] = ()
-    """Idle or just abandoned workers that start a gradient."""
+    """Workers that start a gradient; see `Start`."""
     again: bool = False
-    """Call `resume` after this step, within the same Event."""
+    """Call `resume` after this reply's step and abandons. The starts of all replies follow at the end, and all of it
+    stands in one record.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,11 +150,13 @@ class Rule(Named):
     """
 
     needs_plain_sgd: ClassVar[bool] = False
-    """The rule has a momentum or a force of its own. Other server optimizers, weight decay and clipping are then
-    refused.
+    """The rule has a momentum or an elastic pull of its own. Other optimizers of the server, weight decay and clipping
+    are then refused.
     """
     needs_points: ClassVar[bool] = False
-    """The rule looks at `Arrival.start_point` and `View.parameters`: a vector per worker. Implies `exact_start`."""
+    """The rule looks at `Arrival.start_point` and `View.parameters`. That costs a vector per worker, and implies
+    `exact_start`.
+    """
     exact_start: ClassVar[bool] = False
     """Workers start at exactly the parameters after the reply's step, not at newer ones."""
     local_steps: ClassVar[bool] = False
@@ -163,14 +173,14 @@ class Rule(Named):
     them do, one after the other.
     """
     in_rounds: ClassVar[bool] = False
-    """All workers of a round start together, and one step takes all their gradients. So a budget in samples cuts the
-    last round short. Under other rules a run ends while workers still compute.
+    """All workers of a round start together, and one step takes all their gradients. No batches beyond a budget in
+    samples are handed out, so the last round may be short. Under other rules a run ends while workers still compute.
     """
 
     @property
     def elastic_rate(self) -> float | None:
-        """The share of the way that the server's running statistics and those of an arriving worker, which goes on from
-        its own model, go to each other. By default the server's follow the gradients that are used.
+        """alpha of an elastic rule: on an arrival, the running statistics of the server and those of the worker each
+        move by this share towards the other. None: the server's follow the gradients that are used.
         """
         return None
 
@@ -195,7 +205,7 @@ class Rule(Named):
 
         Every gradient that arrives must be accounted for, at once or later: its dispatch stands in the `uses` of the
         step that has it in its direction, or in `drops`. A rule that keeps a gradient for later copies it. At the end
-        of every reply somebody has to be in flight.
+        of every reply somebody has to be in flight, unless nobody is present or the budget is spent.
 
         Args:
             state: what `init` returned, of this run alone; updated in place.
@@ -228,7 +238,8 @@ class Rule(Named):
 
 @dataclasses.dataclass(frozen=True)
 class PeerRule(Rule):
-    """Base of the rules without a server: every worker keeps a model of its own.
+    """Base of the rules without a server: every worker keeps a model of its own. It is a `Rule` for its name and its
+    parameters alone.
 
     `asyncsgd.core.peers` carries them out, on the virtual clock and in a replay; none of `Rule`'s functions is called.
     """
@@ -272,7 +283,7 @@ class Held:
             for gradient, its_weight in others:
                 mean.add_(gradient, alpha=its_weight)
                 weight += its_weight
-            if weight:  # else all are zero
+            if weight:  # else all weights are 0, and so is the sum
                 mean.div_(weight)
         return mean, tuple([dispatch for _, dispatch in keys])
 
@@ -297,7 +308,7 @@ class Collecting(Rule):
 
     def fire(self, state: Any, view: View) -> Reply:
         """The step along what is held, if it is enough; nothing if not."""
-        # Nobody is in flight short of the quorum only where no batches are left.
+        # Where nobody is in flight, the round is complete or no batches are left: either way what is held is used.
         if not len(state) or (view.in_flight and len(state) < self.enough(view)):
             return Reply()
         mean, uses = state.take()

@@ -449,7 +449,7 @@ class Flags:
                 text = spec.converted(text, spec.flag, typed=True)
             typed[name] = None if is_none else text
         if config is None and "resume" in typed:
-            config = Path(str(typed["resume"])) / "settings.yaml"  # flags must agree with it, see `scripts.run_folder`
+            config = Path(str(typed["resume"])) / "settings.yaml"  # flags must agree with it, see `run.choose_folder`
             if not config.is_file():
                 raise UsageError(f"--resume {typed['resume']} is not a run folder: it has no settings.yaml")
         values = ({} if config is None else self.load_yaml(config)) | typed
