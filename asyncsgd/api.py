@@ -34,9 +34,9 @@ from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
 from asyncsgd.run.again import TO_REPLAY, run_of_folder, task_of_folder
 from asyncsgd.run.execute import follow
-from asyncsgd.run.folder import summary_to_replay
 from asyncsgd.run.lifecycle import carry_out
 from asyncsgd.run.of_train import Given, open_folder
+from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
 from asyncsgd.run.run import Run, cache_folder, implied_rule
 from asyncsgd.settings.flags import checked, specs_of

@@ -34,7 +34,7 @@ state_of, restore = (getattr(importlib.import_module("asyncsgd.core.state"), nam
 read_back = importlib.import_module("asyncsgd.core.checkpoints").read_back
 task_flags = importlib.import_module("asyncsgd.settings.task").task_flags
 fields_of, read_fields = (
-    getattr(importlib.import_module("asyncsgd.run.folder"), name) for name in ("fields_of", "read_fields")
+    getattr(importlib.import_module("asyncsgd.run.recorded"), name) for name in ("fields_of", "read_fields")
 )
 setting = importlib.import_module("asyncsgd.settings.flags").setting
 StopRequest = importlib.import_module("asyncsgd.core.signals").StopRequest

@@ -11,8 +11,8 @@ from typing import Any
 from asyncsgd.errors import UsageError
 from asyncsgd.records.console import say
 from asyncsgd.records.events import EVENTS, read_header
-from asyncsgd.run.folder import fields_of, not_believed, task_of_train, tell_other_fields
 from asyncsgd.run.of_train import Given, run_of_settings
+from asyncsgd.run.recorded import fields_of, not_believed, task_of_train, tell_other_fields
 from asyncsgd.run.run import Run, run_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.yaml_reader import read_of_run

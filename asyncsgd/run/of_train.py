@@ -20,7 +20,7 @@ from asyncsgd.rules import parse_rule
 from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
 from asyncsgd.run.choose_folder import has_trained, open_again, set_aside
-from asyncsgd.run.folder import fields_of, of_recorded, task_of_train, with_tuples
+from asyncsgd.run.recorded import fields_of, of_recorded, task_of_train, with_tuples
 from asyncsgd.run.run import Run
 from asyncsgd.settings.groups import Budget, Job, Machine, Output, Steps
 from asyncsgd.settings.yaml_reader import read_of_run

@@ -29,7 +29,7 @@ from asyncsgd.records.hardware import environments_of, unlike
 from asyncsgd.records.run_folder import LAST_MODEL
 from asyncsgd.run.execute import method_of
 from asyncsgd.run.finish import facts_of, save_model
-from asyncsgd.run.folder import shorter_than_run
+from asyncsgd.run.recorded import shorter_than_run
 from asyncsgd.run.run import Run, device_of_worker
 from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.simulation.simulate import replay_of, vector_sha256

@@ -65,7 +65,7 @@ def another_speaks(environment: Mapping[str, str]) -> bool:
 
 
 def add_task_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag of every command that needs the task of a run; see `asyncsgd.run.folder` for who is believed."""
+    """The flag of every command that needs the task of a run; see `asyncsgd.run.recorded` for who is believed."""
     told = "of the run, where it is none of the library's own: a folder names no code that is run"
     parser.add_argument("--task", metavar="MODULE:CLASS", help=told)
 

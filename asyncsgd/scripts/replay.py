@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.run_folder import find_run
-from asyncsgd.run.folder import summary_to_replay
+from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.scripts.base import add_task_flag
 
 if TYPE_CHECKING:  # it imports torch

@@ -14,7 +14,7 @@ from asyncsgd.core.signals import StopRequest
 from asyncsgd.records.events import DONE, EVENTS, INTERRUPTED, read_header
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.run.choose_folder import read_summary
-from asyncsgd.run.folder import not_believed
+from asyncsgd.run.recorded import not_believed
 from asyncsgd.scripts.base import add_task_flag
 from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Budget
