@@ -221,7 +221,8 @@ def train(
         raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
     if folder is None and (resume or checkpoint_every is not None or checkpoint_seconds is not None):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
-    has_samples, defaults = samples is not None or epochs is not None, task.defaults
+    has_samples = samples is not None or epochs is not None
+    defaults = task.defaults
     recipe = OptimizerRecipe(
         optimizer or AdamW(),
         defaults.weight_decay if weight_decay is None else weight_decay,
@@ -283,7 +284,9 @@ def start(
     run: Run, folder: Path | None, *, resume: bool, quiet: bool = False, report: Callable[[Record], None] | None = None
 ) -> TrainedRun:
     """Carry out a run that `train` has described, or that a folder of its holds; the arguments are those of `train`."""
-    task, runtime, recipe = run.task, run.runtime, run.recipe
+    task = run.task
+    runtime = run.runtime
+    recipe = run.recipe
     trackers = names_in(run.output.track)
     launch = _launch(runtime)
     if launch.rank is not None and not launch.leads:
@@ -358,7 +361,8 @@ def replay(
         UsageError: if the run cannot be replayed; the message gives the reason.
     """
     folder = Path(folder)
-    settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
+    settings = read_of_run(folder, "settings.yaml")
+    summary = summary_to_replay(folder)
     if "simulate" in settings:
         return replayed(PreparedSimulation(SimulationSettings(**settings["simulate"]), folder, summary))[0]
     given = Given(task, rule, optimizer, None if cache is None else str(cache))

@@ -75,7 +75,8 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     pairs = [pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS]
     if flags.measured:
         rates = dict(zip(dose.runs["arm"], dose.runs["learning_rate"], strict=True))
-        config, folder = results / "measured.yaml", Path(f"{out}-measured")
+        config = results / "measured.yaml"
+        folder = Path(f"{out}-measured")
         results.mkdir(exist_ok=True)
         write_text(config, yaml.safe_dump(measured_config(plan, delays, rates, out), sort_keys=False))
         if failed := make(config, folder, flags, stop):

@@ -67,7 +67,8 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from asyncsgd.domain_masking.tagger import Tagger
     from asyncsgd.run.run import cache_folder
 
-    cache, out = cache_folder(given.cache_dir), Path(given.out)
+    cache = cache_folder(given.cache_dir)
+    out = Path(given.out)
     task = checked(MaskedLM, **{name: getattr(given, name) for name in OF_TRAINING})
     corpus = task.read(cache)
     tokenizer = task.make_tokenizer(task.origin().model, corpus, cache)

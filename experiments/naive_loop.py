@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-BATCH_SIZE, SEQ_LEN = 16, 256
+BATCH_SIZE = 16
+SEQ_LEN = 256
 
 
 def naive_loop(
@@ -33,10 +34,13 @@ def naive_loop(
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     torch.manual_seed(seed)
     model.train()
-    done, total_loss, began = 0, 0.0, time.perf_counter()
+    done = 0
+    total_loss = 0.0
+    began = time.perf_counter()
     while done < samples:
         for rows in torch.randperm(len(texts)).split(BATCH_SIZE):
-            input_ids, attention_mask = encoded["input_ids"][rows], encoded["attention_mask"][rows]
+            input_ids = encoded["input_ids"][rows]
+            attention_mask = encoded["attention_mask"][rows]
             if labels is None:
                 input_ids, targets = masked(input_ids, tokenizer)
             else:

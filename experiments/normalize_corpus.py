@@ -35,7 +35,9 @@ def run(argv: list[str], stop: StopRequest) -> int:
     files = [(given.train_file, given.op_train_file), (given.val_file, given.op_val_file)]
     with mapping(given.processes, modules=["asyncsgd.domain_masking.normalizing"]) as mapped:
         for source, target in files[: 1 + (given.val_file is not None)]:
-            before, lower, column = time.perf_counter(), given.lower, given.text_column
+            before = time.perf_counter()
+            lower = given.lower
+            column = given.text_column
             changes = normalize_file(Path(source), Path(target), lower=lower, text_column=column, mapped=mapped)
             print(f"wrote  {target} ({time.perf_counter() - before:.1f} s)", flush=True)
             for kind, number in changes.items():

@@ -54,7 +54,8 @@ class Shapes(asyncsgd.Task):
             )
 
     def data(self, seed: int) -> asyncsgd.TensorData:
-        train, evaluation = draw(self.train_images, self.noise, seed=1), draw(1000, self.noise, seed=2)
+        train = draw(self.train_images, self.noise, seed=1)
+        evaluation = draw(1000, self.noise, seed=2)
         return asyncsgd.TensorData(train, evaluation, self.batch_size, seed)
 
     def outputs(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -67,7 +68,8 @@ class Shapes(asyncsgd.Task):
         return functional.cross_entropy(outputs, batch[1])
 
     def sums(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-        said, true = outputs.argmax(1), batch[1]
+        said = outputs.argmax(1)
+        true = batch[1]
         cells = torch.bincount(true * len(NAMES) + said, minlength=len(NAMES) ** 2)
         return {"confusion": cells.reshape(len(NAMES), len(NAMES))}
 
@@ -85,8 +87,10 @@ def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tens
     centre = 5.0 + 5.0 * torch.rand(number, 2, 1, 1, generator=random)
     radius = 3.0 + 2.0 * torch.rand(number, 1, 1, generator=random)
     axis = torch.arange(SIDE, dtype=torch.float32)
-    down, right = axis[:, None] - centre[:, 0], axis[None, :] - centre[:, 1]
-    distance, larger = (down**2 + right**2).sqrt(), torch.maximum(down.abs(), right.abs())
+    down = axis[:, None] - centre[:, 0]
+    right = axis[None, :] - centre[:, 1]
+    distance = (down**2 + right**2).sqrt()
+    larger = torch.maximum(down.abs(), right.abs())
     arms = torch.minimum(down.abs(), right.abs()) < 1.2
     shapes = torch.stack(
         [distance < radius, larger < 0.85 * radius, arms & (larger < radius), (distance - radius).abs() < 1.2], dim=1

@@ -52,7 +52,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
         return 0
     flags = Flags(Settings, lambda settings: ())
     given = flags.parse(argv, prog="simulate.py", description=str(__doc__), examples="").settings
-    settings, runs_dir = given.simulate, Path(given.output.runs_dir)
+    settings = given.simulate
+    runs_dir = Path(given.output.runs_dir)
 
     import yaml
 
@@ -65,7 +66,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
     from asyncsgd.worker.profile import hardware
 
     arguments = asked_arguments(settings)
-    rule, digest = arguments["rule"], hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
+    rule = arguments["rule"]
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
     name = f"simulate-{rule.name}-w{settings.workers}-s{settings.seed}-{digest}"
     try:
         folder = RunFolder(free_folder(runs_dir, name), task="simulate")
@@ -90,7 +92,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
             recorder.close()
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
-    result, acted = done.result, done.rule_acted
+    result = done.result
+    acted = done.rule_acted
     ended = {"status": result.status, "message": result.message, "experiment": "simulate", "mode": "async"}
     what = {"rule": str(rule), "from_scratch": None, "num_workers": settings.workers, "seed": settings.seed}
     where = {"batch_size": 1, "clock": "virtual", "speeds": settings.speeds, "oversubscription": None}

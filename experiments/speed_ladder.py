@@ -107,9 +107,11 @@ class Step(NamedTuple):
 
 def steps_of(task: str, device: str) -> list[Step]:
     """The rungs; the first one is the library itself. Those in one process come before those of several."""
-    cpu, number = device == "cpu", 2 if device == "cpu" else torch.cuda.device_count()
+    cpu = device == "cpu"
+    number = 2 if device == "cpu" else torch.cuda.device_count()
     first = "batches padded to their longest text" + ", decoded at masked positions" * (task == "masked_lm")
-    larger, alone = (2 if cpu else 8) * BATCH_SIZE, {"data_parallel": None}
+    larger = (2 if cpu else 8) * BATCH_SIZE
+    alone = {"data_parallel": None}
     return [
         Step(first, "Tokenised once, dynamic padding, fused optimizer", {}),
         Step("batches of similar lengths", "Length buckets", {"sampling": "group_by_length"}, False),
@@ -159,10 +161,15 @@ class Trainings:
     def __init__(
         self, task: str, data: str, texts: int, samples: int, size: Size, runner: Runner, flags: argparse.Namespace
     ) -> None:
-        self._name, self._samples, self._warmup, self._runner, self._out = task, samples, size.warmup, runner, flags.out
+        self._name = task
+        self._samples = samples
+        self._warmup = size.warmup
+        self._runner = runner
+        self._out = flags.out
         self.settings = {**PLAIN, **OF_TASK[task], "device": flags.device, "cache_dir": flags.cache_dir, "data": data}
         cache = Path(flags.cache_dir)
-        corpus, folder = self._task().read(cache), flags.out / "texts" / task / str(texts)
+        corpus = self._task().read(cache)
+        folder = flags.out / "texts" / task / str(texts)
         folder.mkdir(parents=True, exist_ok=True)
         for side, limit in (("validation", size.eval_samples), ("train", texts)):
             documents = corpus.train if side == "train" else corpus.eval
@@ -186,7 +193,8 @@ class Trainings:
         """As `Train`."""
         from analysis.ladder import training_of
 
-        path, values = self._out / folder, self._values(changes or {}, seed)
+        path = self._out / folder
+        values = self._values(changes or {}, seed)
         own = {**values, "run_dir": str(path)}
         job = Job(folder, self._name, own, saves_model=False, out=self._out, study="speed_ladder")
         recorded = {
@@ -235,9 +243,11 @@ class Trainings:
         forget_peaks(device)
         torch.set_num_threads(DEFAULT_THREADS)
         with torch.random.fork_rng():
-            rate, where = self.settings["learning_rate"], self.settings["device"]
+            rate = self.settings["learning_rate"]
+            where = self.settings["device"]
             naive_loop(self._texts, self._labels, tokenizer, model, rate, self._samples, seed, where, arrived)
-        memory, sets = peak_bytes(device), self.task.data(seed).evaluation
+        memory = peak_bytes(device)
+        sets = self.task.data(seed).evaluation
         at_end = measured(self.task, evaluate_sets(self.task, model, sets, 0, 1, device))
         (first, begin, cpu_before), (last, end, cpu_after) = arrivals[0], arrivals[-1]
         self._describe(job, seed, at_end.weight)
@@ -254,7 +264,8 @@ class Trainings:
 
     def _describe(self, job: Job, seed: int, weight: float | None) -> None:
         """Write what the naive loop began from as every run does, so that it can be compared with one."""
-        settings, device = job.settings, self.settings["device"]
+        settings = job.settings
+        device = self.settings["device"]
         kind: Any = type(settings.task)
         run = run_of("naive_loop", settings)
         run = dataclasses.replace(run, task=run.task.prepare(seed, Path(self.settings["cache_dir"])))
@@ -320,7 +331,8 @@ def climb(
         if reason:
             _say(f"{step.name}: not measured, {reason}")
             continue
-        gains, rate = pays(rungs[-1], folder), "samples_per_second"
+        gains = pays(rungs[-1], folder)
+        rate = "samples_per_second"
         if gains or not kept:
             kept.append(step)
         ratio = statistics.median(
@@ -414,10 +426,12 @@ def parser() -> argparse.ArgumentParser:
 
 def machine_of(device: str) -> dict[str, Any]:
     """What ladder.json says of the machine; memory is that of one device."""
-    name, devices = "cpu", available_cores()
+    name = "cpu"
+    devices = available_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device == "cuda":
-        name, devices = torch.cuda.get_device_name(), torch.cuda.device_count()
+        name = torch.cuda.get_device_name()
+        devices = torch.cuda.device_count()
         memory = torch.cuda.get_device_properties(0).total_memory
     machine = describe_environment(available_cores(), 1) | hardware(device)
     return machine | {"device": name, "devices": devices, "memory_bytes": memory}
@@ -429,7 +443,8 @@ def refuse_others(file: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         UsageError: if it holds others.
     """
-    before, now = read_json(file) if file.is_file() else {}, json.loads(json.dumps(settings))
+    before = read_json(file) if file.is_file() else {}
+    now = json.loads(json.dumps(settings))
     if changed := [name for name in before if before[name] != now.get(name)]:
         told = f"holds a ladder of other settings ({', '.join(changed)}); type another --out"
         raise UsageError(f"{file.parent} {told}")
@@ -443,12 +458,14 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
     if flags.margin is not None and not 0 < flags.margin < float("inf"):
         raise UsageError(f"--margin must be a number above 0, got {flags.margin}")
-    size, flags.device = QUICK if flags.quick else FULL, resolve_device(flags.device)
+    size = QUICK if flags.quick else FULL
+    flags.device = resolve_device(flags.device)
     flags.out = flags.out or Path("runs/speed_ladder" + "-quick" * flags.quick)
     flags.cache_dir = str(cache_folder(flags.cache_dir))
     runner = Runner(fork_server("tiny", *PRELOAD), stop, side_by_side=1)
     flags.out.mkdir(parents=True, exist_ok=True)
-    machine, data = machine_of(flags.device), {}
+    machine = machine_of(flags.device)
+    data = {}
     for name, folder in (("classification", SHARED / "hate_davidson"), ("masked_lm", SHARED / "hate_mlm")):
         data[name] = getattr(flags, f"{name}_data") or (str(folder) if folder.is_dir() else "pydocs")
     settings = size._asdict() | {"margin": flags.margin, "leave_out": flags.leave_out, "data": data}

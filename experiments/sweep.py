@@ -186,7 +186,8 @@ def power_text(plan: Plan) -> str:
 
     if plan.analysis is None or not plan.family:
         return ""
-    alpha, number = plan.analysis.alpha, len(plan.family)
+    alpha = plan.analysis.alpha
+    number = len(plan.family)
     seeds = counted(len(plan.config.seeds), "seed")
     needed = minimum_pairs(number, alpha)
     if len(plan.config.seeds) < needed:
@@ -217,7 +218,9 @@ def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> No
     """Time a few gradients and say how long the whole takes on this machine."""
     from asyncsgd.studies.estimate import Estimator
 
-    estimator, known, total = Estimator(), set(sweep.budgets), 0.0
+    estimator = Estimator()
+    known = set(sweep.budgets)
+    total = 0.0
     sweep.assume_budgets(estimator.training_seconds)
     for reference in sorted(set(sweep.budgets) - known):
         print(budget_text(sweep.plan, reference, f"about {sweep.budgets[reference]:.3g}"))

@@ -66,7 +66,8 @@ def cli(line, *, alone=False):
     """
     name, *arguments = line.split() if isinstance(line, str) else map(str, line)
     if not alone and hasattr(_module(name), "main"):
-        out, err = io.StringIO(), io.StringIO()
+        out = io.StringIO()
+        err = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = _main(name, arguments)
         return Ended(code, out.getvalue(), err.getvalue())
@@ -87,7 +88,8 @@ def _module(name):
 
 def _main(name, arguments):
     module = _module(name)
-    before, sys.argv = sys.argv, [name, *arguments]
+    before = sys.argv
+    sys.argv = [name, *arguments]
     try:
         return int(module.main() or 0)
     except SystemExit as end:
@@ -156,7 +158,8 @@ class Finished(NamedTuple):
 
 def prepared_task(name, run):
     """The library's task of that name with the settings of `run`, prepared with the cache beside the run."""
-    kind, settings = asyncsgd.tasks.task_class(name), run.settings
+    kind = asyncsgd.tasks.task_class(name)
+    settings = run.settings
     spelled = {"model_name": "model", "data_name": "data", "eval_split": "split"}
     names = {field.name: spelled.get(field.name, field.name) for field in dataclasses.fields(kind)}
     task = kind(**{field: settings[flag] for field, flag in names.items() if flag in settings})
@@ -227,7 +230,8 @@ class Simulated(NamedTuple):
     @property
     def times(self):
         """When each version came to be, in seconds; the first at 0."""
-        times, version = [0.0], 0
+        times = [0.0]
+        version = 0
         for event in self.events:
             times += [event.train_seconds] * (event.version - version)
             version = event.version
@@ -258,7 +262,8 @@ def simulated(rule, sampler, problem, *, learning_rate, evaluations=1, budget=No
         more: the budget's parts, or arguments of `asyncsgd.simulate`.
     """
     parts = {name: more.pop(name) for name in ("samples", "seconds", "target_loss") if name in more}
-    watched, records = Watched(problem), list[Any]()
+    watched = Watched(problem)
+    records = list[Any]()
     points = [torch.from_numpy(problem.initial())]
     done = asyncsgd.simulate(
         rule,

@@ -31,7 +31,8 @@ def write_tables(folder, **sides):
 
 def shaken(task, seed):
     """Its model in evaluation mode, with weights larger than usual: it does not say the same of every token."""
-    model, draw = task.model(seed).eval(), torch.Generator().manual_seed(0)
+    model = task.model(seed).eval()
+    draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)

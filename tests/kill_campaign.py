@@ -54,8 +54,13 @@ class Trial:
     """One run in a folder of its own, from its first command to its end; `wrong` has the promises it broke."""
 
     def __init__(self, folder, mode, torchrun=False, whole=None):
-        self.folder, self.run, self.mode, self.torchrun, self.whole = folder, folder / "run", mode, torchrun, whole
-        self.num_ranks, self.wrong = 2 if "--nproc 2" in MODES[mode] else 1, []
+        self.folder = folder
+        self.run = folder / "run"
+        self.mode = mode
+        self.torchrun = torchrun
+        self.whole = whole
+        self.num_ranks = 2 if "--nproc 2" in MODES[mode] else 1
+        self.wrong = []
         self.num_workers = self.num_ranks - (mode == "sync")  # processes; rank 0 is the script itself
         folder.mkdir()
 
@@ -91,7 +96,8 @@ class Trial:
 
     def start(self, flags, kill):
         """Start a command, hit it, wait for its end, and ask the first two promises."""
-        before, mark = self.summary().get("status"), uuid.uuid4().hex
+        before = self.summary().get("status")
+        mark = uuid.uuid4().hex
         torchrun = f"-m torch.distributed.run --standalone --nproc-per-node {self.num_ranks}" * self.torchrun
         command = [sys.executable, *f"{torchrun} {SCRIPT} {flags}".split()]
         environment = os.environ | {"KILL_CAMPAIGN": mark, "TMPDIR": str(self.folder)}
@@ -108,14 +114,17 @@ class Trial:
 
     def strike(self, kill, mark, process):
         """Send the signals at their moment; whether somebody was there to get them."""
-        end, before, last = time.monotonic() + PATIENCE, len(self.records()), len(self.whole.records())
+        end = time.monotonic() + PATIENCE
+        before = len(self.records())
+        last = len(self.whole.records())
         goal = before + max(1, min(kill.moment, 1) * (last - before)) if kill.moment >= 0 else 0
         while process.poll() is None and len(self.records()) < goal and time.monotonic() < end:
             time.sleep(0.005)
         time.sleep(-32 * kill.moment if kill.moment < 0 else max(kill.moment - 1, 0))
         while process.poll() is None and not targets(mark, kill.target, self.torchrun, self.num_workers):
             time.sleep(0.01)  # until the workers are there
-        self.share, was_hit = len(self.records()) / last, False
+        self.share = len(self.records()) / last
+        was_hit = False
         for name in kill.signals.split():
             time.sleep(0.5 * was_hit)
             was_hit |= send(name, targets(mark, kill.target, self.torchrun, self.num_workers))
@@ -123,8 +132,10 @@ class Trial:
 
     def judge(self, code, kill, before):
         """Whether the status is one that the kill may bring about, and the exit code says the same."""
-        status, may = self.summary().get("status"), {"DONE"}
-        is_sudden, to_worker = kill and kill.signals == "SIGKILL", kill and kill.target == "worker"
+        status = self.summary().get("status")
+        may = {"DONE"}
+        is_sudden = kill and kill.signals == "SIGKILL"
+        to_worker = kill and kill.target == "worker"
         if is_sudden and not to_worker:
             may = {None, before, "DONE"}  # nobody was left to write a summary
         elif kill and not to_worker:
@@ -154,7 +165,8 @@ def targets(mark, target, torchrun, num_workers):
     """Whom a signal goes to; nobody while not all workers are there."""
     found = living(mark)
     if target == "leader":
-        rank, script = "0" if torchrun else None, str(SCRIPT)
+        rank = "0" if torchrun else None
+        script = str(SCRIPT)
         return [pid for pid, info in found.items() if script in info["cmdline"] and info["environ"].get("RANK") == rank]
     if target == "worker":
         servers = [pid for pid, info in found.items() if "multiprocessing.forkserver" in " ".join(info["cmdline"])]
@@ -176,9 +188,12 @@ def main():
     arguments = parser.parse_args()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # what nohup lets this process ignore, a run would ignore too
         signal.signal(signal.Signals[name], signal.default_int_handler)
-    folder, wholes, num_kept = Path(tempfile.mkdtemp(prefix="kills-")), {}, 0
+    folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    wholes = {}
+    num_kept = 0
     for number in range(arguments.kills):
-        draw, mode = random.Random(f"{arguments.seed} {number}"), list(MODES)[(number + arguments.seed) % len(MODES)]
+        draw = random.Random(f"{arguments.seed} {number}")
+        mode = list(MODES)[(number + arguments.seed) % len(MODES)]
         if mode not in wholes:
             wholes[mode] = Trial(folder / mode.replace(" ", "-"), mode)
             wholes[mode].carry_out([])

@@ -177,9 +177,11 @@ def try_all(mutants: list[Mutant] | list[Change]) -> int:
         for mutant in mutants:
             began = time.monotonic()
             if isinstance(mutant, Mutant):
-                name, noticed = mutant.fault, try_out(mutant, copy)
+                name = mutant.fault
+                noticed = try_out(mutant, copy)
             else:
-                name, noticed = str(mutant), try_change(mutant, copy)
+                name = str(mutant)
+                noticed = try_change(mutant, copy)
             num_survived += noticed == "survived"
             print(f"| {name} | {noticed} | {time.monotonic() - began:.0f} |", flush=True)
     return num_survived

@@ -213,7 +213,8 @@ def ormo(gradient, x, learning_rate, num_workers, arrivals, momentum, group):
     """
     points = [x]
     computing = {worker: (0, worker) for worker in range(num_workers)}
-    u, group_now = np.zeros_like(x), 0
+    u = np.zeros_like(x)
+    group_now = 0
     for version, number in enumerate(arrivals):
         worker = picked(computing, number)
         read_version, dispatch = computing[worker]
@@ -455,7 +456,9 @@ def ringleader(gradient, x, learning_rate, num_workers, arrivals):
                 points.append(x)
                 updated.add(worker)
                 if len(updated) == num_workers:
-                    table, following, updated = following, [[] for _ in range(num_workers)], None
+                    table = following
+                    following = [[] for _ in range(num_workers)]
+                    updated = None
         computing[worker] = (x, dispatch)
     return points
 
@@ -567,7 +570,8 @@ def async_local_sgd(
     computing = {worker: (x, worker, num_local_steps) for worker in range(num_workers)}
     m = block = np.zeros_like(x)
     speeds = {}
-    beta, c = outer_momentum, spread
+    beta = outer_momentum
+    c = spread
     for t, number in enumerate(arrivals):
         worker = picked(computing, number)
         start, dispatch, num_steps = computing[worker]

@@ -59,7 +59,8 @@ class Stuck(Plane):
             GRADIENTS.append(True)
             if len(GRADIENTS) == 40:
                 Path("stuck").touch()
-                lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+                lock = ctypes.create_string_buffer(64)
+                libc = ctypes.CDLL(None)
                 for _ in range(2):
                     libc.pthread_mutex_lock(lock)
         return super().outputs(model, batch)

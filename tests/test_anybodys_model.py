@@ -52,7 +52,8 @@ class Kind(Plane):
 
     def crossing(self, model):
         whole = torch.randn(16, 32)
-        model[0].weight.data, model[2].weight.data = whole[:, ::2], whole[:1, 16:]
+        model[0].weight.data = whole[:, ::2]
+        model[2].weight.data = whole[:1, 16:]
         return model
 
     def buffer(self, model):
@@ -67,8 +68,10 @@ class Kind(Plane):
         """As cuDNN lays out an LSTM, and every second column of one matrix."""
         whole = torch.randn(16, 32)
         flat = torch.zeros(33)
-        model[0].weight.data, model[2].weight.data = whole[:, ::2], whole[:1, 1::2]
-        model[0].bias.data, model[2].bias.data = flat[:16], flat[16:17]
+        model[0].weight.data = whole[:, ::2]
+        model[2].weight.data = whole[:1, 1::2]
+        model[0].bias.data = flat[:16]
+        model[2].bias.data = flat[16:17]
         return model
 
     def shared(self, model):
@@ -88,7 +91,8 @@ class Kind(Plane):
         return model.double()
 
     def odd_buffers(self, model):
-        matrix, row = torch.arange(16.0).view(4, 4), torch.arange(8.0)
+        matrix = torch.arange(16.0).view(4, 4)
+        row = torch.arange(8.0)
         buffers = {"empty": row[:0], "none": torch.zeros(0), "matrix": matrix, "transposed": matrix.t()}
         buffers |= {"low": row[:4], "high": row[4:], "all": row, "alias": row}
         for name, buffer in buffers.items():
@@ -98,7 +102,8 @@ class Kind(Plane):
 
 def plain(task, steps=STEPS):
     """Torch alone."""
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for index in range(steps):
         batch = data.batch(0, index)
@@ -109,7 +114,8 @@ def plain(task, steps=STEPS):
 
 
 def assert_plain(task, **given):
-    trained, expected = train(task, samples=STEPS * task.batch_size, **GIVEN | given).model(), plain(task)
+    trained = train(task, samples=STEPS * task.batch_size, **GIVEN | given).model()
+    expected = plain(task)
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(trained.get_parameter(name), parameter, rtol=1e-5, atol=1e-6)
 
@@ -342,6 +348,7 @@ def test_the_lines_of_a_models_card_restore_all_buffers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "run" / "model")
     restored = runpy.run_path("code.py")["model"]
     for other in (restored, load_run(tmp_path / "run", Kind(kind="odd_buffers")).model()):
-        expected, found = run.model().state_dict(), other.state_dict()
+        expected = run.model().state_dict()
+        found = other.state_dict()
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[name], found[name]) for name in expected)

@@ -32,7 +32,8 @@ BATCH = 8
 
 
 def plain_loop(steps):
-    model, data = Plane().model(0), Plane().data(0)
+    model = Plane().model(0)
+    data = Plane().data(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=True)
     for index in range(steps):
         x, y = data.batch(0, index)

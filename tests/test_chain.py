@@ -20,7 +20,8 @@ from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.sweep import Sweep, check
 
-SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
+SYNC = {"mode": "sync"}
+ASYNC = {"mode": "async"}
 RATES = {"learning_rate": [5.0e-4, 1.0e-3]}
 
 
@@ -62,7 +63,8 @@ def test_in_a_chain_every_run_starts_from_the_stage_before_which_arms_share_and_
 
 
 def test_the_seed_of_a_run_of_a_chain_is_a_function_of_block_stage_and_repetition_equal_for_all_arms():
-    plan, seeds = make_plan(CHAIN), {}
+    plan = make_plan(CHAIN)
+    seeds = {}
     for run in plan.runs:
         part = run.folder.split("/")[1] if run.stage in ("before", "after") else run.folder.partition("-f")[2]
         own = run.seed if run.finetune_seed is None else run.finetune_seed
@@ -176,7 +178,9 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
     # the lower the better: the third trial is chosen, but for the asynchronous arm's target, which has its second one
     worst_first = {0: 3.0, 1: 2.0, 2: 1.0, None: 0.0}
     best_in_the_middle = {0: 3.0, 1: 1.0, 2: 2.0}
-    parents, rates, order = {}, {}, []
+    parents = {}
+    rates = {}
+    order = []
     for stage in STAGES:
         for _ in range(plan.chain.length(stage)):
             sweep.choose()
@@ -255,7 +259,8 @@ def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_
         "tuning": {"seeds": [1]},
         "analysis": {"reference": "sync"},
     }
-    path, out = tmp_path / "config.yaml", tmp_path / "out"
+    path = tmp_path / "config.yaml"
+    out = tmp_path / "out"
     path.write_text(yaml.safe_dump(config))
     monkeypatch.setattr(sys, "argv", ["sweep.py", str(path), "--out", str(out)])
     assert sweep_script.main() == 0

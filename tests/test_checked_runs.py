@@ -31,7 +31,8 @@ class Heads(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(16, 1), nn.Linear(16, 1)
+        self.first = nn.Linear(16, 1)
+        self.second = nn.Linear(16, 1)
 
     def forward(self, x):
         return self.first(x)
@@ -77,14 +78,18 @@ def plain_loop(optimizer, model, num_workers):
     ids=lambda value: type(value).__name__,
 )
 def test_unused_parameters_are_trained_as_by_a_plain_loop_whose_gradients_there_are_zero(runtime, decay):
-    task, model = TwoHeads(), TwoHeads().model(0)
-    initial, num_workers = TwoHeads().model(0).second.weight.detach(), runtime.num_workers
+    task = TwoHeads()
+    model = TwoHeads().model(0)
+    initial = TwoHeads().model(0).second.weight.detach()
+    num_workers = runtime.num_workers
     if decay:
         parts = {2: decay, 1: 0.0}
         groups = [{"params": [p for p in model.parameters() if p.ndim == n], "weight_decay": parts[n]} for n in parts]
-        theirs, ours = torch.optim.AdamW(groups, 0.1), {"optimizer": AdamW(), "weight_decay": decay}
+        theirs = torch.optim.AdamW(groups, 0.1)
+        ours = {"optimizer": AdamW(), "weight_decay": decay}
     else:
-        theirs, ours = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), {"optimizer": SGD(momentum=0.9)}
+        theirs = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        ours = {"optimizer": SGD(momentum=0.9)}
     samples = NUM_STEPS * num_workers * task.batch_size
     run = asyncsgd.train(task, runtime=runtime, samples=samples, **ours, **STEP).model()
     plain_loop(theirs, model, num_workers)
@@ -97,7 +102,8 @@ def test_a_trained_model_with_tied_and_frozen_parameters_is_saved_and_can_be_loa
     task = Tokens()
     asyncsgd.train(task, runtime=Virtual(2), samples=48, folder=tmp_path / "run", optimizer=SGD(), **STEP)
     model = task.model(1)
-    frozen, tied = model.frozen.weight.detach().clone(), model.table.weight.detach().clone()
+    frozen = model.frozen.weight.detach().clone()
+    tied = model.table.weight.detach().clone()
     model.load_state_dict(load_file(tmp_path / "run" / "model" / "model.safetensors"))
     assert model.out.weight is model.table.weight
     assert not torch.equal(model.table.weight, tied)

@@ -66,7 +66,9 @@ class Through(nn.Module):
 
     def __init__(self, layer, *, buffer=None, also=lambda self: None):
         super().__init__()
-        self.layer, self.linear, self.also = layer, nn.LazyLinear(1), also
+        self.layer = layer
+        self.linear = nn.LazyLinear(1)
+        self.also = also
         if buffer is not None:
             self.register_buffer("calls", buffer)
         self(X)  # makes the lazy layer
@@ -81,7 +83,9 @@ class Recurrent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.drop, self.last = nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 1)
+        self.linear = nn.Linear(3, 16)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(16, 1)
         self.recurrent = nn.LSTM(16, 16, num_layers=2, dropout=0.5)
 
     def forward(self, x):
@@ -94,7 +98,8 @@ class Branches(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.first = nn.Linear(3, 1)
+        self.second = nn.Linear(3, 1)
 
     def forward(self, x):
         return self.first(x)
@@ -105,7 +110,8 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.out = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.table = nn.Embedding(5, 4)
+        self.out = nn.Linear(4, 5, bias=False)
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
         self.out.weight = self.table.weight
 

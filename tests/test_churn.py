@@ -25,7 +25,8 @@ CHURN = "leave:worker=1,seconds=2;join:worker=3,seconds=3;join:worker=1,seconds=
 
 
 def run(rule, churn, speeds, num_workers=4, **more):
-    sampler, problem = speeds.on(num_workers, 0), Quadratic(dimension=3).on(num_workers, 0)
+    sampler = speeds.on(num_workers, 0)
+    problem = Quadratic(dimension=3).on(num_workers, 0)
     return simulated(rule, sampler, problem, learning_rate=0.05, evaluations=4, churn=churn, **more)
 
 
@@ -45,7 +46,8 @@ def test_under_every_rule_only_who_is_there_takes_part_and_the_run_is_replayed(r
         *(("join", worker, 0.0) for worker in (0, 1, 2)),
         *(("leave", 1, 2.0), ("join", 3, 3.0), ("join", 1, 5.0), ("leave", 0, 6.0)),
     ]
-    there, lost = set(), set()
+    there = set()
+    lost = set()
     for record in run.records("join", "leave", "arrival"):
         if record["kind"] == "arrival":
             assert record["worker"] in there

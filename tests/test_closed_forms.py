@@ -44,8 +44,10 @@ class Modes(asyncsgd.Instance):
     """Independent modes: f(x) = sum_j a_j x_j^2 / 2, from x = 1; or from 0, where sample 0 has 1 added (an impulse)."""
 
     def __init__(self, curvatures, num_workers=1, impulse=False):
-        self._curvatures, self._impulse = np.array(curvatures, dtype=np.float64), impulse
-        self.num_parameters, self.num_workers = len(curvatures), num_workers
+        self._curvatures = np.array(curvatures, dtype=np.float64)
+        self._impulse = impulse
+        self.num_parameters = len(curvatures)
+        self.num_workers = num_workers
 
     def initial(self):
         return np.zeros(self.num_parameters) if self._impulse else np.ones(self.num_parameters)
@@ -79,7 +81,8 @@ def delays_of(done, worker):
 
 
 def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_share():
-    num_workers, seconds = 10, np.sqrt(np.arange(1, 11))
+    num_workers = 10
+    seconds = np.sqrt(np.arange(1, 11))
     done = run(rules.Asynchronous(), Power(0.5).on(num_workers, 0), seconds=400.0)
     shares = (1 / seconds) / (1 / seconds).sum()
     for worker in range(num_workers):
@@ -94,7 +97,8 @@ def test_at_exponential_speeds_a_workers_delays_are_geometric_with_its_share_of_
     done = run(rules.Asynchronous(), of_rates(rates, seed=1), samples=6000)
     for worker, rate in enumerate(rates):
         share, delays = rate / sum(rates), delays_of(done, worker)[1:]  # the first one starts with everybody's
-        number, counts = len(delays), Counter(delays)
+        number = len(delays)
+        counts = Counter(delays)
         for delay in range(6):
             probability = share * (1 - share) ** delay
             error = math.sqrt(probability * (1 - probability) / number)
@@ -122,11 +126,13 @@ def size(points, first, number):
 
 @pytest.mark.parametrize("delay", range(17))
 def test_fixed_delay_is_stable_just_below_two_sin_pi_over_two_times_two_tau_plus_one_and_not_just_above(delay):
-    period, steps = 4 * delay + 2, 60 * (4 * delay + 2)
+    period = 4 * delay + 2
+    steps = 60 * (4 * delay + 2)
     done = run(
         rules.FixedDelay(delay), Constant().on(1, 0), Modes([limit(delay) * 0.97, limit(delay) * 1.03]), samples=steps
     )
-    middle, end = size(done.points, steps // 2, period), size(done.points, steps - period, period)
+    middle = size(done.points, steps // 2, period)
+    end = size(done.points, steps - period, period)
     assert end[0] < middle[0] / 2
     assert end[1] > middle[1] * 2
     x = [np.ones(2)]
@@ -138,7 +144,8 @@ def test_fixed_delay_is_stable_just_below_two_sin_pi_over_two_times_two_tau_plus
 
 def lyapunov(delay, a):
     """Var x / (eta^2 sigma^2) from the (tau + 1) x (tau + 1) discrete Lyapunov equation."""
-    matrix, noise = np.eye(delay + 1, k=-1), np.zeros((delay + 1, delay + 1))
+    matrix = np.eye(delay + 1, k=-1)
+    noise = np.zeros((delay + 1, delay + 1))
     matrix[0, 0] += 1.0
     matrix[0, delay] -= a
     noise[0, 0] = 1.0
@@ -149,7 +156,8 @@ def lyapunov(delay, a):
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equation(delay, num_workers):
     # The variance is eta^2 sigma^2 sum_k h_k^2, h the response to one impulse of noise: exact, nothing is averaged.
-    rate, steps = 0.5, [0.02, 0.2, 0.6 * limit(delay)]
+    rate = 0.5
+    steps = [0.02, 0.2, 0.6 * limit(delay)]
     done = run(
         rules.FixedDelay(delay),
         Exponential().on(num_workers, 0),
@@ -173,7 +181,8 @@ def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equati
 def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exactly(num_workers, updates):
     # Every order of arrivals is equally likely (no memory), so the mean over all of them is the expectation.
     steps = np.array([0.1, 0.7, 2.0])
-    mean, orders = np.zeros((updates + 1, 3)), list(itertools.product(range(num_workers), repeat=updates))
+    mean = np.zeros((updates + 1, 3))
+    orders = list(itertools.product(range(num_workers), repeat=updates))
     for order in orders:
         done = run(rules.Asynchronous(), in_order(order, num_workers), Modes(steps, num_workers), seconds=updates + 0.5)
         assert [event.worker for event in done.events] == list(order)
@@ -188,7 +197,8 @@ def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exac
     )
 
 
-CURVATURES, SLOPES = np.array([1.0, 2.0, 0.5]), np.array([1.0, -2.0, 3.0])
+CURVATURES = np.array([1.0, 2.0, 0.5])
+SLOPES = np.array([1.0, -2.0, 3.0])
 SECONDS = (1.0, 2.3, 5.1)
 
 
@@ -293,7 +303,8 @@ def easgd_bound(rate):
 def grows_under_easgd(alpha, rate, num_workers):
     done = run(rules.EASGD(alpha, 1), Constant().on(num_workers, 0), Modes([1.0], num_workers), learning_rate=rate,
                samples=500 * num_workers)  # fmt: skip
-    end, middle = size(done.points, 480 * num_workers, 20), size(done.points, 200 * num_workers, 20)
+    end = size(done.points, 480 * num_workers, 20)
+    middle = size(done.points, 200 * num_workers, 20)
     return bool(end > middle) and bool(end > 1e-6)
 
 
@@ -309,7 +320,8 @@ def test_easgd_in_round_robin_is_stable_up_to_the_published_bound_and_above_it(r
 class ExactlyCompensated(asyncsgd.Rule):
     """DC-ASGD with the Hessian itself: g + H (x - x_start)."""
 
-    name, needs_points = "exactly_compensated", True
+    name = "exactly_compensated"
+    needs_points = True
 
     hessian: tuple[float, ...] = ()
 
@@ -352,7 +364,8 @@ def test_a_round_of_rennala_takes_the_first_time_by_which_all_could_have_made_a_
 @given(seconds=st.lists(st.integers(1, 9), min_size=1, max_size=5), slack=st.integers(0, 4), rounds=st.integers(5, 25))
 @settings(deadline=None, max_examples=40)
 def test_with_fixed_speeds_stale_synchronous_passes_n_over_the_slowest_time_whatever_its_slack(seconds, slack, rounds):
-    slowest, num_workers = max(seconds), len(seconds)
+    slowest = max(seconds)
+    num_workers = len(seconds)
     done = run(rules.SSP(slack), fixed(*map(float, seconds)), seconds=float(rounds * slowest))
     clocks = Counter(event.worker for event in done.events)
     assert min(clocks.values()) == rounds  # the slowest never waits
@@ -360,7 +373,8 @@ def test_with_fixed_speeds_stale_synchronous_passes_n_over_the_slowest_time_what
     assert num_workers * rounds <= len(done.events) <= num_workers * (rounds + slack + 1)
 
 
-P, QUORUMS = 8, (1, 2, 4, 8)
+P = 8
+QUORUMS = (1, 2, 4, 8)
 SPEEDS = {"exponential": Exponential(1.0), "shifted": ShiftedExponential(1.0, 1.0)}
 
 

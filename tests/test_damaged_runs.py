@@ -47,7 +47,8 @@ def described(path, **changes):
 def test_no_flipped_bit_of_a_description_is_used(damaged):
     *_, before, newest = sorted((damaged / "checkpoints").glob("*.json"))
     assert find(damaged).checkpoint.name == newest.stem
-    content, draw = newest.read_bytes(), random.Random(0)
+    content = newest.read_bytes()
+    draw = random.Random(0)
     flips = [(place, draw.randrange(8)) for place in range(0, len(content), 7)]
     seal = content.index(b"description_sha256")
     flips += [(place, 7) for place in range(seal, seal + 18)]  # no text any more
@@ -151,7 +152,9 @@ def test_a_foreign_state_is_refused_without_advice_to_run_it(content, damaged):
 @pytest.mark.parametrize("more", [{}, {"keep_best": True}, {"checkpoint_every": 80}], ids=str)
 def test_a_summary_gets_its_name_when_records_and_models_outlive_a_power_cut(more, tmp_path, monkeypatch):
     """By the order of system calls: what was not synced is not there after a power cut."""
-    durable, wrong, path = {}, [], tmp_path / "run"
+    durable = {}
+    wrong = []
+    path = tmp_path / "run"
     replace = os.replace
 
     def synced(descriptor):

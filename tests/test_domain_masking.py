@@ -118,7 +118,8 @@ def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_
 
 def test_shards_of_all_sets_add_up(train, root):
     task = prepared(train, root)
-    model, sets = task.model(0), task.data(0).evaluation
+    model = task.model(0)
+    sets = task.data(0).evaluation
     device = torch.device("cpu")
     whole = measured(task, evaluate_sets(task, model, sets, 0, 1, device))
     # More shards than batches: some are empty.
@@ -131,7 +132,9 @@ def test_shards_of_all_sets_add_up(train, root):
 
 def masked_words(task, num_batches=40):
     """Of every sample of some batches: masked tokens, those among them in words with a candidate, and all of these."""
-    rows, words, counts = task.samples("train"), {}, []
+    rows = task.samples("train")
+    words = {}
+    counts = []
     for number in range(len(rows)):
         of_token = np.cumsum(rows.row("word_starts", number))
         marked = np.isin(of_token, of_token[rows.row("candidates", number)])
@@ -147,7 +150,8 @@ def masked_words(task, num_batches=40):
 
 
 def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train, root):
-    only, filled = prepared(train, root, tech=True), prepared(train, root, mask="candidates")
+    only = prepared(train, root, tech=True)
+    filled = prepared(train, root, mask="candidates")
     counts = masked_words(only)
     assert all(masked == candidates > 0 for masked, candidates, _ in counts)
     assert any(masked == every for masked, _, every in counts)
@@ -157,7 +161,8 @@ def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train
 
 
 def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train, root):
-    every, tech = prepared(train, root), prepared(train, root, tech=True)
+    every = prepared(train, root)
+    tech = prepared(train, root, tech=True)
     numbers = [task.facts()["num_train_samples"] for task in (every, tech)]
     assert 0 < tech.facts()["num_without_candidates"] == numbers[0] - numbers[1]
     rows = tech.samples("train")

@@ -12,7 +12,8 @@ from marks import slow
 
 pytestmark = pytest.mark.processes
 
-BATCH_SIZE, NUM_BATCHES = 4, 12
+BATCH_SIZE = 4
+NUM_BATCHES = 12
 WORDS = {"A": ["bada", "gimo"], "B": ["sune", "rilo"], "O": ["be", "di", "fo", "gu"]}
 
 

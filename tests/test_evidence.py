@@ -72,11 +72,13 @@ def test_a_run_of_a_masked_language_model_is_replayed_whole(runs, tmp_path):
 
 def test_every_run_is_read_with_its_losses(runs):
     for folder in sorted(path.parent for path in runs.glob("*/summary.json")):
-        run, said = asyncsgd.load_run(folder), summary(folder)
+        run = asyncsgd.load_run(folder)
+        said = summary(folder)
         assert run.status == "DONE", folder.name
         assert run.evaluations[0].loss == said["first_eval_loss"], folder.name
         assert run.evaluations[-1].loss == said["final_eval_loss"], folder.name
-        frame, curve = run.frame(), asyncsgd.load(folder).curves.drop(columns="run")
+        frame = run.frame()
+        curve = asyncsgd.load(folder).curves.drop(columns="run")
         pandas.testing.assert_frame_equal(frame.astype(float), curve)
 
 
@@ -115,7 +117,8 @@ def completed(study):
     every run began with, and its budget. For that it wrote where a run had ended, also of one that diverged or that
     something else had stopped.
     """
-    registered, plan = study / "analysis.yaml", study / "plan.json"
+    registered = study / "analysis.yaml"
+    plan = study / "plan.json"
     if registered.is_file() and plan.is_file():
         content = json.loads(plan.read_text("utf-8"))
         if isinstance(content, dict) and content.get("analysis_sha256") is None:
@@ -183,7 +186,8 @@ def differences(study, before, now):
         assert len(now) == len(before)
         told = [f"{row['word']}, {row['reason']}" for row in now]
         return [f"{study}: {one}" for one in told if not one.startswith("not comparable, samples of ")]
-    was, is_now = by_comparison(before), by_comparison(now)
+    was = by_comparison(before)
+    is_now = by_comparison(now)
     lines = [f"{study}: {' '.join(key)} is on one side only" for key in was.keys() ^ is_now.keys()]
     if study in LOADED:
         lines = []
@@ -268,7 +272,8 @@ def planned(config):
         spelled = {"--model": "--init-from"}  # then, where an encoder gets a new head
         made = []
         for run in plan.runs:
-            words, task = words_of(plan.values(run, {}, {}, {})), plan.task(run)
+            words = words_of(plan.values(run, {}, {}, {}))
+            task = plan.task(run)
             own = [spelled.get(word, word) for word in words] if task == "question_answering" else words
             made.append(json.dumps([run.folder, task, own]))
         return made

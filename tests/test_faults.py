@@ -68,7 +68,8 @@ def train(small, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
     def run(flags, *killed, num_workers=0):
-        folder, pids = tmp_path / "run", []
+        folder = tmp_path / "run"
+        pids = []
 
         def kill():
             try:
@@ -343,7 +344,8 @@ LOOKS = []
     ("rule", "killed_at"), [(Asynchronous(), 2), *slow((Synchronous(), 1), (Synchronous(), 2), (Asynchronous(), 4))]
 )
 def test_a_worker_that_is_killed_in_an_evaluation_leaves_its_shard_to_another(rule, killed_at):
-    records, steps = [], {"samples": 24 * 5, "learning_rate": 1.0, "optimizer": SGD(), "evaluations": 8}
+    records = []
+    steps = {"samples": 24 * 5, "learning_rate": 1.0, "optimizer": SGD(), "evaluations": 8}
     task = Counting(killed_at=killed_at)
     asyncsgd.train(task, rule=rule, runtime=Processes(3), quiet=True, report=records.append, **steps)
     (left,) = (record for record in records if record.kind == "leave")

@@ -14,7 +14,8 @@ from transformers import AutoModelForSequenceClassification
 
 WHOLE_LINE = 16
 """Classes whose biases fill a cache line: fused AdamW rounds them alike on the flat vector and on single tensors."""
-BATCH, SAMPLES = 4, 40
+BATCH = 4
+SAMPLES = 40
 MARKS = ["bada", "gimo", "sune"]
 
 
@@ -74,7 +75,8 @@ def saved(run):
 def plain_loop(tuned, parent, weights=None):
     """The same training, written down once more on a model that transformers loads, with torch's own optimizer."""
     settings = tuned.settings
-    seed, peak = settings["seed"], settings["learning_rate"]
+    seed = settings["seed"]
+    peak = settings["learning_rate"]
     data = prepared_task("classification", tuned).data(seed)
     with torch.random.fork_rng():
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -83,7 +85,8 @@ def plain_loop(tuned, parent, weights=None):
             hidden_dropout_prob=settings["dropout"],
             attention_probs_dropout_prob=settings["dropout"],
         ).train()
-        head, named = torch.Generator().manual_seed(seed), dict(model.named_parameters())
+        head = torch.Generator().manual_seed(seed)
+        named = dict(model.named_parameters())
         with torch.no_grad():
             for name in ("bert.pooler.dense.weight", "classifier.weight"):
                 named[name].normal_(0.0, 0.02, generator=head)
@@ -120,7 +123,8 @@ def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(tune, parent, 
     labels = [line.rsplit(",", 1)[1] for line in (many_classes / "train.csv").read_text().split("\n")[1:]]
     counts = torch.tensor([labels.count(label) for label in "abc"])
     weights = (60 / (3 * counts.double())).float() if class_weights else None
-    expected, found = plain_loop(tuned, parent, weights), saved(tuned)
+    expected = plain_loop(tuned, parent, weights)
+    found = saved(tuned)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], parameter) for name, parameter in expected.items())
     assert tuned.summary["class_weights"] is class_weights
@@ -140,7 +144,8 @@ def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_a
 
 
 def test_the_summary_names_the_pretraining_run(tune, parent):
-    summary, pretraining = tune(seed=7).summary, parent.summary
+    summary = tune(seed=7).summary
+    pretraining = parent.summary
     assert summary["parent"] == {
         "run": parent.path.name,
         **{name: pretraining[name] for name in ("mode", "rule", "num_workers", "seed", "clock")},

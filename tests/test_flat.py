@@ -32,7 +32,8 @@ def gaps(layout):
 @pytest.mark.parametrize(("ours", "theirs"), RECIPES.values(), ids=RECIPES)
 def test_one_call_on_the_flat_vector_is_torch_optim_on_every_tensor(ours, theirs, clip_norm):
     """Bit for bit but for clipping, which adds up the norm in another order; only matrices decay."""
-    flat, plain = FlatModel(network(32, 48, 16)), network(32, 48, 16)
+    flat = FlatModel(network(32, 48, 16))
+    plain = network(32, 48, 16)
     optimizer = OptimizerRecipe(ours, weight_decay=0.1, clip_norm=clip_norm).on(flat.parameters, flat.layout)
     matrices, vectors = ([p for p in plain.parameters() if p.ndim == ndim] for ndim in (2, 1))
     expected = theirs([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}])
@@ -71,6 +72,7 @@ def test_tensors_tile_the_vector_from_cache_lines_matrices_first_and_gaps_stay_z
 def test_the_digest_changes_with_any_bit_of_a_parameter_and_with_none_of_a_gap(data):
     flat = FlatModel(network(5, 3, 7))
     before = parameters_sha256(flat.layout, flat.parameters)
-    element, bit = data.draw(st.integers(0, flat.layout.size - 1)), data.draw(st.integers(0, 31))
+    element = data.draw(st.integers(0, flat.layout.size - 1))
+    bit = data.draw(st.integers(0, 31))
     flat.parameters.view(torch.int32)[element] ^= 1 << bit if bit < 31 else -(1 << 31)
     assert (parameters_sha256(flat.layout, flat.parameters) == before) == bool(gaps(flat.layout)[element])

@@ -27,7 +27,10 @@ from doors import (
 )
 from torch import nn
 
-BATCHES, ROWS, RATE, DECAY = 12, 4, 0.1, 0.1
+BATCHES = 12
+ROWS = 4
+RATE = 0.1
+DECAY = 0.1
 PLAN = {
     3: (("first.weight", False), ("middle.bias", False)),
     5: (("middle.weight", False),),
@@ -46,8 +49,12 @@ class Layers(nn.Module):
 
     def __init__(self, plan, late):
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
-        self.plan, self.late, self.passes = plan, late, 0
+        self.first = nn.Linear(3, 3)
+        self.middle = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 1)
+        self.plan = plan
+        self.late = late
+        self.passes = 0
 
     def change(self):
         for name, trained in self.plan.get(self.passes, ()):
@@ -107,7 +114,8 @@ def plain(task, make, *, models=1, accumulate=1, parts=1, clip=0.0):
     """Plain torch: each model computes on batches of its own, in parts, and all step along the mean gradient; what has
     no gradient in any of them is left out.
     """
-    replicas, data = [task.model(0) for _ in range(models)], task.data(0)
+    replicas = [task.model(0) for _ in range(models)]
+    data = task.data(0)
     optimizers = []
     for model in replicas:
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
@@ -144,7 +152,8 @@ def agrees(run, expected):
 
 
 SGD_WITH_MOMENTUM = SGD(momentum=0.9), partial(torch.optim.SGD, momentum=0.9)
-ADAMW, ADAGRAD = (AdamW(), torch.optim.AdamW), (torch.optim.Adagrad, torch.optim.Adagrad)
+ADAMW = (AdamW(), torch.optim.AdamW)
+ADAGRAD = (torch.optim.Adagrad, torch.optim.Adagrad)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before its use", "after its use"])
@@ -157,7 +166,8 @@ def test_what_is_frozen_in_one_process_is_not_stepped_and_goes_on_after_a_thaw(o
 
 @pytest.mark.parametrize(("accumulate", "parts"), [(3, 1), (1, 2), (2, 2)])
 def test_an_update_leaves_out_what_was_frozen_in_all_its_forward_passes(accumulate, parts, tmp_path):
-    task, folder = Freezes(), tmp_path / "run"
+    task = Freezes()
+    folder = tmp_path / "run"
     run = trained(task, InProcess(accumulate=accumulate), micro_batches=parts, clip_norm=0.3, folder=folder)
     assert agrees(run, plain(task, torch.optim.AdamW, accumulate=accumulate, parts=parts, clip=0.3))
     assert asyncsgd.replay(folder, task).identical
@@ -219,7 +229,8 @@ def test_who_cannot_follow_a_freeze_ends_the_run_and_names_the_parameter(runtime
 
 @pytest.mark.parametrize("runtime", [InProcess(), InProcess(accumulate=2), Virtual(1)], ids=str)
 def test_a_run_that_goes_on_after_a_freeze_is_the_run_that_was_never_stopped(runtime, tmp_path):
-    task, rule = ByTheBatch(plan="NONE"), None
+    task = ByTheBatch(plan="NONE")
+    rule = None
     if isinstance(runtime, Virtual):
         rule = FixedDelay(delay=2)
     whole = trained(task, runtime, rule=rule)

@@ -78,7 +78,8 @@ def weights_after(runtime, steps, batches_a_step=1, **more):
 
 def plain_loop(build_optimizer, steps, batches_a_step=1):
     """The same by torch alone: a step is along the gradient of the mean over all loss terms of its batches."""
-    model, data = TASK.model(seed=0), TASK.data(seed=0)
+    model = TASK.model(seed=0)
+    data = TASK.data(seed=0)
     optimizer = build_optimizer(model.parameters(), lr=0.1)
     for step in range(steps):
         batches = [data.batch(0, step * batches_a_step + part) for part in range(batches_a_step)]
@@ -118,7 +119,8 @@ def test_ddp_and_the_synchronous_server_and_accumulated_batches_are_one_algorith
 @two_batches_a_step
 def test_batches_of_different_sizes_give_the_mean_over_their_loss_terms_and_no_mean_of_means(way):
     batches = [TASK.data(seed=0).batch(0, index) for index in range(2)]
-    means, terms = [], torch.tensor([TASK.weight(batch) for batch in batches])
+    means = []
+    terms = torch.tensor([TASK.weight(batch) for batch in batches])
     assert terms[0] != terms[1]
     for points, labels in batches:
         model = TASK.model(seed=0)

@@ -29,10 +29,10 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "asyncsgd": Limits(185_500, 11.3, 19.0),
-    "analysis": Limits(72_700, 12.7, 1.0),
-    "experiments": Limits(38_900, 14.3, 26.0),
-    "tests": Limits(236_500, 14.6, 18.0),
+    "asyncsgd": Limits(184_900, 11.0, 5.0),
+    "analysis": Limits(72_600, 12.7, 5.0),
+    "experiments": Limits(38_800, 13.7, 5.0),
+    "tests": Limits(236_000, 14.3, 5.0),
 }
 FLAG_PRODUCTS = 19
 """In asyncsgd, analysis and experiments together: a text or list that is multiplied by a truth value."""

@@ -26,7 +26,8 @@ class Plain:
         self.task = prepared_task("masked_lm", run)
         self.model = self.task.model(self.settings["seed"])
         data = self.task.data(self.settings["seed"])
-        self.evaluation, self._batches = data.evaluation["main"], data
+        self.evaluation = data.evaluation["main"]
+        self._batches = data
         self._parameters = list(self.model.parameters())
         matrices, rest = ([p for p in self._parameters if (p.ndim >= 2) == wide] for wide in (True, False))
         groups = [{"params": matrices, "weight_decay": self.settings["weight_decay"]}]
@@ -89,7 +90,8 @@ def eval_loss(model, batches, shard=0, num_shards=1):
     """Mean loss per masked token from logits everywhere, summed in float64 by one process."""
     training = model.training
     model.eval()
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     with torch.no_grad():
         for index in range(shard, len(batches), num_shards):
             batch = batches[index]
@@ -213,7 +215,8 @@ def test_a_last_round_with_fewer_batches_than_workers_counts_those_and_no_other(
 def replay(run):
     """Run the recorded order of arrivals again in a plain loop; compare every evaluation on the way, and count them."""
     plain = Plain(run)
-    versions, evaluations = [plain.point()], 0
+    versions = [plain.point()]
+    evaluations = 0
     for record in run.records("arrival", "evaluate"):
         if record["kind"] == "evaluate":
             assert record["version"] == len(versions) - 1
@@ -300,8 +303,10 @@ def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_
 @some_modes
 def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new_lowest_loss(train, mode):
     more = {"learning_rate": 0.05, "schedule": "constant", "evaluate_every": "8", "samples": 120, "evaluations": 8}
-    run, patient = train(**MORE_MODES[mode], **more, patience=3), train(**MORE_MODES[mode], **more)
-    losses, summary = [e["loss"] for e in run.records("evaluate")], run.summary
+    run = train(**MORE_MODES[mode], **more, patience=3)
+    patient = train(**MORE_MODES[mode], **more)
+    losses = [e["loss"] for e in run.records("evaluate")]
+    summary = run.summary
     best = losses.index(min(losses))
     assert len(losses) - 1 == best + 3
     assert all(k - losses.index(min(losses[: k + 1])) < 3 for k in range(len(losses) - 1))
@@ -333,7 +338,9 @@ COUNTED = [
 @pytest.mark.parametrize("more", COUNTED, ids=lambda more: "-".join(map(str, list(more.values())[:4])))
 def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arrived(train, more):
     run = train(**SCHEDULES["linear"] | more)
-    plain, summary, events = Plain(run), run.summary, run.records("arrival")
+    plain = Plain(run)
+    summary = run.summary
+    events = run.records("arrival")
     num_batches = math.ceil(run.settings["samples"] / BATCH_SIZE)
     assert summary["status"] == "DONE"
     has_no_more = run.settings["mode"] != "async" or run.settings["rule"] == "synchronous"
@@ -346,7 +353,9 @@ def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arriv
     assert len(set(dispatches)) == len(events)
     assert len(set(range(len(events) + in_flight)) - set(dispatches)) == in_flight  # no other one is missing
     assert [event["batches"] for event in events] == [[[0, k, k + 1]] for k in dispatches]
-    version, seconds, applied = 0, 0.0, 0
+    version = 0
+    seconds = 0.0
+    applied = 0
     for event in events:
         assert event["arrival_delay"] == version - event["read_version"] >= 0
         assert event["version"] == version + bool(event["uses"])

@@ -85,7 +85,8 @@ def test_processes_hand_over_the_best_model(runtime, tmp_path):
 
 def test_the_best_model_is_exported_and_trained_further_as_the_last_one_is(train, tmp_path):
     run = train(keep_best=True, evaluations=4, learning_rate=0.05, checkpoint_every="20")
-    best, folder = run.summary["best"], run.path / "best_model"
+    best = run.summary["best"]
+    folder = run.path / "best_model"
     card = (folder / "README.md").read_text()
     assert f"It has seen {best['num_samples']} samples in {best['version']} updates." in card
     assert "It is the version with the lowest evaluation loss of its run." in card

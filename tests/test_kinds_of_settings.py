@@ -76,7 +76,8 @@ def same(one, other):
 
 @pytest.mark.parametrize(("name", "text", "value"), GIVEN, ids=lambda one: str(one))
 def test_a_flag_yaml_and_a_run_folder_give_the_same_value_of_the_same_type(name, text, value, tmp_path):
-    flags, expected = task_flags(Wide), dataclasses.replace(Wide(), **{name: value})
+    flags = task_flags(Wide)
+    expected = dataclasses.replace(Wide(), **{name: value})
     assert same(typed(f"--{name.replace('_', '-')}={text}"), expected)
     settings = dataclasses.replace(flags.make({}), task=expected)
     (tmp_path / "settings.yaml").write_text(flags.to_yaml(settings))

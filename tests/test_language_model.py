@@ -146,7 +146,8 @@ def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder):
 
 def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(folder):
     points = read(folder).grid.set_index("model")
-    reached, missed = points.loc["gpt2"], points.loc["distilbert"]
+    reached = points.loc["gpt2"]
+    missed = points.loc["distilbert"]
     assert reached["seconds"].estimate == pytest.approx(0.5)  # half of the way from 9 to 5
     assert (reached["reached"], reached["runs"]) == (8, 8)
     assert (missed["seconds"].n, missed["reached"]) == (0, 0)

@@ -74,10 +74,12 @@ def test_every_module_imports_only_what_its_room_and_its_floor_may():
     never = {"asyncsgd": {"analysis", "experiments", "tests"}, "analysis": {"torch", "transformers", "tests"}}
     for path in (path for room in never for path in (ROOT / room).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        room, floor = name.partition(".")[0], floor_of(name)
+        room = name.partition(".")[0]
+        floor = floor_of(name)
         assert room != "asyncsgd" or floor is not None, f"{name} stands on no floor"
         for imported in imports_of(path, of_types=False):
-            first, other = imported.partition(".")[0], floor_of(imported)
+            first = imported.partition(".")[0]
+            other = floor_of(imported)
             # a door: asyncsgd.load and asyncsgd.compare import it when they are called
             assert first not in never[room] or (name, imported) == ("asyncsgd.api", "analysis.load"), (
                 f"{name} imports {imported}"
@@ -100,7 +102,8 @@ def test_no_imports_go_in_a_circle():
 
 
 def test_only_doors_imports_the_library_and_only_public_names_but_for_a_list_that_may_only_shrink():
-    tests, library = ROOT / "tests", {"asyncsgd", "analysis"}
+    tests = ROOT / "tests"
+    library = {"asyncsgd", "analysis"}
     listed = set((tests / "inner_tests.txt").read_text("utf-8").split())
     inside = {
         path.relative_to(tests).as_posix()

@@ -49,14 +49,16 @@ def bert_operations(hidden=48, inner=96, layers=3, vocabulary=100, length=16):
 
 
 def test_the_gradient_norm_is_that_of_the_direction_before_it_is_clipped():
-    task, arrivals = Plane(), []
+    task = Plane()
+    arrivals = []
 
     def note(record):
         arrivals.extend([record] if record.kind == "arrival" else [])
 
     step = {"optimizer": SGD(), "learning_rate": 0.01, "quiet": True, "report": note}
     asyncsgd.train(task, samples=24, clip_norm=0.5, **step)
-    plain, data = task.model(0), task.data(0)
+    plain = task.model(0)
+    data = task.data(0)
     for index, event in enumerate(arrivals):
         plain.zero_grad()
         task.loss(task.outputs(plain, data.batch(0, index)), data.batch(0, index)).backward()
@@ -81,7 +83,8 @@ def test_a_run_says_what_time_went_to_how_much_memory_it_needed_and_what_else_us
     run = train(mode=mode, nproc=num_workers, **PIPELINE if mode == "pipeline" else {})
     summary = run.summary
     if mode != "pipeline":  # whose stages have records of their own
-        arrivals, seconds = run.records("arrival"), dict.fromkeys(summary["seconds"], 0.0)
+        arrivals = run.records("arrival")
+        seconds = dict.fromkeys(summary["seconds"], 0.0)
         for part in ("compute", "wait", "apply"):
             seconds[part] = sum(record[f"{part}_seconds"] for record in arrivals)
         seconds["communicate"] = sum(record["pull_seconds"] + record["push_seconds"] for record in arrivals)
@@ -106,7 +109,8 @@ TASKS = [(Plane(), 3 * 2 * 16), (LooksAtValues(), 3 * 2 * 16), (Masked(), bert_o
 
 
 def test_what_the_machine_did_is_parted_into_the_run_others_and_other_machines(monkeypatch):
-    looks, own_looks = itertools.count(), itertools.count()
+    looks = itertools.count()
+    own_looks = itertools.count()
     times = collections.namedtuple("times", "user system idle iowait steal guest")
 
     def of_machine():
@@ -124,7 +128,8 @@ def test_what_the_machine_did_is_parted_into_the_run_others_and_other_machines(m
 @pytest.mark.parametrize(("task", "operations"), TASKS, ids=["plane", "looks at values", "masked"])
 def test_operations_and_utilisation_are_counted_from_the_shapes(task, operations):
     summary = asyncsgd.train(task, **FULL_SECOND).summary
-    found, rate = summary["throughput"], summary["samples_per_second"]
+    found = summary["throughput"]
+    rate = summary["samples_per_second"]
     assert found["model_flops_per_sample"] == operations
     assert found["tokens_per_second"] is None  # the task does not count them
     peak = found["peak_flops_per_second"]
@@ -147,7 +152,8 @@ def test_the_machine_is_looked_at_while_a_run_with_a_folder_goes_on(tmp_path):
 
 
 def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train):
-    traced, plain = train(mode="single", profile=4), train(mode="single")
+    traced = train(mode="single", profile=4)
+    plain = train(mode="single")
     with gzip.open(traced.path / "profile" / "worker0.json.gz") as file:
         names = [str(event.get("name")) for event in json.load(file)["traceEvents"]]
     assert {name for name in names if name.startswith("gradient of")} == {f"gradient of batch {k}" for k in range(3, 7)}

@@ -29,7 +29,8 @@ class Tied(Plane):
 
 def read(folder, monkeypatch):
     """The card's text and front matter, and what its code leaves behind, run in the model's folder."""
-    text, names = (folder / "README.md").read_text(encoding="utf-8"), {}
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    names = {}
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(folder)
     exec(code, names)
@@ -47,7 +48,8 @@ def pretrained(train):
 
 
 def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_says(pretrained, monkeypatch):
-    summary, tags = pretrained.summary, ["asyncsgd", "masked_lm", "single"]
+    summary = pretrained.summary
+    tags = ["asyncsgd", "masked_lm", "single"]
     text, data, names = read(pretrained.path / "model", monkeypatch)
     assert data == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": tags}
     assert type(names["model"]).__name__ == "BertForMaskedLM"
@@ -70,7 +72,8 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
 
 
 def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(pretrained, tmp_path):
-    run, out = tmp_path / "run", tmp_path / "out"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
     shutil.copytree(pretrained.path, run)
     first, *later = sorted((run / "checkpoints").glob("*.json"))
     for path in later:

@@ -61,7 +61,8 @@ def test_a_folder_gives_way_to_a_corrected_command_until_its_run_has_trained(sta
 
     def again(samples):
         """The command in the folder of another run of that many samples, left with this status or by a kill."""
-        run, path = train(mode="single", samples=samples, seed=77).path, tmp_path / f"run{samples}"
+        run = train(mode="single", samples=samples, seed=77).path
+        path = tmp_path / f"run{samples}"
         path.mkdir()
         for name in ("settings.yaml", "events.jsonl"):
             (path / name).write_bytes((run / name).read_bytes())
@@ -81,7 +82,8 @@ def test_a_folder_gives_way_to_a_corrected_command_until_its_run_has_trained(sta
 @pytest.fixture
 def folder(tmp_path):
     """A run folder, the records of a run, and what gives its disk back."""
-    folder, records = RunFolder(tmp_path), []
+    folder = RunFolder(tmp_path)
+    records = []
     asyncsgd.train(Plane(), report=records.append, **SMALL)
     events = folder._events.fileno()
     disk = os.dup(events)

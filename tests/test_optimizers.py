@@ -24,7 +24,8 @@ from tasks import Classes, Plane
 
 BATCH = 8
 STEPS = 12
-RATE, DECAY = 0.05, 0.1
+RATE = 0.05
+DECAY = 0.1
 NADAMW = functools.partial(torch.optim.NAdam, decoupled_weight_decay=True)
 OPTIMIZERS = {
     "adafactor": (Classes(), torch.optim.Adafactor),
@@ -37,7 +38,8 @@ GIVEN = {"learning_rate": RATE, "weight_decay": DECAY, "evaluations": 2, "quiet"
 
 def plain_loop(task, build):
     """The training in torch alone: matrices decay, the rest does not."""
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
@@ -191,7 +193,8 @@ PLAIN = {
 def scheduled_loop(build):
     """Torch alone, where each group's rate falls in a straight line to a tenth of its own."""
     task = Classes()
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     optimizer = PLAIN[build](model.weight, model.bias)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 0.9 * (step + 1) / STEPS)
     for index in range(STEPS):
@@ -213,7 +216,8 @@ BY_GROUP = GIVEN | {"samples": STEPS * BATCH, "schedule": "linear"}
 
 @pytest.mark.parametrize("build", PLAIN, ids=lambda build: build.__name__)
 def test_each_group_steps_at_its_own_rate_as_in_torch_with_a_scheduler(build):
-    trained, expected = train(Classes(), optimizer=build, **BY_GROUP).model(), scheduled_loop(build)
+    trained = train(Classes(), optimizer=build, **BY_GROUP).model()
+    expected = scheduled_loop(build)
     assert_close(trained, expected)
     assert build != still_bias or torch.equal(trained.bias, expected.bias)
 

@@ -31,7 +31,8 @@ def test_no_linear_function_tells_made_images_apart_and_a_wave_s_energy_does():
 
 
 def test_made_images_are_the_same_in_every_process_and_the_evaluated_ones_are_others():
-    data, again = Images(**SMALL).data(0), Images(**SMALL).data(7)
+    data = Images(**SMALL).data(0)
+    again = Images(**SMALL).data(7)
     assert torch.equal(data.train[0], again.train[0])
     assert not torch.equal(data.train[0][:100], data.evaluation["main"][0][0][:20].repeat(5, 1, 1, 1))
     assert sorted(check(Images(**SMALL)).statistics)[:2] == ["1.num_batches_tracked", "1.running_mean"]

@@ -74,7 +74,8 @@ def test_the_bubble_is_what_stages_do_not_compute_of_the_time_of_a_first_one(tmp
 
 def test_a_data_parallel_batch_without_gpus_is_the_bare_loss():
     task = Plane()
-    model, batch = task.model(0), task.data(0).batch(0, 0)
+    model = task.model(0)
+    batch = task.data(0).batch(0, 0)
     assert torch.equal(OnAllGPUs(Loss(task, model))(batch), Loss(task, model)(batch))
 
 

@@ -23,13 +23,15 @@ from marks import slow
 from torch import nn
 from torch.nn import functional
 
-VOCABULARY, WIDTH = 24, 16
+VOCABULARY = 24
+WIDTH = 16
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.line = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.line = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden):
         return hidden + torch.tanh(self.line(self.norm(hidden)))
@@ -42,7 +44,8 @@ class Tower(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
-        self.norm, self.output = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.output = nn.Linear(WIDTH, VOCABULARY)
         if tied:
             self.output.weight = self.embedding.weight
 
@@ -84,7 +87,8 @@ class NextToken(Task):
         return tower
 
     def data(self, seed):
-        first, step = torch.arange(96).unsqueeze(1), torch.arange(7)
+        first = torch.arange(96).unsqueeze(1)
+        step = torch.arange(7)
         rows = (first + step * (1 + first % 5)) % VOCABULARY
         return TensorData(rows[:80], rows[80:], self.batch_size, seed)
 
@@ -155,7 +159,8 @@ with_deepspeed = pytest.mark.skipif(
     ],
 )
 def test_a_synchronous_pipeline_is_one_process(tmp_path, processes, stages, schedule, tied):
-    task, replicas = NextToken(tied=tied), processes // stages
+    task = NextToken(tied=tied)
+    replicas = processes // stages
     more = {"samples": 5 * replicas * task.batch_size, "weight_decay": 0.01, "optimizer": AdamW(), "clip_norm": 0.5}
     expected = train(task, InProcess(replicas), evaluations=1, folder=tmp_path / "one", **more)
     run = train(task, Pipeline(processes, stages, schedule), evaluations=1, folder=tmp_path / "run", **more)

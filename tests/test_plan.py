@@ -19,7 +19,8 @@ from asyncsgd.studies.sweep import check
 from asyncsgd.tasks import task_class
 
 FLAGS = task_flags(task_class("masked_lm"))
-SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
+SYNC = {"mode": "sync"}
+ASYNC = {"mode": "async"}
 RATES = {"learning_rate": [5.0e-4, 1.0e-3]}
 
 
@@ -110,7 +111,8 @@ def test_on_the_virtual_clock_synchronous_training_is_the_synchronous_rule():
 
 def test_an_arm_with_more_trials_than_another_is_refused():
     """Whoever tries more rates finds a better one by chance."""
-    two, three = {"learning_rate": [1e-4, 1e-3]}, {"learning_rate": [1e-4, 1e-3, 1e-2]}
+    two = {"learning_rate": [1e-4, 1e-3]}
+    three = {"learning_rate": [1e-4, 1e-3, 1e-2]}
     algorithms = {"sync": {"mode": "sync", "tune": two}, "async": {"mode": "async", "tune": three}}
     with pytest.raises(UsageError, match=r"as many trials as any other.* got sync-w2 2, async-w2 3"):
         make_plan(config_of(algorithms=algorithms, conditions={"nproc": 2}, tuning={"seeds": [9]}))

@@ -31,7 +31,8 @@ def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(valu
 
 
 def test_times_may_come_from_another_run(train):
-    run, slow = train(mode="async", nproc=2), train(mode="async", nproc=2, speeds="constant:0.2")
+    run = train(mode="async", nproc=2)
+    slow = train(mode="async", nproc=2, speeds="constant:0.2")
     command = ["asyncsgd", "predict", run.path, "--times-from", slow.path, "--cache-dir", run.cache]
     assert cli(command).code == 0
     assert float(rows(run.path / "predicted-1")["seconds in all"][1]) >= 2.0  # 10 gradients each at 0.2 s

@@ -53,7 +53,8 @@ def without(part):
     return change
 
 
-PLACES, BIAS = "bert.embeddings.position_embeddings.weight", "bert.encoder.layer.0.output.dense.bias"
+PLACES = "bert.embeddings.position_embeddings.weight"
+BIAS = "bert.encoder.layer.0.output.dense.bias"
 
 
 @pytest.mark.parametrize(

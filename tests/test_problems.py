@@ -51,8 +51,11 @@ def sample(instance, x, worker, index):
 
 @pytest.mark.parametrize("problem", PROBLEMS + SMALL, ids=str)
 def test_gradients_are_the_derivatives_of_the_returned_loss_and_of_the_excess(problem):
-    exact, instance, step = problem.on(WORKERS, seed=3), noiseless(problem).on(WORKERS, seed=3), 1e-5
-    x, draw = point(instance), np.random.default_rng(0)
+    exact = problem.on(WORKERS, seed=3)
+    instance = noiseless(problem).on(WORKERS, seed=3)
+    step = 1e-5
+    x = point(instance)
+    draw = np.random.default_rng(0)
     functions = [(exact.loss, exact.exact_gradient(x))]
     for worker in range(WORKERS):
         functions.append((lambda x, w=worker: sample(instance, x, w, w)[0], sample(instance, x, worker, worker)[1]))
@@ -66,7 +69,8 @@ def test_gradients_are_the_derivatives_of_the_returned_loss_and_of_the_excess(pr
 @every_small
 def test_the_mean_of_stochastic_gradients_is_the_exact_gradient_within_five_standard_errors(problem):
     instance = problem.on(WORKERS, seed=11)
-    x, per_worker = point(instance), 600
+    x = point(instance)
+    per_worker = 600
     gradients = np.empty((WORKERS, per_worker, instance.num_parameters))
     values = np.empty((WORKERS, per_worker))
     for worker in range(WORKERS):
@@ -82,7 +86,8 @@ def test_the_mean_of_stochastic_gradients_is_the_exact_gradient_within_five_stan
 @pytest.mark.parametrize("kind", ["add", "full"])
 def test_noise_has_the_stated_standard_deviation_and_rank(kind):
     instance = Tridiagonal(dimension=6, noise=0.5, noise_kind=kind).on(2, seed=1)
-    x, num = instance.initial(), 4000
+    x = instance.initial()
+    num = 4000
     noise = np.array([sample(instance, x, 1, index)[1] for index in range(num)]) - instance.exact_gradient(x)
     covariance = noise.T @ noise / num
     expected = 0.25 * (np.ones((6, 6)) if kind == "add" else np.eye(6))
@@ -188,7 +193,8 @@ def test_the_quadratic_has_the_stated_spectrum_and_start():
 
 
 def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share():
-    features, labels = np.array([[1.0], [1.0], [1.0], [2.0]]), [0, 0, 0, 1]
+    features = np.array([[1.0], [1.0], [1.0], [2.0]])
+    labels = [0, 0, 0, 1]
     instance = LogisticData(features, labels, [[0, 1, 2], [3]], batch=1, penalty=0.1, seed=0)
     weighted = LogisticData(features[[0, 3]], [0, 1], [[0], [1]], batch=1, penalty=0.1, seed=0)
     x = np.array([0.3, -0.2])

@@ -52,7 +52,8 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(tmp
 
 
 def test_the_exact_excess_is_that_of_the_simulated_mean():
-    problem, speeds = Tridiagonal(noise_kind="full"), ringmaster.HalfNormal()
+    problem = Tridiagonal(noise_kind="full")
+    speeds = ringmaster.HalfNormal()
     curve = run([Arm("", KSync(24), 1.0, problem.on, speeds.on, 6174, Limits(seconds=40), 4)], [0], 1)
     # After a few steps the noise, 0.03 in all, is small beside what is left of the start.
     exact = ringmaster.exact_excess(problem, 1.0, 24, curve.updates.max())
@@ -77,7 +78,8 @@ def test_seconds_per_update_are_the_published_closed_forms():
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_the_floors_of_asynchronous_and_synchronous_sgd_are_their_closed_forms(workers):
-    a, stationary = np.array([0.03, 0.3]), error_runtime.stationary
+    a = np.array([0.03, 0.3])
+    stationary = error_runtime.stationary
     asynchronous = (1 + workers * a) / (2 + a - workers * a**2) / a
     assert stationary(error_runtime.k_async(a, workers, 1)) == pytest.approx(asynchronous)
     assert stationary(error_runtime.k_batch_async(a, workers, 1)) == pytest.approx(asynchronous)
@@ -100,7 +102,8 @@ def test_the_best_quorums_are_the_expected_ones():
 
 def test_the_learning_rate_puts_the_floor_at_half_of_the_target():
     for quorum in (1, 50, 100):
-        eta, curvature = backup_workers.learning_rate(1.0, quorum), backup_workers.SPECTRUM
+        eta = backup_workers.learning_rate(1.0, quorum)
+        curvature = backup_workers.SPECTRUM
         squares = eta**2 / quorum / (eta * curvature * (2 - eta * curvature))
         assert curvature @ squares / 2 == pytest.approx(backup_workers.TARGET / 2)
     assert backup_workers.learning_rate(0.005, 1) == 1.0
@@ -108,7 +111,8 @@ def test_the_learning_rate_puts_the_floor_at_half_of_the_target():
 
 @pytest.mark.parametrize("quorum", [1, 96])
 def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(quorum):
-    steps, curvature = backup_workers.expected_steps(0.0, quorum), backup_workers.SPECTRUM
+    steps = backup_workers.expected_steps(0.0, quorum)
+    curvature = backup_workers.SPECTRUM
     errors = [float(curvature @ (1 - curvature) ** (2 * step)) / 2 for step in (steps - 1, steps)]
     assert errors[1] <= backup_workers.TARGET < errors[0]
     assert backup_workers.measure("bias-dominated", 0.05, quorum, 0, 0)[0] == steps  # its noise is too small
@@ -132,7 +136,8 @@ def test_the_mean_iterate_obeys_the_closed_recursion(workers, seeds, tolerance):
 
 @pytest.mark.parametrize("workers", [2, 4, 8, 16])
 def test_a_fit_to_the_exact_mean_gives_the_momentum(workers):
-    exact, rate = implicit_momentum.expected_iterate(workers, 3 * workers + 10), 0.2 / workers
+    exact = implicit_momentum.expected_iterate(workers, 3 * workers + 10)
+    rate = 0.2 / workers
     for fitted in (implicit_momentum.fit(exact), implicit_momentum.fit(exact, rate)):
         assert fitted == pytest.approx((1 - 1 / workers, rate))
 
@@ -159,13 +164,16 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index_and_its_g
     second.gradient(x, 2, 7, there)
     np.testing.assert_array_equal(here, there)
     assert not np.array_equal(here, other)
-    direction, step = np.random.Generator(np.random.Philox(1)).standard_normal(len(x)), 1e-6
+    direction = np.random.Generator(np.random.Philox(1)).standard_normal(len(x))
+    step = 1e-6
     losses = [first.gradient(x + moved * direction, 2, 7, other) for moved in (step, -step)]
     assert here @ direction == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-6)
 
 
 def test_watching_a_rule_does_not_change_its_run():
-    cosines, rule, mixture = [], async_diloco.RULES[async_diloco.BOTH], async_diloco.Mixture((6, 1, 5, 8), 4, seed=0)
+    cosines = []
+    rule = async_diloco.RULES[async_diloco.BOTH]
+    mixture = async_diloco.Mixture((6, 1, 5, 8), 4, seed=0)
     where = lambda *on: mixture, Fixed(async_diloco.SECONDS_PER_STEP).on, 4, Limits(samples=400)
     ends = [Arm("", one, 0.1, *where).simulated(0).parameters for one in (async_diloco.watched(rule, cosines), rule)]
     assert torch.equal(*ends)
@@ -181,7 +189,8 @@ def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_th
 
 def test_malenia_averages_each_worker_first():
     # In 5.1 seconds the workers bring 5, 2 and 1 gradients, all at 0: each of slope -1, 2, -3.
-    times, end = Fixed(ringleader.TIMES), Limits(seconds=5.2)
+    times = Fixed(ringleader.TIMES)
+    end = Limits(seconds=5.2)
     done = Arm("", ringleader.Malenia(), 0.3, Heterogeneous().on, times.on, 3, end).simulated(0)
     assert (done.num_arrivals, done.version) == (8, 1)
     assert done.parameters.item() == pytest.approx(0.3 * (1 - 2 + 3) / 3)
@@ -202,7 +211,8 @@ def test_a_threshold_counts_as_reached_only_for_good():
 @pytest.mark.parametrize(("noise", "synchronous", "asynchronous"), [(1, 1, 511), (100, 3.1, 32), (10_000, 6.9, 1.4)])
 def test_the_theory_gives_the_design_table(noise, synchronous, asynchronous):
     # tau_i = i, n = 1e4: the ratios to T*, min over m of the harmonic mean times (1 + s / m)
-    taus, numbers = phase_diagram.mean_seconds(1.0, 10_000), np.arange(1, 10_001)
+    taus = phase_diagram.mean_seconds(1.0, 10_000)
+    numbers = np.arange(1, 10_001)
     best = (numbers / np.cumsum(1.0 / taus) * (1.0 + noise / numbers)).min()
     assert phase_diagram.theory_synchronous(taus, noise)[0] / best == pytest.approx(synchronous, rel=0.02)
     assert phase_diagram.theory_asynchronous(taus, noise) / best == pytest.approx(asynchronous, rel=0.03)

@@ -32,7 +32,8 @@ def sequential_sgd(samples, worker=0, num_workers=1, rate=LEARNING_RATE):
     """x <- x - eta g_k(x), with worker's own samples k = 0, 1, ..., in order: (samples + 1, P)."""
     instance = PROBLEM.on(num_workers, 0)
     x = instance.initial()
-    out, points = np.empty_like(x), [x.copy()]
+    out = np.empty_like(x)
+    points = [x.copy()]
     for index in range(samples):
         instance.gradient(x, worker, index, out)
         x = x - rate * out
@@ -55,7 +56,8 @@ def exponential(num_workers, seed):
 @settings_
 def test_r2_a_quorum_of_all_workers_is_synchronous_bit_for_bit(of, num_workers, seed):
     # Whole rounds: of a last one without samples for all, Synchronous takes what there is and a quorum is not reached.
-    samples, both = 9 * num_workers, (of(num_workers), rules.Synchronous())
+    samples = 9 * num_workers
+    both = (of(num_workers), rules.Synchronous())
     ours, synchronous = (run(rule, exponential(num_workers, seed), samples=samples) for rule in both)
     assert torch.equal(ours.points, synchronous.points)
     assert [event.train_seconds for event in ours.events] == [event.train_seconds for event in synchronous.events]
@@ -99,9 +101,14 @@ def fastest_of_each_round(num_workers, seed, quorum, updates):
 
     By an argsort of each round's draws, without a heap.
     """
-    instance, speeds, now = PROBLEM.on(num_workers, 0), exponential(num_workers, seed), 0.0
-    x, sample = instance.initial(), [0] * num_workers
-    points, times, out = [x.copy()], [0.0], np.empty_like(x)
+    instance = PROBLEM.on(num_workers, 0)
+    speeds = exponential(num_workers, seed)
+    now = 0.0
+    x = instance.initial()
+    sample = [0] * num_workers
+    points = [x.copy()]
+    times = [0.0]
+    out = np.empty_like(x)
     for update in range(updates):
         seconds = [now + speeds.draw_one(worker, update) for worker in range(num_workers)]
         first = np.argsort(seconds)[:quorum]
@@ -189,7 +196,8 @@ def test_r16_once_all_gradients_are_in_ormo_is_momentum_sgd_on_the_groups_in_ord
     groups = defaultdict(lambda: np.zeros(5))
     for event, (*_, gradient) in zip(ours.events, ours.computed, strict=True):
         groups[-(-event.read_version // size)] += gradient
-    x, u = ours.points[0].numpy(), np.zeros(5)
+    x = ours.points[0].numpy()
+    u = np.zeros(5)
     for number in range(-(-(samples - 1) // size) + 1):
         u = beta * u + groups[number]
         x = x - 0.01 * u

@@ -73,7 +73,8 @@ def test_two_arrivals_in_flight_together_swapped_are_found_out(train, tmp_path):
     run = train(mode="async", nproc=3, clock="virtual")
     lines = (run.path / "events.jsonl").read_text().splitlines()
     first, second = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"][-2:]
-    earlier, later = json.loads(lines[first]), json.loads(lines[second])
+    earlier = json.loads(lines[first])
+    later = json.loads(lines[second])
     assert earlier["worker"] != later["worker"]
     assert later["read_version"] < earlier["version"]
     earlier["started"] = []  # which does not arrive

@@ -38,7 +38,8 @@ from hypothesis import strategies as st
 from marks import slow
 from torch import nn
 
-SAMPLES, BATCH = 240, 4
+SAMPLES = 240
+BATCH = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,10 @@ def test_under_every_rule_a_run_that_is_stopped_and_made_longer_is_the_whole_run
     rule, num_workers, stop, end, tmp_path_factory
 ):
     root = tmp_path_factory.mktemp("rule")
-    path, whole, budget, refused = root / "run", root / "whole", SAMPLES, ""
+    path = root / "run"
+    whole = root / "whole"
+    budget = SAMPLES
+    refused = ""
     optimizer = SGD() if rule.needs_plain_sgd else SGD(momentum=0.9)
     arguments = {"runtime": Virtual(num_workers, Exponential()), "rule": rule, "optimizer": optimizer}
     train(path, samples=end, stop_at=stop, checkpoint_every=40, **arguments)
@@ -223,7 +227,8 @@ def test_under_every_rule_a_run_that_is_stopped_and_made_longer_is_the_whole_run
         try:
             train(path, resume=True, **arguments)
         except UsageError as error:
-            refused, budget = str(error), end
+            refused = str(error)
+            budget = end
     assert not refused or (rule.in_rounds and "works in rounds, and the budget cuts one short" in refused)
     train(whole, samples=budget, **arguments)
     if end == SAMPLES:
@@ -272,7 +277,8 @@ def test_the_newest_checkpoint_the_best_one_and_the_newest_that_can_grow_are_kep
     arguments = {"samples": 104, "learning_rate": 0.3, "runtime": Virtual(3), "rule": Synchronous()}
     kept = {"checkpoint_every": 8, "keep": 1, "evaluations": 13}
     train(tmp_path / "a", also=wait_for_checkpoint, **arguments, **kept)
-    evaluations, taken = log(tmp_path / "a", "evaluate"), log(tmp_path / "a", "checkpoint")
+    evaluations = log(tmp_path / "a", "evaluate")
+    taken = log(tmp_path / "a", "checkpoint")
     lowest = min(evaluations, key=lambda record: record["loss"])["total_samples"]
     best = min(record["total_samples"] for record in taken if record["total_samples"] >= lowest)
     newest_before_the_round = max(record["total_samples"] for record in taken if record["total_samples"] < 96)
@@ -333,7 +339,8 @@ def test_settings_must_agree_and_only_samples_may_grow(stopped):
     ids=str,
 )
 def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(arguments, tmp_path):
-    path, every = tmp_path / "run", {"evaluate_every": 12, "evaluations": 8, "checkpoint_every": 10}
+    path = tmp_path / "run"
+    every = {"evaluate_every": 12, "evaluations": 8, "checkpoint_every": 10}
     done = train(path, samples=100, **arguments, **every)
     assert checkpointed(path)[-1] == 100 == done.summary["num_samples"]
     train(path, resume=True, samples=200, **arguments, **every)
@@ -355,7 +362,11 @@ def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_t
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks up the files of descriptors in /proc")
 def test_a_checkpoint_gets_its_name_when_its_records_and_its_state_outlive_a_power_cut(tmp_path, monkeypatch):
     """By the order of system calls: a power cut may undo all that was not synced, names in a folder too."""
-    sync, replace, safe, named, wrong = os.fsync, os.replace, {}, [], []
+    sync = os.fsync
+    replace = os.replace
+    safe = {}
+    named = []
+    wrong = []
 
     def synced(descriptor):
         safe[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
@@ -382,7 +393,8 @@ def test_a_checkpoint_gets_its_name_when_its_records_and_its_state_outlive_a_pow
 
 
 def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(tmp_path, monkeypatch, capsys):
-    saved, calls = torch.save, []
+    saved = torch.save
+    calls = []
 
     def full(content, file):
         calls.append(True)

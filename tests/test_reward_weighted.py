@@ -47,7 +47,8 @@ def rows_of(batch, rows):
 def test_with_equal_rewards_it_is_the_loss_of_a_causal_language_model_and_has_its_gradient(reward, task, batch, model):
     equal = {**batch, "rewards": torch.full((6,), reward)}
     outputs = task.outputs(model, equal).detach().requires_grad_()
-    ours, causal = task.loss(outputs, equal), super(RewardWeighted, task).loss(outputs, equal)
+    ours = task.loss(outputs, equal)
+    causal = super(RewardWeighted, task).loss(outputs, equal)
     assert ours.item() == pytest.approx(causal.item(), rel=1e-6)
     (here,), (there,) = torch.autograd.grad(ours, outputs), torch.autograd.grad(causal, outputs)
     assert torch.allclose(here, there, rtol=1e-5, atol=1e-9)

@@ -32,9 +32,11 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
     run = train(**MODES[mode], samples=40, evaluations=2, warmup=8, seed=5)
     files = {path.name for path in run.path.iterdir()} - {"usage.jsonl", "printed.txt"}  # after a second; the gallery's
     assert files == {"console.log", "environment.json", "events.jsonl", "model", "settings.yaml", "summary.json"}
-    num_workers, num_updates = MODES[mode].get("nproc", 1), 5 if mode == "sync" else 10
+    num_workers = MODES[mode].get("nproc", 1)
+    num_updates = 5 if mode == "sync" else 10
 
-    written, cores = (run.path / "environment.json").read_text(), len(os.sched_getaffinity(0))
+    written = (run.path / "environment.json").read_text()
+    cores = len(os.sched_getaffinity(0))
     expected = {"device": "cpu", "num_devices": min(num_workers, cores), "cores": cores, "gpus": []}
     expected |= {"torch_build": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
     assert json.loads(written).items() >= expected.items()
@@ -42,7 +44,8 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
     assert [word for word in about_here if word.strip("/") and word in written] == []
     assert f'"{getpass.getuser()}"' not in written
 
-    summary, rule = run.summary, "asynchronous" if mode in ("async", "hogwild") else "synchronous"
+    summary = run.summary
+    rule = "asynchronous" if mode in ("async", "hogwild") else "synchronous"
     exact = {"schema": 2, "status": "DONE", "message": "", "mode": mode, "rule": rule, "clock": "measured"}
     exact |= {"from_scratch": True, "num_workers": num_workers, "threads": 1, "seed": 5, "batch_size": 4}
     exact |= {"num_samples": 40, "num_samples_applied": 40, "num_updates": num_updates}
@@ -77,7 +80,8 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
 
 
 def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train):
-    page, run = (ROOT / "docs" / "run_folder.md").read_text(), train(mode="single", samples=40)
+    page = (ROOT / "docs" / "run_folder.md").read_text()
+    run = train(mode="single", samples=40)
     keys = {key for record in run.records() for key in record} | set(run.summary)
     assert [key for key in sorted(keys - {"schema", "kind"}) if f"`{key}`" not in page] == []
 
@@ -92,7 +96,8 @@ def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_o
 
 @every_mode
 def test_no_samples_is_one_evaluation_whose_loss_does_not_depend_on_mode_or_workers(mode, train):
-    run, single = train(**MODES[mode], samples=0), train(mode="single", samples=0)
+    run = train(**MODES[mode], samples=0)
+    single = train(mode="single", samples=0)
     said = [run.summary[key] for key in ("status", "num_samples", "num_updates", "train_seconds", "samples_per_second")]
     assert said == ["DONE", 0, 0, 0.0, None]
     assert set(run.summary["delay"].values()) == {None}
@@ -103,7 +108,8 @@ def test_no_samples_is_one_evaluation_whose_loss_does_not_depend_on_mode_or_work
 
 def test_what_is_masked_in_training_does_not_change_the_test(train):
     untrained = {"mode": "single", "samples": 0}
-    plain, other = train(**untrained).summary, train(**untrained, mask="word", mask_prob=0.4).summary
+    plain = train(**untrained).summary
+    other = train(**untrained, mask="word", mask_prob=0.4).summary
     assert (plain["eval_masking"], other["eval_masking"]) == ("token:0.15", "token:0.15")
     assert plain["final_eval_loss"] == other["final_eval_loss"]
     assert plain["eval_weight"] == other["eval_weight"]
@@ -115,7 +121,8 @@ def test_what_is_masked_in_training_does_not_change_the_test(train):
 @pytest.mark.parametrize("mode", ["hogwild", *slow("sync")])
 def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode, train):
     run = train(**MODES[mode], samples=None, seconds=2, evaluations=2, learning_rate=1e-2)
-    summary, last = run.summary, run.records()[-1]
+    summary = run.summary
+    last = run.records()[-1]
     assert (summary["status"], summary["num_updates"] > 0) == ("DONE", True)
     assert 2 <= last["train_seconds"] < 2 + 5
     assert last["version"] == summary["num_updates"]
@@ -164,7 +171,8 @@ def whole(path):
 def test_a_run_killed_at_a_hundred_moments_leaves_readable_folders_and_ends_as_if_it_had_not_been(tmp_path):
     plain = {"samples": 1600, "evaluations": 8, "quiet": True, "learning_rate": 0.01}
     expected = asyncsgd.train(Plane(), **plain).summary["parameters_sha256"]
-    draw, path = random.Random(0), tmp_path / "run0"
+    draw = random.Random(0)
+    path = tmp_path / "run0"
     for number in range(101):
         if (path / "summary.json").exists() or (path.exists() and not any(path.glob("checkpoints/*.json"))):
             path = tmp_path / f"run{number}"  # it has ended, or there is nothing to go on from

@@ -43,7 +43,9 @@ from doors import (
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-BATCH, STEPS, RATE = 8, 8, 0.1
+BATCH = 8
+STEPS = 8
+RATE = 0.1
 STEP = {"optimizer": SGD(), "learning_rate": RATE, "evaluations": 2, "quiet": True}
 
 
@@ -52,7 +54,9 @@ class OwnLayer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner, self.norm, self.outer = nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Linear(8, 3)
+        self.inner = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8, momentum=0.3)
+        self.outer = nn.Linear(8, 3)
         self.register_buffer("average", torch.zeros(8))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
@@ -70,7 +74,8 @@ class Again(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers, self.last = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh()), nn.Linear(8, 3)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
+        self.last = nn.Linear(8, 3)
 
     def forward(self, x):
         return self.last(checkpoint(self.layers, x, use_reentrant=False) if self.training else self.layers(x))
@@ -169,7 +174,8 @@ def plain_loop(kind, parts=1):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     task = Normed(kind)
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
     for index in range(STEPS):
         optimizer.zero_grad()
@@ -250,7 +256,8 @@ def test_the_synchronous_rule_accumulation_and_ranks_in_step_keep_the_statistics
 def test_two_ranks_are_data_parallel_by_hand():
     """DDP's gradient is the mean of both ranks', and its buffers are rank 0's."""
     task = Normed()
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), RATE)
     for step in range(STEPS // 2):
         optimizer.zero_grad()
@@ -279,7 +286,8 @@ def test_under_delay_the_servers_are_the_moving_average_of_the_batches_own_stati
         runtime = Virtual(3, speeds=Constant(1.0))
         run = trained(kind, runtime=runtime, rule=rule, learning_rate=1e-30, samples=6 * BATCH)
         norm = run.model()[1]
-        layer, data = Normed(kind).model(0)[0], task.data(0)
+        layer = Normed(kind).model(0)[0]
+        data = task.data(0)
         mean = torch.zeros(8, dtype=torch.float64)
         var = torch.ones(8, dtype=torch.float64)
         with torch.no_grad():
@@ -298,7 +306,8 @@ def plain_rounds(kind, length):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     task = Normed(kind)
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
     for first in range(0, STEPS, length):
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -364,7 +373,8 @@ def test_a_round_of_local_steps_ends_at_the_weighted_mean_of_the_workers_statist
 
 def batches_own(kind="BatchNorm1d"):
     """The mean and the variance that each batch has at the initial parameters, `(2, 8)`."""
-    layer, data = Normed(kind).model(0)[0], Normed(kind).data(0)
+    layer = Normed(kind).model(0)[0]
+    data = Normed(kind).data(0)
     with torch.no_grad():
         hidden = [layer(data.batch(0, index)[0]).double() for index in range(12)]
     return [torch.stack([each.mean(0), each.var(0)]) for each in hidden]
@@ -377,7 +387,8 @@ def initial_statistics():
 def of_easgd(rate):
     """Two workers in turn, two local steps each, three times."""
     own = batches_own()
-    centre, replicas = initial_statistics(), [initial_statistics(), initial_statistics()]
+    centre = initial_statistics()
+    replicas = [initial_statistics(), initial_statistics()]
     for arrival in range(6):
         y = replicas[arrival % 2]
         for index in (2 * arrival, 2 * arrival + 1):
@@ -390,10 +401,12 @@ def of_easgd(rate):
 
 def of_ad_psgd():
     """Three workers in turn, four gradients each."""
-    own, partner = batches_own(), partners("complete", 3, seed=0)
+    own = batches_own()
+    partner = partners("complete", 3, seed=0)
     models = [initial_statistics() for _ in range(3)]
     for index in range(12):
-        i, j = index % 3, partner(index % 3, index // 3)
+        i = index % 3
+        j = partner(index % 3, index // 3)
         models[i] = models[j] = (models[i] + models[j]) / 2
         models[i] = 0.9 * models[i] + 0.1 * own[index]
     return sum(models) / 3
@@ -402,7 +415,9 @@ def of_ad_psgd():
 def of_sgp(delay):
     """Four rounds of three workers."""
     own = batches_own()
-    x, w, inbox = [initial_statistics() for _ in range(3)], [1.0] * 3, {}
+    x = [initial_statistics() for _ in range(3)]
+    w = [1.0] * 3
+    inbox = {}
     for k in range(4):
         for i in range(3):
             x[i] = w[i] * (0.9 * x[i] / w[i] + 0.1 * own[3 * k + i])
@@ -518,7 +533,8 @@ def test_a_replay_ends_at_the_runs_statistics_and_its_model_is_saved_with_them(r
     loaded = asyncsgd.load_run(tmp_path / "run", Normed)
     for best in (False, True):
         assert state(loaded.model(best=best)) == state(run.model(best=best))
-    task, data = Normed("own"), Normed("own").data(0)
+    task = Normed("own")
+    data = Normed("own").data(0)
     with torch.no_grad():
         losses = [
             float(task.loss(task.outputs(loaded.model(), batch), batch)) * len(batch[1])
@@ -578,7 +594,9 @@ def test_the_check_names_the_buffers_and_a_run_says_how_each_is_kept(tmp_path):
     names = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "average", "seen")
     assert sorted(check(Normed("own")).statistics) == sorted(names)
     summary = trained("own", samples=BATCH, folder=tmp_path / "run").summary
-    averaged, newest, counted = "moving averages", "the newest gradient's", "added up"
+    averaged = "moving averages"
+    newest = "the newest gradient's"
+    counted = "added up"
     assert summary["statistics"] == {
         "average": newest,
         "seen": counted,
@@ -734,7 +752,8 @@ class Short:
     """Data of four batches."""
 
     def __init__(self, data):
-        self.whole, self.evaluation = data, data.evaluation
+        self.whole = data
+        self.evaluation = data.evaluation
 
     def batch(self, stream, index):
         if index > 3:

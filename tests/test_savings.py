@@ -66,7 +66,8 @@ def test_a_run_that_saves_is_the_run_that_does_not(saving, distance, mode, more,
     if "compile" in saving and os.environ.get("ATEN_CPU_CAPABILITY") == "default":
         pytest.skip("torch 2.13 generates code for vectors here that its own headers do not compile")
     values = MODES[mode] | {"optimizer": "sgd", "learning_rate": 0.1} | more
-    without, saves = train(**values), train(**values, **saving)
+    without = train(**values)
+    saves = train(**values, **saving)
     same_bits = without.summary["parameters_sha256"] == saves.summary["parameters_sha256"]
     assert same_bits == (distance == BITS)
     found = (saves.parameters() - without.parameters()).norm() / without.parameters().norm()
@@ -111,7 +112,8 @@ def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_loss_scale_halves_until_no_part_overflows_and_doubles_after_2000_gradients(micro_batches):
-    records, steps = [], {"samples": 8 * 2100, "learning_rate": 1e-4, "optimizer": asyncsgd.SGD(), "evaluations": 1}
+    records = []
+    steps = {"samples": 8 * 2100, "learning_rate": 1e-4, "optimizer": asyncsgd.SGD(), "evaluations": 1}
     more = {"precision": "fp16", "micro_batches": micro_batches, "quiet": True, "report": records.append}
     asyncsgd.train(Steep(), **steps, **more)
     scales = [record.loss_scales for record in records if record.kind == "arrival"]
@@ -205,7 +207,8 @@ def alone(*words):
 def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(kind, tmp_path):
     wide(kind, 0, tmp_path / "full", auto_batch=False)
     said = wide(kind, 800, tmp_path / "short")
-    full, short = Finished(tmp_path / "full"), Finished(tmp_path / "short")
+    full = Finished(tmp_path / "full")
+    short = Finished(tmp_path / "short")
     losses = [[record["loss"] for record in run.records("evaluate")] for run in (short, full)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert full.summary["micro_batches"] == 1 < short.summary["micro_batches"]

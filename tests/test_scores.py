@@ -27,7 +27,8 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall_and_none_for_a_class_th
         true_count = sum(true == label for true, _ in pairs)
         said_count = sum(predicted == label for _, predicted in pairs)
         if right:
-            precision, recall = right / said_count, right / true_count
+            precision = right / said_count
+            recall = right / true_count
             assert score == pytest.approx(2 * precision * recall / (precision + recall))
         else:
             assert score == (0.0 if true_count or said_count else None)

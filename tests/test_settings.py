@@ -109,7 +109,8 @@ DRAWN = {
 @given(st.fixed_dictionaries({}, optional=DRAWN), st.text())
 @settings(deadline=None)
 def test_what_to_yaml_writes_reads_back_as_equal_settings(tmp_path_factory, values, comment):
-    flags, path = task_flags(asyncsgd.tasks.task_class("masked_lm")), tmp_path_factory.getbasetemp() / "config.yaml"
+    flags = task_flags(asyncsgd.tasks.task_class("masked_lm"))
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
     some = flags.make({"mode": "async", **values})
     path.write_text(flags.to_yaml(some, comment=comment), encoding="utf-8")
     assert flags.make(flags.load_yaml(str(path))) == some == flags.make(flags.flatten(some))

@@ -57,7 +57,9 @@ def test_a_hangup_that_nohup_ignores_stays_ignored_and_handlers_are_as_before_th
 
 
 def test_a_second_signal_frees_a_main_thread_that_waits_in_c_and_hears_nothing():
-    lock, libc, called = ctypes.create_string_buffer(64), ctypes.CDLL(None), []
+    lock = ctypes.create_string_buffer(64)
+    libc = ctypes.CDLL(None)
+    called = []
 
     def let_go(name):
         called.append(name)

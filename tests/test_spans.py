@@ -51,14 +51,17 @@ def test_no_span_goes_on_in_the_next_sentence():
 
 def slow_spans(tags):
     """One word at a time, as a reader does it; on names, without an array."""
-    spans, first, kind = set(), 0, ""
+    spans = set()
+    first = 0
+    kind = ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, this = tag.partition("-")
         if kind and (prefix != "I" or this != kind):
             spans.add((first, place - 1, kind))
             kind = ""
         if this and not kind:
-            first, kind = place, this
+            first = place
+            kind = this
     return spans
 
 

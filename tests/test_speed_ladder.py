@@ -92,7 +92,8 @@ def test_a_rung_is_left_out_with_a_reason(capsys):
 
 def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
     class Words:
-        all_special_ids, mask_token_id = (0, 1, 4), 4
+        all_special_ids = (0, 1, 4)
+        mask_token_id = 4
 
         def __len__(self):
             return 100

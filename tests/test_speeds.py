@@ -90,7 +90,8 @@ def test_a_draw_depends_on_seed_worker_and_draw_and_not_on_who_asked_what_before
 
 @pytest.mark.parametrize("speeds", [*(s for s in FIXED if not isinstance(s, TwoGroups)), *RANDOM], ids=str)
 def test_a_workers_seconds_do_not_depend_on_how_many_workers_there_are(speeds):
-    few, more = speeds.on(4, 3), speeds.on(50, 3)
+    few = speeds.on(4, 3)
+    more = speeds.on(50, 3)
     assert more.draw_one(49, 9) > 0  # another one has been asked before
     assert all(few.draw_one(w, k) == more.draw_one(w, k) for w in range(4) for k in range(80))
 
@@ -180,9 +181,11 @@ def test_draws_have_the_distribution_of_the_closed_form(speeds, cdf, mean, varia
 
 @pytest.mark.parametrize("speeds", [Outages(), Outages(seconds=3, up=2, down=0.5)], ids=str)
 def test_outages_are_a_poisson_number_of_exponential_pauses(speeds):
-    sample, rate = many(speeds, 3, 40_000), speeds.seconds / speeds.up
+    sample = many(speeds, 3, 40_000)
+    rate = speeds.seconds / speeds.up
     # Compound Poisson: mean rate E D, variance rate E D^2 = 2 rate down^2.
-    expected, error = speeds.seconds * (1 + speeds.down / speeds.up), math.sqrt(2 * rate * speeds.down**2 / 40_000)
+    expected = speeds.seconds * (1 + speeds.down / speeds.up)
+    error = math.sqrt(2 * rate * speeds.down**2 / 40_000)
     assert abs(sample.mean() - expected) < 5 * error
     undisturbed = math.exp(-rate)
     error = math.sqrt(undisturbed * (1 - undisturbed) / 40_000)

@@ -114,7 +114,8 @@ def forget(out, folder, status="FAILED"):
 def unbroken(small, tmp_path_factory):
     """(config, folder) of a sweep that nobody has disturbed; tests copy it before they change it."""
     folder = tmp_path_factory.mktemp("unbroken")
-    config, out = written(small, folder), folder / "out"
+    config = written(small, folder)
+    out = folder / "out"
     assert sweep(config, out) == 0
     return config, out
 
@@ -166,7 +167,8 @@ def scored(small, out, losses):
     return Sweep(plan, "", out)
 
 
-SYNC, ASYNC = "sync-w2-virtual", "async-w2-virtual"
+SYNC = "sync-w2-virtual"
+ASYNC = "async-w2-virtual"
 LOOK = 10
 """Samples, 90 % of the 12 that the pilots make in their 9 seconds, rounded down."""
 
@@ -476,12 +478,15 @@ def stoppable(small, tmp_path_factory):
         "seeds": [7],
         "finetune": {**labelled, "batch_size": 4, "evaluations": 1, "class_weights": True, "device": "cpu"},
     }
-    path, out = written(config, folder), folder / "out"
+    path = written(config, folder)
+    out = folder / "out"
     assert sweep(path, out) == 0
     return path, out
 
 
-VIRTUAL, MEASURED, TUNED = "test/async-w2-virtual/s7", "test/single-w1/s7", "finetune/async-w2-virtual/s7-f0"
+VIRTUAL = "test/async-w2-virtual/s7"
+MEASURED = "test/single-w1/s7"
+TUNED = "finetune/async-w2-virtual/s7-f0"
 
 
 def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model(stoppable, tmp_path, capsys):
@@ -508,7 +513,8 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
 
 
 def test_an_estimate_adds_up_runs_that_measure_time_and_shares_the_cores_among_others(stoppable):
-    made, estimator = Sweep(plan_of(stoppable[1]), "", stoppable[1]), Estimator()
+    made = Sweep(plan_of(stoppable[1]), "", stoppable[1])
+    estimator = Estimator()
     jobs = {run.folder: made.job(run) for run in made.plan.runs}
     for folder, at_once in ((MEASURED, 1), (VIRTUAL, min(2, available_cores()))):
         once = estimator.seconds([jobs[folder]], 1)

@@ -43,9 +43,12 @@ def run(tmp_path, monkeypatch):
 def told(records):
     """(samples, seconds, values) of each point: ten arrivals make one, and the last evaluation ends that of five."""
     arrivals = [record for record in records if record.kind == "arrival"]
-    points, rows = [], [arrivals[at : at + 10] for at in range(0, 105, 10)]
+    points = []
+    rows = [arrivals[at : at + 10] for at in range(0, 105, 10)]
     for row, before in zip(rows, [None, *rows], strict=False):
-        samples, seconds, last = sum(event.num_samples for event in row), row[-1].train_seconds, row[-1]
+        samples = sum(event.num_samples for event in row)
+        seconds = row[-1].train_seconds
+        last = row[-1]
         delays = sorted(delay for event in row for _, delay in event.uses)
         values = {
             "train/loss": sum(event.loss * event.weight for event in row) / sum(event.weight for event in row),
@@ -165,7 +168,8 @@ def read_mlflow(folder):
 
 
 def read_trackio(folder):
-    database, read = sqlite3.connect(folder.parent / "trackio-database" / "asyncsgd.db"), {}
+    database = sqlite3.connect(folder.parent / "trackio-database" / "asyncsgd.db")
+    read = {}
     for step, values in database.execute("SELECT step, metrics FROM metrics WHERE run_name = 'trackio'").fetchall():
         for name, value in json.loads(values).items():
             read.setdefault(name, set()).add((step, single(value)))

@@ -102,7 +102,8 @@ class Uneven(Task):
 
 def plain(task, groups, *, rate=0.5, decay=0.1):
     """Plain torch: a step for each group of batches, along the gradient of its mean loss; none where nothing counts."""
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups_of_parameters = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
@@ -222,7 +223,8 @@ def test_other_rules_end_well_and_replay(rule, tmp_path):
 
 def test_evaluation_batches_without_a_loss_term_add_nothing():
     some = trained(Uneven(empty=(1, 2)), InProcess(), samples=0)
-    data, model = Fixed((1, 2)), Uneven().model(0)
+    data = Fixed((1, 2))
+    model = Uneven().model(0)
     with torch.no_grad():
         batches = [data.batch(0, index) for index in (5, 7)]
         losses = [Uneven().loss(Uneven().outputs(model, batch), batch) for batch in batches]
@@ -252,8 +254,10 @@ class Changing(nn.Module):
 
     def __init__(self, how):
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.how, self.passes = how, 0
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 1)
+        self.how = how
+        self.passes = 0
         if how == "thaw":
             self.first.weight.requires_grad_(False)
 
@@ -307,7 +311,8 @@ class Stack(nn.Module):
 
     def __init__(self, how):
         super().__init__()
-        self.start, self.end = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.start = nn.Linear(4, 4)
+        self.end = nn.Linear(4, 1)
         self.blocks = nn.ModuleList(Added(inner) for inner in (Changing(how), nn.Linear(4, 4), nn.Linear(4, 4)))
 
     def forward(self, x):
@@ -335,7 +340,8 @@ def test_a_stage_of_a_pipeline_does_not_change_what_is_trained_either(how):
 class Short(nn.Module):
     def __init__(self, kind):
         super().__init__()
-        self.rows, self.last = kind(3, 4, max_norm=1.0), nn.Linear(4, 1)
+        self.rows = kind(3, 4, max_norm=1.0)
+        self.last = nn.Linear(4, 1)
 
     def forward(self, x):
         return self.last(self.rows(x[:, :1].clamp(0, 2).long()).reshape(len(x), 4))
@@ -362,5 +368,6 @@ def test_rows_with_a_largest_norm_are_refused_before_anything_is_trained(kind):
 def test_ranks_whose_batch_has_no_loss_term_step_as_the_others_in_float16(empty):
     task = Uneven(empty=empty)
     more = {"optimizer": SGD(), "weight_decay": 0.0, "precision": "fp16"}
-    together, alone = trained(task, AllReduce(2), **more), trained(task, InProcess(accumulate=2), **more)
+    together = trained(task, AllReduce(2), **more)
+    alone = trained(task, InProcess(accumulate=2), **more)
     torch.testing.assert_close(vector(together), vector(alone), rtol=1e-4, atol=1e-5)

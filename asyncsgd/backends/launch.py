@@ -34,14 +34,16 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 """What torchrun sets for its own ranks. Processes that this library starts must not see it, or they would act as such
 ranks.
 """
-_LOOK_SECONDS, _STOP_SECONDS = 1.0, 30.0
+_LOOK_SECONDS = 1.0
+_STOP_SECONDS = 30.0
 """Between two looks for the launcher; that rank 0 has to stop the others when it is gone."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 TIMEOUT = datetime.timedelta(minutes=30)
 """Longest wait for another rank: a large corpus, a gradient or an evaluation shard may take as long. It is for ranks
 that hang, and for hosts that vanish. The others notice at once that the process of a rank has ended.
 """
-OUT_OF_MEMORY, NO_BATCH_LEFT = 4, 6
+OUT_OF_MEMORY = 4
+NO_BATCH_LEFT = 6
 """Exit codes of processes for which the leader has a sentence."""
 REASONS = {
     OUT_OF_MEMORY: errors.OUT_OF_MEMORY,
@@ -79,7 +81,8 @@ class Launch:
             world_size = int(environment.get("WORLD_SIZE", "1"))
             if world_size == 1:
                 return cls(nproc, None, False)
-            rank, local = int(environment["RANK"]), int(environment.get("LOCAL_WORLD_SIZE", world_size))
+            rank = int(environment["RANK"])
+            local = int(environment.get("LOCAL_WORLD_SIZE", world_size))
         except (KeyError, ValueError) as error:
             raise UsageError(
                 f"WORLD_SIZE is {environment['WORLD_SIZE']!r} and RANK is {environment.get('RANK')!r}; a launcher sets "

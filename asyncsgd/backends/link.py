@@ -227,10 +227,13 @@ _MEETING = datetime.timedelta(minutes=30)
 """Longest wait for the other side to come up."""
 _SILENCE = datetime.timedelta(days=30)
 """Of a living peer, which may be stopped. A dead one is noticed at once."""
-_SERVER, _WORKER = 0, 1
-_MESSAGES, _VECTORS = 0, 1
+_SERVER = 0
+_WORKER = 1
+_MESSAGES = 0
+_VECTORS = 1
 """Tags."""
-_FRAME, _LENGTH = 1024, struct.Struct("!I")
+_FRAME = 1024
+_LENGTH = struct.Struct("!I")
 
 
 class Pair(Link):
@@ -251,7 +254,8 @@ class Pair(Link):
     ) -> None:
         ours, self._handed_on = multiprocessing.Pipe(duplex=False)
         super().__init__(ours)
-        self.carries_vectors, self._slot = carries_vectors, slot
+        self.carries_vectors = carries_vectors
+        self._slot = slot
         self._rank, self._peer = (_SERVER, _WORKER) if serves else (_WORKER, _SERVER)
         self._group: Any = None
         self._lock = threading.Lock()
@@ -326,7 +330,8 @@ class Pair(Link):
         return dist.ProcessGroupGloo(dist.PrefixStore(f"worker{worker}", store), self._rank, 2, options)
 
     def _receive_bytes(self) -> bytes:
-        content, length = b"", 0
+        content = b""
+        length = 0
         while len(content) < _LENGTH.size + length:
             frame = torch.empty(_FRAME, dtype=torch.uint8)
             self._group.recv([frame], self._peer, _MESSAGES).wait()

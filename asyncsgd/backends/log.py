@@ -120,7 +120,9 @@ class Replay:
     def __init__(
         self, server: Server | Peers[Any], computation: Computation, log: Log, *, to_the_bit: bool = True
     ) -> None:
-        self.server, self._computation, self._to_the_bit = server, computation, to_the_bit
+        self.server = server
+        self._computation = computation
+        self._to_the_bit = to_the_bit
         arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
         last = max(arrivals, default=0)
         # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
@@ -186,13 +188,16 @@ class Replay:
         raise Nobody("the log ends")
 
     def _arrived(self, record: Event) -> Arrived:
-        worker, dispatch, version = record.worker, record.dispatch, record.read_version
+        worker = record.worker
+        dispatch = record.dispatch
+        version = record.read_version
         work = self.server.in_flight.get(worker)
         if work is None or work.dispatch != dispatch:
             raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
         point, statistics = self._kept.get(version, (None, None))
         if work.point is not None:
-            point, statistics = work.point, work.statistics
+            point = work.point
+            statistics = work.statistics
         newest = self.server.version if work.point is None else work.version
         if point is None or not work.version <= version <= newest:
             raise self._differs(
@@ -217,7 +222,8 @@ class Replay:
 
     def _follow(self) -> None:
         """Start what the log started, if the rule asked for it here and these batches are the next."""
-        started, self._started = self._started, ()
+        started = self._started
+        self._started = ()
         for worker, dispatch, batches, rate in started:
             # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
             here = self.server.start(worker, len(indices_of(batches)))
@@ -236,7 +242,8 @@ class Replay:
         if not isinstance(record, Event | Membership):
             return
         for name in COMPARED:
-            here, logged = getattr(record, name, None), getattr(self._record, name, None)
+            here = getattr(record, name, None)
+            logged = getattr(self._record, name, None)
             if here != logged:
                 raise self._differs(f"{name} of line {self._line} is {here}, the log has {logged}")
 

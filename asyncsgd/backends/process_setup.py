@@ -26,7 +26,8 @@ class Straggling:
     """
 
     def __init__(self, sampler: Sampler | None, worker: int) -> None:
-        self._sampler, self._worker = sampler, worker
+        self._sampler = sampler
+        self._worker = worker
 
     @classmethod
     def of(cls, run: Run, worker: int) -> Straggling:

@@ -88,8 +88,12 @@ class Workers:
         statistics: RunningStatistics | None = None,
     ) -> None:
         self._statistics = statistics
-        self._links, self._segment, self._task = dict(links), segment, task
-        self._clock, self._dead, self._stop_requested = clock, dead, stop_requested
+        self._links = dict(links)
+        self._segment = segment
+        self._task = task
+        self._clock = clock
+        self._dead = dead
+        self._stop_requested = stop_requested
         self._steps_there = not segment.slots
         self._selector = selectors.DefaultSelector()
         for worker, link in links.items():
@@ -198,7 +202,9 @@ class Workers:
         """
         self._paused |= self._clock.running
         self._clock.pause()
-        began, owners, sums = time.perf_counter(), dict(enumerate(self.present)), dict[int, Sums]()
+        began = time.perf_counter()
+        owners = dict(enumerate(self.present))
+        sums = dict[int, Sums]()
         number = len(owners)
         vectors = self._vectors(parameters, self._segment.statistics)
         for shard, worker in owners.items():
@@ -233,7 +239,8 @@ class Workers:
             self._segment.control[FROZEN] = 1  # no step that nobody hears of
         for worker in list(self._links):
             self._send(worker, Stop())
-        left, deadline = list(self._left), time.monotonic() + STOP_SECONDS
+        left = list(self._left)
+        deadline = time.monotonic() + STOP_SECONDS
         while self._steps_there and self._ready and time.monotonic() < deadline:
             self._messages()
         return left
@@ -262,10 +269,15 @@ class Workers:
 
     def _tell(self, work: Work) -> None:
         """Tell an idle worker to compute. Its slot is free for the point where it starts, if it has to be told one."""
-        worker, point, exact = work.worker, work.point, None if work.point is None else work.version
-        segment, statistics = self._segment, work.statistics
+        worker = work.worker
+        point = work.point
+        exact = None if work.point is None else work.version
+        segment = self._segment
+        statistics = work.statistics
         if point is None and self._links[worker].carries_vectors:
-            point, exact, statistics = segment.parameters, segment.version, segment.statistics
+            point = segment.parameters
+            exact = segment.version
+            statistics = segment.statistics
         if point is not None:
             segment.slots[worker].copy_(point)
             if statistics is not None:

@@ -49,7 +49,8 @@ class AllRanks:
     """
 
     def __init__(self) -> None:
-        self.rank, self.number = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.number = dist.get_world_size()
         self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
     def take(self, tensor: Tensor, source: int) -> None:
@@ -105,7 +106,9 @@ class Replica(abc.ABC):
     """Of the last direction; see `asyncsgd.core.optimizers.Optimizer.norm`."""
 
     def __init__(self, run: Run, stages: int = 1) -> None:
-        self.task, self.device, self.ranks = run.task, torch.device(run.device), AllRanks()
+        self.task = run.task
+        self.device = torch.device(run.device)
+        self.ranks = AllRanks()
         self.number, self.speakers = self.ranks.rank // stages, [*range(stages - 1, self.ranks.number, stages)]
         self._rate, self._straggling = run.schedule, Straggling.of(run, self.number)
         self._own_seconds = 0.0
@@ -193,7 +196,8 @@ class Replica(abc.ABC):
         texts = self.ranks.gather_texts(encode_sums(self.sums()))
         rows = self.ranks.gather(torch.tensor(peak_bytes(self.device))).tolist()
         peaks = tuple((rank, resident, cuda) for rank, (resident, cuda) in enumerate(rows))
-        seconds, stages = time.perf_counter() - began, self.used()
+        seconds = time.perf_counter() - began
+        stages = self.used()
         shards = [decode_sums(texts[rank]) for rank in self.speakers]
         return measured_in_shards(self.task, shards, seconds, peaks, stages)
 
@@ -322,7 +326,9 @@ class Collective(InOrder):
         ahead: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(clock, num_workers)
-        self.ranks, self._optimizer, self._ahead = ranks, optimizer, ahead
+        self.ranks = ranks
+        self._optimizer = optimizer
+        self._ahead = ahead
         self._computed: collections.deque[Computed] = collections.deque()
 
     def next(self, until: float) -> Arrived | None:

@@ -36,7 +36,8 @@ from torch import Tensor
 
 from asyncsgd.tasks.base import Batch, Data, map_tensors
 
-FACTOR, FLOOR = 10.0, 1e-6
+FACTOR = 10.0
+FLOOR = 1e-6
 LARGEST = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """The largest r at which a log is still compared, by the number format of the forward pass."""
 BITS = {torch.float64: 8, torch.float32: 8, torch.bfloat16: 1, torch.float16: 1}

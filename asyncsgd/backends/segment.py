@@ -29,7 +29,9 @@ from torch import Tensor
 from asyncsgd.core.running_statistics import KINDS
 
 _PAGE = 4096
-_VERSION, SAMPLES, FROZEN = 0, 1, 2
+_VERSION = 0
+SAMPLES = 1
+FROZEN = 2
 """Control words: of the sequence lock; samples that have arrived; whether workers that step are to hold."""
 
 
@@ -57,13 +59,16 @@ class Segment:
         length = _length(size, slots, extra, statistics)
         if descriptor is None:
             descriptor = _nameless(length)
-        self._shape, self._descriptor = (size, slots, extra, statistics), descriptor
+        self._shape = (size, slots, extra, statistics)
+        self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         memory = torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)
         self.control = memory[:_PAGE].view(torch.int64)
         num_float32 = size * (1 + slots) + extra
         parts = memory[_PAGE : _PAGE + 4 * num_float32].view(torch.float32).split([size] * (1 + slots) + [extra])
-        self.parameters, self.slots, self.extra = parts[0], parts[1:-1], parts[-1]
+        self.parameters = parts[0]
+        self.slots = parts[1:-1]
+        self.extra = parts[-1]
         behind = memory[length - 8 * _num_statistics(slots, statistics) : length].view(torch.float64)
         self.statistics = behind[:statistics]
         """`(S,)`, of the version that stands."""

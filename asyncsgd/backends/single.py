@@ -28,7 +28,8 @@ class InOrder:
     KEPT: tuple[str, ...] = ("_clock", "_started")
 
     def __init__(self, clock: TrainingClock, num_workers: int) -> None:
-        self.present, self._clock = range(num_workers), clock
+        self.present = range(num_workers)
+        self._clock = clock
         self._started: list[Work] = []
 
     @property
@@ -78,13 +79,15 @@ class Single(InOrder):
         if self._worker.flat.parameters.device.type == "cuda":
             torch.cuda.synchronize()
         taken = Taken(compute=time.perf_counter() - began)
-        flat, seconds = self._worker.flat, self.now - work.began
+        flat = self._worker.flat
+        seconds = self.now - work.began
         moved = None if flat.statistics is None else flat.statistics.moved
         return Arrived(work, work.version, flat.gradients, gradient, seconds, taken, moved)
 
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
-        began, number = time.perf_counter(), len(self.present)
+        began = time.perf_counter()
+        number = len(self.present)
         shards = [self._worker.evaluate(shard, number, estimates=shard == 0) for shard in range(number)]
         peaks = ((0, *peak_bytes(parameters.device)),)
         return measured_in_shards(self._worker.task, shards, time.perf_counter() - began, peaks)

@@ -89,8 +89,12 @@ class Heap:
         statistics: RunningStatistics | None = None,
     ) -> None:
         self.now = 0.0
-        self._parameters, self.computation, self._measure = parameters, computation, measure
-        self._sampler, self._network, self._in_step = sampler, network, in_step
+        self._parameters = parameters
+        self.computation = computation
+        self._measure = measure
+        self._sampler = sampler
+        self._network = network
+        self._in_step = in_step
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
         self._heap: list[Entry] = []
         self._root_is_free = False  # its first has arrived, and stays to be replaced: one sift of the heap for two
@@ -142,7 +146,9 @@ class Heap:
         Abandoned gradients are skipped, uploads wait for the link on the way.
         """
         self._free_root()
-        heap, uploads, working = self._heap, self._uploads, self._working
+        heap = self._heap
+        uploads = self._uploads
+        working = self._working
         while heap or uploads:
             source = uploads if uploads and (not heap or uploads[0] < heap[0]) else heap
             seconds, worker, dispatch, work = first = source[0]
@@ -174,12 +180,15 @@ class Heap:
         return Left(change.worker)
 
     def _arrived(self, work: Work) -> Arrived:
-        worker, began, now = work.worker, work.began, self.now
+        worker = work.worker
+        began = work.began
+        now = self.now
         assert work.point is not None
         gradient = self.computation.compute(worker, work.batches, work.point, work.rate, statistics=work.statistics)
         pulled = computed = 0.0
         if self._network is not None:
-            pulled, computed = self._pulled_at[worker] - began, self._computed_at[worker] - began
+            pulled = self._pulled_at[worker] - began
+            computed = self._computed_at[worker] - began
         else:
             computed = now - began
         taken = Taken(pulled, computed - pulled, now - began - computed, began - self._idle_since[worker])
@@ -201,14 +210,19 @@ class Heap:
             for heap in (self._heap, self._uploads):
                 heap[:] = [entry for entry in heap if self._working[entry[1]] is entry[3]]
                 heapq.heapify(heap)
-            self._dead, self._root_is_free = 0, False
+            self._dead = 0
+            self._root_is_free = False
 
     def start(self, works: Sequence[Work]) -> None:
         """Keep the parameters that they start at, and draw how long they take."""
-        heap, draw, network = self._heap, self._sampler.draw_one, self._network
+        heap = self._heap
+        draw = self._sampler.draw_one
+        network = self._network
         many = network is None and len(works) > max(MANY, len(heap) // 8)
         for work in works:
-            worker, number, first = work.worker, work.num_local_steps, work.draw
+            worker = work.worker
+            number = work.num_local_steps
+            first = work.draw
             if work.point is None:
                 if self._kept[0] != work.version:
                     statistics = None if self._statistics is None else self._statistics.values.clone()
@@ -219,7 +233,8 @@ class Heap:
                 seconds = work.drawn = draw(worker, first)
             else:
                 drawn = [draw(worker, k) for k in range(first, first + number)]
-                seconds, work.drawn = math.fsum(drawn), drawn[-1]
+                seconds = math.fsum(drawn)
+                work.drawn = drawn[-1]
             if network is not None:
                 self._pulled_at[worker] = pulled = self._transfer(self.now, worker)
                 heapq.heappush(self._uploads, (pulled + seconds, worker, work.dispatch, work))

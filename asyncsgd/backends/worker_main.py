@@ -72,7 +72,8 @@ class Gradients:
     """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
 
     def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:
-        self._run, self._straggling = run, Straggling.of(run, number)
+        self._run = run
+        self._straggling = Straggling.of(run, number)
         self._num_batches = run.limits.num_batches(run.task.batch_size)
         self._device = torch.device(run.device)
         self._link, self._segment = way.join(number)
@@ -159,7 +160,8 @@ class Gradients:
         began = time.perf_counter()
         version = self._pull(command.exact_version)
         pulled = time.perf_counter()
-        indices, worker = indices_of(command.batches), self._worker
+        indices = indices_of(command.batches)
+        worker = self._worker
         if indices[-1] >= self._num_batches and not worker.has_batch(indices[-1]):
             # Others compute what is left of the budget. Torchrun would end them all because of an exit code.
             os._exit(0 if parent_process() is None else NO_BATCH_LEFT)
@@ -193,7 +195,8 @@ class Steps(Gradients):
         super().__init__(run, way, number, profile, tells)
         assert self._segment is not None
         assert isinstance(run.runtime, Hogwild)
-        self._shared, self._schedule = self._segment, run.schedule
+        self._shared = self._segment
+        self._schedule = run.schedule
         self._optimizer = run.recipe.on(self._flat.parameters, self._flat.layout)
         if run.runtime.share_state:
             self._optimizer.share_state(self._segment.extra)
@@ -207,7 +210,8 @@ class Steps(Gradients):
 
     def _compute(self, command: Compute) -> bool:
         """Answer when the step is taken; False if the run is over."""
-        began, version = time.perf_counter(), self._pull(None)
+        began = time.perf_counter()
+        version = self._pull(None)
         gradient = self._worker.gradient(command.batches[0].first)
         until = time.perf_counter() + self._straggling.wait_seconds(time.perf_counter() - began, command.first_draw)
         while (left := until - time.perf_counter()) > 0:

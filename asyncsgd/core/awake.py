@@ -31,7 +31,9 @@ class _Watch:
         used = time.process_time()
         while True:
             time.sleep(BETWEEN)
-            now, used_before, used = time.perf_counter(), used, time.process_time()
+            now = time.perf_counter()
+            used_before = used
+            used = time.process_time()
             if now - self.looked > LONGEST and used - used_before < USED * (now - self.looked):
                 self.still += now - self.looked - LONGEST
             self.looked = now

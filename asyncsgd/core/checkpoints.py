@@ -132,7 +132,11 @@ class Saver:
         began_from: Mapping[str, Any],
         tell: Callable[[str], None],
     ) -> None:
-        self._run, self._policy, self._record, self._began_from, self._tell = folder, policy, record, began_from, tell
+        self._run = folder
+        self._policy = policy
+        self._record = record
+        self._began_from = began_from
+        self._tell = tell
         self._folder = folder.path / FOLDER
         # There is a state of this moment already. A run that is stopped there keeps it and writes no other.
         self._resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
@@ -167,7 +171,8 @@ class Saver:
         if num_samples == self._resumes_at:
             return
         self.finish()
-        began, name = time.perf_counter(), name_of(num_samples)
+        began = time.perf_counter()
+        name = name_of(num_samples)
         copy = copy_of(state)
         self._wait_for_next(num_samples)
         copy_seconds = time.perf_counter() - began
@@ -348,7 +353,8 @@ def find(
     Raises:
         UsageError: if there is none, or it is of another schema.
     """
-    notes, cut_short = [], None
+    notes = []
+    cut_short = None
     for path in sorted((folder / FOLDER).glob("[0-9]*.json"), reverse=True):
         try:
             checkpoint = _read(path)

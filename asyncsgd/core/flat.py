@@ -60,7 +60,9 @@ class Layout:
                     f"parameter {name!r} is {parameter.dtype}; load the model in float32 and use --precision instead"
                 )
         named.sort(key=lambda pair: pair[1].ndim < 2)  # stable: matrices first, in the model's order
-        offsets, end, num_decayed = [], 0, 0
+        offsets = []
+        end = 0
+        num_decayed = 0
         for _, parameter in named:
             offsets.append(end)
             end += math.ceil(parameter.numel() / ALIGNMENT) * ALIGNMENT
@@ -142,7 +144,8 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
         first = tensor.storage_offset() * tensor.element_size()
         last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         ranges.append((first, first + (last + 1) * tensor.element_size()))
-    begin, end = max(first for first, _ in ranges), min(end for _, end in ranges)
+    begin = max(first for first, _ in ranges)
+    end = min(end for _, end in ranges)
     if begin >= end:
         return False
     marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)

@@ -185,10 +185,12 @@ class TrainingClock:
     @seconds.setter
     def seconds(self, seconds: float) -> None:
         """Stand still at `seconds`."""
-        self._total, self._since = seconds, None
+        self._total = seconds
+        self._since = None
 
     def pause(self) -> None:
-        self._total, self._since = self.seconds, None
+        self._total = self.seconds
+        self._since = None
 
     def resume(self) -> None:
         self._since = awake()
@@ -216,7 +218,9 @@ class EarlyStop:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._best_loss, self._best_samples, self._since = math.inf, 0, 0
+        self._best_loss = math.inf
+        self._best_samples = 0
+        self._since = 0
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
         self.best: Best | None = None
         self.best_parameters: Tensor | None = None
@@ -242,7 +246,9 @@ class EarlyStop:
         if not math.isfinite(loss):
             return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
         if loss < self._best_loss:
-            self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
+            self._best_loss = loss
+            self._best_samples = evaluation.total_samples
+            self._since = 0
             if self._limits.keep_best and parameters is not None:
                 self.best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
                 self.best_parameters = parameters().detach().to("cpu", copy=True)

@@ -81,7 +81,8 @@ class Optimizer:
         clip_norm: float = 0.0,
         peak: float = 1.0,
     ) -> None:
-        self._vector, self._num_decayed = parameters, num_decayed
+        self._vector = parameters
+        self._num_decayed = num_decayed
         self._layout = layout or Layout.of_vector(len(parameters))
         self._apart = apart
         # Leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
@@ -157,8 +158,12 @@ class Optimizer:
         Each is a group, because torch's fused SGD cannot step one that has no momentum yet beside others that have.
         """
         optimizer = self._optimizer
-        parts, groups, ratios = self._tensors, optimizer.param_groups, self._ratios
-        self._tensors, optimizer.param_groups, self._ratios = [], [], []
+        parts = self._tensors
+        groups = optimizer.param_groups
+        ratios = self._ratios
+        self._tensors = []
+        optimizer.param_groups = []
+        self._ratios = []
         self._apart = True
         views_by_part = filter(None, self._cut(self._vector))
         for part, group, ratio, views in zip(parts, groups, ratios, views_by_part, strict=True):

@@ -45,7 +45,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from asyncsgd.errors import RunError
 
-AVERAGED, MEAN, COUNTED, NEWEST = "moving averages", "means of all batches", "added up", "the newest gradient's"
+AVERAGED = "moving averages"
+MEAN = "means of all batches"
+COUNTED = "added up"
+NEWEST = "the newest gradient's"
 """How a buffer is kept at the server."""
 TRACKED = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of torch's normalisation layers."""

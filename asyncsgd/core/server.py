@@ -102,13 +102,22 @@ class Server:
     ) -> None:
         if (rule.needs_plain_sgd or rule.local_steps) and not optimizer.plain:
             raise ValueError(f"rule {rule.name} moves the parameters itself: its server's optimizer is plain SGD")
-        self.parameters, self.rule, self.rule_acted = parameters, rule, RuleActed()
+        self.parameters = parameters
+        self.rule = rule
+        self.rule_acted = RuleActed()
         self.num_samples = 0
         """Samples that arrived, used or not: what budgets and the learning rate count."""
-        self._optimizer, self._schedule, self._batches, self._batch_size = optimizer, schedule, batches, batch_size
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._batches = batches
+        self._batch_size = batch_size
         self._samples = math.inf if samples is None else samples
-        self._clock, self._starts, self._writing, self._records = clock, starts, writing, records
-        self._local_steps, self._needs_points = rule.local_steps, rule.needs_points
+        self._clock = clock
+        self._starts = starts
+        self._writing = writing
+        self._records = records
+        self._local_steps = rule.local_steps
+        self._needs_points = rule.needs_points
         self._exact = rule.exact_start or rule.needs_points
         self.rule_state = rule.init(parameters)
         self.view = View(parameters=parameters if rule.needs_points else None)
@@ -126,7 +135,8 @@ class Server:
         self._draws = [0] * num_workers
         self._budget_cuts = False
         # One entry per dispatch, so a table method may use a dispatch as often as it likes.
-        self._read_versions, self._worker_of = list[int](), list[int]()
+        self._read_versions = list[int]()
+        self._worker_of = list[int]()
         self._without_terms: set[int] = set()
         """Dispatches whose batches had no loss term."""
         self._frozen: dict[int, tuple[str, ...]] = {}
@@ -173,9 +183,14 @@ class Server:
 
     def _arrive(self, arrived: Arrived) -> Step:
         """The samples count as arrived before the rule decides, so it sees the rate of a step that is taken now."""
-        work, view, began = arrived.work, self.view, self._clock()
-        gradient, vector, read_version = arrived.gradient, arrived.vector, arrived.read_version
-        worker, dispatch = work.worker, work.dispatch
+        work = arrived.work
+        view = self.view
+        began = self._clock()
+        gradient = arrived.gradient
+        vector = arrived.vector
+        read_version = arrived.read_version
+        worker = work.worker
+        dispatch = work.dispatch
         if view.in_flight.pop(worker, None) is not work:
             raise RuntimeError(f"dispatch {dispatch} of worker {worker} is not in flight")
         self.num_samples += gradient.num_samples
@@ -220,7 +235,8 @@ class Server:
             outcome = DROPPED
         else:
             outcome = APPLIED if any(used == dispatch for used, _ in uses) else HELD
-        now, taken = self._clock(), arrived.taken
+        now = self._clock()
+        taken = arrived.taken
         # By position, in the order of its fields: by name it would take a microsecond more.
         event = Event(
             dispatch, worker, work.batches, read_version, view.version, delay, outcome, uses, drops,
@@ -310,7 +326,8 @@ class Server:
         Returns:
             uses, drops, what stops, what starts, and whether a step was taken.
         """
-        view, read_versions = self.view, self._read_versions
+        view = self.view
+        read_versions = self._read_versions
         uses: tuple[tuple[int, int], ...] = ()
         drops: tuple[int, ...] = ()
         stop: list[Work] = []
@@ -391,7 +408,8 @@ class Server:
     def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
         if self._local_steps:
             raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
-        in_flight, worker_of = self.view.in_flight, self._worker_of
+        in_flight = self.view.in_flight
+        worker_of = self._worker_of
         works = [in_flight.pop(worker_of[dispatch], None) for dispatch in dispatches]
         if any(work is None or work.dispatch != number for work, number in zip(works, dispatches, strict=True)):
             raise RuntimeError(f"rule {self.rule.name} abandoned one of {dispatches}, which is not in flight")
@@ -444,7 +462,8 @@ class Server:
         rate = None
         works: list[Work] = []
         for start in starts:
-            worker, count = start.worker, start.num_local_steps
+            worker = start.worker
+            count = start.num_local_steps
             if worker in view.in_flight or worker not in self._present:
                 state = "busy" if worker in view.in_flight else "not present"
                 raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {state}")
@@ -456,9 +475,13 @@ class Server:
                     break
             if self._local_steps:  # its own samples count as having arrived, as they do for a server's step
                 rate = self._schedule(self.num_samples + number * self._batch_size)
-            version, point, statistics = view.version, None, None
+            version = view.version
+            point = None
+            statistics = None
             if isinstance(start, Pinned):
-                version, point, statistics = start.version, start.point, start.statistics
+                version = start.version
+                point = start.point
+                statistics = start.statistics
             dispatch = len(self._worker_of)
             work = Work(
                 worker, dispatch, version, number, batches, point, rate, now, draws[worker], statistics=statistics

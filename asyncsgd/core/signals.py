@@ -21,11 +21,14 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_REQUEST_SECONDS = 1.0
 """torchrun passes on a signal that its ranks may have had already, and a shell passes on the SIGHUP of its terminal:
 within this time both are one request."""
-_PATIENCE, _PATIENCE_BY_TORCHRUN, _NUM_STEPS = 30.0, 25.0, 3
+_PATIENCE = 30.0
+_PATIENCE_BY_TORCHRUN = 25.0
+_NUM_STEPS = 3
 """Seconds, and longest steps so far, that a step may still take after the first signal. Torchrun kills its ranks 30
 seconds after it has passed a signal on.
 """
-_NOTE_SECONDS, _LEAVE_SECONDS = 5.0, 5.0
+_NOTE_SECONDS = 5.0
+_LEAVE_SECONDS = 5.0
 """After the first signal, until the folder says that the run is interrupted, in case that somebody kills it; after the
 second, for the main thread to leave in good order.
 """
@@ -94,8 +97,10 @@ class StopRequest:
     @contextlib.contextmanager
     def during_a_run(self) -> Iterator[None]:
         """Within it the first signal is noted and the second raises; for what saves what it has, or looks itself."""
-        before, self._in_a_run = self._in_a_run, True
-        self._step_began, self._longest_step = math.inf, 0.0
+        before = self._in_a_run
+        self._in_a_run = True
+        self._step_began = math.inf
+        self._longest_step = 0.0
         try:
             yield
         finally:

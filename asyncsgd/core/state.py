@@ -36,7 +36,8 @@ def restore(part: Any, state: State) -> None:
     where they are, since others share them. Afterwards ``part.restored()`` is called, where there is one.
     """
     for name in part.KEPT:
-        before, value = getattr(part, name), state[name]
+        before = getattr(part, name)
+        value = state[name]
         if hasattr(before, "KEPT"):
             restore(before, value)
         elif hasattr(before, "load_state_dict"):

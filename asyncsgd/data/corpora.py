@@ -111,7 +111,8 @@ def _read_text(where: str, columns: Mapping[str, str], row: tuple[Any, ...], nam
     return text, label_name(where, columns, row[1], names) if text and len(columns) > 1 else ""
 
 
-LABELLED, PLAIN = Kind(_read_text), Kind(_read_text, label="")
+LABELLED = Kind(_read_text)
+PLAIN = Kind(_read_text, label="")
 
 
 def load_corpus(
@@ -383,7 +384,8 @@ class _Part:
 
 
 def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
-    versions, digest = json.dumps(package_versions(), sort_keys=True), hashlib.sha256()
+    versions = json.dumps(package_versions(), sort_keys=True)
+    digest = hashlib.sha256()
     if labels or any(train.labels):
         digest.update(json.dumps([versions * built_in, *labels]).encode())
         for documents in (train, evaluation):
@@ -450,7 +452,8 @@ def _labels(
     Args:
         first_rows: of what a text may have as its label, the place of the first row that has it.
     """
-    train, scored = kind.counts(kept), kind.counts(evaluation)
+    train = kind.counts(kept)
+    scored = kind.counts(evaluation)
     has = f"training has {', '.join(sorted(train))}"
     for label in sorted(set(scored) - set(train))[:1]:
         place = next(place for of_text, place in first_rows.items() if label in kind.labels_of(of_text))

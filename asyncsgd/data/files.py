@@ -100,7 +100,8 @@ class Source:
             return
         # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
         self.path = path = Path(os.path.abspath(os.path.expanduser(data)))
-        self.name, takes = path.name, [*takes, "a folder"]
+        self.name = path.name
+        takes = [*takes, "a folder"]
         if not data.strip() or not os.path.exists(path):
             raise UsageError(
                 f"there is no file or folder {shortened(data)}{nearest(data, takes)}; {flag} takes "

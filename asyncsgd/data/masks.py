@@ -154,7 +154,8 @@ class Masking:
         """Return (masked ids `(L,)`, positions `(M,)`, M >= 1) of one sample, both new."""
         positions = np.flatnonzero(self.strategy.choose(sample, self.probability, generator))
         fate, replacement = generator.random((2, len(sample.ids)))[:, positions]
-        masked, swapped = np.array(sample.ids), fate >= 0.9
+        masked = np.array(sample.ids)
+        swapped = fate >= 0.9
         masked[positions[fate < 0.8]] = self.mask_id
         masked[positions[swapped]] = self._ordinary[(replacement[swapped] * len(self._ordinary)).astype(np.int64)]
         return masked, positions

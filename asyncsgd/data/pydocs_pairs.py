@@ -131,7 +131,8 @@ def in_words(accuracy: float) -> str:
 
 
 def _cosine(first: str, second: str) -> float:
-    counts, others = _words(first), _words(second)
+    counts = _words(first)
+    others = _words(second)
     shared = sum(number * others[word] for word, number in counts.items())
     sizes = [math.sqrt(sum(number**2 for number in each.values())) for each in (counts, others)]
     return shared / (sizes[0] * sizes[1]) if all(sizes) else 0.0

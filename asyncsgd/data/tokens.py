@@ -67,7 +67,8 @@ class Samples:
 
     def row(self, name: str, number: int) -> Any:
         """What a column has for a row; an array is a view."""
-        values, starts = self.values[name], self.starts.get(name)
+        values = self.values[name]
+        starts = self.starts.get(name)
         return values[number] if starts is None else values[starts[number] : starts[number + 1]]
 
     def rows(self, name: str, numbers: Sequence[int] | np.ndarray) -> list[np.ndarray]:
@@ -75,7 +76,8 @@ class Samples:
 
     def select(self, keep: np.ndarray) -> Samples:
         """The rows where bool `keep` `(S,)` is set, in arrays of their own."""
-        chosen, values = np.flatnonzero(keep), self.values
+        chosen = np.flatnonzero(keep)
+        values = self.values
         return Samples.of(
             **{name: self.rows(name, chosen) if name in self.starts else values[name][chosen] for name in values}
         )
@@ -146,7 +148,8 @@ def pair_rows(
         sides = [encodings_of([pair[side] for pair in chunk], tokenizer) for side in (0, 1)]
         for encodings in zip(*sides, strict=True):
             lengths = cut_lengths(len(encodings[0]), len(encodings[1]), room)
-            ids, type_ids = list(around[0]), list(special_types[0])
+            ids = list(around[0])
+            type_ids = list(special_types[0])
             for side, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
                 ids += encoding.ids[:length]
                 ids += around[side + 1]
@@ -242,7 +245,8 @@ def rows_of(
         return np.array([[token, True, False][: len(types)] for token in tokens], np.int32).reshape(-1, len(types)).T
 
     prefix, suffix = map(special, special_around(tokenizer))
-    end, documents = special([] if end_id is None else [end_id]), []
+    end = special([] if end_id is None else [end_id])
+    documents = []
     for number, encoding in enumerate(encodings_of(texts, tokenizer)):
         words = encoding.word_ids
         # A token outside all words has one of its own.

@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CANDIDATES_FORMAT = 2
-MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
-NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
+MANIFEST = "manifest.json"
+EXAMPLES = "examples.json"
+PICTURE = "terms.png"
+NUM_EXAMPLES = 100
+NUM_TERMS = 50
+NUM_BINS = 20
 AGAIN = "run mask_candidates.py again"
 
 Chunk = tuple[Path, Sequence[str]]
@@ -75,7 +79,8 @@ def make_chunk(chunk: Chunk) -> None:
     assert _process is not None, "begin comes first"
     path, texts = chunk
     spans, candidates = found_in(texts, *_process)
-    numbers, flags = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.bool_())
+    numbers = pyarrow.list_(pyarrow.int32())
+    flags = pyarrow.list_(pyarrow.bool_())
     columns = {"spans": pyarrow.array(spans, numbers), "candidates": pyarrow.array(candidates, flags)}
     partial = path.with_suffix(".partial")
     parquet.write_table(pyarrow.table(columns), partial, compression="zstd", write_page_checksum=True)
@@ -124,10 +129,13 @@ def chunks_of(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, finder_key: str, chunk_texts: int
 ) -> dict[str, Sequence[str]]:
     """The texts of each chunk by its name."""
-    texts, pieces = [*corpus.train.texts, *corpus.eval.texts], plain_backend(tokenizer).to_str()
-    of_tokenizer, chunks = hashlib.sha256(pieces.encode()).hexdigest(), dict[str, Sequence[str]]()
+    texts = [*corpus.train.texts, *corpus.eval.texts]
+    pieces = plain_backend(tokenizer).to_str()
+    of_tokenizer = hashlib.sha256(pieces.encode()).hexdigest()
+    chunks = dict[str, Sequence[str]]()
     for first in range(0, len(texts), chunk_texts):
-        of_chunk, digest = texts[first : first + chunk_texts], hashlib.sha256()
+        of_chunk = texts[first : first + chunk_texts]
+        digest = hashlib.sha256()
         for text in of_chunk:
             digest.update(hashlib.sha256(text.encode()).digest()[:16])
         key = hashed(CANDIDATES_FORMAT, digest.hexdigest(), of_tokenizer, finder_key)
@@ -192,7 +200,8 @@ def find_candidates(
 def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
     """How many candidates there are, and which."""
     counts = np.array([(len(flags), flags.sum()) for flags in found["candidates"]])
-    train, sides = len(corpus.train.texts), {}
+    train = len(corpus.train.texts)
+    sides = {}
     for name, (pieces, candidates) in (("train", counts[:train].T), ("eval", counts[train:].T)):
         sides[name] = {
             "texts": len(pieces),
@@ -218,7 +227,8 @@ def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
 def _examples(texts: Sequence[str], found: DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
     with_candidates = np.flatnonzero(found["spans"][: len(texts)].map(len))
-    backend, examples = plain_backend(tokenizer), []
+    backend = plain_backend(tokenizer)
+    examples = []
     for number in with_candidates[evenly(len(with_candidates), NUM_EXAMPLES)].tolist():
         encoding = backend.encode(texts[number], add_special_tokens=False)
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
@@ -284,7 +294,8 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
         UsageError: if the candidates are of other texts or of another tokenizer, are not complete, are damaged, or
             none is in the training texts.
     """
-    folder, manifest = Path(candidates).expanduser(), read_complete(candidates)
+    folder = Path(candidates).expanduser()
+    manifest = read_complete(candidates)
     if list(chunks_of(corpus, tokenizer, manifest["finder_key"], manifest["chunk_texts"])) != manifest["chunks"]:
         raise UsageError(
             f"{folder} was made of other texts or with another tokenizer; {AGAIN} with the flags of this run, and "
@@ -292,5 +303,6 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
         )
     if not manifest["statistics"]["train"]["candidate_pieces"]:
         raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
-    marked, num_train = list(read_chunks(folder, manifest["chunks"])["candidates"]), len(corpus.train.texts)
+    marked = list(read_chunks(folder, manifest["chunks"])["candidates"])
+    num_train = len(corpus.train.texts)
     return marked[:num_train] if side == "train" else marked[num_train:]

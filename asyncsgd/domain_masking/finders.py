@@ -24,7 +24,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.choices import Kind, Named, parameter
 
 TERMS_FORMAT = 1
-_WORD, _LETTER = re.compile(r"\w+|[^\w\s]"), re.compile(r"[^\W\d_]")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LETTER = re.compile(r"[^\W\d_]")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def _words_of(terms: tuple[str, ...]) -> tuple[set[tuple[str, ...]], dict[str, i
 def _terms_in(text: str, terms: set[tuple[str, ...]], longest: Mapping[str, int]) -> Iterator[Span]:
     places = [word.span() for word in _WORD.finditer(text)]
     exact = tuple(text[start:end] for start, end in places)
-    lower, at = tuple(word.lower() for word in exact), 0
+    lower = tuple(word.lower() for word in exact)
+    at = 0
     while at < len(places):
         for end in range(min(at + longest.get(lower[at], 0), len(places)), at, -1):
             if lower[at:end] in terms or exact[at:end] in terms:
@@ -120,8 +122,10 @@ class Keyness(Named):
 
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
         reference = load_corpus(self.reference, {"text": "--data"}, cache_dir=cache)
-        corpus, other = _count(texts), _count([*reference.train.texts, *reference.eval.texts])
-        total, other_total = corpus.total(), other.total()
+        corpus = _count(texts)
+        other = _count([*reference.train.texts, *reference.eval.texts])
+        total = corpus.total()
+        other_total = other.total()
         words = [
             word
             for word, count in corpus.items()
@@ -143,7 +147,8 @@ def log_likelihood_ratio(count: int, other: int, total: int, other_total: int) -
     >>> log_likelihood_ratio(10, 20, 1000, 2000), round(log_likelihood_ratio(30, 0, 1000, 1000), 3)
     (0.0, 41.589)
     """
-    both, every = count + other, total + other_total
+    both = count + other
+    every = total + other_total
     expected = (count, total * both / every), (other, other_total * both / every)
     return 2 * sum(seen * math.log(seen / wanted) for seen, wanted in expected if seen)
 

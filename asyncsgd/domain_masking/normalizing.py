@@ -77,7 +77,8 @@ def normalize(lines: list[str], *, lower: bool) -> tuple[list[str], Counter[str]
     changes: Counter[str] = Counter(lines_read=len(lines))
     joined: list[str] = []
     for line in lines:
-        hyphenated, rest = _HYPHENATED.fullmatch(joined[-1]) if joined else None, _REST_OF_WORD.match(line)
+        hyphenated = _HYPHENATED.fullmatch(joined[-1]) if joined else None
+        rest = _REST_OF_WORD.match(line)
         if hyphenated and rest and rest[0][-1].islower():
             joined[-1] = hyphenated[1] + line.lstrip()
             changes["hyphenations_joined"] += 1
@@ -194,7 +195,8 @@ def _blocks(lines: Iterator[str]) -> Iterator[list[str]]:
     for line in lines:
         if size >= BLOCK_CHARACTERS and not _HYPHENATED.fullmatch(block[-1]):
             yield block
-            block, size = [], 0
+            block = []
+            size = 0
         block.append(line)
         size += len(line) + 1
     if block:

@@ -27,7 +27,8 @@ NER_FORMAT = 1
 LONGEST_WINDOW = 512
 BATCH_PIECES = 4096
 _TAGGED_WORD = re.compile(r"\w(?:\S*\w)?|\S")
-_BEGINS, _PREFIXES = ("B", "S", "U"), ("B", "I", "E", "L", "S", "U")
+_BEGINS = ("B", "S", "U")
+_PREFIXES = ("B", "I", "E", "L", "S", "U")
 
 
 def hashed(*parts: object) -> str:
@@ -58,7 +59,8 @@ class Tagger:
         return hashed(NER_FORMAT, self.sha256, self.types)
 
     def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
-        loaded, found = load(self.folder, device), []
+        loaded = load(self.folder, device)
+        found = []
         encodings = loaded.backend.encode_batch(list(texts), add_special_tokens=False)
         all_labels = loaded.labels([encoding.ids for encoding in encodings])
         for text, encoding, labels in zip(texts, encodings, all_labels, strict=True):
@@ -104,9 +106,11 @@ class Loaded(NamedTuple):
             # From the longest on, so that memory runs out at once if it does.
             longest = places[-1][2] - places[-1][1] + len(prefix) + len(suffix)
             number = max(1, BATCH_PIECES // longest)
-            batch, places = places[-number:], places[:-number]
+            batch = places[-number:]
+            places = places[:-number]
             rows = [np.array([*prefix, *texts[text][start:end], *suffix]) for text, start, end, _, _ in batch]
-            ids, mask = pad(rows, self.pad_id), pad([np.ones(len(row)) for row in rows], 0)
+            ids = pad(rows, self.pad_id)
+            mask = pad([np.ones(len(row)) for row in rows], 0)
             with torch.inference_mode():
                 on = self.model.device
                 best = self.model(input_ids=ids.to(on), attention_mask=mask.to(on)).logits.argmax(-1).cpu().numpy()

@@ -71,7 +71,8 @@ class Anatomy:
 
     def _filled(self, cap: int, num_stages: int) -> tuple[range, ...] | None:
         """The stages filled one after the other up to a cost of `cap`; None where not all blocks find room."""
-        num_blocks, cut = len(self.costs) - 2, list[range]()
+        num_blocks = len(self.costs) - 2
+        cut = list[range]()
         for later in reversed(range(num_stages)):
             start = cut[-1].stop if cut else 0
             stops = range(start + 1, num_blocks - later + 1) if later else [num_blocks]
@@ -87,7 +88,8 @@ class Anatomy:
         >>> Anatomy("layers", (), costs=(0, 4, 4, 4, 4, 8), width=16).describe(2)
         '2 stages of layers: 0-2, 3 and what follows; 50 % and 50 % of the operations'
         """
-        cut, whole = self.cut(num_stages), sum(self.costs) or 1
+        cut = self.cut(num_stages)
+        whole = sum(self.costs) or 1
         parts = ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in cut)
         percent = " and ".join(f"{100 * self._cost(blocks) / whole:.0f} %" for blocks in cut)
         return f"{num_stages} stages of {self.blocks}: {parts} and what follows; {percent} of the operations"
@@ -171,11 +173,14 @@ class Stage(nn.Module):
 
     def __init__(self, task: Task, model: nn.Module, anatomy: Anatomy, num_stages: int, number: int) -> None:
         super().__init__()
-        self.task, self.model = task, model
-        self.is_first, self.is_last = number == 0, number == num_stages - 1
+        self.task = task
+        self.model = model
+        self.is_first = number == 0
+        self.is_last = number == num_stages - 1
         self._received: Tensor | None = None
         self._only_shape = False
-        own, blocks = anatomy.cut(num_stages)[number], model.get_submodule(anatomy.blocks)
+        own = anatomy.cut(num_stages)[number]
+        blocks = model.get_submodule(anatomy.blocks)
         assert isinstance(blocks, nn.ModuleList)
         for index in range(len(blocks)):
             if index not in own:

@@ -60,7 +60,9 @@ class DeepSpeedEngine:
     """
 
     def __init__(self, stage: HeldStage, device: torch.device, config: dict[str, Any]) -> None:
-        rank, num_stages, self._number = dist.get_rank(), dist.get_world_size(), 1
+        rank = dist.get_rank()
+        num_stages = dist.get_world_size()
+        self._number = 1
         layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
         layers[rank] = _Layer(stage)
         before = os.environ.copy()

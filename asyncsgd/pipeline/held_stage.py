@@ -42,7 +42,8 @@ class HeldStage(nn.Module):
 
     def __init__(self, run: Run, data: Data, num_stages: int, number: int) -> None:
         super().__init__()
-        task, model = run.task, run.task.model(run.seed)
+        task = run.task
+        model = run.task.model(run.seed)
         named = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layout = Layout.of(model)
         """Of the whole model."""
@@ -67,7 +68,8 @@ class HeldStage(nn.Module):
                 view.copy_(views[name])
 
     def forward(self, hidden: Tensor | None = None, *, index: Tensor) -> Tensor:
-        part, lower = self.parts[int(index)], self._precision != torch.float32
+        part = self.parts[int(index)]
+        lower = self._precision != torch.float32
         # The one allowed use of torch's default generator: dropout draws from nothing else.
         torch.manual_seed(part.seed)
         with torch.autocast(self.flat.parameters.device.type, dtype=self._precision if lower else None, enabled=lower):

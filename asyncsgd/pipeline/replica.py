@@ -82,7 +82,8 @@ class TimedStage(PipelineStage):
         return event
 
     def seconds(self) -> float:
-        passes, self.passes = self.passes, []
+        passes = self.passes
+        self.passes = []
         if self.device.type != "cuda":
             return sum(end - began for began, end in passes)
         torch.cuda.synchronize()
@@ -106,7 +107,9 @@ class Pipeline(Replica):
         self._module: nn.Module = self._held
         layout = dataclasses.replace(self._held.flat.layout, names=self._held.names)
         self._optimizer = run.recipe.on(self._held.flat.parameters, layout)
-        self._clips, self._seed, self._micro_batches = run.recipe.clip_norm > 0, run.seed, run.micro_batches
+        self._clips = run.recipe.clip_norm > 0
+        self._seed = run.seed
+        self._micro_batches = run.micro_batches
         self._share_gradients()
         self._used = torch.zeros(4, dtype=torch.float64)
         self._kind = ScheduleGPipe if runtime.schedule == "gpipe" else Schedule1F1B
@@ -132,7 +135,8 @@ class Pipeline(Replica):
 
     def _share_gradients(self) -> None:
         """Find the parameters that several stages hold."""
-        held, texts = self._held, self.ranks.gather_texts(json.dumps(self._held.names))
+        held = self._held
+        texts = self.ranks.gather_texts(json.dumps(self._held.names))
         self._names: list[list[str]] = [json.loads(text) for text in texts[: self._stages]]
         """Of the parameters of each stage."""
         holders = {name: [stage for stage, own in enumerate(self._names) if name in own] for name in held.layout.names}
@@ -164,7 +168,8 @@ class Pipeline(Replica):
         """
         split = self.task.split(self._data.batch(0, index), self._micro_batches)
         weights = [self.task.weight(part) for part in split]
-        whole, parts = sum(weights), list[Part]()
+        whole = sum(weights)
+        parts = list[Part]()
         share = weigh(whole)
         if not whole:
             raise RunError(
@@ -208,10 +213,12 @@ class Pipeline(Replica):
         hidden, loss = (
             torch.empty(size, device="meta", dtype=torch.float32, requires_grad=True) for size in (shape, (1,))
         )
-        given, gives = () if held.is_first else (hidden,), (loss if held.is_last else hidden,)
+        given = () if held.is_first else (hidden,)
+        gives = (loss if held.is_last else hidden,)
         place = self._stage, self._stages, self.device
         self._timed = stage = TimedStage(self._module, *place, input_args=given, output_args=gives, group=self._row)
-        stage.passes, stage.finished = [], self._went_back
+        stage.passes = []
+        stage.finished = self._went_back
         # Losses come scaled: scale_grads would divide whatever is in .grad, once a step.
         self._schedule = self._kind(stage, number, loss_fn=lambda loss, index: loss.squeeze(0), scale_grads=False)
 
@@ -239,7 +246,8 @@ class Pipeline(Replica):
         """This replica's shard of the evaluation sets. Batches go through the stages one after the other."""
         for copy in self._copies:
             copy.flat.check()
-        stage, rank = self._held.stage, self.ranks.rank
+        stage = self._held.stage
+        rank = self.ranks.rank
 
         def outputs(batch: Batch) -> object:
             hidden = None
@@ -378,7 +386,8 @@ class TwoVersions(Pipeline):
         for exchange in self._exchanging.pop(batch):
             exchange.wait()
         self._used[EXCHANGING] += time.perf_counter() - began
-        own, other = self._copies[batch % 2].flat, self._copies[(batch - 1) % 2].flat
+        own = self._copies[batch % 2].flat
+        other = self._copies[(batch - 1) % 2].flat
         with torch.no_grad():
             own.parameters.copy_(other.parameters)
         self._optimizer.move(own.parameters)

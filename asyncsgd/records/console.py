@@ -121,7 +121,9 @@ class Recorder:
         quiet: bool = False,
         receivers: Sequence[Callable[[Record], None]] = (),
     ) -> None:
-        self.folder, self.totals, self.quiet = folder, Totals(), quiet
+        self.folder = folder
+        self.totals = Totals()
+        self.quiet = quiet
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
         sinks = [None if folder is None else folder.append, self.totals, None if quiet else self._show, *receivers]
@@ -147,7 +149,8 @@ class Recorder:
         if isinstance(record, Event):
             self._bar.update(record.num_samples)
         elif isinstance(record, Evaluation):
-            seconds, delay = record.train_seconds, self.totals.delays.summary()
+            seconds = record.train_seconds
+            delay = self.totals.delays.summary()
             rate = f"{record.total_samples / seconds:.0f}" if seconds > 0 else "-"
             delays = "-" if delay["max"] is None else f"{delay['p50']} / {delay['p95']} / {delay['max']}"
             loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"

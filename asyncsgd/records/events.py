@@ -16,13 +16,19 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 import msgspec
 from msgspec import Struct
 
-SCHEMA, EVENTS = 2, "events.jsonl"
-DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
+SCHEMA = 2
+EVENTS = "events.jsonl"
+DONE = "DONE"
+FAILED = "FAILED"
+INTERRUPTED = "INTERRUPTED"
+DIVERGED = "DIVERGED"
 UNREADABLE = "UNREADABLE"
 """What readers call a run whose files are not what it has written."""
 FINISHED = (DONE, DIVERGED)
 """How a run ends that would end so again; one that diverged is a result."""
-APPLIED, HELD, DROPPED = "applied", "held", "dropped"
+APPLIED = "applied"
+HELD = "held"
+DROPPED = "dropped"
 
 
 class Range(NamedTuple):

@@ -21,7 +21,8 @@ from asyncsgd import __version__
 from asyncsgd.records.events import Evaluation, Record, Resumed
 
 USAGE = "usage.jsonl"
-SECONDS, LOOKS_A_RUN = 1.0, 600
+SECONDS = 1.0
+LOOKS_A_RUN = 600
 """A look comes after a second, and later after this part of the run so far, so that a file does not grow for ever."""
 
 
@@ -71,7 +72,10 @@ class Machine:
     seen with the extra `usage` (nvidia-ml-py)."""
 
     def __init__(self, folder: Path | None, root: int) -> None:
-        self._folder, self._root, self._resumed, self._train_seconds = folder, root, False, 0.0
+        self._folder = folder
+        self._root = root
+        self._resumed = False
+        self._train_seconds = 0.0
         self._evaluations: list[tuple[float, ...]] = []
         """`_seconds` at the first and the last."""
         self._processes: dict[str, psutil.Process] = {}
@@ -88,7 +92,8 @@ class Machine:
     def _seconds(self) -> tuple[float, ...]:
         """Seconds of all cores since the machine started: of the run's processes, of all programs, of other machines on
         the same hardware, and all there were."""
-        times, own = psutil.cpu_times()._asdict(), 0.0
+        times = psutil.cpu_times()._asdict()
+        own = 0.0
         total = sum(seconds for kind, seconds in times.items() if not kind.startswith("guest"))  # they are in user
         stolen = times.get("steal", 0.0)
         with contextlib.suppress(psutil.Error):
@@ -139,7 +144,8 @@ class Machine:
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(SECONDS)
-        rows, mean = list(self._rows), statistics.fmean
+        rows = list(self._rows)
+        mean = statistics.fmean
         if not rows:
             return None
         names = list(dict.fromkeys(name for row in rows for name in row["processes"]))
@@ -154,7 +160,8 @@ class Machine:
         }
 
     def _look_regularly(self) -> None:
-        began, gpus = time.monotonic(), _gpus()
+        began = time.monotonic()
+        gpus = _gpus()
         psutil.cpu_percent()
         with contextlib.suppress(Exception):  # whatever a full disk or a library raises is no reason to disturb a run
             assert self._folder is not None
@@ -184,5 +191,6 @@ def _gpus() -> Callable[[], list[dict[str, float]]]:
         gpus = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
     except Exception:  # not installed, no driver, no permission
         return list
-    share, memory = pynvml.nvmlDeviceGetUtilizationRates, pynvml.nvmlDeviceGetMemoryInfo
+    share = pynvml.nvmlDeviceGetUtilizationRates
+    memory = pynvml.nvmlDeviceGetMemoryInfo
     return lambda: [{"utilisation": share(gpu).gpu / 100.0, "bytes": memory(gpu).used} for gpu in gpus]

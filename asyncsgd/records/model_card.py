@@ -84,9 +84,13 @@ def _filled(sentence: str, known: Mapping[str, str]) -> str:
 
 def _worded(known: Mapping[str, Any]) -> dict[str, str | None]:
     """What the sentences say in other words than the summary."""
-    began, parent, workers = known.get("base_model", ""), known.get("parent") or {}, known.get("num_workers")
+    began = known.get("base_model", "")
+    parent = known.get("parent") or {}
+    workers = known.get("num_workers")
     counts = {"training": known.get("num_train_samples"), "evaluation": known.get("num_eval_samples")}
-    steps, versions, status = known.get("steps") or {}, known.get("versions") or {}, known.get("status")
+    steps = known.get("steps") or {}
+    versions = known.get("versions") or {}
+    status = known.get("status")
     message = f": {_plain(known['message'])}" if known.get("message") else ""
     ends = {None: "The run may have gone on after this.", "DONE": "The run ended as planned (DONE)."}
     return {

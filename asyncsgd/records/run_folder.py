@@ -20,11 +20,13 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, SCHEMA, Record, encoded, end_of, sha256_of_first
 from asyncsgd.records.locks import lock
 
-FLUSH_SECONDS, FULL_SECONDS = 0.5, 5.0
+FLUSH_SECONDS = 0.5
+FULL_SECONDS = 5.0
 """How long a record may wait to be written, and how long it waits for space on a full disk before the run ends."""
 RUNS = Path("runs")
 """Where runs get their folders unless ``--runs-dir`` says otherwise."""
-LAST_MODEL, BEST_MODEL = "model", "best_model"
+LAST_MODEL = "model"
+BEST_MODEL = "best_model"
 DISCARDED = "events.discarded.jsonl"
 
 
@@ -76,7 +78,9 @@ class RunFolder:
         resume: Any = None,
         settings_yaml: str | None = None,
     ) -> None:
-        self.path, self.resume, self.settings_yaml = Path(path), resume, settings_yaml
+        self.path = Path(path)
+        self.resume = resume
+        self.settings_yaml = settings_yaml
         self._events = own(self.path) if events is None else events
         self._sha256 = hashlib.sha256()
         """Of all records, those of before a checkpoint too."""

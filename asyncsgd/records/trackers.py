@@ -23,10 +23,12 @@ from asyncsgd.records.totals import Delays
 
 PROJECT = "asyncsgd"
 """Where a tracker keeps runs together, unless the user has named another place in the tracker's own way."""
-OPEN_SECONDS, FINISH_SECONDS = 20.0, 10.0
+OPEN_SECONDS = 20.0
+FINISH_SECONDS = 10.0
 """How long a run waits at its beginning, so that importing and opening trackers takes nothing from its training, and at
 its end for what they have not written yet."""
-FEWEST_ARRIVALS, POINTS_A_RUN = 10, 200
+FEWEST_ARRIVALS = 10
+POINTS_A_RUN = 200
 """A point has at least so many arrivals, so that its percentiles say something, and this part of those so far, so that
 a run of any length has about as many points."""
 
@@ -72,7 +74,8 @@ def tensorboard(run: Identity) -> Tracker:
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    began, folder = time.time(), run.folder / "tensorboard"
+    began = time.time()
+    folder = run.folder / "tensorboard"
     folder.mkdir(exist_ok=True)
     writer = RecordWriter(open(folder / f"events.out.tfevents.{time.time_ns()}", "wb"))  # noqa: SIM115
 
@@ -144,7 +147,8 @@ def mlflow(run: Identity) -> Tracker:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
-    began, name = time.time(), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    began = time.time()
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     with open(run.shared / ".lock-mlflow", "a", encoding="utf-8") as file:
         lock(file, fcntl.LOCK_EX)  # two runs that begin together would both make the database, and one would fail
         client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.shared / 'mlflow.db'}")
@@ -212,7 +216,8 @@ class Tracking:
     """
 
     def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
-        self._names, self._run = names, run
+        self._names = names
+        self._run = run
         self._threads: list[_Thread] = []
         self._num_points = self._num_arrivals = 0
         self._arrivals: list[Event] = []
@@ -257,10 +262,12 @@ class Tracking:
     def _show_arrivals(self) -> None:
         if not self._arrivals:
             return
-        last, weight = self._arrivals[-1], sum(event.weight for event in self._arrivals)
+        last = self._arrivals[-1]
+        weight = sum(event.weight for event in self._arrivals)
         norms = [event.gradient_norm for event in self._arrivals if event.gradient_norm is not None]
         (seconds_before, samples_before), self._before = self._before, (last.train_seconds, last.total_samples)
-        seconds, samples = last.train_seconds - seconds_before, last.total_samples - samples_before
+        seconds = last.train_seconds - seconds_before
+        samples = last.total_samples - samples_before
         values = {
             "train/loss": sum(event.weight * event.loss for event in self._arrivals) / weight if weight else None,
             "train/learning_rate": last.learning_rate,
@@ -268,7 +275,8 @@ class Tracking:
             "train/samples_per_second": samples / seconds if seconds > 0 else None,
             **{f"delay/{name}": value for name, value in self._delays.summary().items() if name != "mean"},
         }
-        self._arrivals, self._delays = [], Delays()
+        self._arrivals = []
+        self._delays = Delays()
         self._show(last, values)
 
     def _show(self, record: Event | Evaluation | MemoryUsed, values: Mapping[str, float | None]) -> None:
@@ -282,7 +290,9 @@ class Tracking:
         """End all trackers, in at most `FINISH_SECONDS`, with the run's status. Return, for the summary, the number of
         points, of those that a tracker has not taken, and its first failure or None; empty without trackers."""
         self._show_arrivals()
-        threads, self._threads, deadline = self._threads, [], time.monotonic() + FINISH_SECONDS
+        threads = self._threads
+        self._threads = []
+        deadline = time.monotonic() + FINISH_SECONDS
         for thread in threads:
             thread.waiting.put(status)
         with contextlib.suppress(KeyboardInterrupt):  # the user has waited long enough; the summary has to be written
@@ -302,7 +312,10 @@ class _Thread(threading.Thread):
 
     def __init__(self, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
-        self.tracker, self._run, self._tell, self.num_taken = tracker, run, tell, 0
+        self.tracker = tracker
+        self._run = run
+        self._tell = tell
+        self.num_taken = 0
         self.failure: str | None = None
         self.opened = threading.Event()
         self.waiting: queue.SimpleQueue[Point | str] = queue.SimpleQueue()

@@ -63,4 +63,5 @@ PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
 """The rules without a server, on the virtual clock."""
 
 _KIND = Kind[Rule]("rule", "rules", "--rule", {rule.name: type(rule) for rule in (*ALL, *PEERS)})
-parse_rule, describe_rules = _KIND.read, _KIND.help
+parse_rule = _KIND.read
+describe_rules = _KIND.help

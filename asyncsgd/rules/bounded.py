@@ -123,7 +123,8 @@ class FixedDelay(Rule):
     def arrive(self, state: Queue, arrival: Arrival, view: View) -> Reply:
         for entry in state.outstanding:
             if entry.worker == arrival.worker and entry.gradient is None:
-                entry.gradient, entry.dispatch = arrival.gradient.clone(), arrival.dispatch
+                entry.gradient = arrival.gradient.clone()
+                entry.dispatch = arrival.dispatch
         state.idle.append(arrival.worker)
         return self.resume(state, view)
 
@@ -143,6 +144,7 @@ class FixedDelay(Rule):
     def _fill(self, state: Queue) -> tuple[Start, ...]:
         """Start idle workers while fewer than tau + 1 gradients are outstanding."""
         free = self.delay + 1 - len(state.outstanding)
-        started, state.idle = state.idle[:free], state.idle[free:]
+        started = state.idle[:free]
+        state.idle = state.idle[free:]
         state.outstanding += map(Outstanding, started)
         return tuple(map(Start, started))

@@ -87,8 +87,11 @@ class View:
         workers: Sequence[int] = (),
         parameters: Tensor | None = None,
     ) -> None:
-        self.version, self.learning_rate, self._parameters = version, learning_rate, parameters
-        self.workers, self.in_flight = list(workers), dict[int, Any]()
+        self.version = version
+        self.learning_rate = learning_rate
+        self._parameters = parameters
+        self.workers = list(workers)
+        self.in_flight = dict[int, Any]()
         self._everyone: tuple[Start, ...] | None = None
 
     @property

@@ -56,7 +56,8 @@ class DCASGD(Rule):
 
     def arrive(self, state: Tensor, arrival: Arrival, view: View) -> Reply:
         assert arrival.start_point is not None
-        gradient, moved = arrival.gradient, view.parameters - arrival.start_point
+        gradient = arrival.gradient
+        moved = view.parameters - arrival.start_point
         square = gradient * gradient
         curvature = square * self.compensation
         if self.adaptive:
@@ -104,7 +105,8 @@ class GapAware(Rule):
         return Steps(torch.zeros_like(like))
 
     def arrive(self, state: Steps, arrival: Arrival, view: View) -> Reply:
-        direction, before = arrival.gradient, state.before
+        direction = arrival.gradient
+        before = state.before
         if before is None:
             state.before = view.parameters.clone()
         else:
@@ -214,7 +216,8 @@ class OrMo(Rule):
         return Ordered(torch.zeros_like(like), self.group)
 
     def arrive(self, state: Ordered, arrival: Arrival, view: View) -> Reply:
-        beta, u = self.momentum, state.momentum
+        beta = self.momentum
+        u = state.momentum
         size = state.size = state.size or len(view.workers)
         current = math.ceil(view.version / size)
         direction = torch.zeros_like(u)

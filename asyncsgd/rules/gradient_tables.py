@@ -101,7 +101,8 @@ class Ringleader(Rule):
         return Reply(drops=drops)
 
     def arrive(self, state: Tables, arrival: Arrival, view: View) -> Reply:
-        worker, start = arrival.worker, (Start(arrival.worker),)
+        worker = arrival.worker
+        start = (Start(arrival.worker),)
         if state.to_update and worker not in state.to_update:
             _add(state.following, arrival)
             return Reply(start=start)
@@ -121,7 +122,8 @@ class Ringleader(Rule):
         """`worker` has no update left; after the last one the next round's table is this round's."""
         state.to_update.discard(worker)
         if not state.to_update:
-            state.now, state.following = state.following, {}
+            state.now = state.following
+            state.following = {}
 
 
 def _add(table: dict[int, Mean], arrival: Arrival) -> None:

@@ -156,7 +156,9 @@ class AsyncLocalSGD(Rule):
         return Reply()
 
     def arrive(self, state: Block, arrival: Arrival, view: View) -> Reply:
-        n, c, beta = self.period, self.spread, self.outer_momentum
+        n = self.period
+        c = self.spread
+        beta = self.outer_momentum
         if arrival.seconds > 0:
             state.speeds[arrival.worker] = arrival.num_local_steps / arrival.seconds
         state.total.add_(arrival.gradient)
@@ -223,7 +225,8 @@ class FedBuff(Rule):
         start = (Start(arrival.worker, self.num_local_steps),)
         if len(state.uses) < self.buffer:
             return Reply(start=start)
-        uses, state.uses = tuple(state.uses), []
+        uses = tuple(state.uses)
+        state.uses = []
         return Reply(state.total, uses=uses, start=start)
 
 
@@ -269,7 +272,8 @@ class Downpour(Rule):
 
     def arrive(self, state: SinceFetch, arrival: Arrival, view: View) -> Reply:
         assert arrival.start_point is not None
-        worker, offset = arrival.worker, None
+        worker = arrival.worker
+        offset = None
         state[worker] = (state[worker] + self.n_push) % self.n_fetch
         if state[worker]:
             # Its own parameters, start minus gradient, seen from the server's after this step, x minus gradient.

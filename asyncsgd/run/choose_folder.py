@@ -42,8 +42,11 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     Raises:
         UsageError: if the folder holds another run, has no checkpoint to go on from, or cannot be written.
     """
-    task, job, output = settings.task, settings.job, settings.output
-    flags, path = task_flags(cast("Any", type(task))), Path(output.resume or output.run_dir or output.runs_dir)
+    task = settings.task
+    job = settings.job
+    output = settings.output
+    flags = task_flags(cast("Any", type(task)))
+    path = Path(output.resume or output.run_dir or output.runs_dir)
     try:
         if output.resume is not None or (output.run_dir is not None and _goes_on(path, settings)):
             text = flags.to_yaml(settings, comment=f"{command}\nwhich made an earlier run longer", places=False)
@@ -56,7 +59,9 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
             # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
-            better, unit, order = task.scored_by(), task.loss_unit(), task.sample_order
+            better = task.scored_by()
+            unit = task.loss_unit()
+            order = task.sample_order
             folder = RunFolder(path, events, task=task.name, better=better, loss_unit=unit, sample_order=order)
             undo.pop_all()
     except OSError as error:

@@ -41,7 +41,8 @@ def check(what: Task | Rule, *, seed: int = 0, device: str = "cpu", processes: b
 
 
 def _check_rule(rule: Rule, seed: int) -> Any:
-    parameters, generator = torch.zeros(16), torch.Generator().manual_seed(seed)
+    parameters = torch.zeros(16)
+    generator = torch.Generator().manual_seed(seed)
     server = Server(parameters, rule, PlainSGD(parameters), lambda count: 0.1, OwnStreams(3, None), num_workers=3)
     working = [work for worker in range(3) for work in server.react(Joined(worker)).start]
     for _ in range(20):

@@ -94,7 +94,8 @@ class Live:
 
     @property
     def profile(self) -> Profile | None:
-        folder, number = self.record.folder, self.run.output.profile
+        folder = self.record.folder
+        number = self.run.output.profile
         return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
 
 
@@ -115,7 +116,8 @@ def method_of(
         optimizer: of the server; None: the run's on `parameters`.
         named: as of `Server` and `Peers`.
     """
-    rule, named = rule or run.rule, named | {"batch_size": run.task.batch_size}
+    rule = rule or run.rule
+    named = named | {"batch_size": run.task.batch_size}
     if isinstance(rule, PeerRule):
 
         def optimizer_on(vector: Tensor) -> Optimizer:
@@ -128,10 +130,12 @@ def method_of(
 
 def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named: Any) -> Server | Peers[Any]:
     """`method_of` with the budget of a run that is going on."""
-    run, rule = live.run, named.get("rule") or live.run.rule
+    run = live.run
+    rule = named.get("rule") or live.run.rule
     # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
     samples = run.limits.samples if run.runtime.steps_in_workers else run.limits.to_hand_out(rule)
-    batches, named = Batches(samples, run.task.batch_size), {"num_workers": live.num_workers} | named
+    batches = Batches(samples, run.task.batch_size)
+    named = {"num_workers": live.num_workers} | named
     statistics = live.flat.statistics if len(parameters) else None  # ranks that step by themselves keep their own
     named |= {"samples": run.limits.samples, "clock": clock, "statistics": statistics}
     method = method_of(run, parameters, live.flat.layout, batches, **named)
@@ -144,7 +148,8 @@ def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[],
     """The loop, where the run goes on from."""
     live.stop_requested.at_step()  # the first evaluation is a step too
     sink = Sink(live.record, live.saver, live.stop_requested.at_step, lambda work: _ignored_targets(live.run, work))
-    limits, statistics = live.run.limits, live.flat.statistics
+    limits = live.run.limits
+    statistics = live.flat.statistics
     loop = Loop(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)
     if live.resume is not None:
         restore(loop, live.resume.load(live.flat.parameters.device, live.run.rule))
@@ -175,14 +180,16 @@ def _train_single(live: Live, board: World | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = live.run.runtime
     assert isinstance(runtime, runtimes.InProcess)
-    clock, worker = TrainingClock(), live.worker(live.flat)
+    clock = TrainingClock()
+    worker = live.worker(live.flat)
     method = _method(live, live.flat.parameters, lambda: clock.seconds, num_workers=runtime.accumulate)
     return _loop(live, method, Single(worker, clock, runtime.accumulate)).run()
 
 
 def _train_virtual(live: Live, board: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    run, runtime = live.run, live.run.runtime
+    run = live.run
+    runtime = live.run.runtime
     assert isinstance(runtime, runtimes.Virtual)
     worker = live.worker(run.flat(device=live.flat.parameters.device))
     heap = Heap(
@@ -214,7 +221,9 @@ def _train_async(live: Live, board: World | None) -> Result:
 
 def _train_hogwild(live: Live, board: World | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
-    run, size, extra = live.run, live.flat.layout.size, 0
+    run = live.run
+    size = live.flat.layout.size
+    extra = 0
     assert isinstance(run.runtime, runtimes.Hogwild)
     if run.runtime.share_state:
         trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
@@ -229,10 +238,12 @@ def _serve_workers(
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
     assert live.context is not None
     segment.parameters.copy_(live.flat.parameters)
-    shares, at_zero = live.run.runtime.transport == "shared_memory", (live.profile, not live.record.quiet)
+    shares = live.run.runtime.transport == "shared_memory"
+    at_zero = (live.profile, not live.record.quiet)
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        folder, meeting = "", Meeting("", None)
+        folder = ""
+        meeting = Meeting("", None)
         if board is not None or not shares:
             folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True))
             meeting = Meeting(Path(folder).name, segment.place if shares else None)
@@ -240,7 +251,8 @@ def _serve_workers(
         if board is not None:
             board.put("run", _notice(live, meeting))
         for worker in range(live.num_workers):
-            child, pipe = board is None or worker == 0, None
+            child = board is None or worker == 0
+            pipe = None
             way: Way = meeting
             if child and shares:
                 ours, pipe = live.context.Pipe()
@@ -295,11 +307,13 @@ def _serve(
 def _train_sync(live: Live, board: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
-    number, worker = live.num_workers, None
+    number = live.num_workers
+    worker = None
     if not live.run.runtime.cuts_model:
         worker = live.worker(live.flat)
     with contextlib.ExitStack() as closing:
-        world, processes = board, None
+        world = board
+        processes = None
         if board is not None:
             board.put("run", _notice(live, _Resume(*map(str, resume or ("", "")))))
         if world is None:
@@ -332,17 +346,23 @@ def _train_sync(live: Live, board: World | None) -> Result:
 
 def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
-    run, runtime = live.run, live.run.runtime
-    ranks, clock = in_step(run.at(0), worker, resume), TrainingClock()
-    optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
+    run = live.run
+    runtime = live.run.runtime
+    ranks = in_step(run.at(0), worker, resume)
+    clock = TrainingClock()
+    optimizer = StepTakenByWorker()
+    ahead = None
+    num_workers = len(ranks.replica.speakers)
     rule: Rule | None = None
     if runtime.has_two_versions:
-        rule, num_workers = Asynchronous(), 2
+        rule = Asynchronous()
+        num_workers = 2
         ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
     more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
     server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
     loop = _loop(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
-    result, parameters = loop.run(), ranks.parameters()
+    result = loop.run()
+    parameters = ranks.parameters()
     if parameters is not live.flat.parameters:
         with torch.no_grad():
             live.flat.parameters.copy_(parameters)

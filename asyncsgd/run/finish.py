@@ -48,7 +48,8 @@ def began_with(run: Run, flat: FlatModel) -> dict[str, Any]:
     """`facts_of` a run that is about to train, and what else it begins from: the hash of its whole model, a fingerprint
     of training data that have no other one, and whether a layer normalises over the batch.
     """
-    task, sha256 = run.task, parameters_sha256(flat.layout, flat.parameters)
+    task = run.task
+    sha256 = parameters_sha256(flat.layout, flat.parameters)
     facts = {"data": task.name, "init_sha256": sha256, **task.facts()}
     if "data_fingerprint" not in facts:
         data = task.data(run.seed)
@@ -73,7 +74,8 @@ def save_model(run: Run, flat: FlatModel, folder: Path, known: Mapping[str, Any]
         known: what is known of this version, as summary.json has it; see `model_card`.
         run_folder: its files are what the card is made from too. None, or a file missing: it says less.
     """
-    task, recipe = run.task, run.recipe
+    task = run.task
+    recipe = run.recipe
     optimizer = repr(recipe.build) if dataclasses.is_dataclass(recipe.build) else str(recipe)
     optimizer += f", weight decay {recipe.weight_decay:g}, clip norm {recipe.clip_norm:g}"
     known = {
@@ -139,7 +141,9 @@ def note_interrupted(live: Live) -> None:
 
 def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
     """Save the model, write the summary and tell the user the results. Return how the run ended, and the summary."""
-    run, totals, folder = live.run, live.record.totals, live.record.folder
+    run = live.run
+    totals = live.record.totals
+    folder = live.record.folder
     sha256: str | None = None
     facts = dict(live.facts)
     try:
@@ -155,15 +159,14 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
                 summary = _summary(live, result, sha256, facts)
                 save_model(run, live.flat, folder.path / LAST_MODEL, summary, folder.path)
                 if result.best is not None and result.best_parameters is not None:
-                    best, known = (
-                        run.flat(result.best_parameters, statistics=result.best_statistics),
-                        model_at(result.best),
-                    )
+                    best = run.flat(result.best_parameters, statistics=result.best_statistics)
+                    known = model_at(result.best)
                     save_model(run, best, folder.path / BEST_MODEL, known, folder.path)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
-        sha256, result = None, AT_ONCE
+        sha256 = None
+        result = AT_ONCE
     except Exception as error:  # of a task's own save(), too
         what = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
@@ -179,7 +182,9 @@ def finish(live: Live, result: Result) -> tuple[Result, dict[str, Any]]:
 
 def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator[str]:
     """What the user is told."""
-    rate, delay, acted = summary["samples_per_second"], summary["delay"], live.record.rule_acted
+    rate = summary["samples_per_second"]
+    delay = summary["delay"]
+    acted = live.record.rule_acted
     if result.status == DONE and result.message:
         yield result.message
     if summary["score_error"] is not None:
@@ -199,7 +204,9 @@ def _results(live: Live, result: Result, summary: Mapping[str, Any]) -> Iterator
 
 
 def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    acted, totals, best = live.record.rule_acted, live.record.totals, None
+    acted = live.record.rule_acted
+    totals = live.record.totals
+    best = None
     if result.best is not None and result.best_parameters is not None:
         best_sha256 = parameters_sha256(live.flat.layout, result.best_parameters)
         best = dataclasses.asdict(result.best) | {"parameters_sha256": best_sha256}
@@ -219,7 +226,8 @@ def _summary(live: Live, result: Result, sha256: str | None, facts: Mapping[str,
 
 def _of_statistics(live: Live, is_known: bool) -> dict[str, Any]:
     """What the summary says of running statistics; nothing of a model without them."""
-    statistics, budget = live.flat.statistics, live.run.budget
+    statistics = live.flat.statistics
+    budget = live.run.budget
     if statistics is None:
         return {}
     return {
@@ -246,7 +254,9 @@ def _cost(live: Live, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _throughput(live: Live, summary: Mapping[str, Any]) -> dict[str, float | None]:
-    run, task, rate = live.run, live.run.task, summary["samples_per_second"]
+    run = live.run
+    task = live.run.task
+    rate = summary["samples_per_second"]
     known: dict[str, float | None] = dict.fromkeys(RATES)
     if rate is None or summary["train_seconds"] < SHORTEST_SECONDS:
         return known
@@ -259,7 +269,8 @@ def _throughput(live: Live, summary: Mapping[str, Any]) -> dict[str, float | Non
         known["model_flops_per_sample"] = flops_per_sample(task, live.flat.model, batches) or None
     with contextlib.suppress(RuntimeError):  # e.g. no product in this number format
         known["peak_flops_per_second"] = peak_flops(device_of_worker(run.device, 0), run.precision)
-    flops, peak = known["model_flops_per_sample"], known["peak_flops_per_second"]
+    flops = known["model_flops_per_sample"]
+    peak = known["peak_flops_per_second"]
     if flops and peak:
         num_devices = run.num_devices // (run.runtime.threads if run.device == "cpu" else 1)
         known["model_flops_utilisation"] = flops * rate / (max(1, num_devices) * peak)

@@ -221,7 +221,8 @@ def _open(
 ) -> Live:
     torch.set_num_threads(run.runtime.threads)
     run = run.prepared()
-    task, limits = run.task, run.limits
+    task = run.task
+    limits = run.limits
     if run.micro_batches > 1:
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
     if not is_built_in(task):
@@ -425,7 +426,8 @@ def _stages(run: Run, flat: FlatModel) -> list[str]:
 
 def _describe_task(task: Task, flat: FlatModel) -> list[str]:
     """Lines about any task."""
-    facts, size = task.facts(), f"{flat.layout.num_parameters:,} parameters"
+    facts = task.facts()
+    size = f"{flat.layout.num_parameters:,} parameters"
     model = getattr(task, "model_name", None)
     if model is not None:
         size = f"model {model}, {size}"

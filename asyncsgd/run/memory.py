@@ -54,9 +54,11 @@ def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], 
         tell(f"try    {size} sample{'s' * (size > 1)}: {'fit' if fitted else 'too many'}")
         return fitted
 
-    good, bad = 0, 1
+    good = 0
+    bad = 1
     while bad <= most and fits(bad):
-        good, bad = bad, most + 1 if bad == most else min(2 * bad, most)
+        good = bad
+        bad = most + 1 if bad == most else min(2 * bad, most)
     if good == 0:
         raise RunError(NOT_ONE_SAMPLE)
     while bad <= most and bad - good > max(1, good // STEPS):
@@ -64,7 +66,8 @@ def find_batch_size(run: Run, context: ForkServerContext, tell: Callable[[str], 
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     limit = f"{bad} do not" if bad <= most else "the data have no more"
     tell(f"fits   {good} sample{'s' * (good > 1)} at once; {limit}")
-    asked, parts = task.batch_size, math.ceil(task.batch_size / good)
+    asked = task.batch_size
+    parts = math.ceil(task.batch_size / good)
     tuned = f", or --batch-size {asked} --micro-batches {parts} for the batch that was asked for" if parts > 1 else ""
     tell(f"type   --batch-size {good} --micro-batches 1{tuned}")
     return good
@@ -76,7 +79,8 @@ def find_micro_batches(run: Run, context: ForkServerContext) -> int:
     Raises:
         RunError: if not even one sample fits.
     """
-    index, parts = _largest_batch(run), run.micro_batches
+    index = _largest_batch(run)
+    parts = run.micro_batches
     while not _fits(run, parts, index, context):
         if parts >= run.task.batch_size:
             raise RunError(NOT_ONE_SAMPLE)
@@ -96,7 +100,8 @@ def _fits(run: Run, micro_batches: int, index: int, context: ForkServerContext) 
 
 def _largest_batch(run: Run) -> int:
     """The index of the batch that has the most numbers in it, which is one of the longest sequences."""
-    data, samples = run.task.data(run.seed), run.task.facts().get("num_train_samples") or LOOKED_AT
+    data = run.task.data(run.seed)
+    samples = run.task.facts().get("num_train_samples") or LOOKED_AT
 
     def numbers(index: int) -> int:
         return sum(tensor.numel() for tensor in tensors_in(data.batch(0, index)))

@@ -47,7 +47,10 @@ def settings_of(run: Run) -> dict[str, Any]:
         rule: str | None = str(run.rule) if parse_rule(str(run.rule)) == run.rule else None
     except UsageError:
         rule = None  # the user's own
-    task, recipe, steps, every = run.task, run.recipe, run.steps, run.budget.evaluate_every
+    task = run.task
+    recipe = run.recipe
+    steps = run.steps
+    every = run.budget.evaluate_every
     return {
         "task_class": f"{type(task).__module__}:{type(task).__qualname__}",
         "task_fields": fields_of(task),
@@ -69,7 +72,8 @@ def run_of_settings(settings: Mapping[str, Any], given: Given) -> Run:
     Raises:
         UsageError: for a part of the user's own that is not given, and for a value that cannot be read.
     """
-    rule, optimizer = given.rule, given.optimizer
+    rule = given.rule
+    optimizer = given.optimizer
     if rule is None and settings["rule"] is None:
         raise UsageError(
             "the run's rule is not one of the library's, and asyncsgd.replay alone can be given it; give it, as in "
@@ -110,7 +114,8 @@ def open_folder(path: Path, run: Run, *, resume: bool) -> RunFolder:
         UsageError: if something else lies there, the run there has other settings, or the folder cannot be written.
     """
     if resume and (path / "settings.yaml").is_file() and has_trained(path):
-        before, now = read_of_run(path, "settings.yaml"), settings_of(run)
+        before = read_of_run(path, "settings.yaml")
+        now = settings_of(run)
         if "task_fields" in before:
             before["task_fields"] = of_recorded(type(run.task), before["task_fields"])
         # Earlier versions did not write down all of the runtime.
@@ -123,7 +128,8 @@ def open_folder(path: Path, run: Run, *, resume: bool) -> RunFolder:
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:
-        task, better = run.task, run.task.scored_by()
+        task = run.task
+        better = run.task.scored_by()
         folder = RunFolder(
             path, task=task.name, better=better, loss_unit=task.loss_unit(), sample_order=task.sample_order
         )

@@ -57,7 +57,8 @@ def task_of_train(settings: Mapping[str, Any], given: Task | type[Task] | None) 
     Raises:
         UsageError: if the task is none of the library's own and not given, or its class does not take the fields.
     """
-    named, fields = str(settings["task_class"]), settings.get("task_fields")
+    named = str(settings["task_class"])
+    fields = settings.get("task_fields")
     if not isinstance(fields, dict):
         raise UsageError("settings.yaml is damaged: its task_fields are no keys and values; name another run")
     task = given
@@ -94,7 +95,8 @@ def not_believed(named: str) -> UsageError:
     """Refuse to import what a run folder says that its task is."""
     module, colon, class_name = named.partition(":")
     if not colon:  # a script's run names the task, not its class
-        module, class_name = "MODULE", "CLASS"
+        module = "MODULE"
+        class_name = "CLASS"
     if module == "__main__":
         module = "FILE"
     return UsageError(

@@ -181,7 +181,8 @@ class PreparedReplay:
                 f"sample_order={recorded_order}"
             )
         self.environments = unlike(environments_of(folder), _environment_here(run.device, run.runtime.threads))
-        here, recorded = str(facts_of(run)["data_fingerprint"]), str(summary.get("data_fingerprint"))
+        here = str(facts_of(run)["data_fingerprint"])
+        recorded = str(summary.get("data_fingerprint"))
         if here != recorded:
             # Tensors that a task makes may have other last bits on another processor; texts are the same everywhere.
             if "data_fingerprint" in run.task.facts() or not self.environments:
@@ -257,7 +258,8 @@ class PreparedSimulation:
     precision = torch.float64
 
     def __init__(self, asked: SimulationSettings, folder: Path, summary: Mapping[str, Any]) -> None:
-        self._asked, self._log = asked, read_log(folder / EVENTS)
+        self._asked = asked
+        self._log = read_log(folder / EVENTS)
         self.summary = summary
         self.environments = unlike(environments_of(folder), _environment_here("cpu", threads=1))
 

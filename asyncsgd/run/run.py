@@ -178,7 +178,8 @@ class Run:
         Raises:
             UsageError: for epochs of a task that does not say how many samples it has; for an evaluation after the end.
         """
-        budget, samples = self.budget, self.budget.samples
+        budget = self.budget
+        samples = self.budget.samples
         if budget.epochs is not None:
             wanted = samples_of_epochs(budget.epochs, self.task, f"--epochs {budget.epochs:g}")
             samples = math.ceil(wanted / self.task.batch_size) * self.task.batch_size
@@ -198,7 +199,8 @@ class Run:
     @property
     def schedule(self) -> WarmupSchedule:
         """The learning rate as a function of the samples that arrived; of a prepared task."""
-        warmup, samples = self.steps.warmup, self.limits.samples
+        warmup = self.steps.warmup
+        samples = self.limits.samples
         if 0 < warmup < 1:  # a share of the samples, which are known then
             assert samples is not None
             warmup = round(warmup * samples)
@@ -274,7 +276,9 @@ def run_of(name: str, given: Any) -> Run:
     Raises:
         UsageError: if the settings alone show a mistake; the message says what to change.
     """
-    job, steps, runtime = given.job, given.optimization, runtime_of(given.job, given.machine.threads)
+    job = given.job
+    steps = given.optimization
+    runtime = runtime_of(given.job, given.machine.threads)
     builders: dict[str, BuildOptimizer] = {"sgd": SGD(steps.momentum), "adamw": AdamW((steps.beta1, steps.beta2))}
     return Run(
         name,

@@ -228,10 +228,14 @@ class Pipeline(Runtime):
     def check(self, seed: int, device: str, machine: groups.Machine, clip_norm: float) -> None:
         import torch
 
-        number, stages, schedule, cuts = self.num_workers, self.stages, self.schedule, machine.micro_batches
+        number = self.num_workers
+        stages = self.stages
+        schedule = self.schedule
+        cuts = machine.micro_batches
         of_whole = ("gradient_checkpointing", "compile", "prefetch", "auto_batch")
         given = " and ".join(flag_of(name) for name in of_whole if getattr(machine, name))
-        gpus, of_schedule = torch.cuda.device_count(), f"--pipeline-schedule {schedule}"
+        gpus = torch.cuda.device_count()
+        of_schedule = f"--pipeline-schedule {schedule}"
         for refused, why in (
             (given, f"{given} is for models that are not cut into stages; type --mode sync"),
             (number % stages, f"--nproc {number} must be a multiple of --stages {stages}"),
@@ -354,7 +358,8 @@ def runtime_of(job: groups.Job, threads: int) -> Runtime:
     Raises:
         UsageError: for a name or value in them that is wrong, or that the runtime cannot follow.
     """
-    kind, given = kind_of(job.mode, job.clock), vars(job) | {"stages": job.stages or job.nproc, "threads": threads}
+    kind = kind_of(job.mode, job.clock)
+    given = vars(job) | {"stages": job.stages or job.nproc, "threads": threads}
     return kind(
         **{
             field: _READ[name](given[name]) if name in _READ else given[name]

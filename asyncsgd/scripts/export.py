@@ -43,7 +43,8 @@ def run(argv: list[str]) -> int:
     if given.out.exists():
         raise UsageError(f"{given.out} is there already; type another --out")
     summary = read_summary(folder) if given.checkpoint is None else {}
-    finished, saved = summary.get("status") == DONE, folder / (BEST_MODEL if given.best else LAST_MODEL)
+    finished = summary.get("status") == DONE
+    saved = folder / (BEST_MODEL if given.best else LAST_MODEL)
     if finished and saved.is_dir():
         shutil.copytree(saved, given.out)
         which = "best model" if given.best else "model at the end"

@@ -72,7 +72,8 @@ class TaskScript:
         announce(settings)
         from asyncsgd.run.runtimes import kind_of
 
-        kind, model = kind_of(settings.job.mode, settings.job.clock), getattr(settings.task, "model_name", None)
+        kind = kind_of(settings.job.mode, settings.job.clock)
+        model = getattr(settings.task, "model_name", None)
         context = None
         if not kind.in_one_process and (launch.rank is None or kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
@@ -186,8 +187,10 @@ def announce(settings: Any) -> None:
     """The first line, before anything heavy is imported."""
     from asyncsgd.run.runtimes import Virtual, kind_of
 
-    job, cores = settings.job, available_cores()
-    kind, busy = kind_of(job.mode, job.clock), job.nproc * settings.machine.threads
+    job = settings.job
+    cores = available_cores()
+    kind = kind_of(job.mode, job.clock)
+    busy = job.nproc * settings.machine.threads
     if kind is Virtual:
         clock = f"seconds are drawn from {job.speeds or 'constant:1'}, not measured"
         told = f"{job.nproc} virtual workers in one process; {clock}"

@@ -109,7 +109,9 @@ class Kind(Generic[T]):
         for position, part in enumerate(filter(None, parameters.split(","))):
             key, equals, value = part.partition("=")
             if self.first_is_positional and known and not equals and not position:
-                key, equals, value = known[0], "=", part
+                key = known[0]
+                equals = "="
+                value = part
             if key not in known:
                 raise UsageError(f"{self.one} {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
             if key in values:
@@ -128,7 +130,8 @@ class Kind(Generic[T]):
     def help(self) -> str:
         """The text of ``FLAG help``: each with its one line and its parameters."""
         first = "; a first value without key= is the first parameter" if self.first_is_positional else ""
-        width, lines = max(map(len, self.by_name)), [f"{self.several} ({self.flag} NAME[:key=value,...]{first}):"]
+        width = max(map(len, self.by_name))
+        lines = [f"{self.several} ({self.flag} NAME[:key=value,...]{first}):"]
         for name, named in dict[str, Any](self.by_name).items():
             fields = ", ".join(
                 f"{field.name}={'VALUE' if field.default is dataclasses.MISSING else field.default}"

@@ -143,14 +143,17 @@ class Spec(NamedTuple):
 
     def checked(self, given: object) -> Any:
         """Return what is given, converted; refuse it out of bounds."""
-        value, shown = self.converted(given, self.flag), self.flag
+        value = self.converted(given, self.flag)
+        shown = self.flag
         if value is None:
             return None
         bounds = {bound: self.metadata[bound] for bound in _BOUNDS}
         out = [out_of_bounds(each, **bounds) for each in (value if isinstance(value, list | tuple) else [value])]
-        wanted, hint = next(filter(None, out), ""), ""
+        wanted = next(filter(None, out), "")
+        hint = ""
         if self.choices and value not in self.choices:
-            wanted, hint = f"one of {', '.join(self.choices)}", nearest(value, self.choices)
+            wanted = f"one of {', '.join(self.choices)}"
+            hint = nearest(value, self.choices)
         if wanted:
             raise UsageError(f"{shown} must be {wanted}, got {shortened(value)}{hint}")
         return value
@@ -165,7 +168,8 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
         if field.metadata.get("found"):
             continue  # a task finds it out by itself
         parts = [part for part in kinds.parts_of(hints[field.name]) if part is not types.NoneType]
-        of_field, choices = hints[field.name], ()
+        of_field = hints[field.name]
+        choices = ()
         if len(parts) == 1:
             (of_field,) = parts
         if typing.get_origin(of_field) is Literal and all(isinstance(one, str) for one in typing.get_args(of_field)):
@@ -257,7 +261,9 @@ class Flags:
     def __init__(
         self, settings: Any, contradictions: Callable[[Any], Iterable[str]] = lambda settings: (), task: str = ""
     ) -> None:
-        self._class, self._contradictions, self._task = settings, contradictions, task
+        self._class = settings
+        self._contradictions = contradictions
+        self._task = task
 
     @functools.cached_property
     def specs(self) -> Mapping[str, Spec]:
@@ -403,9 +409,11 @@ class Flags:
             default = spec.metadata["unset"] if spec.default is None else kinds.plain(spec.default)
             if isinstance(default, list | tuple):
                 default = ",".join(map(str, default))
-            help, kind = spec.metadata["help"], dict[str, Any](nargs="?", const=True)
+            help = spec.metadata["help"]
+            kind = dict[str, Any](nargs="?", const=True)
             if spec.kind is not bool:
-                help, kind = f"{help} (default: {default})", {}
+                help = f"{help} (default: {default})"
+                kind = {}
             if spec.metadata["repeats"]:
                 kind = {"action": "append"}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
@@ -435,7 +443,8 @@ class Flags:
         if unknown:
             raise UsageError(self._unknown_argument(unknown))
         typed = vars(namespace)
-        config, print_config = typed.pop("config", None), typed.pop("print_config", False)
+        config = typed.pop("config", None)
+        print_config = typed.pop("print_config", False)
         for name, text in typed.items():
             spec = self.specs[name]
             if spec.metadata["run"]:

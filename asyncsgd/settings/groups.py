@@ -322,7 +322,9 @@ class Common:
     output: Output = group(Output, "output")
 
     def __post_init__(self) -> None:
-        budget, optimization, defaults = self.budget, self.optimization, self.defaults
+        budget = self.budget
+        optimization = self.optimization
+        defaults = self.defaults
         if budget.samples is None and budget.epochs is None and budget.seconds is None:
             budget = dataclasses.replace(budget, samples=defaults.samples, epochs=defaults.epochs)
         has_samples = budget.samples is not None or budget.epochs is not None
@@ -385,7 +387,10 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
         for name in filter(given.__contains__, names):
             yield f"{typed(name)} does nothing with {typed(beside)}; drop one of the two"
 
-    job, budget, steps, cuts = settings.job, settings.budget, settings.optimization, settings.machine.micro_batches
+    job = settings.job
+    budget = settings.budget
+    steps = settings.optimization
+    cuts = settings.machine.micro_batches
     if job.mode == "single" and job.nproc > 1:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
     if job.clock != "virtual":

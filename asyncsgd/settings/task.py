@@ -13,7 +13,8 @@ from asyncsgd.settings.groups import SGD_LEARNING_RATE, Budget, Common, Defaults
 
 def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[Any]:
     """A group of settings with the defaults of a task; those in `unset` are filled in by `Common`."""
-    hints, fields = typing.get_type_hints(kind), []
+    hints = typing.get_type_hints(kind)
+    fields = []
     for field in dataclasses.fields(kind):
         metadata = {**field.metadata, "unset": unset.get(field.name, field.metadata["unset"])}
         default = field.default if field.name in unset else getattr(defaults, field.name, field.default)

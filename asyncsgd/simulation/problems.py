@@ -44,14 +44,16 @@ class ClosedForm(Problem, Instance):
     _scalar: Callable[[int, int], float]
 
     def on(self: P, num_workers: int, seed: int) -> P:
-        bound, streams = dataclasses.replace(self), Streams(seed, PURPOSE)
+        bound = dataclasses.replace(self)
+        streams = Streams(seed, PURPOSE)
         scalar = in_blocks(num_workers, _BLOCK, lambda worker, k: streams.at(worker, k, NOISE).standard_normal(_BLOCK))
         own = {"num_parameters": self.dimension, "_num_workers": num_workers, "_streams": streams, "_scalar": scalar}
         bound.__dict__.update(own)
         return bound
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        value, noise = self._differentiate(x, worker, out), self.noise
+        value = self._differentiate(x, worker, out)
+        noise = self.noise
         if noise and self.noise_kind == "full":
             out += noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
         elif noise:
@@ -200,7 +202,9 @@ class Heterogeneous(ClosedForm):
         return curvature, slope / curvature, -0.5 * slope * (slope / curvature)
 
     def _differentiate(self, x: Array, worker: int, out: Array) -> float:
-        point, curvature, slope = float(x[0]), self._CURVATURES[worker % 3], self._SLOPES[worker % 3]
+        point = float(x[0])
+        curvature = self._CURVATURES[worker % 3]
+        slope = self._SLOPES[worker % 3]
         out[0] = curvature * point - slope
         return (0.5 * curvature * point - slope) * point - self._whole[2]
 
@@ -293,7 +297,8 @@ class LogisticData(Instance):
             np.add.at(self._row_weights, share, 1.0 / (len(shares) * len(share)))
         self._shape = (self._features.shape[1], int(self._labels.max()) + 1)
         self.num_parameters = self._shape[0] * self._shape[1]
-        self._batch, self._penalty = batch, float(penalty)
+        self._batch = batch
+        self._penalty = float(penalty)
         self._streams = Streams(seed, PURPOSE)
 
     def initial(self) -> Array:
@@ -301,7 +306,8 @@ class LogisticData(Instance):
 
     def _differentiate(self, x: Array, features: Array, labels: Indices, weights: Array | float, out: Array) -> float:
         """Write the gradient of sum_k weights_k loss_k + penalty term; return that sum."""
-        parameters, gradient = x.reshape(self._shape), out.reshape(self._shape)
+        parameters = x.reshape(self._shape)
+        gradient = out.reshape(self._shape)
         every = np.arange(len(labels))
         scores = features @ parameters
         scores -= scores.max(axis=1, keepdims=True)
@@ -334,7 +340,8 @@ class LogisticData(Instance):
         import scipy.optimize  # a tenth of a second that only a caller of `loss` should pay
 
         options = {"maxiter": 100_000, "maxfun": 100_000, "maxcor": 30, "ftol": 0.0, "gtol": 1e-10}
-        start, function = self.initial(), self._value_and_gradient
+        start = self.initial()
+        function = self._value_and_gradient
         x = scipy.optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options).x
         value, gradient = function(x)
         # f is penalty-strongly convex, so f(x) - f* <= ||grad f(x)||^2 / (2 penalty): a proof, not a hope
@@ -423,4 +430,5 @@ ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(),
 """An example of each problem, for the contract tests and ``--problem help``."""
 
 _KIND = Kind[Problem]("problem", "problems", "--problem", {problem.name: type(problem) for problem in ALL})
-parse_problem, describe_problems = _KIND.read, _KIND.help
+parse_problem = _KIND.read
+describe_problems = _KIND.help

@@ -84,7 +84,8 @@ def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
 
 def replay_of(asked: SimulationSettings, log: Log, *, draw: int | None, to_the_bit: bool) -> Replay:
     """A replay of the log of a simulation; from parameters moved by a draw, see `asyncsgd.backends.rounding`."""
-    arguments, batches = asked_arguments(asked), OwnStreams(asked.workers, None)
+    arguments = asked_arguments(asked)
+    batches = OwnStreams(asked.workers, None)
     computation = ProblemGradients(arguments["instance"])
     initial = computation.initial()
     if draw is not None:

@@ -84,7 +84,8 @@ class Sampler:
         block: Callable[[int, int], float | Sequence[float] | Floats],
         factors: Sequence[float] | None = None,
     ) -> None:
-        self.num_workers, self._factors = num_workers, factors
+        self.num_workers = num_workers
+        self._factors = factors
         self.draw_one = in_blocks(num_workers, BLOCK, lambda worker, k: np.full(BLOCK, block(worker, k), float))
         """Of (worker, draw), the seconds of the gradient before which `worker` had *started* `draw` others.
 
@@ -167,7 +168,8 @@ class TwoGroups(Speeds):
             raise UsageError(
                 f"--speeds {self} makes none of {num_workers} workers slow; type share={0.5 / num_workers:.3g} or more"
             )
-        first_slow, slow = num_workers - num_slow, self.seconds * self.factor
+        first_slow = num_workers - num_slow
+        slow = self.seconds * self.factor
         return Sampler(num_workers, lambda worker, block: slow if worker >= first_slow else self.seconds)
 
 
@@ -340,7 +342,8 @@ _RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Paret
 ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
 _BY_NAME: dict[str, type[Speeds]] = {**{speeds.name: type(speeds) for speeds in ALL}, Trace.name: Trace}
 _KIND = Kind("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
-parse_speeds, describe_speeds = _KIND.read, _KIND.help
+parse_speeds = _KIND.read
+describe_speeds = _KIND.help
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,8 @@ def arms_of(
     used: set[int] = set()
     points = []
     for condition, algorithm in _places(config):
-        where, given = f"algorithms.{algorithm}", config.algorithms[algorithm]
+        where = f"algorithms.{algorithm}"
+        given = config.algorithms[algorithm]
         own = settings_of({key: given[key] for key in given if key not in ("tune", "conditions")}, where)
         whole = {"algorithm": algorithm, **base, **condition, **own}
         if out := {i for i, entry in enumerate(excluded) if all(whole.get(key) == entry[key] for key in entry)}:
@@ -186,7 +187,8 @@ def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
     names: list[str] = []
     for algorithm, condition, settings, _ in points:
         virtual = settings.get("clock") == "virtual"
-        same, name = groups[algorithm, virtual], f"{algorithm}-w{settings.get('nproc', 1)}"
+        same = groups[algorithm, virtual]
+        name = f"{algorithm}-w{settings.get('nproc', 1)}"
         for key in dict.fromkeys(key for one in same for key in one if key not in ("nproc", "clock")):
             if len({str(one.get(key)) for one in same}) > 1:
                 value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")

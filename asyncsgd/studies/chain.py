@@ -153,7 +153,8 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
     names = [typed(part.pop("name", None), Part, f"stages[{number}].name") for number, part in enumerate(parts)]
     if len(set(names)) < len(names):
         raise UsageError(f"every stage needs a name of its own, got {', '.join(names)}")
-    middle, last = _stage_with_arms(parts, names), len(parts) - 1
+    middle = _stage_with_arms(parts, names)
+    last = len(parts) - 1
     tasks: list[str] = []
     stages: list[ChainStage] = []
     for number, (name, part) in enumerate(zip(names, parts, strict=True)):

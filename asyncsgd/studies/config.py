@@ -59,7 +59,8 @@ NOT_TUNED = frozenset(
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
-OF_RUNS, OF_BASE_MODEL = ("seed", "epochs", "patience"), ("mode", "epochs", "patience")
+OF_RUNS = ("seed", "epochs", "patience")
+OF_BASE_MODEL = ("mode", "epochs", "patience")
 OF_FINETUNE = ("seed", "model", "patience")
 """Settings that a part of a config may not have: budgets are in samples or in seconds, known before data are read."""
 DECIDED = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
@@ -179,7 +180,8 @@ class Config(Keys, frozen=True, kw_only=True):
                     raise ValueError(f"analysis.differences.{name} names {told}{nearest(algorithm, self.algorithms)}")
             if len({*named}) < len(named):
                 raise ValueError(f"analysis.differences.{name} must name four algorithms, got {', '.join(named)}")
-        given, found = analysis.target_loss is not None, bool(self.pilots or self.tuning.seeds)
+        given = analysis.target_loss is not None
+        found = bool(self.pilots or self.tuning.seeds)
         if (given and self.pilots) or (analysis.primary.endpoint == "time_to_target" and not given and not found):
             raise ValueError(
                 "analysis needs one target: pilots: [10, 11, 12], or tuning to take it from, or target_loss: 6.2"

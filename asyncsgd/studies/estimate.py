@@ -43,7 +43,8 @@ class Estimator:
         training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
         if virtual:
             training *= rate * gradient  # one process computes all gradients, one after another
-        every, samples = run.limits.evaluate_every, run.limits.samples
+        every = run.limits.evaluate_every
+        samples = run.limits.samples
         number = run.budget.evaluations if every is None or samples is None else math.ceil(samples / every)
         number += run.limits.evaluate_at is not None
         return START_SECONDS + training + (1 + number) * evaluation

@@ -211,14 +211,16 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     >>> sorted(run.folder for run in plan.runs)
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
-    sha256, chain = sha256_of(given), Chain()
+    sha256 = sha256_of(given)
+    chain = Chain()
     if "models" in given:
         return _comparisons(typed(given, Comparisons, name), sha256)
     if "stages" in given:
         given, chain = two_stages(given)
         given = _by_its_last_stage(given)
     config: Config = typed(given, Config, name)
-    base, base_model = settings_of(config.base, "base"), None
+    base = settings_of(config.base, "base")
+    base_model = None
     if config.base_model is not None:
         base_model = settings_of(config.base_model, "base_model", OF_BASE_MODEL)
         all_settings = valid("base_model", {**base_model, "mode": "single"})
@@ -230,7 +232,8 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
     family: list[str] = []
     if analysis is not None:
-        place, apart = (analysis.primary.num_workers, analysis.primary.clock), (analysis.reference, analysis.control)
+        place = (analysis.primary.num_workers, analysis.primary.clock)
+        apart = (analysis.reference, analysis.control)
         family = [arm.name for arm in arms if arm.place == place and arm.algorithm not in apart]
     timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
     runs = tuple(runs_of(config, arms, base_model, finetune, analysis, chain))

@@ -110,7 +110,9 @@ class Runner:
     """
 
     def __init__(self, context: ForkServerContext, stop: StopRequest, side_by_side: int) -> None:
-        self._context, self._stop, self._side_by_side = context, stop, side_by_side
+        self._context = context
+        self._stop = stop
+        self._side_by_side = side_by_side
         self.failed: list[Job] = []
         self._number = self._of = 0
 
@@ -121,7 +123,8 @@ class Runner:
             KeyboardInterrupt: after the first Ctrl-C or SIGTERM, when what was running has saved what it had; after
                 the second one at once.
         """
-        self._number, self._of = 0, len(jobs)
+        self._number = 0
+        self._of = len(jobs)
         with self._stop.during_a_run():
             for job in (job for job in jobs if job.measures):
                 began = time.monotonic()
@@ -157,8 +160,11 @@ class Runner:
 
     def _tell(self, job: Job, seconds: float) -> None:
         self._number += 1
-        status, summary = status_of(job.path), read_summary(job.path)
-        result, metrics, task = "", summary.get("metrics") or {}, job.settings.task
+        status = status_of(job.path)
+        summary = read_summary(job.path)
+        result = ""
+        metrics = summary.get("metrics") or {}
+        task = job.settings.task
         score = next(iter(task.scored_by())) if getattr(task, "has_head", False) else None
         if score is not None and isinstance(metrics.get(score), float):
             result = f"{words_of_score(score)} {metrics[score]:.4f}"
@@ -218,7 +224,8 @@ def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | N
     try:
         settings = job.settings
         run = dataclasses.replace(run_of(job.experiment, settings), saves_model=job.saves_model)
-        folder, tracking = _folder_of(job, settings), Tracking(names_in(job.values.get("track")), identity)
+        folder = _folder_of(job, settings)
+        tracking = Tracking(names_in(job.values.get("track")), identity)
         code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

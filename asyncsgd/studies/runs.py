@@ -152,7 +152,8 @@ def _trials(
         for number, stage in enumerate(chain.later):
             every = any(later.each for later in chain.later[number:])
             for arm in parents if every else [reference]:
-                folder, tries = f"trial/{stage.name}/{arm}", stage.each or arm == reference
+                folder = f"trial/{stage.name}/{arm}"
+                tries = stage.each or arm == reference
                 of_stage = _of_stage(stage, "trial", arm, folder, seed, parents[arm], tries)
                 yield from of_stage
                 parents[arm] = _last(of_stage)

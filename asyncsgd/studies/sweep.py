@@ -53,8 +53,10 @@ class Sweep:
     """
 
     def __init__(self, plan: Plan, config_text: str, out: Path, track: str | None = None) -> None:
-        self.plan, self.out = plan, out
-        self._config_text, self._track = config_text, track
+        self.plan = plan
+        self.out = out
+        self._config_text = config_text
+        self._track = track
         self.chosen: dict[str, Mapping[str, Any]] = {}
         self.tried: dict[str, list[Tried]] = {}
         """What became of the trials of every arm."""
@@ -79,7 +81,8 @@ class Sweep:
         # the registered values stay in the plan while earlier stages are looked at again
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             file = msgspec.json.decode((self.out / "plan.json").read_bytes(), type=PlanFile)
-            self._targets, self._analysis_sha256 = file.targets, file.analysis_sha256
+            self._targets = file.targets
+            self._analysis_sha256 = file.analysis_sha256
         self.choose()
 
     def open(self) -> None:
@@ -110,7 +113,8 @@ class Sweep:
 
     def job(self, run: PlannedRun, *, pretend: bool = False) -> Job | None:
         """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
-        plan, model = self.plan, self._model_of(run, pretend)
+        plan = self.plan
+        model = self._model_of(run, pretend)
         origin = str(model.get("model", plan.first_model))
         stand_in = {tuned.name: tuned.trials[0] for tuned in plan.tuned if pretend}
         chosen = {**stand_in, **self.chosen}
@@ -134,7 +138,8 @@ class Sweep:
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
         values["run_dir"] = str(self.out / run.folder)
-        tags, kept = {"stage": run.stage, "arm": run.arm}, run.stage != "finetune"
+        tags = {"stage": run.stage, "arm": run.arm}
+        kept = run.stage != "finetune"
         return Job(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name)
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
@@ -193,7 +198,9 @@ class Sweep:
         """
         import yaml
 
-        plan, analysis, path = self.plan, self.plan.analysis, self.out / "analysis.yaml"
+        plan = self.plan
+        analysis = self.plan.analysis
+        path = self.out / "analysis.yaml"
         if analysis is None:
             return
         self._targets, origin, pilots = self._find_targets(analysis)
@@ -228,7 +235,8 @@ class Sweep:
                         f"put the old file back, or type another --out"
                     )
                 write_text(path, yaml.safe_dump(content, sort_keys=False))
-            kept, digest = read_yaml(path.read_text("utf-8"), str(path)), hashlib.sha256(path.read_bytes()).hexdigest()
+            kept = read_yaml(path.read_text("utf-8"), str(path))
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
             if kept != content or self._analysis_sha256 not in (None, digest):
                 raise UsageError(
                     f"{path} was written before the test runs and is not what it was, or no longer agrees with the "
@@ -277,7 +285,9 @@ class Sweep:
             return {arm.name: analysis.target_loss for arm in arms}, "given in the config", {}
         if not (number := len(config.pilots or config.tuning.seeds)):
             return {}, None, {}
-        targets, improvements, diverged = {}, {}, 0
+        targets = {}
+        improvements = {}
+        diverged = 0
         for arm in arms:
             records = [read_events(path / "events.jsonl") for path in self._pilots_of(arm)]
             curves = [[record["loss"] for record in run if record.get("kind") == "evaluate"] for run in records]
@@ -285,7 +295,8 @@ class Sweep:
             if not finite:
                 raise RunError(f"every pilot run of {arm.name} diverged, so there is no target; lower learning rates")
             diverged += len(curves) - len(finite)
-            first, best = statistics.median(one[0] for one in finite), statistics.median(map(min, finite))
+            first = statistics.median(one[0] for one in finite)
+            best = statistics.median(map(min, finite))
             improvements[arm.name] = {"runs": len(finite), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
         whose = "its chosen trial, " * bool(arms[0].trials)

@@ -89,7 +89,9 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
     >>> best_spans([(4, np.array([start, end]))], number=2, longest=2)
     [(5.0, 5, 6), (3.0, 5, 5)]
     """
-    scores, firsts, lengths = [], [], []
+    scores = []
+    firsts = []
+    lengths = []
     for begin, (start, end) in windows:
         if not len(start):
             continue
@@ -131,6 +133,7 @@ def best_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.
     ordered = differences[order]
     gains = np.cumsum((answered - abstained)[order])
     last = np.append(ordered[1:] != ordered[:-1], True)  # of those with one difference
-    gains, thresholds = np.append(0.0, gains[last]), np.append(math.nextafter(ordered[0], -math.inf), ordered[last])
+    gains = np.append(0.0, gains[last])
+    thresholds = np.append(math.nextafter(ordered[0], -math.inf), ordered[last])
     threshold = float(thresholds[np.argmax(gains)])
     return float(at_threshold(differences, answered, abstained, threshold).mean()), threshold

@@ -90,7 +90,8 @@ class CausalLM(LanguageModel):
         from asyncsgd.tasks.models import Built, load_model, padded_size, seeded
 
         if model not in SHAPES:
-            size, dropout = self.seq_len, self.dropout
+            size = self.seq_len
+            dropout = self.dropout
             built = load_model(model, len(tokenizer), self.starts_as, seq_len=size, dropout=dropout, seed=seed)
             if _sees_later_tokens(built.model):
                 raise UsageError(
@@ -201,7 +202,8 @@ def _logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor | None = N
 
 def _sees_later_tokens(model: nn.Module) -> bool:
     """Whether it sees the tokens that it is to predict, as an encoder does that is loaded with another head."""
-    ids, changed = _some_ids(model), _some_ids(model)
+    ids = _some_ids(model)
+    changed = _some_ids(model)
     changed[:, 8:] = ids[:, :1]
     return not _agree(_logits(model.eval(), ids)[:, :8], _logits(model, changed)[:, :8])
 
@@ -210,7 +212,8 @@ def _keeps_documents_apart(model: nn.Module) -> bool:
     """Whether the second of two documents in a row has the logits that it has alone."""
     import torch
 
-    ids, positions = _some_ids(model), torch.cat([torch.arange(8), torch.arange(12)])[None]
+    ids = _some_ids(model)
+    positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
     try:
         return _agree(_logits(model.eval(), ids, positions)[:, 8:], _logits(model, ids[:, 8:]))
     except TypeError:  # no positions at all

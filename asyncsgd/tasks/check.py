@@ -69,7 +69,8 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     """
     where = torch.device(device)
     with _generators_restored(where):
-        model, trial = task.model(seed), task.model(seed)
+        model = task.model(seed)
+        trial = task.model(seed)
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32, and shared memory
         if num_parameters == 0:
             raise UsageError(
@@ -86,7 +87,8 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                     f"the module {name!r} has max_norm={module.max_norm:g}, so its forward pass changes its weight, "
                     f"which the server alone may change; leave max_norm out, and shorten the rows in your forward pass"
                 )
-        data, again = task.data(seed), task.data(seed)
+        data = task.data(seed)
+        again = task.data(seed)
         batch = data.batch(0, 0)
         first = [_bits(tensor) for tensor in tensors_in(batch)]
         data.batch(0, 1)
@@ -301,7 +303,8 @@ def _check_halves(
         halves = task.split(batch, 2)
     except UsageError as error:
         return str(error)
-    weight, weights = float(task.weight(batch)), [float(task.weight(half)) for half in halves]
+    weight = float(task.weight(batch))
+    weights = [float(task.weight(half)) for half in halves]
     if not math.isclose(sum(weights), weight, rel_tol=1e-4):
         raise UsageError(
             f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{half:g}' for half in weights)}; return "

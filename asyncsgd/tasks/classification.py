@@ -196,7 +196,8 @@ class Classification(LabelledTask):
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         hateful = () if self.hatecheck is None else hatecheck.hateful_labels(self.hatecheck_positive, corpus)
-        labels, counts = corpus.labels, self.row_kind().counts(corpus.train)
+        labels = corpus.labels
+        counts = self.row_kind().counts(corpus.train)
         if self.labels == "number":
             return {"labels": (self.label_column,), "counts": (), "hateful": hateful}
         if self.positive is not None and self.positive not in labels:
@@ -232,7 +233,8 @@ class Classification(LabelledTask):
         return has
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        labels, word = self.known["labels"], "pairs" if self.is_pair else "texts"
+        labels = self.known["labels"]
+        word = "pairs" if self.is_pair else "texts"
         notes = [self._labels_in_words(train), *corpus.notes]
         if num_cut := sum(int((side.lengths >= self.seq_len).sum()) for side in (train, held_out)):
             longer = ", the longer text first" if self.is_pair else ""
@@ -261,7 +263,8 @@ class Classification(LabelledTask):
         if self.labels == "number":
             numbers = train.values["labels"]
             return f"labels: numbers from {numbers.min():g} to {numbers.max():g}, {numbers.mean():g} on average"
-        labels, counts = self.known["labels"], self.known["counts"]
+        labels = self.known["labels"]
+        counts = self.known["counts"]
         return "labels: " + ", ".join(f"{label} {count}" for label, count in zip(labels, counts, strict=True))
 
     def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
@@ -320,7 +323,8 @@ class Classification(LabelledTask):
         cases = hatecheck.load_hatecheck(self.hatecheck)
         tokenizer = AutoTokenizer.from_pretrained(self.known["tokenizer"], trust_remote_code=False)
         ids = _beginnings([case.text for case in cases], tokenizer, self.seq_len)
-        samples, predicted = Samples.of(ids=ids, labels=np.zeros(len(ids), np.int64)), np.empty(len(ids), np.int64)
+        samples = Samples.of(ids=ids, labels=np.zeros(len(ids), np.int64))
+        predicted = np.empty(len(ids), np.int64)
         batches = EvaluationBatches(self.collate, samples, self.test_rows(samples))
         for index, numbers in enumerate(batches.rows):
             batch = to_device(batches[index], next(model.parameters()).device)

@@ -50,7 +50,8 @@ def load_hatecheck(path: str) -> list[Case]:
         UsageError: if there are none, or a label is neither 0 (non-hateful) nor 1 (hateful).
     """
     columns = dict.fromkeys(("functionality", "text", "label"), "a table with the column")
-    source, cases = Source(path, "--hatecheck", kinds=TABLES, needs="test", takes=()), []
+    source = Source(path, "--hatecheck", kinds=TABLES, needs="test", takes=())
+    cases = []
     side = "test" if "test" in source.sides else "train"  # a file
     for where, (functionality, text, label) in source.rows(side, columns):
         if str(label) not in _HATEFUL:
@@ -67,7 +68,8 @@ def hateful_labels(positive: str | None, corpus: Corpus) -> Sequence[int]:
     Raises:
         UsageError: if there is no such label, or every label is named.
     """
-    wanted, labels = [label.strip() for label in (positive or "hate").split(",")], corpus.labels
+    wanted = [label.strip() for label in (positive or "hate").split(",")]
+    labels = corpus.labels
     for label in wanted:
         if label not in labels:
             raise UsageError(

@@ -220,7 +220,8 @@ class Number(Head):
         return numbers
 
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
-        predicted, true = sums["predicted"], sums["true"]
+        predicted = sums["predicted"]
+        true = sums["true"]
         error = float(np.square(predicted - true).mean())
         metrics: Metrics = {
             "pearson": _correlation("pearsonr", predicted, true),

@@ -98,7 +98,8 @@ class HeadTask(TextTask):
         return load_model(model, len(tokenizer), loaded_by, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
     def tests(self, number: int) -> Mapping[str, EvaluationBatches]:
-        held_out, numbered = self.samples(side_of(number)), functools.partial(self.numbered, number)
+        held_out = self.samples(side_of(number))
+        numbered = functools.partial(self.numbered, number)
         return {"main": EvaluationBatches(numbered, held_out, self.test_rows(held_out))}
 
     def numbered(self, of_set: int, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:

@@ -113,6 +113,7 @@ class LanguageModel(TextTask):
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """`accuracy` is the share of the tokens that are predicted exactly."""
-        loss, right = sums["loss"] / sums["weight"], sums["correct"] / sums["weight"]
+        loss = sums["loss"] / sums["weight"]
+        right = sums["correct"] / sums["weight"]
         metrics = {"perplexity": scores.perplexity(loss), "accuracy": right}
         return {name: metrics[name] for name in self.better}

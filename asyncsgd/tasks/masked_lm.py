@@ -185,7 +185,8 @@ class MaskedLM(LanguageModel):
     def masked(self, samples: Samples, numbers: np.ndarray, draw: Draw, masking: Masking) -> Batch:
         """The batch of some rows with these masks."""
         before, behind = self.known["around"]
-        ids, labels = [], []
+        ids = []
+        labels = []
         for place, number in enumerate(numbers):
             row = np.array(samples.row("ids", number))
             inside = slice(before, len(row) - behind)

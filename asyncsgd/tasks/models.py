@@ -245,7 +245,8 @@ def _output_layer(model: Any) -> str:
 def _copy_head(source: Any, built: Any, keep: bool) -> set[int]:
     """Copy what stands outside the encoder and in both models, and the output layer only to `keep` it; return the ids
     of the parameters that were set."""
-    given, encoder = dict(source.named_parameters()), f"{built.base_model_prefix}."
+    given = dict(source.named_parameters())
+    encoder = f"{built.base_model_prefix}."
     outputs = () if keep else (_output_layer(source), _output_layer(built))
     copied = set()
     for name, parameter in built.named_parameters():

@@ -64,7 +64,8 @@ def read_origin(model: str, tasks: Sequence[str] = ("masked_lm",), built_in: Seq
 
 def _run_origin(folder: Path, tasks: Sequence[str], name: str) -> Origin:
     """Of a run's model, in the folder called `name`."""
-    summary, settings = read_of_run(folder, "summary.json"), read_of_run(folder, "settings.yaml")
+    summary = read_of_run(folder, "summary.json")
+    settings = read_of_run(folder, "settings.yaml")
     if (task := summary.get("task", tasks[0])) not in tasks:
         raise UsageError(f"--model {folder} is a run of the task {task}; name one of {', '.join(tasks)}")
     if (status := summary.get("status")) != DONE:

@@ -182,8 +182,10 @@ class QuestionAnswering(HeadTask):
         best answers with their scores, at most `number`.
         """
         side = side_of(int(batch["set"]))
-        windows, scored = self.samples(side), _scored(self.known["folder"], side)
-        logits, rows = outputs.float().cpu().numpy(), batch["rows"].cpu().numpy()
+        windows = self.samples(side)
+        scored = _scored(self.known["folder"], side)
+        logits = outputs.float().cpu().numpy()
+        rows = batch["rows"].cpu().numpy()
         of_row = windows.values["question"][rows]
         for question in dict.fromkeys(of_row.tolist()):
             places, (identity, context, answers) = np.flatnonzero(of_row == question), scored[question]
@@ -250,7 +252,8 @@ class QuestionAnswering(HeadTask):
         folder.mkdir(parents=True, exist_ok=True)
         before = next(n for n in itertools.count(1) if not list(folder.glob(f"*.before-{n}.json")))
         for name, content in contents.items():
-            partial, path = folder / f"{name}.json.partial", folder / f"{name}.json"
+            partial = folder / f"{name}.json.partial"
+            path = folder / f"{name}.json"
             partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
             if path.exists():
                 path.rename(folder / f"{name}.before-{before}.json")
@@ -326,14 +329,17 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
     for number, (question, encoding) in enumerate(zip(questions, asked, strict=True)):
         ids, offsets = contexts[question.context]
         front = [*prefix, *encoding.ids, *between]
-        begin, length, total = len(front), len(encoding.ids), len(ids)
+        begin = len(front)
+        length = len(encoding.ids)
+        total = len(ids)
         room = seq_len - begin - len(suffix)
         if total > room and stride >= room:
             raise UsageError(
                 f"beside the question {question.id} of {length} word pieces --seq-len {seq_len} has room for {room} "
                 f"and --stride {stride} is not less; type a longer --seq-len, a smaller --stride, or leave it out"
             )
-        start, last = -1, -1
+        start = -1
+        last = -1
         if question.start is not None and question.answers:
             start, last = _pieces_of(offsets, question.start, question.start + len(question.answers[0]))
         for first in range(0, max(total - room, 0) + stride, stride):

@@ -100,7 +100,9 @@ def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tupl
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
     texts = dict.fromkeys(text for question in train for text in (question.context, question.question))
-    learned, nothing, sides = Documents(tuple(texts)), Documents(()), {"train": train, "eval": evaluation}
+    learned = Documents(tuple(texts))
+    nothing = Documents(())
+    sides = {"train": train, "eval": evaluation}
     fingerprint = _fingerprint(train, evaluation)
     sets = tuple(
         EvaluationSet(of, nothing, fingerprint=_fingerprint((), questions))
@@ -178,7 +180,8 @@ def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Quest
 
 def _placed(questions: Sequence[Question], notes: list[str]) -> list[Question]:
     """The questions with their first answer where it stands; without those whose answer stands nowhere."""
-    placed, num_moved = [], 0
+    placed = []
+    num_moved = 0
     for question in questions:
         start = question.start
         if start is not None:

@@ -64,16 +64,19 @@ class Tagging:
         """
         # A word outside behind every sentence, so that none goes on in the next.
         tags = np.pad(np.asarray(tags), ((0, 0), (0, 1)), constant_values=OUTSIDE).ravel()
-        kind, begins = self.type_of[tags], self.begins[tags]
+        kind = self.type_of[tags]
+        begins = self.begins[tags]
         before = np.concatenate([[-1], kind[:-1]])
         starts = (kind >= 0) & (begins | (kind != before))
         goes_on = np.concatenate([(kind[1:] == kind[:-1]) & ~starts[1:], [False]])
-        first, last = np.flatnonzero(starts), np.flatnonzero((kind >= 0) & ~goes_on)
+        first = np.flatnonzero(starts)
+        last = np.flatnonzero((kind >= 0) & ~goes_on)
         return np.stack([first, last, kind[first]], axis=1)
 
     def counts(self, true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         """Count spans by type, int64 `(T, 3)`: true spans, predicted spans, and those that are in both."""
-        true_spans, predicted_spans = self.spans(true), self.spans(predicted)
+        true_spans = self.spans(true)
+        predicted_spans = self.spans(predicted)
         # At most one span of a sentence begins at a word, so a place finds its partner.
         _, here, there = np.intersect1d(true_spans[:, 0], predicted_spans[:, 0], return_indices=True)
         both = true_spans[here][(true_spans[here] == predicted_spans[there]).all(axis=1)]

@@ -53,7 +53,8 @@ class TensorData:
         self.evaluation: Mapping[str, Batches] = {
             "main": [map_tensors(operator.itemgetter(slice(a, a + batch_size)), main) for a in bounds]
         }
-        self._batch_size, self._seed = batch_size, seed
+        self._batch_size = batch_size
+        self._seed = seed
         # Two, since a batch may lie in two epochs.
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 

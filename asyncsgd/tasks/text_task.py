@@ -207,7 +207,8 @@ class TextTask(Task):
         from asyncsgd.tasks.origin import hash_of
 
         self.check_names()
-        cache, origin = cache.absolute(), self.origin()
+        cache = cache.absolute()
+        origin = self.origin()
         corpus = self.read(cache)
         tokenizer = self.make_tokenizer(origin.model, corpus, cache)
         initial = self.build(origin.model, tokenizer, seed)
@@ -373,7 +374,9 @@ class TextData:
     """The batches of a task on texts in one process: training batches of any stream, and the evaluation sets."""
 
     def __init__(self, task: TextTask, seed: int) -> None:
-        self._task, self._seed, self._train = task, seed, task.samples("train")
+        self._task = task
+        self._seed = seed
+        self._train = task.samples("train")
         order = ORDERS[task.sample_order]
         lengths = self._train.lengths
         alike = is_by_length(task.sampling)

@@ -94,7 +94,9 @@ class TokenClassification(LabelledTask):
         """Sentences with the ``tags`` and ``pieces`` of their words; for training those with at least one piece."""
         documents = corpus.train if side == "train" else corpus.eval
         numbers = {label: number for number, label in enumerate(corpus.labels)}
-        ids, pieces, tags = [], [], []
+        ids = []
+        pieces = []
+        tags = []
         encodings = encodings_of(documents.texts, tokenizer, self.seq_len)
         for text, of_words, encoding in zip(documents.texts, documents.labels, encodings, strict=True):
             # of a set without tags nothing but the number of its words is known
@@ -117,7 +119,8 @@ class TokenClassification(LabelledTask):
         return samples.select(keep)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        notes, where = list(corpus.notes), f"have no word piece within the {self.seq_len} tokens of a sentence"
+        notes = list(corpus.notes)
+        where = f"have no word piece within the {self.seq_len} tokens of a sentence"
         for samples, of, then in (
             (train, "training words", "are not learned"),
             (held_out, f"{corpus.split} words", "count as predicted O"),
@@ -159,7 +162,8 @@ class TokenClassification(LabelledTask):
         labels = self.known["labels"]
         outside = labels.index("O") if "O" in labels else spans.OUTSIDE
         predicted = outputs.argmax(-1).where(batch["pieces"] >= 0, outside)
-        true, said = batch["tags"].cpu().numpy(), predicted.where(batch["tags"] >= 0, spans.OUTSIDE).cpu().numpy()
+        true = batch["tags"].cpu().numpy()
+        said = predicted.where(batch["tags"] >= 0, spans.OUTSIDE).cpu().numpy()
         return {"loss": self.summed_loss(outputs, batch)} | _counts(labels, true, said)
 
     def said(self, outputs: Tensor, batch: Batch) -> Sequence[Said]:
@@ -193,7 +197,8 @@ class TokenClassification(LabelledTask):
 
     def _majority(self) -> dict[str, Any]:
         """The commonest tag of the training words, and the scores of saying nothing else."""
-        labels, held_out = self.known["labels"], self.samples("eval")
+        labels = self.known["labels"]
+        held_out = self.samples("eval")
         commonest = int(np.bincount(self.samples("train").values["tags"], minlength=len(labels)).argmax())
         # All sentences in one row, with a word outside between them.
         between = held_out.starts["tags"][1:-1]

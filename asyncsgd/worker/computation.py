@@ -72,7 +72,8 @@ class _Gradients:
 
     def restored(self) -> None:
         """Make the optimizers whose states are in their places."""
-        states, self._optimizers = self._optimizers, {}
+        states = self._optimizers
+        self._optimizers = {}
         for worker, state in states.items():
             restore(self._optimizer(worker), state)
 
@@ -155,7 +156,8 @@ class ProblemGradients(_Gradients):
     """
 
     def __init__(self, instance: Instance, inner: OptimizerRecipe | None = None) -> None:
-        self._instance, self._out = instance, np.zeros(instance.num_parameters)
+        self._instance = instance
+        self._out = np.zeros(instance.num_parameters)
         self.gradient = torch.from_numpy(self._out)
         self._scratch = scratch = torch.zeros_like(self.gradient)
         plain = PlainSGD(scratch)

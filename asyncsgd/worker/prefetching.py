@@ -25,7 +25,8 @@ class Prefetching(Generic[T]):
     """
 
     def __init__(self, make: Callable[[int], T], ahead: int) -> None:
-        self._make, self._ahead = make, ahead
+        self._make = make
+        self._ahead = ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[T]] = {}
         self._last: int | None = None

@@ -160,7 +160,8 @@ def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> 
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    counter, device = FlopCounterMode(display=False), next(model.parameters()).device
+    counter = FlopCounterMode(display=False)
+    device = next(model.parameters()).device
     # Attention as plain products: the counter does not know every fused kernel.
     with evaluating(model), sdpa_kernel(SDPBackend.MATH), counter:
         for batch in batches:
@@ -172,7 +173,8 @@ def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> 
 def peak_flops(device: str, precision: torch.dtype) -> float:
     """Operations a second of one large matrix product on `device`, in this process and with its threads; measured."""
     side = SIDE[torch.device(device).type]
-    left, best = torch.ones(side, side, dtype=precision, device=device), math.inf
+    left = torch.ones(side, side, dtype=precision, device=device)
+    best = math.inf
     for _ in range(5):
         began = time.perf_counter()
         product = left @ left

@@ -74,7 +74,8 @@ class Loss(nn.Module):
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         super().__init__()
-        self.task, self.model = task, model
+        self.task = task
+        self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
         return self.task.loss(self.task.outputs(self.model, batch), batch)
@@ -242,12 +243,15 @@ class Worker:
         self.savings = savings
         if savings.gradient_checkpointing:
             checkpoint_activations(flat.model)
-        self.task, self.data = task, data
+        self.task = task
+        self.data = data
         self.loss: nn.Module = OnAllGPUs(Loss(task, flat.model)) if all_gpus else Loss(task, flat.model)
         """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
-        self._seed, self._stream = seed, stream
+        self._seed = seed
+        self._stream = stream
         self._device = flat.parameters.device
-        self._precision, self._micro_batches = precision, micro_batches
+        self._precision = precision
+        self._micro_batches = micro_batches
         self._prepared: tuple[int, list[_Part], float] | None = None
         self._prefetching = Prefetching(self._make, savings.prefetch) if savings.prefetch else None
         self._start: Tensor | None = None
@@ -311,7 +315,8 @@ class Worker:
     def cut_into(self, micro_batches: int) -> None:
         """Compute batches in so many parts from here on, as a run did that went on in more."""
         if micro_batches != self._micro_batches:
-            self._micro_batches, self._prepared = micro_batches, None
+            self._micro_batches = micro_batches
+            self._prepared = None
             if self._prefetching is not None:
                 self._prefetching.forget()
 
@@ -375,7 +380,9 @@ class Worker:
             self._start = torch.empty_like(self.flat.parameters)
         with torch.no_grad():
             self._start.copy_(self.flat.parameters)
-        flat, scales, statistics = self.flat, iter(loss_scales), self.flat.statistics
+        flat = self.flat
+        scales = iter(loss_scales)
+        statistics = self.flat.statistics
         with contextlib.nullcontext(_nothing) if statistics is None else statistics.local_steps() as follow:
 
             def gradient_of(index: int) -> Gradient:
@@ -425,7 +432,8 @@ class Worker:
             return [_Part(0, self._moved(batch), 1.0)], self.task.weight(batch)
         split = self.task.split(batch, self._micro_batches)
         weights = [self.task.weight(part) for part in split]
-        weight, numbered = sum(weights), enumerate(zip(split, weights, strict=True))
+        weight = sum(weights)
+        numbered = enumerate(zip(split, weights, strict=True))
         # The mean over no loss term at all may not be a number.
         return [_Part(number, self._moved(part), own / weight) for number, (part, own) in numbered if own > 0], weight
 
@@ -444,7 +452,8 @@ class Worker:
     def _take(self, index: int) -> tuple[list[_Part], float]:
         if self._prefetching is not None:
             return self._prefetching.take(index)
-        prepared, self._prepared = self._prepared, None
+        prepared = self._prepared
+        self._prepared = None
         if prepared is None or prepared[0] != index:
             return self._make(index)
         return prepared[1:]
@@ -477,5 +486,6 @@ class LossScale:
             return False
         self._good += 1
         if self._good == self.PATIENCE:
-            self.value, self._good = self.value * 2.0, 0
+            self.value = self.value * 2.0
+            self._good = 0
         return True

@@ -56,9 +56,17 @@ TOLERANCE = 2.0
 FAR = (0.0, 0.0, 4.0)
 """The true differences of a family in standard deviations: the last is surely found."""
 
-PLATEAU, FALL, TARGET, FLUCTUATION = 4.0, 2.0, 4.4, 0.005
+PLATEAU = 4.0
+FALL = 2.0
+TARGET = 4.4
+FLUCTUATION = 0.005
 """Of a curve, PLATEAU + FALL exp(-t / its own seconds); the standard deviation of an evaluation from it."""
-CROSSING, LEVEL, SPREAD, EARLIEST, LOOK_END, UPDATE = 45.0, 5.0, 14.0, 5.0, 100.0, 0.1
+CROSSING = 45.0
+LEVEL = 5.0
+SPREAD = 14.0
+EARLIEST = 5.0
+LOOK_END = 100.0
+UPDATE = 0.1
 """When runs are at the target in the mean, and the standard deviations over seeds and of each run; the soonest; when
 they end; an update. The standard deviation of the paired differences is 16 of 80 looks."""
 LOOKS: dict[str, tuple[int, int]] = {
@@ -121,7 +129,8 @@ def false_positives(name: str, n: int, studies: int, generator: Generator) -> St
 def one_arm(name: str, n: int, studies: int, generator: Generator) -> Studies:
     noise = ONE_ARM[name](generator, (studies, n))
     for differences in noise + QUIET * generator.normal(size=noise.shape):
-        better, different = differences.mean() < 0, found(differences)
+        better = differences.mean() < 0
+        different = found(differences)
         yield {
             "better, mean 0": different and better,
             "worse, mean 0": different and not better,
@@ -167,7 +176,8 @@ def arms_of(name: str, n: int, longer: float, effect: float, generator: Generato
 def word_on_times(arms: Arms, *, own: bool) -> str:
     """From curves to the word on time to the target; `own`: that of the reference's runs and not a fixed one."""
     references = [reference[1] for _, reference in arms.curves]
-    first, best = numpy.mean([y[0] for y in references]), numpy.mean([y.min() for y in references])
+    first = numpy.mean([y[0] for y in references])
+    best = numpy.mean([y.min() for y in references])
     target = first - AFTERWARDS * (first - best) if own else TARGET
     brackets = numpy.array([[bracket(one, target) for one in on_common_looks(pair)] for pair in arms.curves])
     ends = numpy.array([[one[0][-1] for one in pair] for pair in arms.curves])
@@ -214,7 +224,8 @@ def power_between_looks(name: str, n: int, studies: int, generator: Generator) -
 
 
 def power_and_guard(name: str, n: int, studies: int, generator: Generator) -> Studies:
-    effect, nothing = detectable_effect(n, ALPHA), numpy.zeros(n)
+    effect = detectable_effect(n, ALPHA)
+    nothing = numpy.zeros(n)
     for differences in differences_of(name, (studies, n), generator):
         yield {
             "power, nominal 80 %": found(differences + effect),
@@ -240,7 +251,8 @@ def improvement_coverage(name: str, n: int, studies: int, generator: Generator) 
         columns[f"P = {truth:.2f}, r = {correlation:g}"] = hits = list[bool]()
         for _ in range(studies):
             levels, ours, theirs = generator.normal(size=(3, n, 3))
-            shared, own = math.sqrt(correlation) * levels, math.sqrt(1 - correlation)
+            shared = math.sqrt(correlation) * levels
+            own = math.sqrt(1 - correlation)
             tables = [shared + own * ours + shift, shared + own * theirs]
             interval = stratified_bootstrap(tables, mean_improvement, generator, 199)  # a tenth of those in reports
             hits.append(interval.low <= truth <= interval.high)

@@ -43,9 +43,13 @@ from asyncsgd.scripts.base import run_script
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.text_batches import Batch
 
-CANDIDATE_SHARE, SEQ_LEN, BATCH_ROUNDS, FIND_TEXTS = 0.2, 128, 100, 64
+CANDIDATE_SHARE = 0.2
+SEQ_LEN = 128
+BATCH_ROUNDS = 100
+FIND_TEXTS = 64
 TARGETS = {"tiny": 8.0, "small": 3.5}
-LOOKUP_TARGET, PROCESSES_TARGET = 1.03, 1.8
+LOOKUP_TARGET = 1.03
+PROCESSES_TARGET = 1.8
 
 Step = Callable[[int], Any]
 
@@ -177,7 +181,8 @@ def main(argv: list[str], stop: StopRequest) -> int:
     flags.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each row (default: 5)")
     flags.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: 8)")
     given = flags.parse_args(argv)
-    cache, cores = cache_folder(None), available_cores()
+    cache = cache_folder(None)
+    cores = available_cores()
     torch.set_num_threads(cores)
     print(f"{cores} cores and threads, batches of {given.batch_size} x {SEQ_LEN}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:

@@ -32,7 +32,8 @@ WARMUP_STEPS = 10
 def bare_loop(task: MaskedLM, num_steps: int) -> float:
     """Samples per second of a plain training loop; runs in a process of its own, as a worker does."""
     torch.set_num_threads(1)
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     for step in range(num_steps + WARMUP_STEPS):
         if step == WARMUP_STEPS:
@@ -74,8 +75,11 @@ def run(argv: list[str], stop: object) -> int:
     parser.add_argument("--steps", type=int, default=100, help="batches per worker in each run")
     parser.add_argument("--model", default="tiny", choices=["tiny", "small"])
     arguments = parser.parse_args(argv)
-    task, steps, rows = MaskedLM(model_name=arguments.model, eval_samples=32), arguments.steps, []
-    prepared, context = task.prepare(0, cache_folder(None)), multiprocessing.get_context("forkserver")
+    task = MaskedLM(model_name=arguments.model, eval_samples=32)
+    steps = arguments.steps
+    rows = []
+    prepared = task.prepare(0, cache_folder(None))
+    context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(arguments.rounds):
             with ProcessPoolExecutor(1, context) as pool:
@@ -89,7 +93,9 @@ def run(argv: list[str], stop: object) -> int:
         ("1 worker / bare loop        ", [one / bare for bare, one, _ in rows], 0.95),
         ("2 workers / (2 x 1 worker)  ", [two / (2 * one) for _, one, two in rows], 0.90),
     ):
-        low, median, high = min(ratios), statistics.median(ratios), max(ratios)
+        low = min(ratios)
+        median = statistics.median(ratios)
+        high = max(ratios)
         print(f"{name} median {median:.3f}  [{low:.3f}, {high:.3f}]  n={len(ratios)}  target {target}")
     return 0
 

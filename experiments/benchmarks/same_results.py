@@ -191,7 +191,8 @@ def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> l
     """
     runs: dict[str, list[str]] = {}
     for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name), now.get(name)
+        was = before.get(name)
+        is_now = now.get(name)
         if was is None or is_now is None:
             what = "not made here, or not to its end" if is_now is None else "not made before"
         else:
@@ -229,7 +230,8 @@ def main() -> int:
         write_data(folder)
         asked = {name: case for name, case in cases(folder).items() if re.search(arguments.only, name)}
         jobs = {name: pool.submit(hashes_of, folder, name, case) for name, case in asked.items()}
-        now, failed = {}, False
+        now = {}
+        failed = False
         for name, job in jobs.items():
             try:
                 now[name] = job.result()

@@ -95,7 +95,8 @@ VIRTUAL = f"{OWN} --clock virtual --nproc 4 --speeds exponential:1"
 def _trainings(folder: Path) -> dict[str, Case]:
     """One process, and real processes whose bits do not depend on timing."""
     mlm = _masked_lm(folder)
-    single, real = f"{mlm} --mode single", f"{mlm} --mode async --nproc 1"
+    single = f"{mlm} --mode single"
+    real = f"{mlm} --mode async --nproc 1"
     pipeline = f"{mlm} --mode pipeline --nproc 2 --micro-batches 4"
     return {
         "single": Case(single, replayed=True),
@@ -189,9 +190,12 @@ def _resumed(folder: Path) -> dict[str, Case]:
     # One checkpoint before the end and one at it, in both parts of a run. A second one before the end would be left out
     # if the first were still being written.
     saved = "--schedule constant --checkpoint-every 96"
-    mlm, own, tasks = f"{_masked_lm(folder)} {saved}", f"{OWN} {saved}", _on_tasks(folder)
+    mlm = f"{_masked_lm(folder)} {saved}"
+    own = f"{OWN} {saved}"
+    tasks = _on_tasks(folder)
     on_clock = "--mode async --clock virtual --nproc 4 --speeds exponential:1"
-    real, pipeline = "--mode async --nproc 1 --transport", f"{mlm} --mode pipeline --nproc 2 --micro-batches 4"
+    real = "--mode async --nproc 1 --transport"
+    pipeline = f"{mlm} --mode pipeline --nproc 2 --micro-batches 4"
     at_end = {
         "single": f"{mlm} --mode single",
         "single, 3 batches an update": f"{own} --mode single --accumulate 3",

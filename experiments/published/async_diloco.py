@@ -40,7 +40,8 @@ SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
 NUM_CLASSES = 4
 BATCH = 32
-LAST_RATE, WEIGHT_DECAY = 1e-6, 1e-3
+LAST_RATE = 1e-6
+WEIGHT_DECAY = 1e-3
 PURPOSE = 16 << 32
 """Of the streams."""
 
@@ -71,7 +72,8 @@ class Mixture(Instance):
 
     def initial(self) -> Array:
         """torch's default for linear layers: uniform within 1 / sqrt(inputs)."""
-        generator, bounds = self._streams.at(part=2), [width**-0.5 for width, *_ in self._shapes[::2] for _ in range(2)]
+        generator = self._streams.at(part=2)
+        bounds = [width**-0.5 for width, *_ in self._shapes[::2] for _ in range(2)]
         parts = [generator.uniform(-bound, bound, size) for bound, size in zip(bounds, self._sizes, strict=True)]
         return numpy.concatenate(parts)
 
@@ -116,10 +118,15 @@ def naive(rate: float, momentum: float, dynamic: bool = False) -> Rule:
     return AsyncLocalSGD(LOCAL_STEPS, rate, momentum, period=1, dynamic=dynamic)
 
 
-SYNC, PLAIN_SYNC = "sync, momentum .9, .7", "sync, no momentum, .7"
-NAIVE, NAIVE_SMALL, NO_MOMENTUM = "async, momentum .9, .7", "async, momentum .9, .07", "async, no momentum, .7"
-DELAYED, DYLU = "async, Delayed Nesterov, .7", "async, DyLU, momentum .9, .07"
-BOTH, BUFFERED = "async, Delayed Nesterov + DyLU, .7", "buffered, FedBuff K = 4, .7"
+SYNC = "sync, momentum .9, .7"
+PLAIN_SYNC = "sync, no momentum, .7"
+NAIVE = "async, momentum .9, .7"
+NAIVE_SMALL = "async, momentum .9, .07"
+NO_MOMENTUM = "async, no momentum, .7"
+DELAYED = "async, Delayed Nesterov, .7"
+DYLU = "async, DyLU, momentum .9, .07"
+BOTH = "async, Delayed Nesterov + DyLU, .7"
+BUFFERED = "buffered, FedBuff K = 4, .7"
 RULES: dict[str, Rule] = {
     SYNC: DiLoCo(LOCAL_STEPS, 0.7, 0.9),
     PLAIN_SYNC: DiLoCo(LOCAL_STEPS, 0.7, 0.0),
@@ -192,7 +199,8 @@ def headline_rows(rows: list[dict[str, Any]], swept: dict[str, dict[float, float
     """The notebook's sentences, (iv) the paper's, beside what was measured."""
     table = pandas.DataFrame(rows, index=[*RULES])
     after = table.columns[4].removeprefix("loss ")
-    early, cosine = table.iloc[:, 4], table.cosine
+    early = table.iloc[:, 4]
+    cosine = table.cosine
     final = table.iloc[:, 3].map(lambda cell: f"{cell.estimate:.4g}")
     best = {name: min((loss, rate) for rate, loss in losses.items()) for name, losses in swept.items()}
     tried = ", ".join(f"{rate:g}" for rate in next(iter(swept.values())))
@@ -215,9 +223,12 @@ def headline_rows(rows: list[dict[str, Any]], swept: dict[str, dict[float, float
 
 def make(flags: Flags) -> None:
     sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if flags.quick else ((512, 1, 64, 2048), 4800, 2e-4)
-    num_seeds, rates = flags.seeds or (2 if flags.quick else 3), (0.07, 0.7) if flags.quick else SWEEP
-    schedule, problem = functools.partial(cosine_schedule, total, peak), functools.partial(Mixture, sizes)
-    end, inner = Limits(samples=total), OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
+    num_seeds = flags.seeds or (2 if flags.quick else 3)
+    rates = (0.07, 0.7) if flags.quick else SWEEP
+    schedule = functools.partial(cosine_schedule, total, peak)
+    problem = functools.partial(Mixture, sizes)
+    end = Limits(samples=total)
+    inner = OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
 
     def arm(name: str, rule: Rule) -> Arm:
         return Arm(name, rule, schedule, problem, Fixed(SECONDS_PER_STEP).on, 4, end, 40, inner=inner)

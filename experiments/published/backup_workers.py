@@ -65,7 +65,8 @@ def learning_rate(noise: float, quorum: int) -> float:
 def expected_steps(noise: float, quorum: int) -> int:
     """Steps until the *mean* of f - f* is at most `TARGET`, from the exact recursion of E x^2 in each mode."""
     eta = learning_rate(noise, quorum)
-    squares, steps = np.ones(len(SPECTRUM)), 0
+    squares = np.ones(len(SPECTRUM))
+    steps = 0
     while float(SPECTRUM @ squares) / 2 > TARGET:
         squares = (1.0 - eta * SPECTRUM) ** 2 * squares + (eta * noise) ** 2 / quorum
         steps += 1
@@ -112,7 +113,8 @@ Rows = list[dict[str, object]]
 
 def per_gradient(found: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]:
     """Part 1: a row for each mean of the exponential part; and what to draw."""
-    rows, drawn = [], []
+    rows = []
+    drawn = []
     for mean, (published_best, published_gain) in PUBLISHED.items():
         best, gain = best_quorum(mean)
         seconds = of(found, "", mean, "seconds") / of(found, "", mean, "steps")
@@ -138,7 +140,9 @@ def per_gradient(found: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]
 
 def to_target(found: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, list[pandas.DataFrame], str]:
     """Part 2: a row for each regime and quorum; what to draw; and which was the fastest, in words."""
-    rows, drawn, winners = Rows(), [], []
+    rows = Rows()
+    drawn = []
+    winners = []
     for regime, noise in REGIMES.items():
         expected = {quorum: expected_steps(noise, quorum) for quorum in quorums}
         law = {quorum: expected[quorum] * round_seconds(quorum, MEAN) for quorum in quorums}
@@ -164,7 +168,8 @@ def to_target(found: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, li
 
 
 def make(flags: Flags) -> None:
-    seeds, rounds = flags.seeds or (2 if flags.quick else 5), 100 if flags.quick else 500
+    seeds = flags.seeds or (2 if flags.quick else 5)
+    rounds = 100 if flags.quick else 500
     quorums = QUICK_QUORUMS if flags.quick else QUORUMS
     coarse, near = ((60, 80, NUM_WORKERS), 1) if flags.quick else ((50, 60, 70, 80, 90, NUM_WORKERS), 3)
     keys = [(regime, MEAN, quorum) for regime in REGIMES for quorum in quorums]

@@ -32,7 +32,9 @@ NUM_WORKERS = 8
 QUORUMS = (1, 2, 4, 8)
 LEARNING_RATE = 0.12
 SPEEDS = {"exponential": Exponential(mean=1.0), "shifted_exponential": ShiftedExponential(shift=1.0, mean=1.0)}
-SECONDS, QUICK_SECONDS, EVALUATIONS = 3000, 300, 600
+SECONDS = 3000
+QUICK_SECONDS = 300
+EVALUATIONS = 600
 FAMILIES: dict[str, type[KSync | KAsync | KBatchAsync]]
 FAMILIES = {"K-sync": KSync, "K-async": KAsync, "K-batch-async": KBatchAsync}
 METHODS: dict[tuple[str, int], Rule] = {
@@ -89,9 +91,11 @@ def stationary(phases: Sequence[np.ndarray]) -> np.ndarray:
     last column takes unit noise.
     """
     choices, modes, n, _ = phases[0].shape
-    total, added = np.eye(n**2), np.zeros((modes, n**2, 1))
+    total = np.eye(n**2)
+    added = np.zeros((modes, n**2, 1))
     for phase in phases:
-        one, noise = phase[..., :-1], phase[..., -1]
+        one = phase[..., :-1]
+        noise = phase[..., -1]
         moved = np.einsum("cmij,cmkl->mikjl", one, one, optimize=True).reshape(modes, n**2, n**2) / choices
         added = moved @ added + np.einsum("cmi,cmk->mik", noise, noise).reshape(added.shape) / choices
         total = moved @ total
@@ -139,7 +143,8 @@ def floor(family: str, quorum: int, times: str) -> float | None:
 
 def arms(seconds: float) -> dict[tuple[str, str, int], Arm]:
     """By times, family and K."""
-    problem, end = quadratic(NOISE).on, (Limits(seconds=seconds), EVALUATIONS)
+    problem = quadratic(NOISE).on
+    end = (Limits(seconds=seconds), EVALUATIONS)
     return {
         (times, *method): Arm(
             f"K = {method[1]}", rule, LEARNING_RATE, problem, speeds.on, NUM_WORKERS, *end, f"{method[0]}, {times}"

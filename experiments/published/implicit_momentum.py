@@ -57,7 +57,8 @@ def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
 
     The last M gradients are left out: no other is started then, and their mean staleness is no longer M - 1.
     """
-    delays, first = list[int](), 20 * num_workers
+    delays = list[int]()
+    first = 20 * num_workers
 
     def watch(record: Record) -> None:
         if isinstance(record, Event) and first < record.version <= first + updates:
@@ -73,7 +74,8 @@ def fit(x: Sequence[float], rate: float | None = None) -> tuple[float, float]:
     >>> [round(value, 9) for value in fit(expected_iterate(4, 20))]
     [0.75, 0.05]
     """
-    steps, here = np.diff(x), np.asarray(x[1:-1])
+    steps = np.diff(x)
+    here = np.asarray(x[1:-1])
     if rate is not None:
         return float(steps[:-1] @ (steps[1:] + rate * here) / (steps[:-1] @ steps[:-1])), rate
     momentum, rate = np.linalg.lstsq(np.stack([steps[:-1], -here], axis=1), steps[1:])[0].tolist()
@@ -103,7 +105,8 @@ def pseudo_values(function: Callable[[list[float]], float], groups: Sequence[Seq
     >>> f"{interval(pseudo_values(lambda mean: mean[0], [[1.0], [2.0], [3.0]])):.3g}"
     '2 [-0.484, 4.48]'
     """
-    total, number = np.sum(groups, axis=0), len(groups)
+    total = np.sum(groups, axis=0)
+    number = len(groups)
     whole = function((total / number).tolist())
     without = [function(((total - group) / (number - 1)).tolist()) for group in groups]
     return [number * whole - (number - 1) * one for one in without]
@@ -114,7 +117,8 @@ def momentum_row(num_workers: int, groups: Sequence[Sequence[float]]) -> dict[st
 
     One worker is plain SGD, whose x_t - x_{t-1} is proportional to x_t: then only mu alone can be told.
     """
-    rate, pooled = RATE / num_workers, np.mean(groups, axis=0).tolist()
+    rate = RATE / num_workers
+    pooled = np.mean(groups, axis=0).tolist()
     deviation = np.abs(np.subtract(pooled, expected_iterate(num_workers, len(pooled) - 1))).max()
     alone = f"{abs(fit(pooled, rate)[0]):.4f}"
     fits = (lambda x: fit(x)[0], lambda x: fit(x, rate)[0], lambda x: fit(x)[1])
@@ -147,7 +151,8 @@ def make(flags: Flags) -> None:
     seeds = flags.seeds or (1_000 if flags.quick else 20_000)
     if seeds % GROUPS:
         raise UsageError(f"--seeds must be a multiple of {GROUPS}, the number of groups, got {seeds}")
-    updates, share = 4_000 if flags.quick else 40_000, seeds // GROUPS
+    updates = 4_000 if flags.quick else 40_000
+    share = seeds // GROUPS
     groups = [range(group * share, (group + 1) * share) for group in range(GROUPS)]
     found = each(mean_iterate, [(num_workers, group) for num_workers in WORKERS for group in groups], flags.jobs)
     means = {num_workers: [next(found) for _ in groups] for num_workers in WORKERS}
@@ -165,7 +170,8 @@ def make(flags: Flags) -> None:
 
     drawn = []
     for M in WORKERS:
-        x, arm = expected_iterate(M, 3 * M + 10), f"M = {M}"
+        x = expected_iterate(M, 3 * M + 10)
+        arm = f"M = {M}"
         delays = range(6 * M)  # beyond, a share is of a few gradients
         drawn += [tidy("mean iterate", arm, "law", [x]), tidy("mean iterate", arm, "measured", means[M])]
         law = [stats.geom(1 / M, loc=-1).pmf(delays)]

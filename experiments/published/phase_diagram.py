@@ -48,7 +48,8 @@ RESOLUTION = 6000
 """Evaluations until the cap."""
 RANGE = 8.0
 """Learning rates are tuned from centre / RANGE to centre * RANGE."""
-NOISE, EXPONENT = "noise s = $\\sigma^2$ / eps", "heterogeneity p (worker i takes i$^p$ seconds)"
+NOISE = "noise s = $\\sigma^2$ / eps"
+EXPONENT = "heterogeneity p (worker i takes i$^p$ seconds)"
 
 
 class Cell(NamedTuple):
@@ -123,7 +124,8 @@ def tune(cell: Cell, trials: list[Trial], cap: float, step: float) -> Trial:
     for trial in trials:
         seconds = seconds_to_target(cell, *trial[:2], TUNING_SEED, cap, step)
         if math.isfinite(seconds):
-            best, cap = trial, seconds - step
+            best = trial
+            cap = seconds - step
     return best
 
 
@@ -141,7 +143,8 @@ def ratio(asynchronous: Sequence[float], synchronous: Sequence[float], cap: floa
 
 def measure(cell: Cell) -> tuple[dict[str, object], dict[str, object]]:
     """Tune both arms of `cell` and run them on the test seeds: a row of the table, and one of the picture."""
-    noise, n = cell.noise, cell.num_workers
+    noise = cell.noise
+    n = cell.num_workers
     taus = mean_seconds(cell.exponent, n)
     theory, theory_quorum = theory_synchronous(taus, noise)
     cap = CAP_FACTOR * min(theory, theory_asynchronous(taus, noise))

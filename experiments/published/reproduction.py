@@ -72,7 +72,8 @@ class Arm:
     def simulated(self, seed: int, **watch: Any) -> Simulation:
         """The run on `seed`; `watch` are further arguments of `simulate`, which look on."""
         watch |= {name: getattr(self, name) for name in ("learning_rate", "budget", "evaluations", "inner")}
-        problem, speeds = self.problem(self.workers, seed), self.speeds(self.workers, seed)
+        problem = self.problem(self.workers, seed)
+        speeds = self.speeds(self.workers, seed)
         return simulate(self.rule, problem, speeds, num_workers=self.workers, **watch)
 
 

@@ -56,7 +56,8 @@ class Malenia(rules.Rule):
         dispatches.append(arrival.dispatch)
         if len(state) < len(view.workers):
             return Reply(start=(Start(arrival.worker),))
-        direction, uses = arrival.gradient.new_zeros(arrival.gradient.shape), list[int]()
+        direction = arrival.gradient.new_zeros(arrival.gradient.shape)
+        uses = list[int]()
         for _, (total, dispatches) in sorted(state.items()):
             direction.add_(total, alpha=1.0 / (len(dispatches) * len(state)))
             uses += dispatches
@@ -67,8 +68,10 @@ class Malenia(rules.Rule):
 
 def permuted_times(num_workers: int, seed: int) -> Sampler:
     """Worker i takes b_i + |N(0, b_i)| seconds, b a fixed permutation of 1..n, of (seed, worker, draw) alone."""
-    purpose, length = 15 << 32, 2 * BLOCK
-    base, streams = 1.0 + Streams(0, purpose).at().permutation(num_workers), Streams(seed, purpose)
+    purpose = 15 << 32
+    length = 2 * BLOCK
+    base = 1.0 + Streams(0, purpose).at().permutation(num_workers)
+    streams = Streams(seed, purpose)
 
     def block(worker: int, number: int) -> Array:
         noise = streams.at(worker, number // 2, part=1).standard_normal(length)[number % 2 * BLOCK :][:BLOCK]
@@ -77,7 +80,9 @@ def permuted_times(num_workers: int, seed: int) -> Sampler:
     return Sampler(num_workers, block)
 
 
-TIMES, CURVATURES, SLOPES = (1.0, 2.3, 5.1), (1.0, 2.0, 0.5), (1.0, -2.0, 3.0)
+TIMES = (1.0, 2.3, 5.1)
+CURVATURES = (1.0, 2.0, 0.5)
+SLOPES = (1.0, -2.0, 3.0)
 TRUTH = sum(SLOPES) / sum(CURVATURES)
 WEIGHTED = numpy.divide(SLOPES, TIMES).sum() / numpy.divide(CURVATURES, TIMES).sum()
 """Where asynchronous SGD ends as the learning rate goes to 0."""
@@ -113,7 +118,10 @@ def ending(rule: rules.Rule, learning_rate: float, seconds: float) -> float:
     return float(numpy.mean([look.loss for look in looks if look.train_seconds > 0.9 * seconds]))
 
 
-NUM_FEATURES, BATCH, PENALTY, ALPHA = 256, 8, 1e-3, 0.1
+NUM_FEATURES = 256
+BATCH = 8
+PENALTY = 1e-3
+ALPHA = 0.1
 
 
 @functools.cache
@@ -121,10 +129,12 @@ def load_texts(data: str, limit: int) -> tuple[Array, Indices, str]:
     """At most `limit` of the texts, drawn once and for all, as hashed words; their labels, 0..C-1; the data's name."""
     if data == "pydocs":
         documents = load_pydocs(cache_folder(None))
-        rows, source = list(zip(documents.texts, documents.labels or (), strict=True)), "pydocs"
+        rows = list(zip(documents.texts, documents.labels or (), strict=True))
+        source = "pydocs"
     else:
         file = Source(data, kinds=TABLES, takes=("pydocs",))
-        rows, source = [row for _, row in file.rows("train", {"text": "--data", "label": "--data"})], file.name
+        rows = [row for _, row in file.rows("train", {"text": "--data", "label": "--data"})]
+        source = file.name
     order = numpy.random.Generator(numpy.random.Philox(key=0)).permutation(len(rows))[:limit]
     texts, names = zip(*[map(str, rows[row]) for row in order], strict=True)
     classes, labels = numpy.unique(names, return_inverse=True)
@@ -195,7 +205,8 @@ def row_of(name: str, curves: pandas.DataFrame, rate: float, rates: list[float])
 
 def make(flags: Flags) -> None:
     limit, workers, seconds, looks = (2000, 12, 1500.0, 30) if flags.quick else (8000, 32, 8000.0, 80)
-    num_seeds, rates = flags.seeds or (2 if flags.quick else 5), RATES[::2] if flags.quick else RATES
+    num_seeds = flags.seeds or (2 if flags.quick else 5)
+    rates = RATES[::2] if flags.quick else RATES
     _, labels, source = load_texts(flags.data, limit)  # before anything runs: it may be refused
     rate, last = (1e-2, 6_000.0) if flags.quick else (2e-3, 30_000.0)
     rows: list[dict[str, object]] = []
@@ -209,7 +220,8 @@ def make(flags: Flags) -> None:
     )
     write(flags.out, "three_quadratics", rows, note)
 
-    problem, end = functools.partial(regression, flags.data, limit), Limits(seconds=seconds)
+    problem = functools.partial(regression, flags.data, limit)
+    end = Limits(seconds=seconds)
     arms = {
         (name, rate): Arm(name, rule, rate, problem, permuted_times, workers, end, looks, f"{rate}")
         for name, (rule, _) in METHODS.items()

@@ -103,7 +103,8 @@ def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
 
 def make(flags: Flags) -> None:
     seconds, seeds = (100, flags.seeds or 2) if flags.quick else (2000, flags.seeds or 5)
-    times, end = HalfNormal().on, (Limits(seconds=seconds), seconds // EVERY)
+    times = HalfNormal().on
+    end = (Limits(seconds=seconds), seconds // EVERY)
     arms = {
         (noise, name): Arm(name, rule, rate, Tridiagonal(noise_kind=noise).on, times, NUM_WORKERS, *end, noise)
         for (noise, name), (rule, rate, _) in METHODS.items()

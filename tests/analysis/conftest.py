@@ -23,7 +23,8 @@ def example(example_folder):
 @pytest.fixture(scope="session")
 def empty(tmp_path_factory):
     """The least there is: one planned run that was killed, nothing to compare, nothing to draw."""
-    folder, arm = tmp_path_factory.mktemp("empty"), SyntheticArm("async", 2, "measured", None)
+    folder = tmp_path_factory.mktemp("empty")
+    arm = SyntheticArm("async", 2, "measured", None)
     write_plan(folder, [arm], [planned("one", "test", arm.name, 0)])
     write_run(folder / "one", arm, [], status=None)
     (folder / "one" / "events.jsonl").write_text('{"schema": 1}\n{"kind": "eva')

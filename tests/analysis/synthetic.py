@@ -114,7 +114,8 @@ def write_run(
         records: further ones of events.jsonl.
         summary: further or other keys of summary.json.
     """
-    folder, totals = RunFolder(path, task="masked_lm", better=MASKED_LM), Totals()
+    folder = RunFolder(path, task="masked_lm", better=MASKED_LM)
+    totals = Totals()
     last_samples, last_seconds = (int(curve[-1][0]), float(curve[-1][1])) if curve else (0, 0.0)
     records = [*records]
     records += [_arrival(n, delay, arm, len(delays), last_seconds, last_samples) for n, delay in enumerate(delays)]
@@ -197,11 +198,13 @@ def went_on(seconds, samples):
 
 def write_finetuning(path, *, seed, macro_f1, parent, accuracy=0.8, confusion=((40, 10), (10, 40)), hatecheck=None):
     """Write one fine-tuning run folder."""
-    better, labels = {"macro_f1": "higher", "accuracy": "higher"}, ["hate", "other"]
+    better = {"macro_f1": "higher", "accuracy": "higher"}
+    labels = ["hate", "other"]
     folder = RunFolder(path, task="classification", better=better)
     metrics = dict(zip(better, (macro_f1, accuracy), strict=True))
     details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
-    totals, num_texts = Totals(), sum(map(sum, confusion))
+    totals = Totals()
+    num_texts = sum(map(sum, confusion))
     for samples, loss in ((0, 0.69), (100, 0.4)):
         record = Evaluation(samples // 10, samples, samples / 100, loss, num_texts, metrics, 0.01, details=details)
         folder.append(record)
@@ -272,7 +275,8 @@ def write_study(folder, curves, arms, *, registration=None):
     Returns:
         `folder`.
     """
-    by_name, runs = {arm.name: arm for arm in arms}, []
+    by_name = {arm.name: arm for arm in arms}
+    runs = []
     for name, of_arm in curves.items():
         most = max((curve[-1][0] for curve in of_arm if curve), default=None)
         for seed, curve in enumerate(of_arm, 100):
@@ -295,7 +299,8 @@ def example_study(folder, *, seeds=8):
     generator = numpy.random.default_rng(0)
     algorithms = ("sync", "async", "ringmaster")
     places = [(workers, "virtual") for workers in (2, 4, 8, 16)] + [(2, "measured")]
-    arms, runs = [], []
+    arms = []
+    runs = []
     rates = (0.001, 0.0005, 0.002)
     for workers, clock in places:
         for algorithm in algorithms:

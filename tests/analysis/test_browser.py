@@ -9,7 +9,8 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")]
-DARK, LIGHT = 0, 1
+DARK = 0
+LIGHT = 1
 # The page lies in a frame as wide as the screen. Its own policy lets no script run, so the frame's owner measures it.
 OWNER = """<!doctype html><title>not loaded</title><iframe id="frame" width="{width}" height="900"></iframe><script>
 const frame = document.getElementById("frame");

@@ -61,7 +61,8 @@ def damage(draw, folder):
     """Cut, flip, double or replace a part of one file below `folder`; its path in the end."""
     victim = draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
     content = victim.read_bytes()
-    at, size = draw(st.integers(0, len(content) - 1)), draw(st.integers(1, 40))
+    at = draw(st.integers(0, len(content) - 1))
+    size = draw(st.integers(1, 40))
     insert = draw(st.sampled_from([b"", b"\0", b'"seven"', b"{}", b"null", content[at : at + size] * 2]))
     victim.write_bytes(content[:at] if draw(st.booleans()) else content[:at] + insert + content[at + size :])
     return str(victim.relative_to(folder))

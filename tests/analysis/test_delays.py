@@ -38,7 +38,8 @@ def assert_agrees_with_the_scan(found, delays, values, level=0.95):
     if not kept:
         assert math.isnan(found.low) or found.high - found.low < 0.05 * (1 + found.low)
         return
-    low, high = (-math.inf if kept[0] == delays[0] else kept[0]), kept[-1]
+    low = -math.inf if kept[0] == delays[0] else kept[0]
+    high = kept[-1]
     assert found.low == pytest.approx(low, **near)
     assert found.high == pytest.approx(math.inf if high == pytest.approx(delays[-1]) else high, **near)
 
@@ -121,7 +122,8 @@ def test_neither_the_order_of_seeds_nor_of_delays_nor_the_unit_of_the_logarithm_
     delays = DELAYS[: len(means)]
     values = np.array(means) + 0.3 * np.random.default_rng(seed).normal(size=(6, len(means)))
     found = crossing_point(delays, values)
-    rows, columns = list(range(6)), list(range(len(means)))
+    rows = list(range(6))
+    columns = list(range(len(means)))
     random.shuffle(rows)
     random.shuffle(columns)
     again = crossing_point([delays[column] for column in columns], values[rows][:, columns])

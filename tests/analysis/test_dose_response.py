@@ -25,7 +25,8 @@ WHOLE = [*RATIOS][-1]
 def dose_of(slowdown, losses=None):
     """A loss of 9, evaluated at every update: each delayed one brings 0.1 / slowdown[tau], each synchronous round of
     tau + 1 gradients 0.1. Both compute 40 (tau + 1) gradients. `losses` in place of those of tau = 1, delayed."""
-    rows, curves = [], {}
+    rows = []
+    curves = {}
     for delay, slow in slowdown.items():
         for algorithm, size, brings in ((DELAYED, 1, 0.1 / slow), (REFERENCE, delay + 1, 0.1)):
             updates = np.arange(40 * (delay + 1) // size + 1)
@@ -107,7 +108,8 @@ def test_only_the_cells_of_measured_seconds_are_empty_where_these_are_not_compar
     )
     whole = pairs_of(dose)
     busy = pairs_of(dose._replace(untimed={(1, seed): "other programs used 30 % of the machine" for seed in SEEDS}))
-    one, seconds = busy["delay"] == 1, [*RATIOS, "gap"]
+    one = busy["delay"] == 1
+    seconds = [*RATIOS, "gap"]
     assert whole[seconds].notna().all(axis=None)
     assert busy.loc[one, seconds].isna().all(axis=None)
     pd.testing.assert_frame_equal(busy[~one], whole[~one])

@@ -9,7 +9,8 @@ from scenarios import ASYNC, EIGHT, LOSSES_DECIDE, SOONER, SYNC, ends_at, reache
 from synthetic import edit_json, write_run
 
 CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
-LOSS, TIME = "loss_at_equal_samples", "time_to_target"
+LOSS = "loss_at_equal_samples"
+TIME = "time_to_target"
 
 
 def asked(folder, arm, **settings):

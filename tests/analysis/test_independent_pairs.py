@@ -90,7 +90,8 @@ def test_copies_of_fine_tunings_count_once(tmp_path):
     runs = []
     for seed in range(8):
         for arm, score in ((SYNC, 0.6), (ASYNC, 0.7)):
-            test, at = f"test/{arm.name}/s{seed}", f"finetune/{arm.name}/s{seed}-f0"
+            test = f"test/{arm.name}/s{seed}"
+            at = f"finetune/{arm.name}/s{seed}-f0"
             write_run(tmp_path / test, arm, straight(9.0, 5.0, seconds=20.0), seed=seed)
             write_finetuning(tmp_path / at, seed=seed, macro_f1=score + 0.01 * seed, parent={"run": f"s{seed}"})
             edit_json(tmp_path / at / "summary.json", parameters_sha256=f"{arm.name} {max(seed, 1)}")

@@ -22,7 +22,8 @@ def test_sign_flips_of_signed_ranks_are_wilcoxons_exact_test():
     assert stats.sign_flip(ranks, 0 * ranks)[0] == 0.041259765625
     draws = np.random.default_rng(4)
     for n in (6, 8, 13):
-        ours, theirs = draws.normal(0.4, 1, n), draws.normal(0, 1, n)
+        ours = draws.normal(0.4, 1, n)
+        theirs = draws.normal(0, 1, n)
         ranks = stats.signed_ranks(ours, theirs)
         expected = scipy_stats.wilcoxon(ours, theirs, method="exact").pvalue
         assert stats.sign_flip(ranks, 0 * ranks)[0] == pytest.approx(expected, rel=1e-12)
@@ -31,7 +32,8 @@ def test_sign_flips_of_signed_ranks_are_wilcoxons_exact_test():
 def test_many_pairs_agree_with_scipy():
     draws = np.random.default_rng(4)
     for n in (17, 29, 60):
-        ours, theirs = draws.normal(0.4, 1, n), draws.normal(0, 1, n)
+        ours = draws.normal(0.4, 1, n)
+        theirs = draws.normal(0, 1, n)
         p, found = stats.sign_flip(ours, theirs)
         assert p == pytest.approx(scipy_stats.ttest_rel(ours, theirs).pvalue, abs=0.02)
         assert found.low < found.estimate < found.high
@@ -66,7 +68,8 @@ def test_holm():
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8))
 def test_holm_rejects_what_its_step_down_procedure_rejects(p_values):
-    order, rejected = np.argsort(p_values, kind="stable"), np.zeros(len(p_values), bool)
+    order = np.argsort(p_values, kind="stable")
+    rejected = np.zeros(len(p_values), bool)
     for rank, place in enumerate(order):
         if not p_values[place] * (len(p_values) - rank) <= 0.05:
             break

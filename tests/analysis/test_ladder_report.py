@@ -129,7 +129,8 @@ def test_the_command_writes_what_it_says_and_a_page(tmp_path, capsys):
     machine = {key: value for key, value in MACHINE.items() if key != "memory_bytes"}
     written(tmp_path, "two seeds", "a loss", machine=machine, quick=True)
     assert report([str(tmp_path)]) == 0
-    said, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
+    said = capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
     assert (tmp_path / "ladder.md").read_text() in said
     for told in ("A quick ladder: short trainings", "2 seeds bear no verdict", "TRAINING SPEED COMPARISON: masked_lm"):
         assert told in said
@@ -150,7 +151,8 @@ def test_a_folder_without_a_ladder_is_refused_with_what_to_type(tmp_path, capsys
     assert "is not finished; type the command again that began it" in capsys.readouterr().err
 
 
-SMALL, LARGE = {"mode": "single", "batch_size": 16}, {"mode": "single", "batch_size": 32}
+SMALL = {"mode": "single", "batch_size": 16}
+LARGE = {"mode": "single", "batch_size": 32}
 TOLD = "weight_decay of wide/after: 0.5; of wide/before: 0.01"
 AGAINST = {
     "rungs": ("times the rung before", "95 % interval", "cumulative, product", "loss - before"),
@@ -174,7 +176,9 @@ def side(folder, name, asked, rates, score=0.6, **settings):
 
 def climbed(folder, wrong=None):
     """A rung that is the library, one of twice the batch, and a stack of both; `wrong` is in every training with it."""
-    turns, seeds, changes = [10.0 + turn for turn in TURNS], [10.0 for _ in SEEDS], wrong or {}
+    turns = [10.0 + turn for turn in TURNS]
+    seeds = [10.0 for _ in SEEDS]
+    changes = wrong or {}
     rungs = []
     for name, times, before, after, other in (
         ("padding", 4, SMALL, SMALL, {}),

@@ -34,7 +34,11 @@ class Outline(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.open, self.ids, self.targets, self.shown, self.labels = [], [], [], [], []
+        self.open = []
+        self.ids = []
+        self.targets = []
+        self.shown = []
+        self.labels = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -136,7 +140,8 @@ def test_a_picture_can_be_had_from_python(example, kind):
 
 def test_the_mean_curve_of_an_arm_is_of_the_runs_that_did_not_diverge(tmp_path):
     ends = [3.0 + 0.1 * seed for seed in range(6)]
-    theirs, ours = [ends_at(end) for end in ends], [diverges(ends_at(0.5), 10), *map(ends_at, ends[1:])]
+    theirs = [ends_at(end) for end in ends]
+    ours = [diverges(ends_at(0.5), 10), *map(ends_at, ends[1:])]
     (axes,) = two_arms(tmp_path, theirs, ours).plot("loss").axes
     for label, alive in (("sync (n = 6)", ends), ("async (n = 5)", ends[1:])):
         (line,) = (line for line in axes.lines if line.get_label() == label)
@@ -147,7 +152,8 @@ def test_the_mean_curve_of_an_arm_is_of_the_runs_that_did_not_diverge(tmp_path):
 def test_a_confusion_matrix_is_of_all_fine_tunings_of_an_arm_in_percent_of_the_true_class(tmp_path):
     runs = []
     for seed, counts in enumerate((((40, 10), (10, 40)), ((30, 20), (0, 50)))):
-        name, tuned = f"test/{SYNC.name}/s{seed}", f"finetune/{SYNC.name}/s{seed}-f0"
+        name = f"test/{SYNC.name}/s{seed}"
+        tuned = f"finetune/{SYNC.name}/s{seed}-f0"
         write_run(tmp_path / name, SYNC, ends_at(5.0), seed=seed)
         write_finetuning(tmp_path / tuned, seed=seed, macro_f1=0.5, parent={"run": name}, confusion=counts)
         runs.append(planned(name, "test", SYNC.name, seed))

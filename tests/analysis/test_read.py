@@ -10,7 +10,8 @@ from doors import UsageError, asyncsgd
 from scenarios import row_of
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
-SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
+SYNC = SyntheticArm("sync")
+ASYNC = SyntheticArm("async")
 CURVE = straight(6.0, 5.0, seconds=10.0)
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -146,7 +147,8 @@ ON_TEST_SEEDS = "the target is of runs on seeds that test it: 101"
 )
 def test_what_nobody_fixed_before_the_runs_confirms_nothing(tmp_path, registered, plan, stage, told):
     folder = two_arms(tmp_path)
-    file, runs = folder / "analysis.yaml", json.loads((folder / "plan.json").read_text())["runs"]
+    file = folder / "analysis.yaml"
+    runs = json.loads((folder / "plan.json").read_text())["runs"]
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | registered))
     if stage is not None:
         runs.append(planned(f"{stage}/{SYNC.name}/s101", stage, SYNC.name, 101))
@@ -187,7 +189,8 @@ def test_a_registration_that_does_not_stand_makes_everything_exploratory(tmp_pat
 
 
 def test_seeds_beyond_the_registered_ones_or_fewer_make_a_study_exploratory(tmp_path):
-    more, fewer = two_arms(tmp_path / "more", num_seeds=5), two_arms(tmp_path / "fewer", num_seeds=7)
+    more = two_arms(tmp_path / "more", num_seeds=5)
+    fewer = two_arms(tmp_path / "fewer", num_seeds=7)
     assert "6 seeds were run and 5 registered" in asyncsgd.load(more).exploratory
     assert "7 seeds were registered and an arm of the primary comparison has 6" in asyncsgd.load(fewer).exploratory
 
@@ -252,7 +255,8 @@ def test_a_folder_without_runs_is_an_error_that_says_how_to_make_one(tmp_path, m
 
 
 def test_a_planned_arm_without_a_run_counts_in_the_registered_family(tmp_path):
-    folder, third = two_arms(tmp_path), SyntheticArm("ringmaster")
+    folder = two_arms(tmp_path)
+    third = SyntheticArm("ringmaster")
     plan = json.loads((folder / "plan.json").read_text())
     write_plan(folder, [SYNC, ASYNC, third], [*plan["runs"], planned("x", "test", third.name, 100)])
     study = asyncsgd.load(folder)

@@ -29,7 +29,8 @@ RINGMASTER = SyntheticArm("ringmaster", settings=SYNC.settings)
 FINAL = (5.00, 5.01, 4.99, 5.02, 4.98, 5.005, 4.995, 5.015)
 MEASURED = tuple(dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC))
 NAMES = {"treatment": MEASURED[1].name, "reference": MEASURED[0].name}
-OLD, NEW = {"cpu": "slow old cpu", "cores": 4}, {"cpu": "fast new cpu", "cores": 64}
+OLD = {"cpu": "slow old cpu", "cores": 4}
+NEW = {"cpu": "fast new cpu", "cores": 64}
 STUDIES = []
 
 

@@ -90,7 +90,8 @@ def test_the_equivalence_test_is_that_of_pingouins_example():
 
 
 def test_a_run_that_diverged_is_worse_than_any_other():
-    ours, theirs = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], [2.0] * 8
+    ours = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]
+    theirs = [2.0] * 8
     assert asyncsgd.compare(ours, theirs)["word"] == "better"
     row = asyncsgd.compare([*ours[:7], math.inf], theirs)
     assert (row["test"], row["diverged"], row["wins"], math.isnan(row["estimate"])) == ("signed rank", (1, 0), 7, True)

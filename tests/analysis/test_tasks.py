@@ -13,9 +13,11 @@ NAMES = ("performance-profile", "interquartile-mean", "probability-of-improvemen
 
 def written_tasks(folder, number, seeds=6):
     """Studies in which async takes half of sync's seconds and makes 90 % of its improvement, on scales of their own."""
-    sync, late = SyntheticArm("sync"), SyntheticArm("async")
+    sync = SyntheticArm("sync")
+    late = SyntheticArm("async")
     for task in range(number):
-        first, gain = 6.0 + task, 1.0 + task
+        first = 6.0 + task
+        gain = 1.0 + task
         ends = [first - gain * (1 + 0.01 * seed) for seed in range(seeds)]
         curves = {
             sync.name: [straight(first, end, seconds=10.0, evaluations=81) for end in ends],
@@ -55,7 +57,8 @@ def test_two_studies_are_too_few_and_few_runs_have_no_interval(tmp_path, capsys)
 
 
 def test_the_pictures_are_written_where_figures_says(tmp_path, capsys):
-    folders, pictures = written_tasks(tmp_path, 3), tmp_path / "deep" / "pictures"
+    folders = written_tasks(tmp_path, 3)
+    pictures = tmp_path / "deep" / "pictures"
     assert main([*folders, "--figures", str(pictures)]) == 0
     paths = [str(pictures / f"{name}.{end}") for name in NAMES for end in ("png", "svg")]
     assert capsys.readouterr().out.splitlines()[-6:] == paths

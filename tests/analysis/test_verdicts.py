@@ -266,7 +266,8 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
 
 
 def test_a_single_letter_is_no_reason_for_a_margin_and_half_of_the_gain_is_never_negligible(tmp_path):
-    theirs, ours = [ends_at(5.9)] * 8, [ends_at(5.94 + 0.0001 * k) for k in range(8)]
+    theirs = [ends_at(5.9)] * 8
+    ours = [ends_at(5.94 + 0.0001 * k) for k in range(8)]
     for number, reason in enumerate(("x", "less than another seed changes")):
         declared = LOSSES_DECIDE | {"margins": {"loss": 0.049}, "margin_reasons": {"loss": reason}}
         row = row_of(two_arms(tmp_path / str(number), theirs, ours, registration=declared), "loss_at_equal_samples")

@@ -26,7 +26,9 @@ TRAIN = [("good day", "yes"), ("bad day", "no"), ("fine day", "yes"), ("poor day
 TEST = [("good night", "yes"), ("bad night", "no")]
 SENTENCES = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
 SCORED = [(["York", "ran"], ["B-LOC", "O"])]
-TEXT, LABELS, TAGS = ("text",), ("text", "label"), ("tokens", "ner_tags")
+TEXT = ("text",)
+LABELS = ("text", "label")
+TAGS = ("tokens", "ner_tags")
 KINDS = {TEXT: PLAIN, LABELS: LABELLED, TAGS: TAGGED}
 TYPES = [".csv", ".jsonl", ".parquet"]
 
@@ -122,7 +124,8 @@ def test_joined_sources_keep_their_order_and_no_text_of_either_evaluation_is_tra
     lines(tmp_path / "a.txt", *LINES)
     lines(tmp_path / "b" / "train.txt", "b one", "b two", HELD_OUT[0], "b three")
     lines(tmp_path / "b" / "validation.txt", "b held out", LINES[0], "b two")
-    a, b = load(tmp_path / "a.txt"), load(tmp_path / "b")
+    a = load(tmp_path / "a.txt")
+    b = load(tmp_path / "b")
     both = load(f"{tmp_path / 'a.txt'}+{tmp_path / 'b'}")
     assert both.name == "a.txt+b"
     assert both.eval.texts == a.eval.texts + b.eval.texts == (*HELD_OUT, "b held out", LINES[0], "b two")
@@ -180,7 +183,8 @@ def test_labels_json_names_the_numbers(tmp_path, content, kind):
 def test_the_names_that_the_datasets_library_left_are_found_in_parquet_files_and_on_the_hub(tmp_path, monkeypatch):
     names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
     numbers = [(words, [names.index(tag) for tag in tags]) for words, tags in SENTENCES]
-    label, text = datasets.ClassLabel(names=names), datasets.Value("string")
+    label = datasets.ClassLabel(names=names)
+    text = datasets.Value("string")
     for columns, rows, kinds in (
         (LABELS, [("a", 1), ("b", 2)], (text, label)),
         (TAGS, numbers, (datasets.List(text), datasets.List(label))),

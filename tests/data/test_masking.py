@@ -25,7 +25,11 @@ from asyncsgd.data.tokens import Samples
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.tensors import TensorData
 
-CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
+CLS = 0
+SEP = 1
+PAD = 2
+MASK = 3
+UNK = 4
 SPECIAL = (CLS, SEP, PAD, MASK, UNK)
 VOCABULARY = 105  # 100 ordinary ids
 
@@ -49,7 +53,8 @@ def corpus(num_samples, seed=0, longest=30):
     return samples_of(*([part[a:b] for a, b in itertools.pairwise(starts)] for part in (ids, word_starts)))
 
 
-CORPUS, ALIKE = corpus(131), samples_of([range(5, 25)] * 40)
+CORPUS = corpus(131)
+ALIKE = samples_of([range(5, 25)] * 40)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +140,8 @@ def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_k
     masked, positions = masking(strategy)(Sample(ids, word_starts), np.random.default_rng(2))
     assert (ids == before).all()
     assert within_five_sigma(len(positions), number, 0.15)
-    new, old = masked[positions], ids[positions]
+    new = masked[positions]
+    old = ids[positions]
     assert within_five_sigma(int((new == MASK).sum()), len(positions), 0.8)
     assert within_five_sigma(int((new == old).sum()), len(positions), 0.1 + 0.1 / 100)
     swapped = new[(new != MASK) & (new != old)]
@@ -330,7 +336,8 @@ def test_an_epoch_of_the_first_order_repeats_no_sample_where_there_are_enough(
     lengths, batch_size, epoch, seed, by_length
 ):
     lengths, whole = np.array(lengths), len(lengths) // batch_size
-    order, num_batches = first_order(lengths, batch_size, seed, 0, by_length), max(1, whole // RUN * RUN or whole)
+    order = first_order(lengths, batch_size, seed, 0, by_length)
+    num_batches = max(1, whole // RUN * RUN or whole)
     batches = [order(epoch * num_batches + k) for k in range(num_batches)]
     counts = np.bincount(np.concatenate(batches), minlength=len(lengths))
     assert counts.sum() == num_batches * batch_size

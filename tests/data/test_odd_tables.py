@@ -20,7 +20,8 @@ from asyncsgd.data.files import KINDS, Reading, read_table
 from asyncsgd.data.folders import splits_of
 from asyncsgd.errors import UsageError
 
-TEXT, LABELS = {"text": "--text-column"}, {"text": "--text-column", "label": "--label-column"}
+TEXT = {"text": "--text-column"}
+LABELS = {"text": "--text-column", "label": "--label-column"}
 CLASSES = ["one", "two", "three"]
 
 
@@ -60,7 +61,8 @@ def test_a_number_is_an_index_of_the_names_even_where_names_are_numbers(names, l
 
 
 def test_whole_numbers_beside_a_missing_label_are_whole_numbers(tmp_path):
-    names, numbers = ["cold", "warm"], [0, 1, 1]
+    names = ["cold", "warm"]
+    numbers = [0, 1, 1]
     texts = ["early morning", "midday sun", "late noon"]
     pd.DataFrame({"text": texts, "label": numbers}).to_parquet(tmp_path / "train.parquet")
     scored = pd.DataFrame({"text": ["one day", "another day", "some day"], "label": [1, None, 0]})

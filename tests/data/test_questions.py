@@ -19,7 +19,8 @@ from asyncsgd.tasks.questions import Question, load_questions
 
 Row = dict[str, Any]
 WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
-QUESTION, SEQ_LEN = "what comes behind ba", 24
+QUESTION = "what comes behind ba"
+SEQ_LEN = 24
 
 
 def row(**changes):
@@ -123,7 +124,8 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokeniz
         assert firsts == [stride * index for index in range(len(rows))]
     assert (windows.values["targets"][windows.values["question"] == 1] == 0).all()
     for row in np.flatnonzero(windows.values["question"] == 0):
-        offsets, begin = windows.row("offsets", row), windows.row("begin", row)
+        offsets = windows.row("offsets", row)
+        begin = windows.row("begin", row)
         is_held = start in offsets[:, 0] and start + len(answer) in offsets[:, 1]
         place, last = windows.row("targets", row)
         assert (place > 0) == is_held

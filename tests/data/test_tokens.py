@@ -70,7 +70,8 @@ def test_a_special_token_that_is_spelled_out_in_a_text_is_ordinary_characters():
 def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(tokenizer, texts):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
     tokens = rows_of(texts, tokenizer, seq_len=512)
-    expected_ids, expected_starts = [], []
+    expected_ids = []
+    expected_starts = []
     for text in texts:
         encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         if len(encoding.ids) >= 4:

@@ -110,7 +110,8 @@ def test_statistics_and_examples_say_what_was_found(tmp_path):
 
 def test_a_folder_of_something_else_is_neither_written_into_nor_trained_with(tmp_path):
     fill(tmp_path)
-    before, tokenizer = contents(tmp_path), train_wordpiece(TEXTS, 200)
+    before = contents(tmp_path)
+    tokenizer = train_wordpiece(TEXTS, 200)
     corpus = dataclasses.replace(CORPUS, eval=CORPUS.train)
     for other in ({"find": Lexicon(TERMS[1:])}, {"chunk_texts": 17}, {"tokenizer": tokenizer}, {"corpus": corpus}):
         with pytest.raises(UsageError, match=r"holds candidates of other texts, .* type another --out"):

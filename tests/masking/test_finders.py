@@ -110,7 +110,8 @@ def saved_tagger(folder, labels):
 def expected(folder, text, labels):
     """Word by word, without windows and batches."""
     backend = load(str(folder), "cpu").backend
-    spans, before = [], ""
+    spans = []
+    before = ""
     for word in re.findall(r"\w+|[,!]", text):
         label = labels[backend.encode(word, add_special_tokens=False).ids[0] % len(labels)]
         prefix, _, kind = label.rpartition("-") if label != "O" else ("", "", "")

@@ -92,7 +92,9 @@ def test_what_is_normalized_stays_as_it_is(lines, lower):
 def test_blocks_change_nothing_and_the_report_counts(tmp_path, monkeypatch):
     lines = [f"sen\u00adtence {number} – H₂O" + (" electro-" if number % 3 else "") for number in range(500)]
     lines[1::2] = ["lyte and " + line for line in lines[1::2]]
-    source, whole, blocks = tmp_path / "in.txt", tmp_path / "whole.txt", tmp_path / "new" / "blocks.txt.gz"
+    source = tmp_path / "in.txt"
+    whole = tmp_path / "whole.txt"
+    blocks = tmp_path / "new" / "blocks.txt.gz"
     source.write_text("\n".join(lines))
     report = normalize_file(source, whole, lower=False, text_column="text", mapped=map)
     monkeypatch.setattr(normalizing, "BLOCK_CHARACTERS", 100)

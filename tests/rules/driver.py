@@ -157,7 +157,8 @@ class Driver:
 
     def arrive(self, worker):
         arriving = self.pending.pop(worker)
-        work, before = arriving.work, arriving.slot.clone()
+        work = arriving.work
+        before = arriving.slot.clone()
         if work.point is not None:
             assert torch.equal(work.point, arriving.start)
         told = Gradient(0.5, weight(work.dispatch), SAMPLES * work.num_local_steps)
@@ -175,7 +176,8 @@ class Driver:
         return work
 
     def _book(self, happened):
-        server, version = self.server, self.server.version
+        server = self.server
+        version = self.server.version
         arriving = happened.work.dispatch if isinstance(happened, Arrived) else None
         if isinstance(happened, Left) and happened.worker in self.pending:
             self._lose(happened.worker)
@@ -232,7 +234,8 @@ class Driver:
                 self.final_ages += update - self.read_version[dispatch]
 
     def _start(self, work):
-        server, dispatch = self.server, work.dispatch
+        server = self.server
+        dispatch = work.dispatch
         assert dispatch == len(self.started)
         self.started.append(dispatch)
         self.read_version[dispatch] = work.version if work.point is not None else server.version

@@ -94,7 +94,8 @@ def plain_loop(build, weight_decay, learning_rate, steps):
     for step in range(steps):
         point = torch.cat([part.detach() for part in parts])
         direction = torch.from_numpy(gradient(point.double().numpy(), step)).float()
-        parts[0].grad, parts[1].grad = direction[:NUM_DECAYED].clone(), direction[NUM_DECAYED:].clone()
+        parts[0].grad = direction[:NUM_DECAYED].clone()
+        parts[1].grad = direction[NUM_DECAYED:].clone()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(SAMPLES * (step + 1))
         optimizer.step()

@@ -42,7 +42,8 @@ def assert_same_points(driver, points, rtol=1e-10):
 
 def loop(rule, num_workers, arrivals, **more):
     """The points of the plain loop that has the rule's name, with the rule's parameters."""
-    plain, known = getattr(reference, rule.name), {**vars(rule), "weight": weight, "seconds": seconds, **more}
+    plain = getattr(reference, rule.name)
+    known = {**vars(rule), "weight": weight, "seconds": seconds, **more}
     parameters = {name: known[name] for name in list(inspect.signature(plain).parameters)[5:] if name in known}
     return plain(gradient, initial(), LEARNING_RATE, num_workers, arrivals, **parameters)
 
@@ -67,7 +68,8 @@ def test_every_version_is_that_of_the_plain_loop(rule, order):
     ("rule", "meant"), [("ormo:momentum=0.5", {"group": 3}), ("delay_adaptive", {"concurrency": 3})]
 )
 def test_a_parameter_left_at_zero_is_the_number_of_workers(rule, meant):
-    rule, arrivals = parse_rule(rule), [0, 1, 2, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2] * 3
+    rule = parse_rule(rule)
+    arrivals = [0, 1, 2, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2] * 3
     driver = Driver(rule, num_workers=3).drive(arriving(arrivals))
     assert_same_points(driver, loop(rule, 3, arrivals, **meant))
 
@@ -105,7 +107,8 @@ def test_ssp_starts_nobody_more_than_its_slack_ahead_of_the_slowest_present(plan
     driver = Driver(parse_rule(f"ssp:slack={slack}"), num_workers=num_workers)
     clocks = dict.fromkeys(range(num_workers), 0)
     for command in plan:
-        present, arrived = set(driver.server.workers), dict(driver.pending)
+        present = set(driver.server.workers)
+        arrived = dict(driver.pending)
         driver.drive([command])
         for worker in present - set(driver.server.workers):
             del clocks[worker]
@@ -125,7 +128,8 @@ def test_dylu_gives_the_fastest_worker_all_its_local_steps_whatever_its_seconds(
     rule = parse_rule("async_local_sgd:num_local_steps=3,dynamic=true")
     for own_seconds in np.random.default_rng(0).uniform(0.1, 5.0, 100):
         driver = Driver(rule, num_workers=1)
-        work, slot = driver.pending[0].work, driver.pending[0].slot
+        work = driver.pending[0].work
+        slot = driver.pending[0].slot
         step = driver.server.react(Arrived(work, 0, slot, Gradient(0.5, 1.0, 1), float(own_seconds), Taken()))
         assert [work.num_local_steps for work in step.start] == [3]
 
@@ -230,7 +234,8 @@ def test_a_worker_comes_back_to_downpour_with_a_fetch_and_a_full_period_before_t
     assert torch.equal(driver.pending[0].start, driver.parameters)
     go(driver, "1")
     assert torch.equal(driver.pending[1].start, driver.parameters)  # its second push: a fetch
-    start, slot = driver.pending[0].start, driver.pending[0].slot.clone()
+    start = driver.pending[0].start
+    slot = driver.pending[0].slot.clone()
     go(driver, "0")
     torch.testing.assert_close(driver.pending[0].start, start - slot)  # its first: it goes on from its own
 
@@ -249,7 +254,8 @@ NOBODY_WAITS = f"asynchronous ringmaster:threshold=2 dc_asgd ormo easgd {SUMS}"
 def test_nothing_follows_when_a_worker_leaves_a_rule_in_which_nobody_waits_and_it_can_come_back(rule):
     driver = Driver(parse_rule(rule), num_workers=3)
     go(driver, "0 1 1 2")
-    held, version = set(driver.held), driver.server.version
+    held = set(driver.held)
+    version = driver.server.version
     outcome = go(driver, "-1")
     assert (outcome.stepped, outcome.uses, outcome.drops, outcome.abandoned, outcome.start) == (False, (), (), (), ())
     assert (driver.held, driver.server.version) == (held, version)

@@ -62,7 +62,8 @@ def run(rule, num_workers=4, *, problem=NOISY, speeds=None, **changes):
     """How it ended, and its arrivals."""
     instance = problem if isinstance(problem, Slopes) else problem.on(num_workers, 1)
     arguments = {"learning_rate": 0.125, "budget": Limits(samples=24), "evaluations": 4, "seed": 5, **changes}
-    records, times = [], (speeds or Exponential()).on(num_workers, seed=2)
+    records = []
+    times = (speeds or Exponential()).on(num_workers, seed=2)
     done = asyncsgd.simulate(rule, instance, times, num_workers=num_workers, report=records.append, **arguments)
     return done, [record for record in records if isinstance(record, Event)]
 
@@ -81,9 +82,13 @@ def test_one_worker_is_sequential_sgd_to_the_last_bit(rule):
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_sgp_is_its_plain_loop(delay):
-    num_workers, rounds, problem = 5, 9, Heterogeneous(noise=0.3)
+    num_workers = 5
+    rounds = 9
+    problem = Heterogeneous(noise=0.3)
     instance = problem.on(num_workers, seed=1)
-    x, w, inbox = [instance.initial() for _ in range(num_workers)], [1.0] * num_workers, {}
+    x = [instance.initial() for _ in range(num_workers)]
+    w = [1.0] * num_workers
+    inbox = {}
     gradient = np.empty(instance.num_parameters)
     for k in range(rounds):
         for i in range(num_workers):
@@ -104,18 +109,23 @@ def test_sgp_is_its_plain_loop(delay):
 
 @pytest.mark.parametrize("topology", ["complete", "ring"])
 def test_ad_psgd_is_its_plain_loop(topology):
-    num_workers, problem = 5, Heterogeneous(noise=0.3)
+    num_workers = 5
+    problem = Heterogeneous(noise=0.3)
     done, events = run(ADPSGD(topology), num_workers, problem=problem, budget=Limits(samples=60))
-    instance, sampler = problem.on(num_workers, seed=1), Exponential().on(num_workers, seed=2)
+    instance = problem.on(num_workers, seed=1)
+    sampler = Exponential().on(num_workers, seed=2)
     partner = partners(topology, num_workers, seed=5)
     x = [instance.initial() for _ in range(num_workers)]
     taken = [x[i].copy() for i in range(num_workers)]
     finish = [sampler.draw_one(i, 0) for i in range(num_workers)]
-    count, delay = [0] * num_workers, [0] * num_workers
-    gradient, expected = np.empty(instance.num_parameters), []
+    count = [0] * num_workers
+    delay = [0] * num_workers
+    gradient = np.empty(instance.num_parameters)
+    expected = []
     for _ in range(60):
         i = finish.index(min(finish))
-        now, k = finish[i], count[i]
+        now = finish[i]
+        k = count[i]
         expected.append((now, i, k, delay[i]))
         instance.gradient(taken[i], i, k, gradient)
         j = partner(i, k)
@@ -140,7 +150,8 @@ any_speeds = st.sampled_from([Constant(), Power(1.0), Exponential()])
     seed=st.integers(0, 2**70),
 )
 def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topology, speeds, seed):
-    problem, budget = Slopes(num_workers), Limits(samples=samples)
+    problem = Slopes(num_workers)
+    budget = Limits(samples=samples)
     done, events = run(ADPSGD(topology), num_workers, problem=problem, speeds=speeds, seed=seed, budget=budget)
     # Small multiples of powers of two: every average is exact, and so is the sum of the models.
     gradients = [problem.slope(event.worker, event.batches[0][1]) for event in events]
@@ -157,7 +168,8 @@ def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topo
 @settings(max_examples=40, deadline=None)
 @given(num_workers=st.integers(2, 7), rounds=st.integers(1, 12), delay=st.integers(0, 4), speeds=any_speeds)
 def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, rounds, delay, speeds):
-    problem, budget = Slopes(num_workers), Limits(samples=rounds * num_workers)
+    problem = Slopes(num_workers)
+    budget = Limits(samples=rounds * num_workers)
     done, _ = run(SGP(delay), num_workers, problem=problem, speeds=speeds, budget=budget)
     # Powers of two throughout, so the weights add up to N exactly.
     in_transit = sum(weights.sum() for _, weights, _ in done.method.in_transit)
@@ -192,8 +204,10 @@ def test_streaming_diloco_is_its_plain_loop(data, num_workers, steps, period):
     # As many gradients from each worker: with equal speeds all are at the same inner step.
     done, _ = run(rule, num_workers, speeds=Constant(), budget=Limits(samples=num_workers * steps))
     instance = NOISY.on(num_workers, seed=1)
-    y, gradient = [instance.initial() for _ in range(num_workers)], np.empty(11)
-    outer, momentum = instance.initial(), np.zeros(11)
+    y = [instance.initial() for _ in range(num_workers)]
+    gradient = np.empty(11)
+    outer = instance.initial()
+    momentum = np.zeros(11)
     for step in range(1, steps + 1):
         for worker in range(num_workers):
             instance.gradient(y[worker], worker, step - 1, gradient)
@@ -240,7 +254,8 @@ def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, f
         falling = {"learning_rate": lambda num_samples: 0.25 / (1 + num_samples), "budget": Limits(samples=72)}
         return {(e.worker, e.batches[0][1]): e.loss for e in run(rule, 3, speeds=speeds, **falling)[1]}
 
-    first, other = losses(Constant(), 0.0), losses(speeds, transfer)
+    first = losses(Constant(), 0.0)
+    other = losses(speeds, transfer)
     common = first.keys() & other.keys()
     assert len(common) >= 0.7 * len(first) == 0.7 * 72
     assert all(first[key] == other[key] for key in common)

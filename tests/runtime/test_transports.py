@@ -81,7 +81,10 @@ class Worker(threading.Thread):
 
     def __init__(self, way, number, size, seen, goes_on=None):
         super().__init__(daemon=True)
-        self.way, self.number, self.size, self.seen = way, number, size, seen
+        self.way = way
+        self.number = number
+        self.size = size
+        self.seen = seen
         self.goes_on = goes_on or threading.Event()
         if goes_on is None:
             self.goes_on.set()
@@ -122,7 +125,8 @@ def trained(
     evaluations=1,
 ):
     """The run of these workers under `rule` with rate 1: server, result, records."""
-    x, records = segment.parameters, []
+    x = segment.parameters
+    records = []
     server = Server(
         x,
         rule,
@@ -145,7 +149,8 @@ def trained(
 @every_way
 def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(way, tmp_path):
     """And the server makes of all gradients what it would make of them in one process."""
-    size, seen = 400_000, {}
+    size = 400_000
+    seen = {}
     segment = Segment(size, 3)
     ends = [joined(way, segment, number, tmp_path) for number in range(3)]
     threads = [Worker(theirs, number, size, seen) for number, (_, theirs) in enumerate(ends)]
@@ -193,7 +198,8 @@ class InterruptedCopy:
     """A vector that is written half by half, and between the halves of the first copy the server makes a step."""
 
     def __init__(self, segment):
-        self.segment, self.values = segment, torch.zeros(4)
+        self.segment = segment
+        self.values = torch.zeros(4)
 
     def copy_(self, source):
         self.values[:2] = source[:2]
@@ -211,7 +217,8 @@ def test_a_pull_amid_which_the_server_makes_a_step_is_made_again():
 
 
 def test_a_pull_waits_for_a_step_that_the_server_is_making():
-    segment, pulled = Segment(4, slots=1), torch.zeros(4)
+    segment = Segment(4, slots=1)
+    pulled = torch.zeros(4)
     with contextlib.ExitStack() as step:
         step.enter_context(segment.writing(0))
         segment.parameters[:2] = 1.0
@@ -227,7 +234,10 @@ def test_a_pull_waits_for_a_step_that_the_server_is_making():
 @every_way
 def test_a_worker_that_stands_still_blocks_nobody_and_computes_the_last_gradient_it_was_asked_for(way, tmp_path):
     """Of 400 rounds that one worker decides, the other one's gradients are abandoned."""
-    segment, goes_on, quick, slow = Segment(100, 2), threading.Event(), {}, {}
+    segment = Segment(100, 2)
+    goes_on = threading.Event()
+    quick = {}
+    slow = {}
     ends = [joined(way, segment, number, tmp_path) for number in range(2)]
     threads = [Worker(ends[0][1], 0, 100, quick), Worker(ends[1][1], 1, 100, slow, goes_on)]
 
@@ -246,7 +256,8 @@ def test_a_worker_that_stands_still_blocks_nobody_and_computes_the_last_gradient
 
 def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it_is_gone():
     """The word of a server killed at writing stays odd; only its closed pipe tells."""
-    segment, outcome = Segment(100, 1), []
+    segment = Segment(100, 1)
+    outcome = []
     ours, theirs = map(Link, multiprocessing.Pipe())
 
     def pull():

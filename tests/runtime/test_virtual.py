@@ -122,7 +122,8 @@ INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops
 def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_next_one(rule, num_workers, seed):
     instance = Quadratic(dimension=2).on(num_workers, seed)
     result = run(rule, Exponential().on(num_workers, seed), instance=instance, budget=Limits(samples=80))
-    started, abandoned = result.started(), result.abandoned
+    started = result.started()
+    abandoned = result.abandoned
     assert result.done.num_arrivals == len(result.computed) == 80
     assert 0 <= len(started) - 80 - len(abandoned) < num_workers
     assert abandoned.isdisjoint(event.dispatch for event in result.events)
@@ -211,9 +212,13 @@ def test_evaluations_in_samples_come_with_the_first_update_at_or_after_even_part
 
 @every_rule
 def test_the_kth_gradient_a_worker_starts_takes_the_seconds_of_its_kth_draw_and_brings_its_next_samples(rule):
-    speeds, draws, samples = Exponential().on(4, 7), defaultdict(int), defaultdict(int)
+    speeds = Exponential().on(4, 7)
+    draws = defaultdict(int)
+    samples = defaultdict(int)
     result = run(rule, speeds, budget=Limits(samples=120))
-    due, abandoned, exact = {}, result.abandoned, not rule.local_steps
+    due = {}
+    abandoned = result.abandoned
+    exact = not rule.local_steps
     for dispatch, (worker, _, seconds, ((stream, first, end),)) in sorted(result.started().items()):
         assert (stream, first) == (worker, samples[worker])
         taken = 0.0
@@ -336,12 +341,15 @@ def test_a_warmup_does_not_waste_the_first_round_of_local_steps():
 @pytest.mark.parametrize("churn", [(), (Leave(1, 7.0), Join(1, 7.5))])
 def test_virtual_workers_have_inner_optimizers_of_their_own_from_when_they_join(churn):
     rule = AsyncLocalSGD(num_local_steps=2, outer_learning_rate=1.0, outer_momentum=0.0, period=1)
-    events, start = [], next(Plane().model(0).parameters()).detach()
+    events = []
+    start = next(Plane().model(0).parameters()).detach()
     more = {"samples": 120, "evaluations": 1, "learning_rate": 0.05, "weight_decay": 0, "clip_norm": 0, "quiet": True}
     runtime = Virtual(2, speeds=Exponential(), churn=churn)
     ours = asyncsgd.train(Plane(), rule=rule, runtime=runtime, optimizer=AdamW(), report=events.append, **more).model()
-    data, replicas = Plane().data(0), [nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers, versions = {}, [start]
+    data = Plane().data(0)
+    replicas = [nn.Parameter(start.clone()) for _ in range(2)]
+    optimizers = {}
+    versions = [start]
     for event in (event for event in events if event.kind in ("join", "arrival")):
         replica = replicas[event.worker]
         if event.kind == "join":

@@ -26,7 +26,9 @@ from transformers import (
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.causal_lm import CausalLM, pack
 
-SEQ_LEN, BATCH_SIZE, VOCABULARY = 24, 4, 304
+SEQ_LEN = 24
+BATCH_SIZE = 4
+VOCABULARY = 304
 CPU = torch.device("cpu")
 
 
@@ -125,7 +127,8 @@ def gradients_of(model, loss):
 
 def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task):
     for side in ("train", "eval"):
-        batch, lengths = whole_side(any_task, side), any_task.samples(side).lengths
+        batch = whole_side(any_task, side)
+        lengths = any_task.samples(side).lengths
         found = Counter(tuple(batch["input_ids"][row, a:b].tolist()) for row, a, b in documents_in(batch, lengths))
         assert found == Counter(tuple(ids.tolist()) for ids in documents_of(any_task, side))
 
@@ -140,7 +143,8 @@ def test_packing_loses_no_document_and_overfills_no_row(lengths):
 
 
 def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task):
-    rows, num_documents = any_task.samples("train"), len(documents_of(any_task, "train"))
+    rows = any_task.samples("train")
+    num_documents = len(documents_of(any_task, "train"))
     is_opt = any_task.known["weights"].endswith("opt")
     assert any_task.known["packed"] == (not is_opt)
     assert any_task.facts()["num_train_samples"] == len(rows)

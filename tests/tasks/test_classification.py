@@ -15,7 +15,8 @@ from torch.nn import functional
 from asyncsgd.tasks.classification import Classification, inverse_frequency
 from asyncsgd.worker.evaluation import evaluate_sets
 
-CLASSES, TOKENS = 3, 11
+CLASSES = 3
+TOKENS = 11
 COUNTS = (1, 4, 2)
 WEIGHTS = inverse_frequency(COUNTS)
 KNOWN = json.dumps({"counts": COUNTS})
@@ -57,13 +58,15 @@ def batch(size, seed=0):
 
 
 def test_without_weights_the_loss_is_torch_s_mean_cross_entropy():
-    model, some = bag(), batch(8)
+    model = bag()
+    some = batch(8)
     logits = model(some["input_ids"], some["attention_mask"]).logits
     assert torch.equal(loss_of(PLAIN, model, some), functional.cross_entropy(logits, some["labels"]))
 
 
 def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_number_of_texts():
-    model, some = bag(), batch(8)
+    model = bag()
+    some = batch(8)
     logits = model(some["input_ids"], some["attention_mask"]).logits.detach().double()
     expected = sum(
         WEIGHTS[label] * -functional.log_softmax(logits[row], 0)[label] for row, label in enumerate(some["labels"])
@@ -79,7 +82,8 @@ def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts):
 
 
 def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training():
-    model, some = bag(dropout=0.5), batch(40)
+    model = bag(dropout=0.5)
+    some = batch(40)
     sums = evaluate_sets(WEIGHTED, model, {"main": [some]}, 0, 1, torch.device("cpu"))
     assert model.training
     calm = copy.deepcopy(model).eval()

@@ -30,7 +30,8 @@ NAMES = ("ant", "bee", "cat")
 
 
 def write(folder, number, side):
-    draw, lines = random.Random(side), []
+    draw = random.Random(side)
+    lines = []
     for index in range(number):
         first, second = (draw.choices(WORDS, k=draw.randint(1, 30)) for _ in range(2))
         lines.append(
@@ -140,7 +141,8 @@ def test_pairs_logits_losses_and_gradients_are_those_of_transformers(family, fol
 @pytest.mark.parametrize("labels", KINDS)
 def test_scores_of_the_whole_set_are_scikit_learn_s_and_the_same_for_1_2_and_3_shards(labels, folder, tmp_path):
     task = prepared(folder, labels).prepare(0, tmp_path)
-    model, data = task.model(0), task.data(0)
+    model = task.model(0)
+    data = task.data(0)
     task_batches = data.evaluation["main"]
     found = []
     for number in (1, 2, 3):
@@ -201,7 +203,8 @@ def test_what_labels_or_a_collapsed_model_leave_undefined_is_none_or_0_and_never
     assert numbers([1.0, 2.0], [3.0, 3.0]) == {"pearson": None, "spearman": None, "mse": 2.5}
     assert numbers([2.0, 2.0], [1.0, 3.0]) == {"pearson": None, "spearman": None, "mse": 1.0}
     assert numbers([np.nan, 2.0], [1.0, 3.0]) == {"pearson": None, "spearman": None, "mse": np.inf}
-    one_class, collapsed = np.array([[3, 2], [0, 0]]), np.array([[3, 0], [2, 0]])
+    one_class = np.array([[3, 2], [0, 0]])
+    collapsed = np.array([[3, 0], [2, 0]])
     assert HEADS["single"].metrics({"confusion": one_class}, 1)["matthews"] is None
     assert HEADS["single"].metrics({"confusion": one_class}, 1)["f1"] is None
     assert HEADS["single"].metrics({"confusion": collapsed}, 1)["matthews"] == 0.0

@@ -17,7 +17,9 @@ from transformers import (
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.worker.evaluation import evaluate_sets
 
-VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
+VOCABULARY = 97
+PAD = 1
+LENGTHS = (13, 9, 4, 1)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
 
@@ -86,7 +88,8 @@ def full_logits_loss(model, batch):
 @every_architecture
 def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus_100(architecture):
     model = model_of(architecture)
-    plain, batch = copy.deepcopy(model), batch_of()
+    plain = copy.deepcopy(model)
+    batch = batch_of()
     loss = loss_of(model, batch)
     loss.backward()
     expected = full_logits_loss(plain, batch)
@@ -103,19 +106,22 @@ def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus
 
 @every_architecture
 def test_the_model_itself_still_gives_logits_everywhere_to_others(architecture):
-    model, batch = model_of(architecture), batch_of()
+    model = model_of(architecture)
+    batch = batch_of()
     loss_of(model, batch)
     assert model(input_ids=batch["input_ids"]).logits.shape == (*batch["input_ids"].shape, VOCABULARY)
 
 
 @every_architecture
 def test_sums_are_those_of_float64_without_dropout(architecture):
-    model, batch = model_of(architecture, dropout=0.5), batch_of()
+    model = model_of(architecture, dropout=0.5)
+    batch = batch_of()
     exact = copy.deepcopy(model).double().eval()
     sums = sums_of(model, batch)
     with torch.no_grad():
         logits = exact(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    logits, labels = logits.flatten(0, 1)[masked(batch)], batch["labels"].flatten()[masked(batch)]
+    logits = logits.flatten(0, 1)[masked(batch)]
+    labels = batch["labels"].flatten()[masked(batch)]
     assert sums["loss"] == pytest.approx(float(functional.cross_entropy(logits, labels, reduction="sum")), rel=1e-6)
     assert sums["correct"] == int((logits.argmax(-1) == labels).sum())
     assert sums["weight"] == len(labels)

@@ -17,17 +17,22 @@ from asyncsgd.tasks.answers import exact_match
 from asyncsgd.tasks.question_answering import QuestionAnswering
 from asyncsgd.worker.evaluation import evaluate_sets
 
-SEED, SEQ_LEN, STRIDE, BATCH_SIZE = 3, 24, 7, 4
+SEED = 3
+SEQ_LEN = 24
+STRIDE = 7
+BATCH_SIZE = 4
 CPU = torch.device("cpu")
 WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
-MARKER, QUESTION = "key", "what comes behind key"
+MARKER = "key"
+QUESTION = "what comes behind key"
 
 Row = dict[str, Any]
 
 
 def rows(number, seed, longest=40):
     """Texts of some words; the answer is the word behind the marker, and a text without the marker has none."""
-    draw, made = random.Random(seed), []
+    draw = random.Random(seed)
+    made = []
     for index in range(number):
         words = draw.choices(WORDS, k=draw.randint(6, longest))
         answers = {"text": [], "answer_start": []}
@@ -75,7 +80,8 @@ def plain_loss(model, batch):
 
 
 def test_loss_and_gradient_are_those_of_single_windows(task):
-    model, batch = shaken(task, SEED), task.data(SEED).batch(0, 2)
+    model = shaken(task, SEED)
+    batch = task.data(SEED).batch(0, 2)
     losses = task.loss(task.outputs(model, batch), batch), plain_loss(model, batch) / BATCH_SIZE
     torch.testing.assert_close(*losses)
     ours, theirs = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
@@ -84,11 +90,13 @@ def test_loss_and_gradient_are_those_of_single_windows(task):
 
 def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task):
     tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
-    texts, windows = rows(37, 1), task.samples("eval")
+    texts = rows(37, 1)
+    windows = task.samples("eval")
     batches = task.data(SEED).evaluation["main"]
     for batch in (batches[index] for index in range(len(batches))):
         for row_, number in enumerate(batch["rows"].tolist()):
-            given, offsets = texts[windows.row("question", number)], windows.row("offsets", number)
+            given = texts[windows.row("question", number)]
+            offsets = windows.row("offsets", number)
             text = given["context"][offsets[0, 0] : offsets[-1, 1]]
             encoded = tokenizer(given["question"], text)
             length = len(encoded["input_ids"])
@@ -111,7 +119,8 @@ def test_every_window_is_evaluated_once(task):
 
 def test_a_question_is_answered_by_its_best_window_and_unanswered_by_its_most_certain(task):
     batches = task.data(SEED).evaluation["main"]
-    batch, windows = batches[len(batches) - 1], task.samples("eval")
+    batch = batches[len(batches) - 1]
+    windows = task.samples("eval")
     question = windows.row("question", batch["rows"][-1])
     places = [place for place, row in enumerate(batch["rows"]) if windows.row("question", row) == question]
     assert len(places) > 1
@@ -143,7 +152,8 @@ def test_metrics_count_answers_that_are_given_and_details_part_the_questions(tas
 def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
     write_tables(tmp_path / "data", train=rows(2000, 5, longest=12), dev=rows(100, 6, longest=12))
     task = prepared(data_name=str(tmp_path / "data"), dropout=0.0, batch_size=32)
-    model, data = task.model(SEED), task.data(SEED)
+    model = task.model(SEED)
+    data = task.data(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for index in range(100):
         batch = data.batch(0, index)
@@ -151,7 +161,8 @@ def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
         task.loss(task.outputs(model, batch), batch).backward()
         optimizer.step()
     sums = evaluate_sets(task, model, data.evaluation, 0, 1, CPU)
-    metrics, details = task.metrics(sums), task.details(sums)
+    metrics = task.metrics(sums)
+    details = task.details(sums)
     assert metrics["exact_match"] > 0.9
     assert details["has_answer"]["exact_match"] > 0.9
     assert details["no_answer"]["exact_match"] > 0.9
@@ -167,7 +178,8 @@ def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
 
 
 def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones_are_kept(prepared, tmp_path):
-    link, messages = tmp_path / "link", []
+    link = tmp_path / "link"
+    messages = []
     link.symlink_to(tmp_path / "said")
 
     def train(name, into, samples=8, **options):

@@ -42,7 +42,8 @@ def test_between_labelled_stages_all_is_kept_but_the_output_layer_as_transformer
     first = task_on(data, "three", tmp_path / "encoder").prepare(0, tmp_path / "cache")
     first.save(first.model(0), tmp_path / "first")
     second = task_on(data, "two", tmp_path / "first").prepare(1, tmp_path / "cache")
-    model, output = second.model(1), OUTPUT_LAYER[family]
+    model = second.model(1)
+    output = OUTPUT_LAYER[family]
     theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "first", num_labels=2, ignore_mismatched_sizes=True, output_loading_info=True
     )
@@ -63,7 +64,8 @@ def test_to_another_kind_of_labels_the_encoder_is_kept_and_what_has_no_place_is_
     first = task_on(data, "two", tmp_path / "encoder").prepare(0, tmp_path / "cache")
     first.save(first.model(0), tmp_path / "first")
     tagger = task_on(data, "two", tmp_path / "first", TokenClassification).prepare(1, tmp_path / "cache")
-    kept, before = dict(tagger.model(1).named_parameters()), dict(first.model(0).named_parameters())
+    kept = dict(tagger.model(1).named_parameters())
+    before = dict(first.model(0).named_parameters())
     assert all(torch.equal(kept[name], before[name]) for name in kept if name.startswith("bert."))
     assert "dropped: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier" in tagger.facts()["notes"][-1]
     # And back: the pooler is new.

@@ -102,7 +102,9 @@ class Drawn:
     """Batches made one by one, as of data of one's own; `length` are there."""
 
     def __init__(self, length=1000, altered=None):
-        self.length, self.altered, self.asked = length, altered, []
+        self.length = length
+        self.altered = altered
+        self.asked = []
 
     def batch(self, stream, index):
         if index >= self.length:

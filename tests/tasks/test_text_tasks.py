@@ -35,7 +35,8 @@ EVERY_TASK = {
 
 def write(folder, number, name):
     """Texts of 4 to 60 words, in the forms that the tasks read."""
-    draw, lines = random.Random(name), []
+    draw = random.Random(name)
+    lines = []
     for index in range(number):
         words = draw.choices(WORDS, k=draw.randint(4, 60))
         text = " ".join(words)
@@ -88,7 +89,9 @@ def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(task,
 
 
 def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_of_shards(task):
-    model, batches, others = task.model(0), task.data(0).evaluation["main"], task.data(1).evaluation["main"]
+    model = task.model(0)
+    batches = task.data(0).evaluation["main"]
+    others = task.data(1).evaluation["main"]
     assert len(batches) == len(others) > 1
     assert all(same(batches[index], others[index]) for index in range(len(batches)))
     with pytest.raises(IndexError):
@@ -200,7 +203,8 @@ def test_an_evaluation_set_may_have_any_name(task):
 def test_every_set_has_the_scores_that_it_has_alone_for_any_number_of_shards_and_none_is_trained_on(kind, folder):
     places = {name: str(folder / f"{name}.jsonl") for name in ("test", "dev")}
     task = prepared(kind, folder, data_name=str(folder / "train.jsonl"), eval_data=tuple(places.values()))
-    sets, model = task.data(0).evaluation, task.model(0)
+    sets = task.data(0).evaluation
+    model = task.model(0)
     assert (list(sets), [one["name"] for one in task.facts()["evaluation_sets"]]) == (["main", "dev"], ["test", "dev"])
     whole, *parts = (
         measured(

@@ -16,7 +16,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.tasks import models
 from asyncsgd.tasks.token_classification import TokenClassification
 
-SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4
+SEED = 3
+SEQ_LEN = 16
+BATCH_SIZE = 4
 OTHERS = ["the", "old", "saw", "and"]
 NAMES = {"PER": (["maria", "li"], ["bogdanow", "smith"]), "LOC": (["bern", "new"], ["york", "delhi"])}
 CPU = torch.device("cpu")
@@ -24,9 +26,11 @@ CPU = torch.device("cpu")
 
 def sentences(number, seed):
     """Names of one or two words with another word behind each, some sentences too long for the model."""
-    draw, rows = random.Random(seed), []
+    draw = random.Random(seed)
+    rows = []
     for _ in range(number):
-        tokens, tags = [], []
+        tokens = []
+        tags = []
         for _ in range(draw.randint(1, 8)):
             kind = draw.choice(["O", "PER", "LOC"])
             if kind != "O":
@@ -59,7 +63,8 @@ def task(prepared):
 
 def plain_loss(model, batch):
     """The sum over labelled words, sentence by sentence without padding, and how many there are."""
-    total, number = torch.zeros(()), 0
+    total = torch.zeros(())
+    number = 0
     for ids, mask, tags, pieces in zip(*batch.values(), strict=True):
         logits = model(input_ids=ids[mask == 1][None]).logits[0]
         for tag, piece in zip(tags.tolist(), pieces.tolist(), strict=True):
@@ -74,7 +79,8 @@ def gradients(model, loss):
 
 
 def test_loss_and_gradient_are_those_of_single_sentences(task):
-    model, batch = shaken(task, SEED), task.data(SEED).batch(0, 2)
+    model = shaken(task, SEED)
+    batch = task.data(SEED).batch(0, 2)
     loss = task.loss(task.outputs(model, batch), batch)
     total, number = plain_loss(model, batch)
     assert task.weight(batch) == number > BATCH_SIZE
@@ -84,7 +90,8 @@ def test_loss_and_gradient_are_those_of_single_sentences(task):
 
 
 def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(task):
-    model, batch = shaken(task, SEED), task.data(SEED).batch(0, 0)
+    model = shaken(task, SEED)
+    batch = task.data(SEED).batch(0, 0)
     batch["pieces"][0] = -1
     parts = task.split(batch, BATCH_SIZE)
     weights = [task.weight(part) for part in parts]

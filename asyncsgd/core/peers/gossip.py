@@ -37,7 +37,8 @@ def partners(topology: str, num_workers: int, seed: int) -> Callable[[int, int],
         topology: ``complete`` or ``ring``.
         num_workers: N, 2 or more.
     """
-    streams, ring = Streams(seed, _PARTNERS), topology == "ring"
+    streams = Streams(seed, _PARTNERS)
+    ring = topology == "ring"
     neighbours = 2 if ring else num_workers - 1
     drawn = in_blocks(num_workers, BLOCK, lambda worker, k: streams.at(worker, k).integers(neighbours, size=BLOCK))
 
@@ -62,7 +63,8 @@ class Averaging(Peers[ADPSGD]):
         return self._vectors[worker].clone()  # others average it away
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
-        worker, models = arrived.work.worker, self._vectors
+        worker = arrived.work.worker
+        models = self._vectors
         learning_rate = self._schedule(self._num_arrived)
         if not arrived.gradient.weight:
             return learning_rate, [worker], True
@@ -80,7 +82,8 @@ class Averaging(Peers[ADPSGD]):
         """Average their running statistics."""
         if self.statistics is None:
             return
-        own, others = self._statistics[worker].clone(), self._statistics[partner].clone()
+        own = self._statistics[worker].clone()
+        others = self._statistics[partner].clone()
         self._statistics[worker] = self.statistics.mixed(own, others, 0.5)
         self._statistics[partner] = self.statistics.mixed(others, own, 0.5)
 

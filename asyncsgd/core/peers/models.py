@@ -68,18 +68,27 @@ class Peers(abc.ABC, Generic[R]):
         self.statistics = statistics
         initial = torch.zeros(0) if statistics is None else statistics.values
         self._statistics = initial.repeat(num_workers, 1)  # (N, S)
-        self.rule, self._mean = rule, parameters
+        self.rule = rule
+        self._mean = parameters
         self._vectors = parameters.detach().repeat(num_workers, 1)  # (N, P), what the optimizers step
         self._optimizers = {worker: optimizer_on(vector) for worker, vector in enumerate(self._vectors)}
-        self._schedule, self._batches, self._batch_size = schedule, batches, batch_size
-        self._num_workers, self._samples, self._seed, self._clock = num_workers, samples, seed, clock
-        self._starts, self.present = starts, range(num_workers)
-        self.view, self.num_samples = View(workers=range(num_workers)), 0
+        self._schedule = schedule
+        self._batches = batches
+        self._batch_size = batch_size
+        self._num_workers = num_workers
+        self._samples = samples
+        self._seed = seed
+        self._clock = clock
+        self._starts = starts
+        self.present = range(num_workers)
+        self.view = View(workers=range(num_workers))
+        self.num_samples = 0
         self.versions = [0] * num_workers
         """How often each worker's model has changed."""
         self._num_arrived = self._num_dispatches = 0  # samples; those of a round count for `num_samples` at its end
         self._waiting: list[int] = []  # who is to start and has no batch
-        self._waited, self._draws = [0.0] * num_workers, [0] * num_workers
+        self._waited = [0.0] * num_workers
+        self._draws = [0] * num_workers
         self._is_cut = False
 
     @abc.abstractmethod
@@ -155,10 +164,12 @@ class Peers(abc.ABC, Generic[R]):
             everybody = happened.worker == self._num_workers - 1
             return Step(list(self.in_flight.values()) if everybody else (), record=record)
         assert isinstance(happened, Arrived)  # nobody leaves
-        work, gradient = happened.work, happened.gradient
+        work = happened.work
+        gradient = happened.gradient
         if gradient.frozen:
             raise cannot_freeze(gradient.frozen[0])
-        worker, version = work.worker, self.versions[work.worker]
+        worker = work.worker
+        version = self.versions[work.worker]
         delay = version - work.version
         has_terms = bool(gradient.weight)
         if has_terms:

@@ -33,7 +33,8 @@ class Streaming(Peers[StreamingDiLoCo]):
 
     def __init__(self, rule: StreamingDiLoCo, *arguments: Any, **named: Any) -> None:
         super().__init__(rule, *arguments, **named)
-        number, period = self._num_workers, rule.num_local_steps
+        number = self._num_workers
+        period = rule.num_local_steps
         if rule.fragments > len(self._mean):
             raise UsageError(
                 f"{rule.fragments} fragments of {len(self._mean)} parameters leave some empty; "
@@ -50,12 +51,14 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._receives = {(step + rule.overlap) % period: fragment for step, fragment in self._sends.items()}
         # Of each fragment: who has sent it in this round; rounds; when the last one's result is there; the results
         # that each worker has received; who waits for one.
-        self._num_sent, self._rounds = [0] * rule.fragments, [0] * rule.fragments
+        self._num_sent = [0] * rule.fragments
+        self._rounds = [0] * rule.fragments
         self._ready_at = [0.0] * rule.fragments
         self._num_received = [[0] * number for _ in range(rule.fragments)]
         self._due: list[list[int]] = [[] for _ in range(rule.fragments)]
         # Of each worker:
-        self._steps, self._idle_since = [0] * number, [0.0] * number
+        self._steps = [0] * number
+        self._idle_since = [0.0] * number
         # Its clock is exact from mix to mix, so that a round's seconds do not depend on how they are added up: when it
         # was mixed last, and the steps that it has begun since.
         self._since: list[tuple[float, int]] = [(0.0, 0)] * number
@@ -72,7 +75,8 @@ class Streaming(Peers[StreamingDiLoCo]):
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         """An inner step is done: send what is to be sent, then receive what is due or wait for it, then go on."""
-        worker, rule = arrived.work.worker, self.rule
+        worker = arrived.work.worker
+        rule = self.rule
         learning_rate = self._rate(worker)
         self._step(worker, arrived, learning_rate)
         self._steps[worker] += 1
@@ -96,7 +100,9 @@ class Streaming(Peers[StreamingDiLoCo]):
     def _send(self, worker: int, fragment: int) -> None:
         """Take `worker`'s displacement on `fragment`; with the last worker's, take the outer step."""
         part = self._part(fragment)
-        outer, momentum, sent = self.outer[part], self._momentum[part], self._sent[:, part]
+        outer = self.outer[part]
+        momentum = self._momentum[part]
+        sent = self._sent[:, part]
         torch.sub(outer, self._vectors[worker, part], out=sent[worker])
         self._sent_statistics[worker, part] = self._statistics[worker, part]
         self._num_sent[fragment] += 1
@@ -107,13 +113,17 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._ready_at[fragment] = self._clock() + self.rule.transfer_seconds
         self.view.version += 1
         self._mean_statistics[part] = sum_of(self._sent_statistics[:, part]).div_(self._num_workers)
-        mean, beta = sum_of(sent).div_(self._num_workers), self.rule.outer_momentum
+        mean = sum_of(sent).div_(self._num_workers)
+        beta = self.rule.outer_momentum
         momentum.mul_(beta).add_(mean)
         outer.sub_(mean.add_(momentum, alpha=beta).mul_(self.rule.outer_learning_rate))
 
     def _receive(self, fragment: int) -> list[int]:
         """Mix the outer result into the models of those who wait for it, if its round is complete; they go on."""
-        part, mix, received, rounds = self._part(fragment), self.rule.mix, self._num_received[fragment], self._rounds
+        part = self._part(fragment)
+        mix = self.rule.mix
+        received = self._num_received[fragment]
+        rounds = self._rounds
         # A fast worker may wait for the next round already, which is complete only once the slower ones have this one.
         receiving = sorted(worker for worker in self._due[fragment] if received[worker] < rounds[fragment])
         self._due[fragment] = [worker for worker in self._due[fragment] if received[worker] == rounds[fragment]]
