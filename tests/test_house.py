@@ -38,7 +38,7 @@ FLAG_PRODUCTS = 19
 """In asyncsgd, analysis and experiments together: a text or list that is multiplied by a truth value."""
 LARGE_FILES = 1
 """Of more than 4,000 code tokens, in asyncsgd, analysis and experiments."""
-SAME_NAMES = 19
+SAME_NAMES = 13
 """Classes of asyncsgd and analysis that have a name in common with another one."""
 
 

@@ -210,7 +210,7 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
         target(*arguments)
 
 
-class Processes:
+class ChildProcesses:
     """A group of worker processes, numbered from 0; a context manager that ends them all on the way out.
 
     Args:
@@ -252,7 +252,7 @@ class Processes:
             return f"its process was killed by {signal.Signals(-code).name}"
         return REASONS.get(code) or f"its process ended with exit code {code}"
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ChildProcesses:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -83,7 +83,7 @@ def read_log(path: Path) -> Log:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """Where a replay first differs from its log."""
 
     version: int
@@ -96,7 +96,7 @@ class Differs(Exception):
 
     def __init__(self, version: int, message: str) -> None:
         super().__init__(message)
-        self.difference = Difference(version, message)
+        self.difference = FirstDifference(version, message)
 
 
 class Replay:
@@ -139,7 +139,7 @@ class Replay:
         self.losses: list[LossPair] = []
         """Of all arrivals so far, beside those of the log."""
 
-    def run(self, until: int | None = None) -> Difference | None:
+    def run(self, until: int | None = None) -> FirstDifference | None:
         """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
 
         A log that has lost its last records agrees up to its end, so compare `num_samples` with the run's summary.

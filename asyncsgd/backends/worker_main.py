@@ -58,7 +58,7 @@ def serve(
     """
     try:
         set_up_process(run.runtime.threads)
-        kind = Steps if run.runtime.steps_in_workers else Gradients
+        kind = HogwildWorker if run.runtime.steps_in_workers else ServedWorker
         kind(run, way, worker, profile, tells).obey()
     except Gone:
         os._exit(1)  # the server is gone and has said why; there is nobody to report to
@@ -68,7 +68,7 @@ def serve(
     os._exit(0)  # skips the teardown of threads that torch may still have waiting
 
 
-class Gradients:
+class ServedWorker:
     """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
 
     def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:
@@ -188,7 +188,7 @@ class Gradients:
         return True
 
 
-class Steps(Gradients):
+class HogwildWorker(ServedWorker):
     """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
 
     def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:

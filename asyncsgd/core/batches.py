@@ -9,7 +9,7 @@ from typing import Protocol
 from asyncsgd.records.events import Range
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from; see `Batches` and `OwnStreams`."""
 
     def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:

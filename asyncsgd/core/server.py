@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asyncsgd.core.batches import Source
+from asyncsgd.core.batches import BatchSource
 from asyncsgd.core.flat import cannot_freeze
 from asyncsgd.core.optimizers import Optimizer, PlainSGD, StepTakenByWorker
 from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Moved, Pinned, Step, Work
@@ -89,7 +89,7 @@ class Server:
         rule: Rule,
         optimizer: Optimizer | PlainSGD | StepTakenByWorker,
         schedule: Schedule,
-        batches: Source,
+        batches: BatchSource,
         *,
         num_workers: int,
         batch_size: int = 1,

@@ -21,7 +21,7 @@ from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.files import hub_is_reachable
 from asyncsgd.domain_masking.tagger import Span, Tagger, first_line, hashed, load
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.choices import Kind, Named, parameter
+from asyncsgd.settings.choices import Choices, Named, parameter
 
 TERMS_FORMAT = 1
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -204,4 +204,4 @@ Find = Lexicon | Tagger
 Finder = Ner | Terms | Keyness
 ALL: Mapping[str, type[Finder]] = {"ner": Ner, "terms": Terms, "keyness": Keyness}
 
-FINDERS: Kind[Finder] = Kind("finder", "finders", "--finder", ALL, first_is_positional=True)
+FINDERS: Choices[Finder] = Choices("finder", "finders", "--finder", ALL, first_is_positional=True)

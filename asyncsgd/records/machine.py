@@ -58,7 +58,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Machine:
+class MachineWatch:
     """What a run and others make of the machine. Call it with each record of the run, all of whose processes descend
     from `root`, itself among them.
 

@@ -22,7 +22,7 @@ from asyncsgd.rules.corrected import DANA, DCASGD, GapAware, OrMo
 from asyncsgd.rules.gradient_tables import IA2SGD, Ringleader
 from asyncsgd.rules.local_steps import EASGD, AsyncLocalSGD, DiLoCo, Downpour, FedBuff, LocalSGD
 from asyncsgd.rules.without_server import ADPSGD, SGP, StreamingDiLoCo
-from asyncsgd.settings.choices import Kind
+from asyncsgd.settings.choices import Choices
 
 ALL: tuple[Rule, ...] = (
     Asynchronous(),
@@ -62,6 +62,6 @@ ALL: tuple[Rule, ...] = (
 PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
 """The rules without a server, on the virtual clock."""
 
-_KIND = Kind[Rule]("rule", "rules", "--rule", {rule.name: type(rule) for rule in (*ALL, *PEERS)})
-parse_rule = _KIND.read
-describe_rules = _KIND.help
+_CHOICES = Choices[Rule]("rule", "rules", "--rule", {rule.name: type(rule) for rule in (*ALL, *PEERS)})
+parse_rule = _CHOICES.read
+describe_rules = _CHOICES.help

@@ -19,7 +19,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from asyncsgd.backends.launch import Processes, World, end_with_launcher
+from asyncsgd.backends.launch import ChildProcesses, World, end_with_launcher
 from asyncsgd.backends.link import FOLDERS, Inherited, Link, Meeting, MeetingOfParent, Pair, Way
 from asyncsgd.backends.processes import Dead, Workers
 from asyncsgd.backends.rank_main import in_step, serve_rank
@@ -48,7 +48,7 @@ from asyncsgd.core.state import restore
 from asyncsgd.errors import RunError
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import FAILED, INTERRUPTED
-from asyncsgd.records.machine import Machine
+from asyncsgd.records.machine import MachineWatch
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.contract import PeerRule, Rule
@@ -78,7 +78,7 @@ class Live:
     saver: Saver | None
     """Takes the states; None where nothing is written."""
     tracking: Tracking
-    machine: Machine
+    machine: MachineWatch
 
     @property
     def resume(self) -> Found | None:
@@ -247,7 +247,7 @@ def _serve_workers(
         if board is not None or not shares:
             folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True))
             meeting = Meeting(Path(folder).name, segment.place if shares else None)
-        processes = closing.enter_context(Processes(live.context))
+        processes = closing.enter_context(ChildProcesses(live.context))
         if board is not None:
             board.put("run", _notice(live, meeting))
         for worker in range(live.num_workers):
@@ -320,7 +320,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
             folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
             world = World(0, number, closing.enter_context(folder))
             assert live.context is not None
-            processes = closing.enter_context(Processes(live.context))
+            processes = closing.enter_context(ChildProcesses(live.context))
             for rank in range(1, number):
                 there = World(rank, number, world.folder)
                 processes.start(rank, serve_rank, live.run.at(rank), resume, there)
@@ -370,7 +370,7 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
     return result
 
 
-def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
+def _rank_is_lost(processes: ChildProcesses, num_workers: int) -> RunError:
     rank, reason = _first_lost(processes, num_workers)
     return RunError(
         f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
@@ -378,7 +378,7 @@ def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
     )
 
 
-def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
+def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
     """The rank that failed first, and how it ended. The others fail after it, because their collectives do."""
     ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
     known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}

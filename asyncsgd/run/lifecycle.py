@@ -30,7 +30,7 @@ from asyncsgd.pipeline.cut import anatomy
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
-from asyncsgd.records.machine import Machine, describe_environment
+from asyncsgd.records.machine import MachineWatch, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.run import runtimes
@@ -270,7 +270,7 @@ def _open(
     tracking.start(tell, None if folder is None else folder.settings_yaml)
     forget_peaks(flat.parameters.device)
     root = os.getpid() if launch.rank is None else os.getppid()  # a launcher has made all ranks
-    machine = Machine(None if folder is None else folder.path, root)
+    machine = MachineWatch(None if folder is None else folder.path, root)
     receivers = (*receivers, tracking, machine)
     record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers)
     record.totals.micro_batches = before

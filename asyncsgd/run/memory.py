@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 
 import torch
 
-from asyncsgd.backends.launch import OUT_OF_MEMORY, Processes
+from asyncsgd.backends.launch import OUT_OF_MEMORY, ChildProcesses
 from asyncsgd.backends.process_setup import fail, set_up_process
 from asyncsgd.errors import NOT_ONE_SAMPLE, RunError, UsageError
 from asyncsgd.run.run import Run
@@ -89,7 +89,7 @@ def find_micro_batches(run: Run, context: ForkServerContext) -> int:
 
 
 def _fits(run: Run, micro_batches: int, index: int, context: ForkServerContext) -> bool:
-    with Processes(context) as processes:
+    with ChildProcesses(context) as processes:
         processes.start(0, _try, run.at(0).with_parts(micro_batches), index)
         processes.join(0)
         code = processes.exit_code(0)

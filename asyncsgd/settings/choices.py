@@ -72,7 +72,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind(Generic[T]):
+class Choices(Generic[T]):
     """What is named, in messages: ``rule``, several ``rules``, given with ``--rule``; and what there is, by name."""
 
     one: str

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.choices import Kind, Named, parameter
+from asyncsgd.settings.choices import Choices, Named, parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Join(Change):
     """A worker whose first change this is takes no part before it."""
 
 
-_KIND = Kind[Change]("change", "changes", "--churn", {"leave": Leave, "join": Join})
+_CHOICES = Choices[Change]("change", "changes", "--churn", {"leave": Leave, "join": Join})
 
 
 def parse_churn(text: str) -> tuple[Change, ...]:
@@ -37,7 +37,7 @@ def parse_churn(text: str) -> tuple[Change, ...]:
     Raises:
         UsageError: for what cannot be read.
     """
-    return tuple(_KIND.read(part.strip()) for part in text.split(";") if part.strip())
+    return tuple(_CHOICES.read(part.strip()) for part in text.split(";") if part.strip())
 
 
 def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:

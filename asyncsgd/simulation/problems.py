@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.settings.choices import Kind, parameter
+from asyncsgd.settings.choices import Choices, parameter
 from asyncsgd.simulation.instance import DATA, NOISE, PURPOSE, SHARES, Array, Indices, Instance, Problem
 from asyncsgd.simulation.speeds import Streams, in_blocks
 
@@ -429,6 +429,6 @@ def dirichlet_shares(labels: npt.ArrayLike, num_workers: int, alpha: float, seed
 ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(), Logistic())
 """An example of each problem, for the contract tests and ``--problem help``."""
 
-_KIND = Kind[Problem]("problem", "problems", "--problem", {problem.name: type(problem) for problem in ALL})
-parse_problem = _KIND.read
-describe_problems = _KIND.help
+_CHOICES = Choices[Problem]("problem", "problems", "--problem", {problem.name: type(problem) for problem in ALL})
+parse_problem = _CHOICES.read
+describe_problems = _CHOICES.help

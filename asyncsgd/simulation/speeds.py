@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
-from asyncsgd.settings.choices import Kind, Named, parameter
+from asyncsgd.settings.choices import Choices, Named, parameter
 
 Floats = npt.NDArray[np.float64]
 
@@ -341,9 +341,9 @@ class Trace(Speeds):
 _RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Pareto(), Outages(), Infinite())
 ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
 _BY_NAME: dict[str, type[Speeds]] = {**{speeds.name: type(speeds) for speeds in ALL}, Trace.name: Trace}
-_KIND = Kind("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
-parse_speeds = _KIND.read
-describe_speeds = _KIND.help
+_CHOICES = Choices("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
+parse_speeds = _CHOICES.read
+describe_speeds = _CHOICES.help
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Head(abc.ABC):
         return {}
 
 
-class Single(Head):
+class SingleLabel(Head):
     """One label a text. Sums are the confusion matrix, int64 `(C, C)`, rows: true class, columns: predicted."""
 
     better: ClassVar[Directions] = MappingProxyType(dict.fromkeys(("macro_f1", "accuracy", "f1", "matthews"), "higher"))
@@ -255,4 +255,4 @@ def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> float | 
     return value if math.isfinite(value) else None
 
 
-HEADS: Mapping[Labels, Head] = MappingProxyType({"single": Single(), "multi": Multi(), "number": Number()})
+HEADS: Mapping[Labels, Head] = MappingProxyType({"single": SingleLabel(), "multi": Multi(), "number": Number()})

@@ -16,7 +16,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from asyncsgd.core.batches import Source
+from asyncsgd.core.batches import BatchSource
 from asyncsgd.core.flat import cannot_freeze
 from asyncsgd.core.optimizers import Optimizer, PlainSGD
 from asyncsgd.core.protocol import Arrived, Happened, Joined, Step, Work
@@ -55,7 +55,7 @@ class Peers(abc.ABC, Generic[R]):
         parameters: Tensor,
         optimizer_on: Callable[[Tensor], Optimizer | PlainSGD],
         schedule: Schedule,
-        batches: Source,
+        batches: BatchSource,
         *,
         num_workers: int,
         batch_size: int = 1,
