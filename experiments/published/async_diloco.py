@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pandas
@@ -34,7 +35,7 @@ from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.contract import Arrival, Reply, View
 from asyncsgd.simulation.instance import Array, Instance
 from asyncsgd.simulation.speeds import Streams
-from reproduction import Arm, Fixed, Flags, curve, each, interval, main, picture, tidy, write
+from reproduction import Arm, Fixed, Flags, curve, each, in_words, interval, main, picture, tidy, write
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
@@ -43,7 +44,17 @@ BATCH = 32
 LAST_RATE = 1e-6
 WEIGHT_DECAY = 1e-3
 PURPOSE = 16 << 32
-"""Of the streams."""
+"""Tells this problem's random streams from those of the others."""
+
+
+class Sizes(NamedTuple):
+    dimension: int
+    clusters: int
+    """Of each class."""
+    hidden: int
+    """Units of the hidden layer."""
+    held_out: int
+    """Points on which the loss is evaluated."""
 
 
 class Mixture(Instance):
@@ -55,7 +66,7 @@ class Mixture(Instance):
     evaluated, and the batch of (worker, index) are functions of `seed`.
     """
 
-    def __init__(self, sizes: tuple[int, int, int, int], workers: int, seed: int) -> None:
+    def __init__(self, sizes: Sizes, workers: int, seed: int) -> None:
         dimension, clusters, hidden, num_held_out = sizes
         self._shapes = ((dimension, hidden), (hidden,), (hidden, NUM_CLASSES), (NUM_CLASSES,))
         self._sizes = [math.prod(shape) for shape in self._shapes]
@@ -66,26 +77,35 @@ class Mixture(Instance):
         self._held_out = self._points(self._streams.at(part=1), num_held_out)
 
     def _points(self, generator: numpy.random.Generator, number: int) -> tuple[Tensor, Tensor]:
-        cluster = generator.integers(0, len(self._centres), number)
-        noise = generator.standard_normal((number, self._centres.shape[1]))
-        return torch.from_numpy(self._centres[cluster] + 0.5 * noise), torch.from_numpy(cluster % NUM_CLASSES)
+        num_clusters, dimension = self._centres.shape
+        clusters = generator.integers(0, num_clusters, number)
+        noise = generator.standard_normal((number, dimension))
+        points = self._centres[clusters] + 0.5 * noise
+        labels = clusters % NUM_CLASSES
+        return torch.from_numpy(points), torch.from_numpy(labels)
 
     def initial(self) -> Array:
         """torch's default for linear layers: uniform within 1 / sqrt(inputs)."""
         generator = self._streams.at(part=2)
-        bounds = [width**-0.5 for width, *_ in self._shapes[::2] for _ in range(2)]
-        parts = [generator.uniform(-bound, bound, size) for bound, size in zip(bounds, self._sizes, strict=True)]
+        parts = []
+        for shape, size in zip(self._shapes, self._sizes, strict=True):
+            if len(shape) == 2:  # the weights of a layer; its bias has the same bound
+                bound = shape[0] ** -0.5
+            parts.append(generator.uniform(-bound, bound, size))
         return numpy.concatenate(parts)
 
     def _loss(self, parameters: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        parts = zip(parameters.split(self._sizes), self._shapes, strict=True)
-        first, first_bias, second, second_bias = (part.view(shape) for part, shape in parts)
-        scores = torch.relu(points @ first + first_bias) @ second + second_bias
+        parts = map(Tensor.view, parameters.split(self._sizes), self._shapes)
+        first, first_bias, second, second_bias = parts
+        hidden = torch.relu(points @ first + first_bias)
+        scores = hidden @ second + second_bias
         return torch.nn.functional.cross_entropy(scores, labels)
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
         parameters = torch.from_numpy(x).requires_grad_()
-        loss = self._loss(parameters, *self._points(self._streams.at(worker, index, 3), BATCH))
+        generator = self._streams.at(worker, index, 3)
+        points, labels = self._points(generator, BATCH)
+        loss = self._loss(parameters, points, labels)
         (gradient,) = torch.autograd.grad(loss, parameters)
         torch.from_numpy(out).copy_(gradient)
         return float(loss.detach())
@@ -96,21 +116,23 @@ class Mixture(Instance):
 
 
 def watched(rule: Rule, cosines: list[float]) -> Rule:
-    """`rule`, which adds to `cosines` that of each arriving pseudo-gradient to the last one of every other worker."""
-    last: dict[int, Tensor] = {}
+    """`rule`, which adds to `cosines` the mean cosine of each arriving pseudo-gradient to the others' last ones."""
+    last_units: dict[int, Tensor] = {}
 
     class Watched(type(rule)):  # type: ignore[misc]
         def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
-            unit = arrival.gradient / torch.linalg.vector_norm(arrival.gradient)
-            others = [float(unit @ other) for worker, other in last.items() if worker != arrival.worker]
-            if others:
-                cosines.append(sum(others) / len(others))
-            last[arrival.worker] = unit
+            norm = torch.linalg.vector_norm(arrival.gradient)
+            unit = arrival.gradient / norm
+            to_others = [float(unit @ other) for worker, other in last_units.items() if worker != arrival.worker]
+            if to_others:
+                cosines.append(sum(to_others) / len(to_others))
+            last_units[arrival.worker] = unit
             reply: Reply = super().arrive(state, arrival, view)
             return reply
 
-    made: Rule = Watched(*dataclasses.astuple(rule))
-    return made
+    options = dataclasses.astuple(rule)
+    watched_rule: Rule = Watched(*options)
+    return watched_rule
 
 
 def naive(rate: float, momentum: float, dynamic: bool = False) -> Rule:
@@ -154,42 +176,70 @@ def families(rate: float) -> dict[str, Rule]:
 
 
 def cosine_schedule(total: int, peak: float, num_gradients: int) -> float:
-    return LAST_RATE + (peak - LAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, num_gradients / total)))
+    share = min(1.0, num_gradients / total)
+    half_cosine = 0.5 * (1.0 + math.cos(math.pi * share))
+    return LAST_RATE + (peak - LAST_RATE) * half_cosine
 
 
-Run = tuple[pandas.DataFrame, list[float]]
-"""A row for each evaluation, and the cosine of each arrival."""
+class Run(NamedTuple):
+    looks: pandas.DataFrame
+    """A row for each evaluation."""
+    cosines: list[float]
+    """One for each arrival."""
 
 
 def run_one(arm: Arm, seed: int) -> Run:
     torch.set_num_threads(1)
     cosines = list[float]()
-    return curve(dataclasses.replace(arm, rule=watched(arm.rule, cosines)), seed), cosines
+    rule = watched(arm.rule, cosines)
+    looks = curve(dataclasses.replace(arm, rule=rule), seed)
+    return Run(looks, cosines)
+
+
+def losses_at(curves: list[pandas.DataFrame], column: str, value: float) -> str:
+    """The mean loss over `curves` where `column` is `value`."""
+    losses = [numpy.interp(value, looks[column], looks.loss) for looks in curves]
+    return f"{numpy.mean(losses):.4g}"
+
+
+def median_seconds(curves: list[pandas.DataFrame], target: float) -> str:
+    """The median time until the loss is at most `target`, "-" where half of the runs or more do not get there."""
+    seconds = []
+    for looks in curves:
+        reached = looks.seconds[looks.loss <= target]
+        seconds.append(min(reached, default=math.inf))
+    median = numpy.median(seconds)
+    return f"{median:.0f}" if math.isfinite(median) else "-"
+
+
+def late_cosine(runs: list[Run]) -> str:
+    """The mean cosine over the second half of each run."""
+    means = []
+    for run in runs:
+        half = len(run.cosines) // 2
+        means.append(numpy.mean(run.cosines[half:]))
+    return f"{numpy.mean(means):.3f}"
 
 
 def arm_rows(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """A row for each method; the target of the times is the mean final loss of synchronous DiLoCo."""
-    early = min(own[0][0].seconds.iloc[-1] for own in runs.values())
-    target = numpy.mean([looks.loss.iloc[-1] for looks, _ in runs[SYNC]])
-    few = runs[SYNC][0][0].updates.iloc[-1]
+    early = min(method_runs[0].looks.seconds.iloc[-1] for method_runs in runs.values())
+    target = float(numpy.mean([run.looks.loss.iloc[-1] for run in runs[SYNC]]))
+    few = runs[SYNC][0].looks.updates.iloc[-1]
     rows = []
-    for name, own in runs.items():
-        curves = [looks for looks, _ in own]
+    for name, method_runs in runs.items():
+        curves = [run.looks for run in method_runs]
         last = curves[0].iloc[-1]
-        seconds = [min(looks.seconds[looks.loss <= target], default=math.inf) for looks in curves]
-        at_few, at_early = (
-            numpy.mean([numpy.interp(value, looks[column], looks.loss) for looks in curves])
-            for column, value in (("updates", few), ("seconds", early))
-        )
+        finals = [looks.loss.iloc[-1] for looks in curves]
         row = {
             "method, outer learning rate": name,
             "updates": last.updates,
             "virtual s": f"{last.seconds:.0f}",
-            "final loss, equal gradients [95 %]": interval([looks.loss.iloc[-1] for looks in curves]),
-            f"loss after {few} updates": f"{at_few:.4g}",
-            f"loss at {early:.0f} s": f"{at_early:.4g}",
-            "median s to sync's final loss": f"{numpy.median(seconds):.0f}".replace("inf", "-"),
-            "cosine": f"{numpy.mean([numpy.mean(cosines[len(cosines) // 2 :]) for _, cosines in own]):.3f}",
+            "final loss, equal gradients [95 %]": interval(finals),
+            f"loss after {few} updates": losses_at(curves, "updates", few),
+            f"loss at {early:.0f} s": losses_at(curves, "seconds", early),
+            "median s to sync's final loss": median_seconds(curves, target),
+            "cosine": late_cosine(method_runs),
         }
         rows.append(row)
     return rows
@@ -202,11 +252,13 @@ def headline_rows(rows: list[dict[str, Any]], swept: dict[str, dict[float, float
     early = table.iloc[:, 4]
     cosine = table.cosine
     final = table.iloc[:, 3].map(lambda cell: f"{cell.estimate:.4g}")
-    best = {name: min((loss, rate) for rate, loss in losses.items()) for name, losses in swept.items()}
-    tried = ", ".join(f"{rate:g}" for rate in next(iter(swept.values())))
-    said = {
-        "(i) momentum .9: async needs .07 for sync's .7": f"best of {tried}: "
-        + "; ".join(f"{name} {rate:g} ({loss:.4g})" for name, (loss, rate) in best.items()),
+    best_rates = []
+    for name, losses in swept.items():
+        rate = min(losses, key=losses.__getitem__)
+        best_rates.append(f"{name} {rate:g} ({losses[rate]:.4g})")
+        tried = ", ".join(f"{rate:g}" for rate in losses)
+    measured = {
+        "(i) momentum .9: async needs .07 for sync's .7": f"best of {tried}: {'; '.join(best_rates)}",
         "(i) and is worse per update": f"{after} {early[NAIVE_SMALL]} at .07, {early[NAIVE]} at .7, sync {early[SYNC]};"
         f" at equal gradients {final[NAIVE_SMALL]}, {final[NAIVE]}, {final[SYNC]}",
         "(ii) async with momentum 0 and .7 is better": f"{after} {early[NO_MOMENTUM]} for {early[NAIVE_SMALL]};"
@@ -218,14 +270,29 @@ def headline_rows(rows: list[dict[str, Any]], swept: dict[str, dict[float, float
         "(iv) DyLU repairs": f"at equal gradients {final[DYLU]} with .9 and .07, for {final[NAIVE_SMALL]} without DyLU",
         "(iv) both": f"at equal gradients {final[BOTH]}",
     }
-    return [{"published": sentence, "here": measured} for sentence, measured in said.items()]
+    return [{"published": sentence, "here": numbers} for sentence, numbers in measured.items()]
+
+
+class Setup(NamedTuple):
+    sizes: Sizes
+    num_gradients: int
+    learning_rate: float
+    """Of the inner steps, at the start."""
+    num_seeds: int
+    outer_rates: tuple[float, ...]
+
+
+FULL = Setup(Sizes(512, 1, 64, 2048), 4800, 2e-4, 3, SWEEP)
+QUICK = Setup(Sizes(128, 1, 32, 1024), 1600, 4e-4, 2, (0.07, 0.7))
 
 
 def make(flags: Flags) -> None:
-    sizes, total, peak = ((128, 1, 32, 1024), 1600, 4e-4) if flags.quick else ((512, 1, 64, 2048), 4800, 2e-4)
-    num_seeds = flags.seeds or (2 if flags.quick else 3)
-    rates = (0.07, 0.7) if flags.quick else SWEEP
-    schedule = functools.partial(cosine_schedule, total, peak)
+    setup = QUICK if flags.quick else FULL
+    sizes = setup.sizes
+    total = setup.num_gradients
+    rates = setup.outer_rates
+    num_seeds = flags.seeds or setup.num_seeds
+    schedule = functools.partial(cosine_schedule, total, setup.learning_rate)
     problem = functools.partial(Mixture, sizes)
     end = Limits(samples=total)
     inner = OptimizerRecipe(AdamW(), weight_decay=WEIGHT_DECAY)
@@ -233,17 +300,21 @@ def make(flags: Flags) -> None:
     def arm(name: str, rule: Rule) -> Arm:
         return Arm(name, rule, schedule, problem, Fixed(SECONDS_PER_STEP).on, 4, end, 40, inner=inner)
 
-    tasks = [(arm(*item), seed) for item in RULES.items() for seed in range(num_seeds)]
-    tasks += [(arm(name, families(rate)[name]), SWEEP_SEED) for name in families(0.7) for rate in rates]
+    tasks = []
+    for name, rule in RULES.items():
+        tasks += [(arm(name, rule), seed) for seed in range(num_seeds)]
+    for name in families(0.7):
+        tasks += [(arm(name, families(rate)[name]), SWEEP_SEED) for rate in rates]
     done = each(run_one, tasks, flags.jobs)
-    runs = {name: [next(done) for _ in range(num_seeds)] for name in RULES}
-    swept = {name: {rate: next(done)[0].loss.iloc[-1] for rate in rates} for name in families(0.7)}
-    dimension, clusters, hidden, held_out = sizes
+    runs = {name: list(itertools.islice(done, num_seeds)) for name in RULES}
+    swept = {}
+    for name in families(0.7):
+        swept[name] = {rate: next(done).looks.loss.iloc[-1] for rate in rates}
+    seconds = ", ".join(map(str, SECONDS_PER_STEP))
     setting = (
-        f"{NUM_CLASSES} classes of {clusters} cluster{'s' if clusters > 1 else ''} in R^{dimension}, MLP "
-        f"{dimension}-{hidden}-{NUM_CLASSES}, {total:,} gradients of {BATCH} points, H = {LOCAL_STEPS}, 4 workers of "
-        f"{', '.join(map(str, SECONDS_PER_STEP))} s per step; loss on {held_out:,} held-out points; {num_seeds} "
-        f"seed{'s' if num_seeds > 1 else ''}"
+        f"{NUM_CLASSES} classes of {in_words(sizes.clusters, 'cluster')} in R^{sizes.dimension}, MLP "
+        f"{sizes.dimension}-{sizes.hidden}-{NUM_CLASSES}, {total:,} gradients of {BATCH} points, H = {LOCAL_STEPS}, "
+        f"4 workers of {seconds} s per step; loss on {sizes.held_out:,} held-out points; {in_words(num_seeds, 'seed')}"
     )
     note = (
         f"{setting}. Cosine: of an arriving pseudo-gradient to the last one of each other worker, mean over the second "
@@ -254,10 +325,10 @@ def make(flags: Flags) -> None:
     note = f"{setting}. Mean losses over seeds; the sweep is of one other seed."
     write(flags.out, "headlines", headline_rows(rows, swept), note)
 
-    looks = pandas.concat([looks for own in runs.values() for looks, _ in own]).drop(columns="panel")
-    looks = looks.rename(
-        columns={"updates": "updates at the server", "samples": "gradients", "seconds": "virtual seconds"}
-    )
+    curves = [run.looks for run in itertools.chain(*runs.values())]
+    looks = pandas.concat(curves).drop(columns="panel")
+    titles = {"updates": "updates at the server", "samples": "gradients", "seconds": "virtual seconds"}
+    looks = looks.rename(columns=titles)
     table = looks.melt(["arm", "seed", "look", "loss"], var_name="panel", value_name="x")
     limits = 0.9 * looks.loss.min(), 1.15 * looks.loss.iloc[0]
     axes = {"": {"xlabel": "", "ylabel": "held-out loss (nats)", "ylim": limits}}
@@ -265,8 +336,10 @@ def make(flags: Flags) -> None:
 
     drawn = [tidy("outer learning rate", name, "", [losses]) for name, losses in swept.items()]
     for name in (SYNC, PLAIN_SYNC, NAIVE, NAIVE_SMALL, NO_MOMENTUM, DELAYED):
-        smooth = pandas.DataFrame([cosines for _, cosines in runs[name]]).T.rolling(40).mean()
-        drawn.append(tidy("cosine", name, "", smooth.set_index((smooth.index + 1) * LOCAL_STEPS).T))
+        by_arrival = pandas.DataFrame([run.cosines for run in runs[name]]).T
+        smooth = by_arrival.rolling(40).mean()
+        gradients = (smooth.index + 1) * LOCAL_STEPS
+        drawn.append(tidy("cosine", name, "", smooth.set_index(gradients).T))
     axes = {
         "outer learning rate": {"xlabel": "", "ylabel": "final held-out loss (nats)"},
         "cosine": {"xlabel": "gradients", "ylabel": "cosine of two pseudo-gradients, running mean of 40"},

@@ -49,8 +49,9 @@ def round_seconds(quorum: int, mean: float) -> float:
 
 def best_quorum(mean: float) -> tuple[int, float]:
     """N* and its gain, the seconds per gradient at N = 100 over those at N*."""
-    best = min(range(1, NUM_WORKERS + 1), key=lambda quorum: round_seconds(quorum, mean) / quorum)
-    return best, round_seconds(NUM_WORKERS, mean) / NUM_WORKERS / (round_seconds(best, mean) / best)
+    seconds = {quorum: round_seconds(quorum, mean) / quorum for quorum in range(1, NUM_WORKERS + 1)}
+    best = min(seconds, key=seconds.__getitem__)
+    return best, seconds[NUM_WORKERS] / seconds[best]
 
 
 def learning_rate(noise: float, quorum: int) -> float:
@@ -59,27 +60,37 @@ def learning_rate(noise: float, quorum: int) -> float:
     def excess(eta: float) -> float:
         return synchronous_floor(SPECTRUM, eta, noise, quorum) - TARGET / 2
 
-    return 1.0 if excess(1.0) <= 0 else float(brentq(excess, 0.0, 1.0, xtol=1e-18))
+    if excess(1.0) <= 0:
+        return 1.0
+    return float(brentq(excess, 0.0, 1.0, xtol=1e-18))
 
 
 def expected_steps(noise: float, quorum: int) -> int:
     """Steps until the *mean* of f - f* is at most `TARGET`, from the exact recursion of E x^2 in each mode."""
     eta = learning_rate(noise, quorum)
+    shrink = (1.0 - eta * SPECTRUM) ** 2
+    added = (eta * noise) ** 2 / quorum
     squares = np.ones(len(SPECTRUM))
     steps = 0
     while float(SPECTRUM @ squares) / 2 > TARGET:
-        squares = (1.0 - eta * SPECTRUM) ** 2 * squares + (eta * noise) ** 2 / quorum
+        squares = shrink * squares + added
         steps += 1
     return steps
 
 
 def measure(regime: str, mean: float, quorum: int, seed: int, rounds: int) -> tuple[int, float]:
     """Steps and virtual seconds: of so many rounds without a regime (part 1), else until the target (part 2)."""
-    problem: Problem = quadratic(REGIMES[regime]) if regime else Mode()
-    rate = learning_rate(REGIMES[regime], quorum) if regime else 0.1
+    problem: Problem = Mode()
+    rate = 0.1
+    budget = Limits(rounds * quorum)
+    if regime:
+        noise = REGIMES[regime]
+        problem = quadratic(noise)
+        rate = learning_rate(noise, quorum)
+        budget = Limits(10**9, target_loss=TARGET, evaluate_every=quorum)
     times = ShiftedExponential(shift=1.0, mean=mean)
-    end = Limits(10**9, target_loss=TARGET, evaluate_every=quorum) if regime else Limits(rounds * quorum)
-    last = Arm("", KSync(quorum), rate, problem.on, times.on, NUM_WORKERS, end).simulated(seed).evaluations[-1]
+    arm = Arm("", KSync(quorum), rate, problem.on, times.on, NUM_WORKERS, budget)
+    last = arm.simulated(seed).evaluations[-1]
     return last.version, last.train_seconds
 
 
@@ -89,8 +100,9 @@ def unresolved(seconds: pandas.DataFrame) -> list[int]:
     >>> unresolved(pandas.DataFrame({1: [2.0, 2.1, 2.2], 2: [1.0, 1.1, 1.3], 3: [1.0, 1.2, 1.3]}))
     [2, 3]
     """
-    best = seconds[seconds.sum().idxmin()]
-    return [quorum for quorum in seconds if not interval(seconds[quorum] - best).low > 0]
+    fastest = seconds.sum().idxmin()
+    slower = seconds.sub(seconds[fastest], axis=0)
+    return [quorum for quorum in seconds if not interval(slower[quorum]).low > 0]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -98,26 +110,31 @@ def ranges(numbers: Sequence[int]) -> str:
     >>> ranges([93, 94, 95, 99])
     '93-95, 99'
     """
-    ends = [number for number in numbers if number + 1 not in numbers]
     starts = [number for number in numbers if number - 1 not in numbers]
-    return ", ".join(f"{start}-{end}" if start < end else f"{end}" for start, end in zip(starts, ends, strict=True))
+    ends = [number for number in numbers if number + 1 not in numbers]
+    texts = []
+    for start, end in zip(starts, ends, strict=True):
+        texts.append(f"{start}-{end}" if start < end else f"{end}")
+    return ", ".join(texts)
 
 
-def of(found: pandas.DataFrame, regime: str, mean: float, column: str) -> pandas.DataFrame:
+def of(runs: pandas.DataFrame, regime: str, mean: float, column: str) -> pandas.DataFrame:
     """A row for each seed, a column for each quorum."""
-    return found[(found.regime == regime) & (found["mean"] == mean)].pivot(index="seed", columns="N", values=column)
+    is_of = (runs.regime == regime) & (runs["mean"] == mean)
+    return runs[is_of].pivot(index="seed", columns="N", values=column)
 
 
 Rows = list[dict[str, object]]
 
 
-def per_gradient(found: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]:
+def per_gradient(runs: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]:
     """Part 1: a row for each mean of the exponential part; and what to draw."""
     rows = []
     drawn = []
     for mean, (published_best, published_gain) in PUBLISHED.items():
         best, gain = best_quorum(mean)
-        seconds = of(found, "", mean, "seconds") / of(found, "", mean, "steps")
+        steps = of(runs, "", mean, "steps")
+        seconds = of(runs, "", mean, "seconds") / steps
         seconds /= seconds.columns
         row = {
             "1/mu": mean,
@@ -138,7 +155,7 @@ def per_gradient(found: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]
     return rows, drawn
 
 
-def to_target(found: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, list[pandas.DataFrame], str]:
+def to_target(runs: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, list[pandas.DataFrame], str]:
     """Part 2: a row for each regime and quorum; what to draw; and which was the fastest, in words."""
     rows = Rows()
     drawn = []
@@ -146,7 +163,8 @@ def to_target(found: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, li
     for regime, noise in REGIMES.items():
         expected = {quorum: expected_steps(noise, quorum) for quorum in quorums}
         law = {quorum: expected[quorum] * round_seconds(quorum, MEAN) for quorum in quorums}
-        steps, seconds = (of(found, regime, MEAN, column) for column in ("steps", "seconds"))
+        steps = of(runs, regime, MEAN, "steps")
+        seconds = of(runs, regime, MEAN, "seconds")
         for quorum in quorums:
             row = {
                 "regime": regime,
@@ -158,8 +176,9 @@ def to_target(found: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, li
                 "seconds to target": interval(seconds[quorum]),
             }
             rows.append(row)
+        expected_best = min(law, key=law.__getitem__)
         winners.append(
-            f"{regime}: expected N = {min(law, key=law.__getitem__)}, measured N = {seconds.sum().idxmin()}"
+            f"{regime}: expected N = {expected_best}, measured N = {seconds.sum().idxmin()}"
             f" (not slower at 95 %, paired: {ranges(unresolved(seconds))})"
         )
         drawn += [tidy(regime, f"1/mu = {MEAN}", "closed form", [law])]
@@ -171,32 +190,43 @@ def make(flags: Flags) -> None:
     seeds = flags.seeds or (2 if flags.quick else 5)
     rounds = 100 if flags.quick else 500
     quorums = QUICK_QUORUMS if flags.quick else QUORUMS
-    coarse, near = ((60, 80, NUM_WORKERS), 1) if flags.quick else ((50, 60, 70, 80, 90, NUM_WORKERS), 3)
+    coarse = {60, 80} if flags.quick else {50, 60, 70, 80, 90}
+    near = 1 if flags.quick else 3
     keys = [(regime, MEAN, quorum) for regime in REGIMES for quorum in quorums]
     for mean in PUBLISHED:
         best, _ = best_quorum(mean)
-        keys += [("", mean, quorum) for quorum in {*coarse, *range(best - near, min(best + near, NUM_WORKERS) + 1)}]
+        last = min(best + near, NUM_WORKERS)
+        tried = coarse | {NUM_WORKERS, *range(best - near, last + 1)}
+        keys += [("", mean, quorum) for quorum in tried]
     tasks = [(*key, seed, rounds) for key in keys for seed in range(seeds)]
-    found = pandas.DataFrame(tasks, columns=["regime", "mean", "N", "seed", "rounds"])
-    found[["steps", "seconds"]] = list(each(measure, tasks, flags.jobs))
-    rows, drawn = per_gradient(found)
+    runs = pandas.DataFrame(tasks, columns=["regime", "mean", "N", "seed", "rounds"])
+    runs[["steps", "seconds"]] = list(each(measure, tasks, flags.jobs))
+    rows, drawn = per_gradient(runs)
     note = (
         f"100 workers, times 1 + Exp; {rounds} rounds for each N, mean over {seeds} seeds [95 % interval]; the same"
         " times for all N; virtual seconds. Gain: of N* (closed form) over N = 100 in seconds per gradient used."
         " Chen et al.: 96 of 100 (the row 0.05)."
     )
     write(flags.out, "backup_workers", rows, note)
-    rows, more, winners = to_target(found, quorums)
+    rows, drawn_to_target, winners = to_target(runs, quorums)
+    start = float(SPECTRUM.sum()) / 2
     note = (
-        f"1/mu = {MEAN}; virtual seconds until f - f* <= {TARGET} (from"
-        f" {float(SPECTRUM.sum()) / 2:.1f}), mean over {seeds} seeds [95 % interval]. Fastest: {winners}."
+        f"1/mu = {MEAN}; virtual seconds until f - f* <= {TARGET} (from {start:.1f}), mean over {seeds} seeds"
+        f" [95 % interval]. Fastest: {winners}."
     )
     write(flags.out, "backup_workers_to_target", rows, note)
     axes = {regime: {"yscale": "log", "ylabel": f"virtual seconds until f - f* = {TARGET}"} for regime in REGIMES}
     axes[""] = {"xlabel": "N, gradients used of 100", "ylabel": "virtual seconds per gradient"}
-    look = {"markers": {"closed form": ",", "measured": "o"}, "dashes": {"closed form": "", "measured": (1, 6)}}
-    how = {"x": "x", "y": "y", "style": "kind", "err_style": "bars", **look}
-    picture(flags.out / "backup_workers.png", pandas.concat([*drawn, *more]), note, axes, **how)
+    how = {
+        "x": "x",
+        "y": "y",
+        "style": "kind",
+        "err_style": "bars",
+        "markers": {"closed form": ",", "measured": "o"},
+        "dashes": {"closed form": "", "measured": (1, 6)},
+    }
+    table = pandas.concat([*drawn, *drawn_to_target])
+    picture(flags.out / "backup_workers.png", table, note, axes, **how)
 
 
 if __name__ == "__main__":

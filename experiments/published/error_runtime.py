@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -37,11 +38,17 @@ QUICK_SECONDS = 300
 EVALUATIONS = 600
 FAMILIES: dict[str, type[KSync | KAsync | KBatchAsync]]
 FAMILIES = {"K-sync": KSync, "K-async": KAsync, "K-batch-async": KBatchAsync}
-METHODS: dict[tuple[str, int], Rule] = {
-    **{(family, quorum): rule(quorum) for family, rule in FAMILIES.items() for quorum in QUORUMS},
-    ("sync", NUM_WORKERS): Synchronous(),
-    ("async", 1): Asynchronous(),
-}
+
+
+class Method(NamedTuple):
+    family: str
+    quorum: int
+    rule: Rule
+
+
+METHODS = [Method(family, quorum, rule(quorum)) for family, rule in FAMILIES.items() for quorum in QUORUMS]
+METHODS.append(Method("sync", NUM_WORKERS, Synchronous()))
+METHODS.append(Method("async", 1, Asynchronous()))
 
 
 def quadratic(noise: float) -> Quadratic:
@@ -68,8 +75,10 @@ def seconds_per_update(family: str, quorum: int, shift: float) -> float | None:
     For K-async the waiting times of a renewal, exact for exponential times by their want of memory; for shifted ones
     an upper bound only, attained at K = P.
     """
-    if family in ("K-batch-async", "async") or (family == "K-async" and quorum == 1):
+    if family in ("K-batch-async", "async"):
         return quorum * (shift + 1.0) / NUM_WORKERS
+    if family == "K-async" and quorum == 1:
+        return (shift + 1.0) / NUM_WORKERS
     if family == "K-async" and shift > 0.0 and quorum < NUM_WORKERS:
         return None
     return shift + order_statistic(NUM_WORKERS, quorum)
@@ -81,7 +90,8 @@ def synchronous_floor(spectrum: np.ndarray, eta: float, noise: float, quorum: in
     >>> round(synchronous_floor(np.ones(1), 1.0, 2.0, quorum=2), 12)
     1.0
     """
-    return float(np.sum(eta * noise**2 / (2.0 * quorum * (2.0 - eta * spectrum))))
+    by_mode = eta * noise**2 / (2.0 * quorum * (2.0 - eta * spectrum))
+    return float(np.sum(by_mode))
 
 
 def stationary(phases: Sequence[np.ndarray]) -> np.ndarray:
@@ -94,12 +104,15 @@ def stationary(phases: Sequence[np.ndarray]) -> np.ndarray:
     total = np.eye(n**2)
     added = np.zeros((modes, n**2, 1))
     for phase in phases:
-        one = phase[..., :-1]
+        matrices = phase[..., :-1]
         noise = phase[..., -1]
-        moved = np.einsum("cmij,cmkl->mikjl", one, one, optimize=True).reshape(modes, n**2, n**2) / choices
-        added = moved @ added + np.einsum("cmi,cmk->mik", noise, noise).reshape(added.shape) / choices
+        products = np.einsum("cmij,cmkl->mikjl", matrices, matrices, optimize=True)
+        moved = products.reshape(modes, n**2, n**2) / choices
+        squares = np.einsum("cmi,cmk->mik", noise, noise)
+        added = moved @ added + squares.reshape(added.shape) / choices
         total = moved @ total
-    return np.linalg.solve(np.eye(n**2) - total, added)[:, 0, 0]
+    moments = np.linalg.solve(np.eye(n**2) - total, added)
+    return moments[:, 0, 0]
 
 
 def k_async(a: np.ndarray, num_workers: int, quorum: int) -> list[np.ndarray]:
@@ -108,10 +121,13 @@ def k_async(a: np.ndarray, num_workers: int, quorum: int) -> list[np.ndarray]:
     x <- x - (a / K) sum of their X_i + noise, and their X_i <- x.
     """
     choices = list(itertools.combinations(range(1, num_workers + 1), quorum))
-    phase = np.tile(np.eye(num_workers + 1, num_workers + 2), (len(choices), len(a), 1, 1))
-    for one, chosen in zip(phase, choices, strict=True):
-        one[:, 0, chosen], one[:, 0, -1] = -a[:, None] / quorum, quorum**-0.5
-        one[:, chosen] = one[:, :1]
+    unchanged = np.eye(num_workers + 1, num_workers + 2)
+    phase = np.tile(unchanged, (len(choices), len(a), 1, 1))
+    for matrices, chosen in zip(phase, choices, strict=True):
+        server = matrices[:, 0]
+        server[:, chosen] = -a[:, None] / quorum
+        server[:, -1] = quorum**-0.5
+        matrices[:, chosen] = matrices[:, :1]
     return [phase]
 
 
@@ -120,74 +136,90 @@ def k_batch_async(a: np.ndarray, num_workers: int, batch: int) -> list[np.ndarra
 
     The last one comes with x <- x - (a / K) S + noise and S <- 0 in between.
     """
-    phases = np.tile(np.eye(num_workers + 2, num_workers + 3), (batch, num_workers, len(a), 1, 1))
+    unchanged = np.eye(num_workers + 2, num_workers + 3)
+    phases = np.tile(unchanged, (batch, num_workers, len(a), 1, 1))
     for worker in range(1, num_workers + 1):
-        phases[:, worker - 1, :, -1, worker] = 1.0
-        last = phases[-1, worker - 1]
-        last[:, 0] -= a[:, None] / batch * last[:, -1]
-        last[:, -1], last[:, 0, -1] = 0.0, batch**-0.5
-        phases[:, worker - 1, :, worker] = phases[:, worker - 1, :, 0]
+        by_phase = phases[:, worker - 1]
+        by_phase[:, :, -1, worker] = 1.0
+        last = by_phase[-1]
+        server = last[:, 0]
+        collected = last[:, -1]
+        server -= a[:, None] / batch * collected
+        collected[:] = 0.0
+        server[:, -1] = batch**-0.5
+        by_phase[:, :, worker] = by_phase[:, :, 0]
     return list(phases)
 
 
 def floor(family: str, quorum: int, times: str) -> float | None:
     """The exact stationary excess error, or None where it is not known."""
-    if family in ("K-sync", "sync") or (family == "K-async" and quorum == NUM_WORKERS):
+    waits_for_all = family == "K-async" and quorum == NUM_WORKERS
+    if waits_for_all or family in ("K-sync", "sync"):
         return synchronous_floor(SPECTRUM, LEARNING_RATE, NOISE, quorum)
     if times != "exponential":
         return None
-    phases = k_batch_async if family == "K-batch-async" else k_async
-    squares = stationary(phases(LEARNING_RATE * SPECTRUM, NUM_WORKERS, quorum))
+    phases_of = k_batch_async if family == "K-batch-async" else k_async
+    phases = phases_of(LEARNING_RATE * SPECTRUM, NUM_WORKERS, quorum)
+    squares = stationary(phases)
     return float(SPECTRUM @ squares) * (LEARNING_RATE * NOISE) ** 2 / 2
 
 
 def arms(seconds: float) -> dict[tuple[str, str, int], Arm]:
     """By times, family and K."""
     problem = quadratic(NOISE).on
-    end = (Limits(seconds=seconds), EVALUATIONS)
-    return {
-        (times, *method): Arm(
-            f"K = {method[1]}", rule, LEARNING_RATE, problem, speeds.on, NUM_WORKERS, *end, f"{method[0]}, {times}"
-        )
-        for times, speeds in SPEEDS.items()
-        for method, rule in METHODS.items()
-    }
+    budget = Limits(seconds=seconds)
+    by_key = {}
+    for times, speeds in SPEEDS.items():
+        for family, quorum, rule in METHODS:
+            name = f"K = {quorum}"
+            panel = f"{family}, {times}"
+            arm = Arm(name, rule, LEARNING_RATE, problem, speeds.on, NUM_WORKERS, budget, EVALUATIONS, panel)
+            by_key[times, family, quorum] = arm
+    return by_key
+
+
+def number_or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def row_of(key: tuple[str, str, int], curves: pandas.DataFrame, seconds: float) -> dict[str, object]:
-    """Of the curves of one arm, beside the closed forms."""
+    """The row of one arm, from its curves, beside the closed forms."""
     times, family, quorum = key
-    own = curves.groupby("seed")
-    error = interval([float(np.mean(losses[EVALUATIONS // 2 :])) for _, losses in own.loss])
-    expected = seconds_per_update(family, quorum, getattr(SPEEDS[times], "shift", 0.0)), floor(family, quorum, times)
-    expected_seconds, expected_error = ("-" if value is None else f"{value:.4g}" for value in expected)
+    by_seed = curves.groupby("seed")
+    late_losses = [losses[EVALUATIONS // 2 :] for _, losses in by_seed.loss]
+    error = interval([float(np.mean(losses)) for losses in late_losses])
+    shift = getattr(SPEEDS[times], "shift", 0.0)
+    lowest = synchronous_floor(SPECTRUM, LEARNING_RATE, NOISE, quorum)
     return {
         "times": times,
         "method": family,
         "K": quorum,
-        "seconds per update": interval(seconds / own.updates.max()),
-        "closed form": expected_seconds,
+        "seconds per update": interval(seconds / by_seed.updates.max()),
+        "closed form": number_or_dash(seconds_per_update(family, quorum, shift)),
         "error, last half": error,
-        "exact floor": expected_error,
-        "error / K-sync's floor": f"{error.estimate / synchronous_floor(SPECTRUM, LEARNING_RATE, NOISE, quorum):.3f}",
+        "exact floor": number_or_dash(floor(family, quorum, times)),
+        "error / K-sync's floor": f"{error.estimate / lowest:.3f}",
     }
 
 
 def make(flags: Flags) -> None:
-    seconds, seeds = (QUICK_SECONDS, flags.seeds or 3) if flags.quick else (SECONDS, flags.seeds or 10)
-    curves = run([*arms(seconds).values()], range(seeds), flags.jobs)
+    seconds = QUICK_SECONDS if flags.quick else SECONDS
+    seeds = flags.seeds or (3 if flags.quick else 10)
+    arm_of = arms(seconds)
+    curves = run([*arm_of.values()], range(seeds), flags.jobs)
     note = (
         f"P = {NUM_WORKERS}; mean over {seeds} seeds [95 % interval]; virtual seconds. Error: f - f*, mean over the"
         f" last half of {seconds} virtual seconds; the last column divides it by eta sigma^2 / (2 K (2 - a)), summed"
         " over the modes."
     )
-    rows = [row_of(key, of(curves, arm), seconds) for key, arm in arms(seconds).items()]
+    rows = [row_of(key, of(curves, arm), seconds) for key, arm in arm_of.items()]
     write(flags.out, "error_runtime", rows, note)
 
     looks = {round(look) for look in np.geomspace(1, EVALUATIONS, 80)}  # evenly spaced on the logarithmic axis
     panels = [f"{family}, {times}" for times in SPEEDS for family in FAMILIES]
     axes = {"": {"xscale": "log", "yscale": "log", "xlabel": "virtual seconds", "ylabel": "excess error f(x) - f*"}}
-    shown = curves[curves["look"].isin(looks) & curves.panel.isin(panels)]
+    is_shown = curves["look"].isin(looks) & curves.panel.isin(panels)
+    shown = curves[is_shown]
     path = flags.out / "error_runtime.png"
     picture(path, shown, note, axes, x="seconds", y="loss", style="arm", col_wrap=len(FAMILIES))
 

@@ -16,6 +16,7 @@ that all randomness is that of the times; a = eta * curvature = 0.2; M = 1, 2, 4
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -49,7 +50,11 @@ def asynchronous(num_workers: int, budget: Limits) -> Arm:
 def mean_iterate(num_workers: int, seeds: range) -> list[float]:
     """The mean over seeds of x_t, t = 0 to 3 M + 10: some more than the 2 M in which it falls by a factor of e."""
     arm = asynchronous(num_workers, Limits(3 * num_workers + 10, evaluate_every=1))
-    return np.mean([[look.loss for look in arm.simulated(seed).evaluations] for seed in seeds], axis=0).tolist()
+    iterates = []
+    for seed in seeds:
+        looks = arm.simulated(seed).evaluations
+        iterates.append([look.loss for look in looks])
+    return np.mean(iterates, axis=0).tolist()
 
 
 def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
@@ -64,7 +69,8 @@ def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
         if isinstance(record, Event) and first < record.version <= first + updates:
             delays.extend(delay for _, delay in record.uses)
 
-    asynchronous(num_workers, Limits(first + updates + num_workers)).simulated(seed, report=watch)
+    budget = Limits(first + updates + num_workers)
+    asynchronous(num_workers, budget).simulated(seed, report=watch)
     return np.bincount(delays, minlength=LONGEST) / len(delays)
 
 
@@ -75,11 +81,26 @@ def fit(x: Sequence[float], rate: float | None = None) -> tuple[float, float]:
     [0.75, 0.05]
     """
     steps = np.diff(x)
+    before = steps[:-1]
+    after = steps[1:]
     here = np.asarray(x[1:-1])
     if rate is not None:
-        return float(steps[:-1] @ (steps[1:] + rate * here) / (steps[:-1] @ steps[:-1])), rate
-    momentum, rate = np.linalg.lstsq(np.stack([steps[:-1], -here], axis=1), steps[1:])[0].tolist()
+        momentum = before @ (after + rate * here) / (before @ before)
+        return float(momentum), rate
+    columns = np.stack([before, -here], axis=1)
+    solution, *_ = np.linalg.lstsq(columns, after)
+    momentum, rate = solution.tolist()
     return momentum, rate
+
+
+def fitted_momentum(x: Sequence[float]) -> float:
+    momentum, _ = fit(x)
+    return momentum
+
+
+def fitted_rate(x: Sequence[float]) -> float:
+    _, rate = fit(x)
+    return rate
 
 
 def expected_iterate(num_workers: int, updates: int) -> list[float]:
@@ -90,7 +111,8 @@ def expected_iterate(num_workers: int, updates: int) -> list[float]:
     >>> expected_iterate(1, 2)
     [1.0, 0.8, 0.64]
     """
-    x = m = 1.0
+    x = 1.0
+    m = 1.0
     values = [x]
     for _ in range(updates):
         x -= RATE * m
@@ -100,7 +122,7 @@ def expected_iterate(num_workers: int, updates: int) -> list[float]:
 
 
 def pseudo_values(function: Callable[[list[float]], float], groups: Sequence[Sequence[float]]) -> list[float]:
-    """Of the jackknife: their mean is `function` of the mean over `groups`, its bias of first order removed.
+    """The jackknife: the values' mean is `function` of the mean over `groups`, its bias of first order removed.
 
     >>> f"{interval(pseudo_values(lambda mean: mean[0], [[1.0], [2.0], [3.0]])):.3g}"
     '2 [-0.484, 4.48]'
@@ -108,43 +130,60 @@ def pseudo_values(function: Callable[[list[float]], float], groups: Sequence[Seq
     total = np.sum(groups, axis=0)
     number = len(groups)
     whole = function((total / number).tolist())
-    without = [function(((total - group) / (number - 1)).tolist()) for group in groups]
-    return [number * whole - (number - 1) * one for one in without]
+    values = []
+    for group in groups:
+        mean = (total - group) / (number - 1)
+        without = function(mean.tolist())
+        values.append(number * whole - (number - 1) * without)
+    return values
 
 
 def momentum_row(num_workers: int, groups: Sequence[Sequence[float]]) -> dict[str, object]:
-    """Of the first table: the coefficients fitted to the mean iterate.
+    """A row of the first table: the coefficients fitted to the mean iterate.
 
     One worker is plain SGD, whose x_t - x_{t-1} is proportional to x_t: then only mu alone can be told.
     """
     rate = RATE / num_workers
     pooled = np.mean(groups, axis=0).tolist()
-    deviation = np.abs(np.subtract(pooled, expected_iterate(num_workers, len(pooled) - 1))).max()
-    alone = f"{abs(fit(pooled, rate)[0]):.4f}"
-    fits = (lambda x: fit(x)[0], lambda x: fit(x, rate)[0], lambda x: fit(x)[1])
-    fitted = [interval(pseudo_values(one, groups)) for one in fits] if num_workers > 1 else ["-", alone, "-"]
+    expected = expected_iterate(num_workers, len(pooled) - 1)
+    deviation = np.abs(np.subtract(pooled, expected)).max()
+
+    def momentum_alone(x: Sequence[float]) -> float:
+        momentum, _ = fit(x, rate)
+        return momentum
+
+    momentum: object = "-"
+    momentum_with_rate: object = f"{abs(momentum_alone(pooled)):.4f}"
+    rate_fitted: object = "-"
+    if num_workers > 1:
+        momentum = interval(pseudo_values(fitted_momentum, groups))
+        momentum_with_rate = interval(pseudo_values(momentum_alone, groups))
+        rate_fitted = interval(pseudo_values(fitted_rate, groups))
     return {
         "M": num_workers,
         "1 - 1/M": f"{1.0 - 1.0 / num_workers:.4f}",
-        "mu fitted": fitted[0],
-        "mu fitted, c known": fitted[1],
+        "mu fitted": momentum,
+        "mu fitted, c known": momentum_with_rate,
         "a/M": f"{rate:.4f}",
-        "c fitted": fitted[2],
+        "c fitted": rate_fitted,
         "mean iterate off by": f"{deviation:.1e}",
     }
 
 
 def delay_row(num_workers: int, shares: np.ndarray) -> dict[str, object]:
-    """Of the second table: each run's share of every delay, `(runs, delays)`, beside the geometric law."""
+    """A row of the second table: each run's share of every delay, `(runs, delays)`, beside the geometric law."""
     delays = np.arange(shares.shape[1])
     geometric = stats.geom(1 / num_workers, loc=-1).pmf
     law = geometric(delays)
     row: dict[str, object] = {"M": num_workers, "M - 1": num_workers - 1, "mean staleness": interval(shares @ delays)}
-    for name, delay in (("0", 0), ("M", num_workers), ("3M", 3 * num_workers)):
-        row[f"P(tau = {name})"] = f"{geometric(delay):.5f}"
-        row[f"measured, {name}"] = interval(shares[:, delays == delay].sum(axis=1))
-    distance = 0.5 * (np.abs(shares.mean(axis=0) - law).sum() + 1.0 - sum(law))
-    return row | {"total variation distance": f"{distance:.5f}"}
+    for name, delay in {"0": 0, "M": num_workers, "3M": 3 * num_workers}.items():
+        row[f"P(tau = {name})"] = f"{law[delay]:.5f}"
+        row[f"measured, {name}"] = interval(shares[:, delay])
+    differences = np.abs(shares.mean(axis=0) - law)
+    beyond = 1.0 - sum(law)
+    distance = 0.5 * (differences.sum() + beyond)
+    row["total variation distance"] = f"{distance:.5f}"
+    return row
 
 
 def make(flags: Flags) -> None:
@@ -154,30 +193,36 @@ def make(flags: Flags) -> None:
     updates = 4_000 if flags.quick else 40_000
     share = seeds // GROUPS
     groups = [range(group * share, (group + 1) * share) for group in range(GROUPS)]
-    found = each(mean_iterate, [(num_workers, group) for num_workers in WORKERS for group in groups], flags.jobs)
-    means = {num_workers: [next(found) for _ in groups] for num_workers in WORKERS}
-    long_runs = [(num_workers, seed, updates) for num_workers in WORKERS for seed in range(LONG_RUNS)]
-    counted = each(staleness, long_runs, flags.jobs)
-    shares = {num_workers: np.array([next(counted) for _ in range(LONG_RUNS)]) for num_workers in WORKERS}
+    short_runs = itertools.product(WORKERS, groups)
+    iterates = each(mean_iterate, list(short_runs), flags.jobs)
+    means = {num_workers: list(itertools.islice(iterates, GROUPS)) for num_workers in WORKERS}
+    long_runs = itertools.product(WORKERS, range(LONG_RUNS), [updates])
+    counted = each(staleness, list(long_runs), flags.jobs)
+    shares = {num_workers: np.array(list(itertools.islice(counted, LONG_RUNS))) for num_workers in WORKERS}
     note = (
         f"Mean over {seeds} seeds [95 % interval, jackknife over {GROUPS} groups of them]. Last column: largest"
         " deviation of the mean iterate from its closed recursion. M = 1 has no randomness, and its two coefficients"
         " cannot be told apart."
     )
-    write(flags.out, "implicit_momentum", [momentum_row(*item) for item in means.items()], note)
+    rows = [momentum_row(*item) for item in means.items()]
+    write(flags.out, "implicit_momentum", rows, note)
     note = f"{LONG_RUNS} runs of {updates} updates each, after the first 20 M; mean over the runs [95 % interval]."
-    write(flags.out, "implicit_momentum_staleness", [delay_row(*item) for item in shares.items()], note)
+    rows = [delay_row(*item) for item in shares.items()]
+    write(flags.out, "implicit_momentum_staleness", rows, note)
 
     drawn = []
     for M in WORKERS:
-        x = expected_iterate(M, 3 * M + 10)
         arm = f"M = {M}"
+        expected = expected_iterate(M, 3 * M + 10)
+        drawn.append(tidy("mean iterate", arm, "law", [expected]))
+        drawn.append(tidy("mean iterate", arm, "measured", means[M]))
         delays = range(6 * M)  # beyond, a share is of a few gradients
-        drawn += [tidy("mean iterate", arm, "law", [x]), tidy("mean iterate", arm, "measured", means[M])]
-        law = [stats.geom(1 / M, loc=-1).pmf(delays)]
-        drawn += [tidy("staleness", arm, "law", law), tidy("staleness", arm, "measured", shares[M][:, delays])]
-        mu = [{M: one} for one in pseudo_values(lambda x: fit(x)[0], means[M])] if M > 1 else []
-        drawn += [tidy("momentum", "fitted", "law", [{M: 1 - 1 / M}]), tidy("momentum", "fitted", "measured", mu)]
+        law = stats.geom(1 / M, loc=-1).pmf(delays)
+        drawn.append(tidy("staleness", arm, "law", [law]))
+        drawn.append(tidy("staleness", arm, "measured", shares[M][:, delays]))
+        drawn.append(tidy("momentum", "fitted", "law", [{M: 1 - 1 / M}]))
+        momenta = pseudo_values(fitted_momentum, means[M]) if M > 1 else []
+        drawn.append(tidy("momentum", "fitted", "measured", [{M: momentum} for momentum in momenta]))
     axes = {
         "mean iterate": {"xlabel": "updates", "ylabel": "mean of x"},
         "staleness": {"xlabel": "staleness, updates", "ylabel": "share of the gradients", "yscale": "log"},

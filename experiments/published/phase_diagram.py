@@ -19,7 +19,6 @@ learning rates over as wide a range. A trial stops when it is slower than the be
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.simulation.instance import Array
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Power
-from reproduction import Arm, Flags, each, interval, main, write
+from reproduction import Arm, Flags, each, in_words, interval, main, starred, write
 
 DIMENSION = 200
 TARGET = 0.01 * Quadratic(dimension=DIMENSION).on(1, 0).loss(numpy.ones(DIMENSION))
@@ -53,13 +52,16 @@ EXPONENT = "heterogeneity p (worker i takes i$^p$ seconds)"
 
 
 class Cell(NamedTuple):
-    """Of the diagram: s, p, and how it is measured, with so many learning rates per m."""
+    """A cell of the diagram, and how it is measured."""
 
     noise: float
+    """s"""
     exponent: float
+    """p"""
     num_workers: int
     jitter: bool
     num_rates: int
+    """Learning rates that are tried for each m."""
     num_seeds: int
 
 
@@ -82,7 +84,8 @@ def theory_asynchronous(taus: Array, noise: float) -> float:
     >>> theory_asynchronous(numpy.ones(4), 8.0)
     3.0
     """
-    return float((1.0 + noise / len(taus)) / numpy.mean(1.0 / taus))
+    rate = numpy.mean(1.0 / taus)
+    return float((1.0 + noise / len(taus)) / rate)
 
 
 def theory_synchronous(taus: Array, noise: float) -> tuple[float, int]:
@@ -91,8 +94,10 @@ def theory_synchronous(taus: Array, noise: float) -> tuple[float, int]:
     >>> theory_synchronous(numpy.array([1.0, 2.0, 10.0]), 4.0)
     (5.0, 1)
     """
-    times = taus * (1.0 + noise / numpy.arange(1, len(taus) + 1))
-    return float(times.min()), int(times.argmin()) + 1
+    quorums = numpy.arange(1, len(taus) + 1)
+    times = taus * (1.0 + noise / quorums)
+    best = int(times.argmin())
+    return float(times[best]), best + 1
 
 
 def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, cap: float, step: float) -> float:
@@ -100,29 +105,35 @@ def seconds_to_target(cell: Cell, rule: Rule, learning_rate: float, seed: int, c
     evaluations = math.floor(cap / step + 1e-9)
     if evaluations < 1:
         return math.inf
-    problem = Quadratic(dimension=DIMENSION, noise=math.sqrt(cell.noise * TARGET / DIMENSION))
-    times = (Jitter if cell.jitter else Power)(exponent=cell.exponent)
-    end = Limits(seconds=evaluations * step, target_loss=TARGET), evaluations
-    last = Arm("", rule, learning_rate, problem.on, times.on, cell.num_workers, *end).simulated(seed).evaluations[-1]
+    variance = cell.noise * TARGET / DIMENSION
+    problem = Quadratic(dimension=DIMENSION, noise=math.sqrt(variance))
+    times = Jitter(cell.exponent) if cell.jitter else Power(cell.exponent)
+    budget = Limits(seconds=evaluations * step, target_loss=TARGET)
+    arm = Arm("", rule, learning_rate, problem.on, times.on, cell.num_workers, budget, evaluations)
+    last = arm.simulated(seed).evaluations[-1]
     return last.train_seconds if last.loss <= TARGET else math.inf
 
 
-Trial = tuple[Rule, float, bool]
-"""A rule, a learning rate, and whether it is at an edge of its grid."""
+class Trial(NamedTuple):
+    rule: Rule
+    learning_rate: float
+    rates: list[float]
+    """The grid that `learning_rate` is of."""
 
 
 def grid(rule: Rule, centre: float, number: int) -> list[Trial]:
     """Learning rates from centre / RANGE to centre * RANGE in equal ratios, those near the centre first."""
-    rates = (centre * numpy.geomspace(1.0 / RANGE, RANGE, number)).tolist()
+    factors = numpy.geomspace(1.0 / RANGE, RANGE, number)
+    rates = (centre * factors).tolist()
     outwards = sorted(rates, key=lambda rate: abs(math.log(rate / centre)))
-    return [(rule, rate, rate in (rates[0], rates[-1])) for rate in outwards]
+    return [Trial(rule, rate, rates) for rate in outwards]
 
 
 def tune(cell: Cell, trials: list[Trial], cap: float, step: float) -> Trial:
     """The one that is first at the target on the tuning seed; the first one, if nobody reaches it."""
     best = trials[0]
     for trial in trials:
-        seconds = seconds_to_target(cell, *trial[:2], TUNING_SEED, cap, step)
+        seconds = seconds_to_target(cell, trial.rule, trial.learning_rate, TUNING_SEED, cap, step)
         if math.isfinite(seconds):
             best = trial
             cap = seconds - step
@@ -136,9 +147,26 @@ def ratio(asynchronous: Sequence[float], synchronous: Sequence[float], cap: floa
     >>> ratio([math.inf, 60.0], [30.0, 30.0], 60.0)[1]
     '>'
     """
-    logs = numpy.log2(numpy.minimum(asynchronous, cap) / numpy.minimum(synchronous, cap))
-    missed = max(asynchronous) == math.inf, max(synchronous) == math.inf
-    return interval(logs), "?" if all(missed) else ">" * missed[0] + "<" * missed[1]
+    ratios = numpy.minimum(asynchronous, cap) / numpy.minimum(synchronous, cap)
+    missed = (max(asynchronous) == math.inf, max(synchronous) == math.inf)
+    mark = {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}[missed]
+    return interval(numpy.log2(ratios)), mark
+
+
+class Tuned(NamedTuple):
+    """An arm at its best learning rate."""
+
+    trial: Trial
+    seconds: list[float]
+    """To the target, for each test seed."""
+
+
+def tune_and_run(cell: Cell, trials: list[Trial], cap: float) -> Tuned:
+    step = cap / RESOLUTION
+    best = tune(cell, trials, cap, step)
+    seeds = range(cell.num_seeds)
+    seconds = [seconds_to_target(cell, best.rule, best.learning_rate, seed, cap, step) for seed in seeds]
+    return Tuned(best, seconds)
 
 
 def measure(cell: Cell) -> tuple[dict[str, object], dict[str, object]]:
@@ -150,62 +178,96 @@ def measure(cell: Cell) -> tuple[dict[str, object], dict[str, object]]:
     cap = CAP_FACTOR * min(theory, theory_asynchronous(taus, noise))
     # Good first trials make the others short. Stability at the mean delay n - 1 limits the rate of asynchronous SGD to
     # about pi / (4 n), a stationary f - f* of eps / 2 to 2 / s.
-    quorums = sorted([2**k for k in range(n.bit_length())], key=lambda m: abs(math.log(m / theory_quorum)))
-    trials = grid(Asynchronous(), min(math.pi / (4 * n), 2.0 / noise), cell.num_rates * len(quorums))
-    grids = [grid(KSync(m), min(1.0, 2.0 * m / noise), cell.num_rates) for m in quorums]
-    one, other = (tune(cell, tried, cap, cap / RESOLUTION) for tried in (trials, [*itertools.chain(*grids)]))
-    first, second = (
-        [seconds_to_target(cell, *arm[:2], seed, cap, cap / RESOLUTION) for seed in range(cell.num_seeds)]
-        for arm in (one, other)
-    )
-    logs, mark = ratio(first, second, cap)
+    powers = [2**k for k in range(n.bit_length())]
+    quorums = sorted(powers, key=lambda m: abs(math.log(m / theory_quorum)))
+    centre = min(math.pi / (4 * n), 2.0 / noise)
+    trials = grid(Asynchronous(), centre, cell.num_rates * len(quorums))
+    asynchronous = tune_and_run(cell, trials, cap)
+    trials = []
+    for m in quorums:
+        centre = min(1.0, 2.0 * m / noise)
+        trials += grid(KSync(m), centre, cell.num_rates)
+    synchronous = tune_and_run(cell, trials, cap)
+    logs, mark = ratio(asynchronous.seconds, synchronous.seconds, cap)
     expected = theory_asynchronous(taus, noise) / theory
-    assert isinstance(other[0], KSync)
+    rule = synchronous.trial.rule
+    assert isinstance(rule, KSync)
+
+    def reached(arm: Tuned) -> str:
+        return f"{numpy.isfinite(arm.seconds).sum()}/{cell.num_seeds}"
+
     row = {
         "s = sigma^2/eps": f"{noise:g}",
         "p": f"{cell.exponent:g}",
-        "async s": f"{numpy.minimum(first, cap).mean():.4g}",
-        "async learning rate": f"{one[1]:.3g}" + "*" * one[2],
-        "m-sync s": f"{numpy.minimum(second, cap).mean():.4g}",
-        "m": other[0].quorum,
-        "m-sync learning rate": f"{other[1]:.3g}" + "*" * other[2],
+        "async s": f"{numpy.minimum(asynchronous.seconds, cap).mean():.4g}",
+        "async learning rate": starred(asynchronous.trial.learning_rate, asynchronous.trial.rates),
+        "m-sync s": f"{numpy.minimum(synchronous.seconds, cap).mean():.4g}",
+        "m": rule.quorum,
+        "m-sync learning rate": starred(synchronous.trial.learning_rate, synchronous.trial.rates),
         "ratio async / m-sync [95 %]": f"{mark}{logs.mapped(lambda log: 2.0**log):.3g}",
         "theory's ratio": f"{expected:.3g}",
         "theory's m": theory_quorum,
-        "reached": ", ".join(f"{numpy.isfinite(seconds).sum()}/{cell.num_seeds}" for seconds in (first, second)),
+        "reached": f"{reached(asynchronous)}, {reached(synchronous)}",
     }
-    shown = {NOISE: noise, EXPONENT: cell.exponent, "measured": logs.estimate, "theory": math.log2(expected)}
-    return row, shown | {"mark": mark or "~" * (not (logs.low > 0 or logs.high < 0)), "censored": bool(mark)}
+    is_clear = logs.low > 0 or logs.high < 0
+    shown = {
+        NOISE: noise,
+        EXPONENT: cell.exponent,
+        "measured": logs.estimate,
+        "theory": math.log2(expected),
+        "mark": mark if mark or is_clear else "~",
+        "censored": bool(mark),
+    }
+    return row, shown
+
+
+class Setup(NamedTuple):
+    noises: list[float]
+    exponents: list[float]
+    num_workers: int
+    num_rates: int
+    num_seeds: int
+
+
+FULL = Setup([0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0], [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5], 32, 13, 5)
+QUICK = Setup([1.0, 10.0, 100.0], [0.0, 0.5, 1.0], 16, 7, 2)
 
 
 def make(flags: Flags) -> None:
-    quick = flags.quick
-    noises = [1.0, 10.0, 100.0] if quick else [0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
-    exponents = [0.0, 0.5, 1.0] if quick else [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
-    num_workers, num_rates, num_seeds = (16, 7, flags.seeds or 2) if quick else (32, 13, flags.seeds or 5)
-    how = num_workers, flags.jitter, num_rates, num_seeds
+    setup = QUICK if flags.quick else FULL
+    num_workers = setup.num_workers
+    num_seeds = flags.seeds or setup.num_seeds
+    cells = []
+    for noise in setup.noises:
+        for exponent in setup.exponents:
+            cells.append(Cell(noise, exponent, num_workers, flags.jitter, setup.num_rates, num_seeds))
     # The long ones first, so that no process is left alone with one.
-    cells = [Cell(noise, exponent, *how) for noise in reversed(noises) for exponent in reversed(exponents)]
-    rows, looks = zip(*reversed(list(each(measure, [(cell,) for cell in cells], flags.jobs))), strict=True)
-    shown = pandas.DataFrame(looks)
+    tasks = [(cell,) for cell in reversed(cells)]
+    measured = list(each(measure, tasks, flags.jobs))
+    rows = [row for row, _ in reversed(measured)]
+    shown = pandas.DataFrame([look for _, look in reversed(measured)])
     times = "exponential times of mean i^p s" if flags.jitter else "i^p s per gradient"
-    edges = sum(str(row[f"{arm} learning rate"]).endswith("*") for row in rows for arm in ("async", "m-sync"))
+    rates = [row[f"{arm} learning rate"] for row in rows for arm in ("async", "m-sync")]
+    edges = sum(str(rate).endswith("*") for rate in rates)
     note = (
         f"n = {num_workers} workers, {times}; quadratic in R^{DIMENSION}, condition 10, target: f - f* down to a "
-        f"hundredth; {num_seeds} seed{'s' if num_seeds > 1 else ''}. Virtual seconds; geometric mean over seeds of the "
+        f"hundredth; {in_words(num_seeds, 'seed')}. Virtual seconds; geometric mean over seeds of the "
         "ratio, 95 % interval by Student's t on its logarithm. Below 1 asynchronous SGD is faster. "
         f"{shown.censored.sum()} of {len(cells)} cells censored (> or < before the ratio: one arm missed the target "
         f"within the cap, which then stands for its time). * {edges} tuned learning rates at the edge of their grid. "
         "The theory's ratio is of upper bounds without constants."
     )
-    name = "phase_diagram" + "_jitter" * flags.jitter
+    name = "phase_diagram_jitter" if flags.jitter else "phase_diagram"
     write(flags.out, name, rows, note)
 
     figure, both = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    by_cell = shown.pivot(index=NOISE, columns=EXPONENT)
+    look = {"cmap": "PuOr_r", "vmin": -3.0, "vmax": 3.0, "cbar": False, "annot_kws": {"fontsize": 8}}
     for axes, panel in zip(both, ("measured", "theory"), strict=True):
-        logs, marks = (shown.pivot(index=NOISE, columns=EXPONENT, values=values) for values in (panel, "mark"))
-        text = (marks if panel == "measured" else "") + (2.0**logs).map("{:.2g}".format)
-        look = {"cmap": "PuOr_r", "vmin": -3.0, "vmax": 3.0, "cbar": False, "annot_kws": {"fontsize": 8}}
+        logs = by_cell[panel]
+        text = (2.0**logs).map("{:.2g}".format)
+        if panel == "measured":
+            text = by_cell["mark"] + text
         seaborn.heatmap(logs, annot=text, fmt="", ax=axes, **look)
         axes.invert_yaxis()
         axes.set_title(panel)

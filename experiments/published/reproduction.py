@@ -48,7 +48,7 @@ class Fixed(Speeds):
 
 
 class Position:
-    """Of a problem in one dimension: an evaluation gives x itself instead of f(x) - f*."""
+    """A problem in one dimension, of which an evaluation gives x itself instead of f(x) - f*."""
 
     def loss(self, x: Array) -> float:
         return float(x[0])
@@ -71,10 +71,17 @@ class Arm:
 
     def simulated(self, seed: int, **watch: Any) -> Simulation:
         """The run on `seed`; `watch` are further arguments of `simulate`, which look on."""
-        watch |= {name: getattr(self, name) for name in ("learning_rate", "budget", "evaluations", "inner")}
-        problem = self.problem(self.workers, seed)
-        speeds = self.speeds(self.workers, seed)
-        return simulate(self.rule, problem, speeds, num_workers=self.workers, **watch)
+        return simulate(
+            self.rule,
+            self.problem(self.workers, seed),
+            self.speeds(self.workers, seed),
+            num_workers=self.workers,
+            learning_rate=self.learning_rate,
+            budget=self.budget,
+            evaluations=self.evaluations,
+            inner=self.inner,
+            **watch,
+        )
 
 
 def curve(arm: Arm, seed: int) -> pandas.DataFrame:
@@ -89,7 +96,8 @@ def curve(arm: Arm, seed: int) -> pandas.DataFrame:
 
 def run(arms: Sequence[Arm], seeds: Sequence[int], jobs: int) -> pandas.DataFrame:
     """The curves of all arms on all seeds, in this order."""
-    return pandas.concat(each(curve, list(itertools.product(arms, seeds)), jobs), ignore_index=True)
+    tasks = list(itertools.product(arms, seeds))
+    return pandas.concat(each(curve, tasks, jobs), ignore_index=True)
 
 
 def of(curves: pandas.DataFrame, arm: Arm) -> pandas.DataFrame:
@@ -107,7 +115,8 @@ def each(function: Callable[..., Done], tasks: Sequence[tuple[Any, ...]], jobs: 
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_begin_process) as pool:
         try:
-            for number, future in enumerate([pool.submit(function, *task) for task in tasks], start=1):
+            futures = [pool.submit(function, *task) for task in tasks]
+            for number, future in enumerate(futures, start=1):
                 yield future.result()
                 print(f"{number} of {len(tasks)} runs done", file=sys.stderr, flush=True)
         except BaseException:
@@ -127,27 +136,50 @@ def interval(values: Sequence[float] | pandas.Series) -> Interval:
     >>> f"{interval([1.0, math.inf]):.4g}", f"{interval([1.0, 1.0]):.4g}"
     ('inf', '1 [1, 1]')
     """
-    found = t_interval(np.asarray(values))
+    student = t_interval(np.asarray(values))
     if not np.isfinite(values).all():
-        return found._replace(estimate=math.inf, low=math.nan, high=math.nan)
-    return found._replace(low=found.estimate, high=found.estimate) if len(values) > 1 and not np.ptp(values) else found
+        return student._replace(estimate=math.inf, low=math.nan, high=math.nan)
+    if len(values) > 1 and np.ptp(values) == 0.0:
+        return student._replace(low=student.estimate, high=student.estimate)
+    return student
 
 
 def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]], note: str) -> None:
     """Write ``NAME.csv`` and ``NAME.md``, with `note` under the table, and print the latter."""
-    cells = [[f"{cell:.4g}" if isinstance(cell, Interval) else cell for cell in row.values()] for row in rows]
-    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([list(rows[0]), *cells])
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (rows[0], *cells)]
-    text = "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:], "", note, ""])
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    print(text, folder / f"{name}.md", folder / f"{name}.csv", sep="\n")
+    header: list[object] = list(rows[0])
+    table = [header]
+    for row in rows:
+        table.append([f"{cell:.4g}" if isinstance(cell, Interval) else cell for cell in row.values()])
+    csv_path = folder / f"{name}.csv"
+    with csv_path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(table)
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in table]
+    lines.insert(1, "|" + "---|" * len(header))
+    text = "\n".join([*lines, "", note, ""])
+    markdown_path = folder / f"{name}.md"
+    markdown_path.write_text(text, encoding="utf-8")
+    print(text, markdown_path, csv_path, sep="\n")
+
+
+def in_words(number: int, noun: str) -> str:
+    """
+    >>> in_words(1, "seed"), in_words(2, "seed")
+    ('1 seed', '2 seeds')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def starred(rate: float, rates: Sequence[float]) -> str:
+    """A learning rate, with a star at the edge of its grid."""
+    is_at_edge = rate in (rates[0], rates[-1])
+    return f"{rate:.3g}*" if is_at_edge else f"{rate:.3g}"
 
 
 def tidy(panel: str, arm: str, kind: str, values: Any) -> pandas.DataFrame:
     """Rows of (panel, arm, kind, seed, x, y) from `values`: a row of them for each seed, a column for each x."""
-    table = pandas.DataFrame(values).rename_axis("seed").melt(ignore_index=False, var_name="x", value_name="y")
-    return table.reset_index().assign(panel=panel, arm=arm, kind=kind)
+    by_seed = pandas.DataFrame(values).rename_axis("seed")
+    rows = by_seed.melt(ignore_index=False, var_name="x", value_name="y").reset_index()
+    return rows.assign(panel=panel, arm=arm, kind=kind)
 
 
 def picture(path: Path, table: pandas.DataFrame, note: str, axes: Mapping[str, dict[str, Any]], **call: Any) -> None:
@@ -158,16 +190,21 @@ def picture(path: Path, table: pandas.DataFrame, note: str, axes: Mapping[str, d
         call: arguments of `seaborn.relplot`.
     """
     table = table.replace(math.inf, math.nan).reset_index(drop=True)
-    seeds = table.groupby("panel").seed.nunique().max()  # with two, t makes it nine standard deviations to either side
-    band = ("se", float(stats.t.ppf(0.975, seeds - 1))) if seeds > 2 else None
+    num_seeds = table.groupby("panel").seed.nunique().max()
+    band = None
+    if num_seeds > 2:  # with two, t makes it nine standard deviations to either side
+        quantile = float(stats.t.ppf(0.975, num_seeds - 1))
+        band = ("se", quantile)
     look: dict[str, Any] = {"kind": "line", "hue": "arm", "palette": "colorblind", "col": "panel", "errorbar": band}
     grid = seaborn.relplot(table, height=4.2, facet_kws={"sharex": False, "sharey": False}, **look | call)
     grid.set_titles("{col_name}")
-    for name, one in grid.axes_dict.items():
-        one.set(**axes.get("", {}) | axes.get(name, {}))
-        one.grid(visible=True, alpha=0.25)
+    for name, panel in grid.axes_dict.items():
+        options = axes.get("", {}) | axes.get(name, {})
+        panel.set(**options)
+        panel.grid(visible=True, alpha=0.25)
     grid.tight_layout()
-    grid.figure.supxlabel(textwrap.fill(note, 180), y=-0.08, fontsize=8, color="0.35")
+    wrapped = textwrap.fill(note, 180)
+    grid.figure.supxlabel(wrapped, y=-0.08, fontsize=8, color="0.35")
     grid.savefig(path, dpi=140)
     pyplot.close(grid.figure)
     print(path)

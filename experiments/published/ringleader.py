@@ -22,9 +22,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import pandas
+import torch
 from torch import Tensor
 
 from asyncsgd import rules
@@ -37,10 +40,18 @@ from asyncsgd.run.run import cache_folder
 from asyncsgd.simulation.instance import Array, Indices, Instance
 from asyncsgd.simulation.problems import Heterogeneous, LogisticData, dirichlet_shares, hashed_bag_of_words
 from asyncsgd.simulation.speeds import BLOCK, Sampler, Streams
-from reproduction import Arm, Fixed, Flags, Position, interval, main, of, picture, run, tidy, write
+from reproduction import Arm, Fixed, Flags, Position, in_words, interval, main, of, picture, run, starred, tidy, write
 
-Collected = dict[int, tuple[Tensor, list[int]]]
-"""Of the current point: each worker's sum of gradients and their dispatches."""
+
+class Brought(NamedTuple):
+    """The gradients at the current point that one worker brought."""
+
+    total: Tensor
+    dispatches: list[int]
+
+
+Collected = dict[int, Brought]
+"""By worker."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +62,23 @@ class Malenia(rules.Rule):
         return {}
 
     def arrive(self, state: Collected, arrival: Arrival, view: View) -> Reply:
-        total, dispatches = state.setdefault(arrival.worker, (arrival.gradient.new_zeros(arrival.gradient.shape), []))
-        total.add_(arrival.gradient)
-        dispatches.append(arrival.dispatch)
+        worker = arrival.worker
+        if worker not in state:
+            state[worker] = Brought(torch.zeros_like(arrival.gradient), [])
+        state[worker].total.add_(arrival.gradient)
+        state[worker].dispatches.append(arrival.dispatch)
         if len(state) < len(view.workers):
-            return Reply(start=(Start(arrival.worker),))
-        direction = arrival.gradient.new_zeros(arrival.gradient.shape)
-        uses = list[int]()
-        for _, (total, dispatches) in sorted(state.items()):
+            return Reply(start=(Start(worker),))
+        direction = torch.zeros_like(arrival.gradient)
+        uses: tuple[int, ...] = ()
+        for worker in sorted(state):
+            total, dispatches = state[worker]
             direction.add_(total, alpha=1.0 / (len(dispatches) * len(state)))
-            uses += dispatches
+            uses += tuple(dispatches)
         state.clear()
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
-        return Reply(direction, uses=tuple(uses), abandon=abandon, start=tuple(map(Start, view.workers)))
+        start = tuple(map(Start, view.workers))
+        return Reply(direction, uses=uses, abandon=abandon, start=start)
 
 
 def permuted_times(num_workers: int, seed: int) -> Sampler:
@@ -74,8 +89,11 @@ def permuted_times(num_workers: int, seed: int) -> Sampler:
     streams = Streams(seed, purpose)
 
     def block(worker: int, number: int) -> Array:
-        noise = streams.at(worker, number // 2, part=1).standard_normal(length)[number % 2 * BLOCK :][:BLOCK]
-        return base[worker] + math.sqrt(base[worker]) * numpy.abs(noise)
+        pair, half = divmod(number, 2)
+        noise = streams.at(worker, pair, part=1).standard_normal(length)
+        noise = noise[half * BLOCK :][:BLOCK]
+        deviation = math.sqrt(base[worker])
+        return base[worker] + deviation * numpy.abs(noise)
 
     return Sampler(num_workers, block)
 
@@ -84,7 +102,9 @@ TIMES = (1.0, 2.3, 5.1)
 CURVATURES = (1.0, 2.0, 0.5)
 SLOPES = (1.0, -2.0, 3.0)
 TRUTH = sum(SLOPES) / sum(CURVATURES)
-WEIGHTED = numpy.divide(SLOPES, TIMES).sum() / numpy.divide(CURVATURES, TIMES).sum()
+SLOPES_PER_SECOND = numpy.divide(SLOPES, TIMES)
+CURVATURES_PER_SECOND = numpy.divide(CURVATURES, TIMES)
+WEIGHTED = SLOPES_PER_SECOND.sum() / CURVATURES_PER_SECOND.sum()
 """Where asynchronous SGD ends as the learning rate goes to 0."""
 
 
@@ -113,9 +133,11 @@ ENDINGS: dict[rules.Rule, str] = {  # of part 1, and where the project's sketch 
 
 def ending(rule: rules.Rule, learning_rate: float, seconds: float) -> float:
     """The mean of x over the last tenth of `seconds`; a whole cycle of the three workers is 117.3 seconds."""
-    arm = Arm("", rule, learning_rate, Point().on, Fixed(TIMES).on, 3, Limits(seconds=seconds), 4000)
+    budget = Limits(seconds=seconds)
+    arm = Arm("", rule, learning_rate, Point().on, Fixed(TIMES).on, 3, budget, 4000)
     looks = arm.simulated(0).evaluations
-    return float(numpy.mean([look.loss for look in looks if look.train_seconds > 0.9 * seconds]))
+    last_tenth = [look.loss for look in looks if look.train_seconds > 0.9 * seconds]
+    return float(numpy.mean(last_tenth))
 
 
 NUM_FEATURES = 256
@@ -124,23 +146,37 @@ PENALTY = 1e-3
 ALPHA = 0.1
 
 
+class Texts(NamedTuple):
+    features: Array
+    """Hashed words, a row for each text."""
+    labels: Indices
+    """0 to C-1."""
+    source: str
+    """The data's name."""
+
+
 @functools.cache
-def load_texts(data: str, limit: int) -> tuple[Array, Indices, str]:
-    """At most `limit` of the texts, drawn once and for all, as hashed words; their labels, 0..C-1; the data's name."""
+def load_texts(data: str, limit: int) -> Texts:
+    """At most `limit` of the texts, drawn once and for all."""
     if data == "pydocs":
         documents = load_pydocs(cache_folder(None))
         rows = list(zip(documents.texts, documents.labels or (), strict=True))
         source = "pydocs"
     else:
         file = Source(data, kinds=TABLES, takes=("pydocs",))
-        rows = [row for _, row in file.rows("train", {"text": "--data", "label": "--data"})]
+        columns = {"text": "--data", "label": "--data"}
+        rows = [row for _, row in file.rows("train", columns)]
         source = file.name
-    order = numpy.random.Generator(numpy.random.Philox(key=0)).permutation(len(rows))[:limit]
-    texts, names = zip(*[map(str, rows[row]) for row in order], strict=True)
+    generator = numpy.random.Generator(numpy.random.Philox(key=0))
+    order = generator.permutation(len(rows))
+    drawn = [rows[row] for row in order[:limit]]
+    texts = [str(text) for text, _ in drawn]
+    names = [str(name) for _, name in drawn]
     classes, labels = numpy.unique(names, return_inverse=True)
     if len(classes) < 2:
         raise UsageError(f"{source} has one label only, {classes[0]!r}; give texts of two classes or more")
-    return hashed_bag_of_words(texts, NUM_FEATURES), labels.astype(numpy.int64), source
+    features = hashed_bag_of_words(texts, NUM_FEATURES)
+    return Texts(features, labels.astype(numpy.int64), source)
 
 
 class GradientNorm(LogisticData):
@@ -152,10 +188,10 @@ class GradientNorm(LogisticData):
 
 
 def regression(data: str, limit: int, num_workers: int, seed: int) -> Instance:
-    features, labels, _ = load_texts(data, limit)
+    texts = load_texts(data, limit)
     # The shares are part of the problem: the same for all seeds, as the optimum must be.
-    shares = dirichlet_shares(labels, num_workers, ALPHA, seed=0)
-    return GradientNorm(features, labels, shares, BATCH, PENALTY, seed)
+    shares = dirichlet_shares(texts.labels, num_workers, ALPHA, seed=0)
+    return GradientNorm(texts.features, texts.labels, shares, BATCH, PENALTY, seed)
 
 
 METHODS: dict[str, tuple[rules.Rule, str]] = {  # and the learning rate of the published scripts, on MNIST
@@ -173,82 +209,127 @@ THRESHOLDS = (1e-3, 1e-4)
 
 def final(looks: pandas.DataFrame) -> float:
     """The mean of the last fifth of a run's squared norms; infinite for a run that diverged."""
-    return float(numpy.mean(looks.loss.to_numpy()[len(looks) * 4 // 5 :]))
+    losses = looks.loss.to_numpy()
+    first = len(losses) * 4 // 5
+    return float(numpy.mean(losses[first:]))
 
 
 def reached(looks: pandas.DataFrame, threshold: float) -> float:
     """The first evaluation from which on the squared norm was below `threshold`; infinite if there is none."""
-    below = (looks.loss < threshold)[::-1].cummin()[::-1]
-    return float(looks.seconds[below].min()) if below.any() else math.inf
+    below = looks.loss < threshold
+    stays_below = below[::-1].cummin()[::-1]
+    if not stays_below.any():
+        return math.inf
+    return float(looks.seconds[stays_below].min())
 
 
 def row_of(name: str, curves: pandas.DataFrame, rate: float, rates: list[float]) -> dict[str, object]:
-    """Of a method, from the runs at its tuned learning rate."""
+    """A method's row of the table, from the runs at its tuned learning rate."""
     runs = [looks for _, looks in curves[curves.arm == name].groupby("seed")]
     finals = [final(looks) for looks in runs]
     diverged = sum(map(math.isinf, finals))
-    geometric = interval(numpy.log(finals)).mapped(math.exp)
+    if diverged:
+        final_norm = f"diverged in {diverged} of {len(runs)}"
+    else:
+        geometric = interval(numpy.log(finals)).mapped(math.exp)
+        final_norm = f"{geometric:.3g}"
+    _, published_rate = METHODS[name]
+    updates = [looks.updates.max() for looks in runs]
     row: dict[str, object] = {
         "method": name,
-        "learning rate": f"{rate:.3g}" + "*" * (rate in (rates[0], rates[-1])),
-        "published, MNIST": METHODS[name][1],
-        "updates": f"{numpy.mean([looks.updates.max() for looks in runs]):.0f}",
-        "final squared gradient norm [95 %]": f"diverged in {diverged} of {len(runs)}"
-        if diverged
-        else f"{geometric:.3g}",
+        "learning rate": starred(rate, rates),
+        "published, MNIST": published_rate,
+        "updates": f"{numpy.mean(updates):.0f}",
+        "final squared gradient norm [95 %]": final_norm,
     }
     for threshold in THRESHOLDS:
-        median = float(numpy.median([reached(looks, threshold) for looks in runs]))
+        seconds = [reached(looks, threshold) for looks in runs]
+        median = float(numpy.median(seconds))
         row[f"s to below {threshold:g} for good"] = f"{median:.0f}" if math.isfinite(median) else "-"
     return row
 
 
-def make(flags: Flags) -> None:
-    limit, workers, seconds, looks = (2000, 12, 1500.0, 30) if flags.quick else (8000, 32, 8000.0, 80)
-    num_seeds = flags.seeds or (2 if flags.quick else 5)
-    rates = RATES[::2] if flags.quick else RATES
-    _, labels, source = load_texts(flags.data, limit)  # before anything runs: it may be refused
-    rate, last = (1e-2, 6_000.0) if flags.quick else (2e-3, 30_000.0)
-    rows: list[dict[str, object]] = []
+def three_quadratics(folder: Path, learning_rate: float, seconds: float) -> None:
+    """Part 1."""
+    rows = []
     for rule, sketch in ENDINGS.items():
-        x = ending(rule, rate, last)
-        rows.append({"rule": str(rule), "ends at": f"{x:.4f}", "minus optimum": f"{x - TRUTH:+.4f}", "sketch": sketch})
+        x = ending(rule, learning_rate, seconds)
+        row = {"rule": str(rule), "ends at": f"{x:.4f}", "minus optimum": f"{x - TRUTH:+.4f}", "sketch": sketch}
+        rows.append(row)
+    times = ", ".join(map(str, TIMES))
     note = (
         f"Optimum {TRUTH:.4f}; frequency-weighted point of asynchronous SGD {WEIGHTED:.4f}. Worker times "
-        f"{', '.join(map(str, TIMES))} s, no noise, learning rate {rate:g}, {last:,.0f} virtual seconds, "
+        f"{times} s, no noise, learning rate {learning_rate:g}, {seconds:,.0f} virtual seconds, "
         "mean of x over the last tenth. The sketch's learning rate and parameters are not recorded."
     )
-    write(flags.out, "three_quadratics", rows, note)
+    write(folder, "three_quadratics", rows, note)
 
+
+class Setup(NamedTuple):
+    """Of part 2."""
+
+    num_texts: int
+    num_workers: int
+    seconds: float
+    evaluations: int
+    num_seeds: int
+    rates: list[float]
+
+
+FULL = Setup(8000, 32, 8000.0, 80, 5, RATES)
+QUICK = Setup(2000, 12, 1500.0, 30, 2, RATES[::2])
+
+
+def make(flags: Flags) -> None:
+    setup = QUICK if flags.quick else FULL
+    limit = setup.num_texts
+    texts = load_texts(flags.data, limit)  # before anything runs: it may be refused
+    if flags.quick:
+        three_quadratics(flags.out, 1e-2, 6_000.0)
+    else:
+        three_quadratics(flags.out, 2e-3, 30_000.0)
+
+    workers = setup.num_workers
+    rates = setup.rates
+    num_seeds = flags.seeds or setup.num_seeds
     problem = functools.partial(regression, flags.data, limit)
-    end = Limits(seconds=seconds)
-    arms = {
-        (name, rate): Arm(name, rule, rate, problem, permuted_times, workers, end, looks, f"{rate}")
-        for name, (rule, _) in METHODS.items()
-        for rate in rates
-    }
+    end = Limits(seconds=setup.seconds)
+    looks = setup.evaluations
+    arms = {}
+    for name, (rule, _) in METHODS.items():
+        for rate in rates:
+            arms[name, rate] = Arm(name, rule, rate, problem, permuted_times, workers, end, looks, f"{rate}")
     trials = run([*arms.values()], [TUNING_SEED], flags.jobs)
-    finals = {key: final(of(trials, arm)) for key, arm in arms.items()}
-    tuned = {name: min(rates, key=lambda rate: finals[name, rate]) for name in METHODS}
-    curves = run([arms[item] for item in tuned.items()], range(num_seeds), flags.jobs)
-    classes = numpy.bincount(labels)
+    finals: dict[str, dict[float, float]] = {name: {} for name in METHODS}
+    for (name, rate), arm in arms.items():
+        finals[name][rate] = final(of(trials, arm))
+    tuned = {name: min(losses, key=losses.__getitem__) for name, losses in finals.items()}
+    tuned_arms = [arms[item] for item in tuned.items()]
+    curves = run(tuned_arms, range(num_seeds), flags.jobs)
+    classes = numpy.bincount(texts.labels)
+    sizes = "/".join(map(str, classes))
     note = (
-        f"{source}: {len(labels):,} texts, {len(classes)} classes ({'/'.join(map(str, classes))}), "
+        f"{texts.source}: {len(texts.labels):,} texts, {len(classes)} classes ({sizes}), "
         f"{NUM_FEATURES} hashed columns; {workers} workers, Dirichlet({ALPHA:g}), batch {BATCH}, penalty {PENALTY:g}; "
-        f"{num_seeds} seed{'s' if num_seeds > 1 else ''}. "
-        f"Squared norm of the gradient of the global loss, mean of the last fifth of {seconds:g} virtual "
+        f"{in_words(num_seeds, 'seed')}. "
+        f"Squared norm of the gradient of the global loss, mean of the last fifth of {setup.seconds:g} virtual "
         "seconds, geometric mean over seeds, 95 % interval by Student's t on its logarithm; median seconds, - where "
         f"half of the seeds or more did not get there. Learning rates tuned on another seed, {len(rates)} per method "
         f"({rates[0]:.3g} to {rates[-1]:.3g}); * at the edge. The paper gives curves, no numbers, to compare with."
     )
-    write(flags.out, "ringleader", [row_of(name, curves, rate, rates) for name, rate in tuned.items()], note)
+    rows = [row_of(name, curves, rate, rates) for name, rate in tuned.items()]
+    write(flags.out, "ringleader", rows, note)
 
-    logs = {name: {math.log10(rate): math.log10(finals[name, rate]) for rate in rates} for name in METHODS}
-    tuning = [tidy("tuning", name, "", [of_rates]) for name, of_rates in logs.items()]
-    real = curves.assign(x=curves.seconds, y=numpy.log10(curves.loss), panel="at the best learning rate")
-    axes = {"": {"xlabel": "virtual seconds", "ylabel": "log10 of the squared norm, global gradient"}}
-    axes["tuning"] = {"xlabel": "log10 of the learning rate"}
-    picture(flags.out / "ringleader.png", pandas.concat([real, *tuning]), note, axes, x="x", y="y", style="arm")
+    logs = numpy.log10(curves.loss)
+    drawn = [curves.assign(x=curves.seconds, y=logs, panel="at the best learning rate")]
+    for name, losses in finals.items():
+        log_losses = {math.log10(rate): math.log10(loss) for rate, loss in losses.items()}
+        drawn.append(tidy("tuning", name, "", [log_losses]))
+    axes = {
+        "": {"xlabel": "virtual seconds", "ylabel": "log10 of the squared norm, global gradient"},
+        "tuning": {"xlabel": "log10 of the learning rate"},
+    }
+    picture(flags.out / "ringleader.png", pandas.concat(drawn), note, axes, x="x", y="y", style="arm")
 
 
 if __name__ == "__main__":

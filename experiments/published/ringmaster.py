@@ -18,8 +18,10 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import pandas
 
 from asyncsgd.core.limits import Limits
 from asyncsgd.rules import DelayAdaptive, KSync, Rennala, Ringmaster, Rule
@@ -32,24 +34,46 @@ EVERY = 10
 """Seconds between two evaluations."""
 POINTS = (100, 500, 1000, 2000)
 
-METHODS: dict[tuple[str, str], tuple[Rule, float, int]] = {  # rule, learning rate, fresh gradients in an update or 0
-    ("add", "Ringmaster R=6, stops"): (Ringmaster(6, stops=True), 0.25, 0),
-    ("add", "Rennala B=6"): (Rennala(6), 1.0, 6),
-    ("add", "delay-adaptive"): (DelayAdaptive(), 5.0**-5, 0),
-    ("add", "6-sync"): (KSync(6), 1.0, 6),
-    ("add", "1-sync"): (KSync(1), 1.0, 1),
-    ("full", "Ringmaster R=24, stops"): (Ringmaster(24, stops=True), 0.04, 0),
-    ("full", "Ringmaster R=6, stops"): (Ringmaster(6, stops=True), 0.25, 0),
-    ("full", "Rennala B=24"): (Rennala(24), 1.0, 24),
-    ("full", "24-sync"): (KSync(24), 1.0, 24),
-    ("full", "1-sync"): (KSync(1), 1.0, 1),
-}
-PROTOTYPE = {  # noise `add`: means and standard deviations over 10 seeds of f - f* at POINTS; updates
-    "Ringmaster R=6, stops": ((0.1062, 0.01145, 0.0061, 0.0042), (0.0052, 0.0009, 0.0008, 0.0010), 3007),
-    "Rennala B=6": ((0.279, 0.0195, 0.0093, 0.0055), (0.009, 0.0016, 0.0009, 0.0007), 466),
-    "delay-adaptive": ((48.3, 2.64, 0.2468, 0.0703), (0.6, 0.07, 0.0006, 0.0001), 166109),
-    "6-sync": ((0.318, 0.0210, 0.0098, 0.0056), (0.015, 0.0008, 0.0009, 0.0011), 430),
-    "1-sync": ((0.0504, 0.0076, 0.0053, 0.0046), (0.0051, 0.0022, 0.0029, 0.0036), 1145),
+
+class Method(NamedTuple):
+    noise: str
+    name: str
+    rule: Rule
+    learning_rate: float
+    batch: int | None = None
+    """Gradients in an update, where all of them are fresh."""
+
+
+METHODS = [
+    Method("add", "Ringmaster R=6, stops", Ringmaster(6, stops=True), 0.25),
+    Method("add", "Rennala B=6", Rennala(6), 1.0, 6),
+    Method("add", "delay-adaptive", DelayAdaptive(), 5.0**-5),
+    Method("add", "6-sync", KSync(6), 1.0, 6),
+    Method("add", "1-sync", KSync(1), 1.0, 1),
+    Method("full", "Ringmaster R=24, stops", Ringmaster(24, stops=True), 0.04),
+    Method("full", "Ringmaster R=6, stops", Ringmaster(6, stops=True), 0.25),
+    Method("full", "Rennala B=24", Rennala(24), 1.0, 24),
+    Method("full", "24-sync", KSync(24), 1.0, 24),
+    Method("full", "1-sync", KSync(1), 1.0, 1),
+]
+
+
+class Prototype(NamedTuple):
+    """What an independent prototype gave for noise `add`, over 10 seeds."""
+
+    means: tuple[float, ...]
+    """Of f - f*, at each of POINTS."""
+    deviations: tuple[float, ...]
+    """The standard deviations over seeds."""
+    updates: int
+
+
+PROTOTYPE = {
+    "Ringmaster R=6, stops": Prototype((0.1062, 0.01145, 0.0061, 0.0042), (0.0052, 0.0009, 0.0008, 0.0010), 3007),
+    "Rennala B=6": Prototype((0.279, 0.0195, 0.0093, 0.0055), (0.009, 0.0016, 0.0009, 0.0007), 466),
+    "delay-adaptive": Prototype((48.3, 2.64, 0.2468, 0.0703), (0.6, 0.07, 0.0006, 0.0001), 166109),
+    "6-sync": Prototype((0.318, 0.0210, 0.0098, 0.0056), (0.015, 0.0008, 0.0009, 0.0011), 430),
+    "1-sync": Prototype((0.0504, 0.0076, 0.0053, 0.0046), (0.0051, 0.0022, 0.0029, 0.0036), 1145),
 }
 ONE_SEED = {  # noise `full`: f - f* after 2000 s
     "Ringmaster R=24, stops": 0.0105,
@@ -60,15 +84,28 @@ ONE_SEED = {  # noise `full`: f - f* after 2000 s
 }
 
 
+class Modes(NamedTuple):
+    """The eigenvectors of the quadratic, each with three numbers."""
+
+    curvatures: np.ndarray
+    starts: np.ndarray
+    """Squared distances of x_0 from the optimum."""
+    ones: np.ndarray
+    """Squared distances of (1, ..., 1) from 0."""
+
+
 @functools.cache
-def modes(dimension: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the quadratic: eigenvalues, squared distances of x_0 from the optimum and of (1, ..., 1) from 0, by mode."""
+def modes(dimension: int) -> Modes:
     number = np.arange(1, dimension + 1)
     angles = np.pi * number / (dimension + 1)
-    vectors = math.sqrt(2.0 / (dimension + 1)) * np.sin(np.outer(number, angles))
+    sines = np.sin(np.outer(number, angles))
+    vectors = math.sqrt(2.0 / (dimension + 1)) * sines
+    curvatures = (1.0 - np.cos(angles)) / 2.0
     instance = Tridiagonal(dimension).on(1, 0)
-    start = (instance.initial() - instance.optimum()) @ vectors
-    return (1.0 - np.cos(angles)) / 2.0, start**2, vectors.sum(axis=0) ** 2
+    distance = instance.initial() - instance.optimum()
+    starts = (distance @ vectors) ** 2
+    ones = vectors.sum(axis=0) ** 2
+    return Modes(curvatures, starts, ones)
 
 
 def exact_excess(problem: Tridiagonal, learning_rate: float, batch: int, updates: int) -> float:
@@ -79,12 +116,15 @@ def exact_excess(problem: Tridiagonal, learning_rate: float, batch: int, updates
     >>> round(exact_excess(Tridiagonal(), 1.0, 6, 0), 1)
     442.8
     """
-    curvature, start, ones = modes(problem.dimension)
-    variance = problem.noise**2 * (ones if problem.noise_kind == "add" else 1.0)
-    shrink = (1.0 - learning_rate * curvature) ** 2
+    curvatures, starts, ones = modes(problem.dimension)
+    variance = np.asarray(problem.noise**2)
+    if problem.noise_kind == "add":
+        variance = variance * ones
+    shrink = (1.0 - learning_rate * curvatures) ** 2
     left = shrink**updates
-    squares = start * left + learning_rate**2 * variance / batch * (1.0 - left) / (1.0 - shrink)
-    return float(curvature @ squares) / 2.0
+    added = learning_rate**2 * variance / batch
+    squares = starts * left + added * (1.0 - left) / (1.0 - shrink)
+    return float(curvatures @ squares) / 2.0
 
 
 def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
@@ -95,41 +135,64 @@ def beside(noise: str, name: str, point: int, values: Sequence[float]) -> str:
     """
     if noise == "full":
         return f"{ONE_SEED[name]:g} (1 seed)" if point == POINTS[-1] else "-"
-    mean, deviation = (numbers[POINTS.index(point)] for numbers in PROTOTYPE[name][:2])
+    prototype = PROTOTYPE[name]
+    index = POINTS.index(point)
+    mean = prototype.means[index]
+    prototype_error = prototype.deviations[index] ** 2 / 10
     variance = statistics.variance(values) if len(values) > 1 else math.nan
-    error = math.sqrt(variance / len(values) + deviation**2 / 10)
-    return f"{mean:g}; {(interval(values).estimate - mean) / error:+.1f}"
+    error = math.sqrt(variance / len(values) + prototype_error)
+    difference = interval(values).estimate - mean
+    return f"{mean:g}; {difference / error:+.1f}"
+
+
+def arm_of(method: Method, seconds: int) -> Arm:
+    problem = Tridiagonal(noise_kind=method.noise).on
+    times = HalfNormal().on
+    budget = Limits(seconds=seconds)
+    evaluations = seconds // EVERY
+    rate = method.learning_rate
+    return Arm(method.name, method.rule, rate, problem, times, NUM_WORKERS, budget, evaluations, method.noise)
+
+
+def row_of(method: Method, looks: pandas.DataFrame, seconds: int) -> dict[str, object]:
+    """A method's row of the table, from its runs."""
+    noise = method.noise
+    row: dict[str, object] = {"noise": noise, "method": f"{method.name}, lr {method.learning_rate:.3g}"}
+    for point in POINTS:
+        if point > seconds:
+            break
+        values = looks.loss[looks["look"] == point // EVERY].tolist()
+        row[f"f - f* at {point} s"] = interval(values)
+        row[f"beside at {point} s"] = beside(noise, method.name, point, values)
+    updates = looks.groupby("seed").updates.max()
+    exact_mean = "-"
+    if method.batch is not None:
+        problem = Tridiagonal(noise_kind=noise)
+        exact = [exact_excess(problem, method.learning_rate, method.batch, number) for number in updates]
+        exact_mean = f"{sum(exact) / len(exact):.4g}"
+    row[f"exact at {seconds} s"] = exact_mean
+    row[f"updates by {seconds} s"] = f"{updates.mean():.0f}"
+    row["beside (by 2000 s)"] = PROTOTYPE[method.name].updates if noise == "add" else "-"
+    return row
 
 
 def make(flags: Flags) -> None:
-    seconds, seeds = (100, flags.seeds or 2) if flags.quick else (2000, flags.seeds or 5)
-    times = HalfNormal().on
-    end = (Limits(seconds=seconds), seconds // EVERY)
-    arms = {
-        (noise, name): Arm(name, rule, rate, Tridiagonal(noise_kind=noise).on, times, NUM_WORKERS, *end, noise)
-        for (noise, name), (rule, rate, _) in METHODS.items()
-    }
-    curves = run([*arms.values()], range(seeds), flags.jobs)
+    seconds = 100 if flags.quick else 2000
+    seeds = flags.seeds or (2 if flags.quick else 5)
+    arms = [arm_of(method, seconds) for method in METHODS]
+    curves = run(arms, range(seeds), flags.jobs)
     rows = []
-    for (noise, name), (_, rate, batch) in METHODS.items():
-        own = of(curves, arms[noise, name])
-        row: dict[str, object] = {"noise": noise, "method": f"{name}, lr {rate:.3g}"}
-        for point in (point for point in POINTS if point <= seconds):
-            values = own.loss[own["look"] == point // EVERY].tolist()
-            row[f"f - f* at {point} s"] = interval(values)
-            row[f"beside at {point} s"] = beside(noise, name, point, values)
-        updates = own.groupby("seed").updates.max()
-        exact = [exact_excess(Tridiagonal(noise_kind=noise), rate, batch, number) for number in updates if batch]
-        row[f"exact at {seconds} s"] = f"{sum(exact) / seeds:.4g}" if batch else "-"
-        row[f"updates by {seconds} s"] = f"{updates.mean():.0f}"
-        rows.append(row | {"beside (by 2000 s)": PROTOTYPE[name][2] if noise == "add" else "-"})
+    for method, arm in zip(METHODS, arms, strict=True):
+        looks = of(curves, arm)
+        rows.append(row_of(method, looks, seconds))
     note = (
         f"Mean over {seeds} seeds [95 % interval]; seconds are virtual. Beside: mean of an independent prototype (10"
         " seeds); after the semicolon, ours minus its mean in standard errors. f - f* is 442.8 at the start."
     )
     write(flags.out, "ringmaster", rows, note)
     axes = {"": {"xscale": "log", "yscale": "log", "xlabel": "virtual seconds", "ylabel": "f(x) - f*"}}
-    picture(flags.out / "ringmaster.png", curves[curves["look"] > 0], note, axes, x="seconds", y="loss", style="arm")
+    shown = curves[curves["look"] > 0]
+    picture(flags.out / "ringmaster.png", shown, note, axes, x="seconds", y="loss", style="arm")
 
 
 if __name__ == "__main__":
