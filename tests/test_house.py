@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 LIMITS = {
     "asyncsgd": Limits(184_900, 11.0, 5.0),
     "analysis": Limits(72_600, 12.7, 5.0),
-    "experiments": Limits(38_800, 13.7, 5.0),
+    "experiments": Limits(39_900, 12.3, 5.0),
     "tests": Limits(236_000, 14.3, 5.0),
 }
 FLAG_PRODUCTS = 19

@@ -112,67 +112,84 @@ class Failed(Exception):
 
 def hashes_of(folder: Path, name: str, case: Case) -> dict[str, str]:
     """Do what `case` says and hash what it leaves."""
-    run = folder / "runs" / hashlib.sha256(name.encode()).hexdigest()[:12]
+    run = folder / "runs" / hash_of(name)[:12]
     script, *arguments = case.command.split()
-    where = "--runs-dir" if script == "simulate.py" else "--run-dir"
-    printed = run_script(script, [*arguments, where, str(run)], run.with_suffix(".txt"))
-    if script == "simulate.py":
+    is_simulation = script == "simulate.py"
+    folder_flag = "--runs-dir" if is_simulation else "--run-dir"
+    printed = run_script(script, [*arguments, folder_flag, str(run)], run.with_suffix(".txt"))
+    if is_simulation:
         run = next(run.glob("simulate-*"), run)
     if case.cut:
-        last = max(path.stem for path in (run / "checkpoints").iterdir())
-        for path in (run / "checkpoints").glob(f"{last}.*"):
-            path.unlink()
+        remove_last_checkpoint(run / "checkpoints")
     if case.longer:
-        more = [*arguments[: script == "train.py"], "--resume", str(run), *case.longer.split()]
-        printed = run_script(script, more, run.with_suffix(".longer.txt"))
-    summary = read(run / "summary.json")
-    if summary.get("status") != case.status:
-        raise Failed(f"{name}: the run is {summary.get('status')} and not {case.status}\n{case.command}\n{printed}")
+        resume = ["--resume", str(run), *case.longer.split()]
+        if script == "train.py":
+            resume.insert(0, arguments[0])  # the task
+        printed = run_script(script, resume, run.with_suffix(".longer.txt"))
+    status = read(run / "summary.json").get("status")
+    if status != case.status:
+        raise Failed(f"{name}: the run is {status} and not {case.status}\n{case.command}\n{printed}")
     values = fields_of(run)
     if case.replayed:
-        cache = [] if script == "simulate.py" else ["--cache-dir", str(folder / "cache")]
-        replay = run_script("asyncsgd", ["replay", str(run), *cache], run.with_suffix(".replay.txt"))
-        if not replay.endswith("identical\nexit code 0"):
-            raise Failed(f"{name}: the replay is not identical\n{case.command}\n{replay}")
+        replay = ["replay", str(run)]
+        if not is_simulation:
+            replay += ["--cache-dir", str(folder / "cache")]
+        printed = run_script("asyncsgd", replay, run.with_suffix(".replay.txt"))
+        if not printed.endswith("identical\nexit code 0"):
+            raise Failed(f"{name}: the replay is not identical\n{case.command}\n{printed}")
         values["replay"] = "identical"
-    return {field: hashlib.sha256(text(value)).hexdigest()[:16] for field, value in values.items()}
+    return {field: hash_of(json.dumps(value, sort_keys=True))[:16] for field, value in values.items()}
 
 
-def text(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
+def hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def remove_last_checkpoint(folder: Path) -> None:
+    last = max(path.stem for path in folder.iterdir())
+    for path in folder.glob(f"{last}.*"):
+        path.unlink()
 
 
 def fields_of(run: Path) -> dict[str, Any]:
     """What is hashed of a run folder: the value of every field that says something."""
     summary = read(run / "summary.json")
-    records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    kinds = [record.get("kind") for record in records]
     old_names = {new: old for old, new in NEW_NAMES.items()}
-    old_kinds = {kind: kind for kind in RECORDS} | {new: old for new, old in old_names.items() if old in RECORDS}
-    known = [(old_kinds[kind], record) for kind, record in zip(kinds, records, strict=True) if kind in old_kinds]
-    values: dict[str, Any] = {
-        "kinds": [old_kinds.get(kind, kind) for kind in kinds],
-        "order": [kind for kind, _ in known],
-    }
+    values: dict[str, list[Any]] = {"kinds": [], "order": []}
+    known = []
+    for line in (run / "events.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        kind = record.get("kind")
+        kind = old_names.get(kind, kind)
+        values["kinds"].append(kind)
+        if kind in RECORDS:
+            values["order"].append(kind)
+            known.append((kind, record))
     for key in SUMMARY:
         value = look(summary, key)
-        parts = value if isinstance(value, dict) else {"": value}
-        fields = {part: f"{key}.{part}".rstrip(".") for part in parts}
-        values |= {old_names.get(field, field): [parts[part]] for part, field in fields.items()}
-    for kind, keys in RECORDS.items():
-        of_kind = [record for its_kind, record in known if its_kind == kind]
-        values |= {f"{kind}.{key}": [look(record, key, f"{kind}.") for record in of_kind] for key in keys}
-    if summary.get("clock") == "virtual":
-        values |= {f"clock.{key}": [look(record, key, f"{kind}.") for kind, record in known] for key in SECONDS}
-    return {field: value for field, value in values.items() if any(part is not None for part in value)}
+        if not isinstance(value, dict):
+            values[key] = [value]
+            continue
+        for part, number in value.items():
+            field = f"{key}.{part}"
+            values[old_names.get(field, field)] = [number]
+    for kind, record in known:
+        for key in RECORDS[kind]:
+            field = f"{kind}.{key}"
+            values.setdefault(field, []).append(look(record, key, field))
+        if summary.get("clock") == "virtual":
+            for key in SECONDS:
+                seconds = look(record, key, f"{kind}.{key}")
+                values.setdefault(f"clock.{key}", []).append(seconds)
+    return {field: column for field, column in values.items() if any(value is not None for value in column)}
 
 
-def look(values: dict[str, Any], key: str, prefix: str = "") -> Any:
-    """The value of a key, or None; a key with another name since is looked for under that one first."""
-    found: Any = values
-    for part in NEW_NAMES.get(prefix + key, key).split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return values.get(key) if found is None else found
+def look(values: dict[str, Any], key: str, field: str = "") -> Any:
+    """The value of a key, or None; where the field has another name since, it is looked for under that one first."""
+    value: Any = values
+    for part in NEW_NAMES.get(field or key, key).split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return values.get(key) if value is None else value
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -191,16 +208,38 @@ def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> l
     """
     runs: dict[str, list[str]] = {}
     for name in sorted(before.keys() | now.keys()):
-        was = before.get(name)
-        is_now = now.get(name)
-        if was is None or is_now is None:
-            what = "not made here, or not to its end" if is_now is None else "not made before"
+        if name not in now:
+            difference = "not made here, or not to its end"
+        elif name not in before:
+            difference = "not made before"
         else:
-            fields = [field for field in sorted({**was, **is_now}) if was.get(field) != is_now.get(field)]
-            what = ", ".join(f"`{field}`" for field in fields if field not in without)
-        if what:
-            runs.setdefault(what, []).append(f"`{name}`")
-    return [f"- {what} in {', '.join(names)}" for what, names in runs.items()]
+            different = {field for field, _ in before[name].items() ^ now[name].items()}
+            fields = sorted(different.difference(without))
+            difference = ", ".join(f"`{field}`" for field in fields)
+        if difference:
+            runs.setdefault(difference, []).append(f"`{name}`")
+    return [f"- {difference} in {', '.join(names)}" for difference, names in runs.items()]
+
+
+def run_cases(pattern: str, num_jobs: int) -> tuple[Hashes, set[str]]:
+    """The hashes of the runs whose names match, and the names of those that failed, which are printed."""
+    hashes: Hashes = {}
+    failed = set()
+    with tempfile.TemporaryDirectory() as temporary, concurrent.futures.ThreadPoolExecutor(num_jobs) as pool:
+        folder = Path(temporary)
+        (folder / "runs").mkdir()
+        write_data(folder)
+        jobs = {}
+        for name, case in cases(folder).items():
+            if re.search(pattern, name):
+                jobs[name] = pool.submit(hashes_of, folder, name, case)
+        for name, job in jobs.items():
+            try:
+                hashes[name] = job.result()
+            except Failed as error:
+                failed.add(name)
+                print(error, file=sys.stderr)
+    return hashes, failed
 
 
 def main() -> int:
@@ -221,35 +260,28 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time (2)")
     arguments = parser.parse_args()
     before = None if arguments.compare is None else json.loads(arguments.compare.read_text())
-    if unknown := set(arguments.without) - {field for fields in (before or {}).values() for field in fields}:
+    known_fields = set[str]().union(*(before or {}).values())
+    unknown = set(arguments.without) - known_fields
+    if unknown:
         parser.error(f"--without {min(unknown)}: no run to compare with has a field of this name")
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED_ONCE))
-    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        folder = Path(name)
-        (folder / "runs").mkdir()
-        write_data(folder)
-        asked = {name: case for name, case in cases(folder).items() if re.search(arguments.only, name)}
-        jobs = {name: pool.submit(hashes_of, folder, name, case) for name, case in asked.items()}
-        now = {}
-        failed = False
-        for name, job in jobs.items():
-            try:
-                now[name] = job.result()
-            except Failed as error:
-                failed = True
-                print(error, file=sys.stderr)
-    if before is None and failed:
-        return 1
+    now, failed = run_cases(arguments.only, arguments.jobs)
     if before is None:
+        if failed:
+            return 1
         arguments.write.write_text(json.dumps(now, indent=1) + "\n")
         print(f"the hashes of {len(now)} runs are in {arguments.write}")
         return 0
     before = {name: fields for name, fields in before.items() if re.search(arguments.only, name)}
     different = differences(before, now, arguments.without)
-    num_same = sum(
-        name in now and not differences({name: before[name]}, {name: now[name]}, arguments.without) for name in before
-    )
-    print("\n".join([*different, f"{num_same} of {len(before.keys() | asked.keys())} runs the same"]))
+    num_same = 0
+    for name in before.keys() & now.keys():
+        if not differences({name: before[name]}, {name: now[name]}, arguments.without):
+            num_same += 1
+    num_runs = len(before.keys() | now.keys() | failed)
+    for line in different:
+        print(line)
+    print(f"{num_same} of {num_runs} runs the same")
     return 1 if different else 0
 
 

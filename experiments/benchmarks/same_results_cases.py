@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -144,23 +143,27 @@ def _tasks(folder: Path) -> dict[str, Case]:
     elsewhere."""
     tasks = _on_tasks(folder)
     on_clock = "--mode async --clock virtual --nproc 3 --speeds exponential:1 --rule ringmaster:threshold=3"
-    made = {f"{name}, single": Case(f"{command} --mode single") for name, command in tasks.items()}
-    # A replay knows the library's tasks, and reward_weighted.py has one of its own.
-    made |= {
-        f"{name}, virtual": Case(f"{command} {on_clock}", replayed=name != "reward") for name, command in tasks.items()
-    }
+    runs = {}
+    for name, command in tasks.items():
+        runs[f"{name}, single"] = Case(f"{command} --mode single")
+        # A replay knows the library's tasks, and reward_weighted.py has one of its own.
+        runs[f"{name}, virtual"] = Case(f"{command} {on_clock}", replayed=name != "reward")
     weighed = f"{tasks['classification']} --mode single --class-weights --dropout 0"
-    return made | {"classification, classes weighed": Case(weighed)}
+    runs["classification, classes weighed"] = Case(weighed)
+    return runs
 
 
 def _virtual(folder: Path) -> dict[str, Case]:
     """Torch models on the virtual clock."""
     language = f"{_masked_lm(folder)} --clock virtual --nproc 4 --speeds exponential:1"
     ever_slower = "--speeds half_normal --rule asynchronous"
-    return {
-        f"virtual, {rule}": Case(f"{VIRTUAL} --rule {rule} {PLAIN_SGD if rule in OWN_MOMENTUM else ''}")
-        for rule in RULES
-    } | {
+    runs = {}
+    for rule in RULES:
+        command = f"{VIRTUAL} --rule {rule}"
+        if rule in OWN_MOMENTUM:
+            command = f"{command} {PLAIN_SGD}"
+        runs[f"virtual, {rule}"] = Case(command)
+    return runs | {
         "virtual, masked language model": Case(f"{language} --rule fedbuff:buffer=2,num_local_steps=2", replayed=True),
         "virtual, masked language model, network and churn": Case(
             f"{language} --network {NETWORK} --churn {CHURN} --rule ringleader", replayed=True
@@ -221,34 +224,34 @@ def _resumed(folder: Path) -> dict[str, Case]:
         "virtual, local steps": at_end["virtual, local steps"],
         "virtual, network and churn": at_end["virtual, network and churn"],
     }
-    longer = "--samples 240"
-    return (
-        {f"resumed, {name}": Case(command, longer) for name, command in at_end.items()}
-        | {f"resumed earlier, {name}": Case(command, longer, cut=True) for name, command in earlier.items()}
-        | {"resumed, epochs": Case(f"{mlm} --samples none --epochs .6 --mode single", longer="--epochs 1")}
-    )
+    runs = {}
+    for name, command in at_end.items():
+        runs[f"resumed, {name}"] = Case(command, longer="--samples 240")
+    for name, command in earlier.items():
+        runs[f"resumed earlier, {name}"] = Case(command, longer="--samples 240", cut=True)
+    runs["resumed, epochs"] = Case(f"{mlm} --samples none --epochs .6 --mode single", longer="--epochs 1")
+    return runs
 
 
 def _simulated() -> dict[str, Case]:
     """Closed-form problems; methods without a server cannot be replayed."""
     simulate = "simulate.py --nproc 7 --samples 210 --evaluations 3"
     timed = "simulate.py --nproc 6 --seconds 30 --evaluations 5"
-    made = {f"simulated, {rule}": Case(f"{simulate} --rule {rule}", replayed=True) for rule in RULES}
+    runs = {}
+    for rule in RULES:
+        runs[f"simulated, {rule}"] = Case(f"{simulate} --rule {rule}", replayed=True)
     for method in GOSSIP:
-        made[f"simulated, {method}"] = Case(f"{simulate} --rule {method}")
-        made[f"simulated, {method}, seconds"] = Case(
-            f"{timed} --rule {method} --problem logistic --speeds log_normal:1 --learning-rate .01"
-        )
+        runs[f"simulated, {method}"] = Case(f"{simulate} --rule {method}")
+        command = f"{timed} --rule {method} --problem logistic --speeds log_normal:1 --learning-rate .01"
+        runs[f"simulated, {method}, seconds"] = Case(command)
     for method in ("ad_psgd", "sgp", "streaming_diloco:num_local_steps=4"):
-        made[f"simulated, {method}, one worker"] = Case(f"simulate.py --nproc 1 --samples 40 --rule {method}")
+        runs[f"simulated, {method}, one worker"] = Case(f"simulate.py --nproc 1 --samples 40 --rule {method}")
     for rule in ("asynchronous", "synchronous", "ringmaster:threshold=4,stops=true", "ringleader", "easgd"):
-        made[f"simulated, {rule}, churn and network"] = Case(
-            f"{timed} --rule {rule} --churn {CHURN} --network {NETWORK} --problem heterogeneous", replayed=True
-        )
-        made[f"simulated, {rule}, seconds"] = Case(
-            f"{timed} --rule {rule} --problem logistic --speeds outages", replayed=True
-        )
-    return made | {
+        command = f"{timed} --rule {rule} --churn {CHURN} --network {NETWORK} --problem heterogeneous"
+        runs[f"simulated, {rule}, churn and network"] = Case(command, replayed=True)
+        command = f"{timed} --rule {rule} --problem logistic --speeds outages"
+        runs[f"simulated, {rule}, seconds"] = Case(command, replayed=True)
+    return runs | {
         "simulated, 300 workers": Case(
             "simulate.py --nproc 300 --samples 3000 --problem tridiagonal --speeds half_normal"
             " --rule ringmaster:threshold=40 --learning-rate .2",
@@ -267,39 +270,60 @@ WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
 def write_data(folder: Path) -> None:
     """Two texts; sentences with labels and with tags, and questions, each to be had from the words."""
     draw = random.Random(0)
-    words = ["".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(300)]
-    for name, number in (("train", 200), ("eval", 60)):
-        lines = (" ".join(draw.choices(words, k=draw.randint(3, 25))) for _ in range(number))
-        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    words = ["".join(_drawn(draw, WORDS, 1, 3)) for _ in range(300)]
+    for name, number in {"train": 200, "eval": 60}.items():
+        lines = [" ".join(_drawn(draw, words, 3, 25)) for _ in range(number)]
+        _write_lines(folder / f"{name}.txt", lines)
     for name in ("labelled", "tagged", "asked"):
         (folder / name).mkdir()
-    for name, number in (("train", 120), ("test", 30)):
+    for name, number in {"train": 120, "test": 30}.items():
         with open(folder / "labelled" / f"{name}.csv", "w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["text", "label"])
             for k in range(number):
-                rows.writerow([" ".join(draw.choices(words[k % 3 :: 3][:40], k=draw.randint(3, 12))), "abc"[k % 3]])
-        _write_rows(folder / "tagged" / f"{name}.jsonl", (_tagged(draw) for _ in range(number)))
-    for name, number in (("train", 60), ("dev", 15)):
-        _write_rows(folder / "asked" / f"{name}.jsonl", (_asked(draw, f"{name}{k}") for k in range(number)))
+                label = k % 3
+                words_of_label = words[label::3][:40]
+                text = " ".join(_drawn(draw, words_of_label, 3, 12))
+                rows.writerow([text, "abc"[label]])
+        tagged = [json.dumps(_tagged(draw)) for _ in range(number)]
+        _write_lines(folder / "tagged" / f"{name}.jsonl", tagged)
+    for name, number in {"train": 60, "dev": 15}.items():
+        asked = [json.dumps(_asked(draw, f"{name}{k}")) for k in range(number)]
+        _write_lines(folder / "asked" / f"{name}.jsonl", asked)
 
 
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def _drawn(draw: random.Random, words: list[str], least: int, most: int) -> list[str]:
+    """Some of the words, with replacement."""
+    number = draw.randint(least, most)
+    return draw.choices(words, k=number)
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _tagged(draw: random.Random) -> dict[str, Any]:
     """A sentence in which the first twenty words are things, ten of each kind."""
-    numbers = [draw.randrange(len(WORDS)) for _ in range(draw.randint(3, 12))]
-    tags = ["B-near" if number < 10 else "B-far" if number < 20 else "O" for number in numbers]
-    return {"tokens": [WORDS[number] for number in numbers], "ner_tags": tags}
+    tokens = []
+    tags = []
+    for _ in range(draw.randint(3, 12)):
+        number = draw.randrange(len(WORDS))
+        tokens.append(WORDS[number])
+        if number < 10:
+            tags.append("B-near")
+        elif number < 20:
+            tags.append("B-far")
+        else:
+            tags.append("O")
+    return {"tokens": tokens, "ner_tags": tags}
 
 
 def _asked(draw: random.Random, name: str) -> dict[str, Any]:
     """A text of which the word behind the one that is asked for is the answer; some have none."""
-    words = draw.choices(WORDS, k=draw.randint(4, 30))
-    place = draw.randrange(len(words))
-    answer = words[place + 1 : place + 2]
-    start = [len(" ".join(words[: place + 1])) + 1] if answer else []
-    answers = {"text": answer, "answer_start": start}
-    return {"id": name, "context": " ".join(words), "question": words[place], "answers": answers}
+    words = _drawn(draw, WORDS, 4, 30)
+    index = draw.randrange(len(words))
+    answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
+    if index + 1 < len(words):
+        before = " ".join(words[: index + 1])
+        answers = {"text": [words[index + 1]], "answer_start": [len(before) + 1]}
+    return {"id": name, "context": " ".join(words), "question": words[index], "answers": answers}
