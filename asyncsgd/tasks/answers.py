@@ -34,12 +34,14 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalized(text: str) -> str:
-    """What is compared of an answer.
+    """An answer as it is compared: in lower case, without punctuation and articles, with single spaces.
 
     >>> normalized("  The U.S. -- an   answer")
     'us answer'
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    without_punctuation = text.lower().translate(_PUNCTUATION)
+    without_articles = _ARTICLES.sub(" ", without_punctuation)
+    return " ".join(without_articles.split())
 
 
 def exact_match(text: str, answers: Sequence[str]) -> int:
@@ -48,7 +50,7 @@ def exact_match(text: str, answers: Sequence[str]) -> int:
     >>> exact_match("the Cat!", ["dog", "cat"]), exact_match("cat", []), exact_match("", [])
     (1, 0, 1)
     """
-    return int(normalized(text) in map(normalized, _or_none(answers)))
+    return int(normalized(text) in _normalized_answers(answers))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
@@ -57,18 +59,21 @@ def f1(text: str, answers: Sequence[str]) -> float:
     >>> f1("a big black cat", ["the black cat", "dog"]), f1("cat", []), f1("", [])
     (0.8, 0.0, 1.0)
     """
-    return max(_f1(normalized(text).split(), normalized(answer).split()) for answer in _or_none(answers))
+    words = normalized(text).split()
+    return max(_f1(words, answer.split()) for answer in _normalized_answers(answers))
 
 
-def _or_none(answers: Sequence[str]) -> Sequence[str]:
-    """The answers of which something is left to compare; the empty text where there are none."""
-    return [answer for answer in answers if normalized(answer)] or [""]
+def _normalized_answers(answers: Sequence[str]) -> Sequence[str]:
+    """The answers as they are compared, of which something is left; the empty text where there are none."""
+    return [*filter(None, map(normalized, answers))] or [""]
 
 
 def _f1(words: Sequence[str], others: Sequence[str]) -> float:
+    """The F1 of two texts in words; see the module."""
     if not words or not others:
         return float(words == others)
-    return 2 * (Counter(words) & Counter(others)).total() / (len(words) + len(others))
+    num_common = (Counter(words) & Counter(others)).total()
+    return 2 * num_common / (len(words) + len(others))
 
 
 def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longest: int) -> list[tuple[float, int, int]]:
@@ -95,24 +100,31 @@ def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longes
     for begin, (start, end) in windows:
         if not len(start):
             continue
-        ends = np.concatenate([end, np.full(longest - 1, -np.inf, dtype=end.dtype)])
-        of_window = start[:, None] + np.lib.stride_tricks.sliding_window_view(ends, longest)
-        first, length = np.nonzero(of_window > -np.inf)
-        scores.append(of_window[first, length])
+        padding = np.full(longest - 1, -np.inf, dtype=end.dtype)
+        padded_end = np.concatenate([end, padding])
+        # Row i has the logits of the end at the pieces i, i + 1, ...
+        ends = np.lib.stride_tricks.sliding_window_view(padded_end, longest)
+        window_scores = start[:, None] + ends
+        first, length = np.nonzero(window_scores > -np.inf)
+        scores.append(window_scores[first, length])
         firsts.append(begin + first)
         lengths.append(length)
     if not sum(map(len, scores)):
         return []
-    score, first, length = map(np.concatenate, (scores, firsts, lengths))
+    score = np.concatenate(scores)
+    first = np.concatenate(firsts)
+    last = first + np.concatenate(lengths)
     # A span is in at most all windows, so these hold `number` different ones.
     count = min(number * len(windows), len(score))
     least = np.partition(score, -count)[-count]
     best = np.flatnonzero(score >= least)
+    best_first = np.argsort(-score[best], kind="stable")
     spans: dict[tuple[int, int], float] = {}
-    for index in best[np.argsort(-score[best], kind="stable")]:
-        key = int(first[index]), int(first[index] + length[index])
-        spans.setdefault(key, float(score[index]))
-    return [(score, *key) for key, score in spans.items()][:number]
+    for index in best[best_first]:
+        span = int(first[index]), int(last[index])
+        spans.setdefault(span, float(score[index]))
+    ordered = [(score, *span) for span, score in spans.items()]
+    return ordered[:number]
 
 
 def at_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray, threshold: float) -> np.ndarray:
@@ -132,8 +144,11 @@ def best_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.
     order = np.argsort(differences, kind="stable")
     ordered = differences[order]
     gains = np.cumsum((answered - abstained)[order])
-    last = np.append(ordered[1:] != ordered[:-1], True)  # of those with one difference
-    gains = np.append(0.0, gains[last])
-    thresholds = np.append(math.nextafter(ordered[0], -math.inf), ordered[last])
+    # Questions with one difference are answered together, so only the last of them has a threshold.
+    is_last = np.append(ordered[1:] != ordered[:-1], True)
+    below_all = math.nextafter(ordered[0], -math.inf)
+    gains = np.append(0.0, gains[is_last])
+    thresholds = np.append(below_all, ordered[is_last])
     threshold = float(thresholds[np.argmax(gains)])
-    return float(at_threshold(differences, answered, abstained, threshold).mean()), threshold
+    scores = at_threshold(differences, answered, abstained, threshold)
+    return float(scores.mean()), threshold

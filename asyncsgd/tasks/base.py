@@ -19,6 +19,8 @@ import functools
 import hashlib
 import itertools
 import json
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -31,6 +33,9 @@ from asyncsgd.settings.groups import Defaults
 if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch
     import torch
     from torch import Tensor, nn
+
+Directions = Mapping[str, Literal["higher", "lower"]]
+"""Metrics by name, each with the direction that is better."""
 
 Batch = Any
 """A tensor, or a mapping (a dict, BatchEncoding), list, tuple or dataclass of batches; the rest stays as it is."""
@@ -78,12 +83,12 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {}
+    better: ClassVar[Directions] = {}
     """Its metrics; the first is the primary one. See `scored_by`, where they follow from the task's settings."""
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that its workers import; naming them lets workers start sooner."""
     auto_class: ClassVar[str | None] = None
-    """Of transformers, which loads what `save` writes, e.g. ``AutoModelForMaskedLM``; None where none does."""
+    """The class of transformers that loads what `save` writes, e.g. ``AutoModelForMaskedLM``; None where none does."""
     output_folders: ClassVar[tuple[str, ...]] = ()
     """Fields that name folders which `final` writes into; no other run may name them meanwhile."""
     defaults: ClassVar[Defaults] = Defaults()
@@ -198,7 +203,7 @@ class Task(abc.ABC):
         """
         return {}
 
-    def scored_by(self) -> Mapping[str, Literal["higher", "lower"]]:
+    def scored_by(self) -> Directions:
         """Its metrics, the primary one first, each with the direction that is better: by default `better`."""
         return self.better
 
@@ -230,15 +235,19 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def map_tensors(
     change: Callable[[Any], Any], batch: Batch, kinds: tuple[type, ...] = (), *, columns: bool = False
 ) -> Batch:
-    """`batch` with every tensor in it changed, whatever else is of these kinds, and with `columns` every list, tuple
-    and array without tensors, such as the texts of the samples.
+    """`batch` with every tensor in it changed.
 
-    Dataclasses are looked into, which torch's own pytree takes for leaves.
+    The tensors of dataclasses are changed too; torch's own pytree takes a dataclass for a leaf.
+
+    Args:
+        kinds: further types whose values are changed.
+        columns: whether lists, tuples and arrays without tensors are changed as a whole, e.g. the texts of the samples.
     """
     import torch
 
     inner = functools.partial(map_tensors, change, kinds=kinds, columns=columns)
-    if isinstance(batch, (torch.Tensor, *kinds)) or (columns and _is_column(batch)):
+    is_leaf = isinstance(batch, (torch.Tensor, *kinds))
+    if is_leaf or (columns and _is_column(batch)):
         return change(batch)
     if isinstance(batch, MutableMapping):
         changed = copy.copy(batch)
@@ -249,7 +258,9 @@ def map_tensors(
     if isinstance(batch, list | tuple):
         return type(batch)(map(inner, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {field.name: inner(getattr(batch, field.name)) for field in dataclasses.fields(batch)}
+        values = {}
+        for field in dataclasses.fields(batch):
+            values[field.name] = inner(getattr(batch, field.name))
         return dataclasses.replace(batch, **values)
     return batch
 
@@ -264,9 +275,14 @@ def _is_column(value: Any) -> bool:
 
 def tensors_in(batch: Batch, *, columns: bool = False) -> list[Any]:
     """The tensors of a batch, and with `columns` what `map_tensors` changes beside them."""
-    found: list[Any] = []
-    map_tensors(lambda one: found.append(one) or one, batch, columns=columns)  # type: ignore[func-returns-value]
-    return found
+    tensors: list[Any] = []
+
+    def keep(tensor: Any) -> Any:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(keep, batch, columns=columns)
+    return tensors
 
 
 def row_counts(batch: Batch) -> list[int]:
@@ -304,11 +320,13 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
                 f"cannot be split, since nobody knows which part has what of it; give the task a method "
                 f"split(batch, parts)"
             )
-    bounds = [-(-lengths[0] * part // parts) for part in range(parts + 1)]
-    return [
-        map_tensors(lambda rows, a=first, b=end: rows[a:b], batch, columns=True)  # type: ignore[misc]
-        for first, end in itertools.pairwise(bounds)
-    ]
+    # The first parts get the odd rows.
+    bounds = [math.ceil(lengths[0] * part / parts) for part in range(parts + 1)]
+    batches = []
+    for first, end in itertools.pairwise(bounds):
+        rows_of_part = operator.itemgetter(slice(first, end))
+        batches.append(map_tensors(rows_of_part, batch, columns=True))
+    return batches
 
 
 def fingerprint(data: Data) -> str:
@@ -327,7 +345,8 @@ def digest_tensors(digest: Any, batch: Batch) -> int:
 
     tensors = tensors_in(batch)
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        values = tensor.detach().cpu().contiguous().flatten()
+        digest.update(values.view(torch.uint8).numpy().data)
     return len(tensors)
 
 
@@ -340,7 +359,9 @@ def add_sums(many: Iterable[Sums]) -> Sums:
     total: Sums = {}
     for sums in many:
         for name, value in sums.items():
-            total[name] = total[name] + value if name in total else value
+            if name in total:
+                value = total[name] + value
+            total[name] = value
     return total
 
 
@@ -348,15 +369,21 @@ def plain_sums(sums: Sums) -> Sums:
     """The sums with tensors as numbers or numpy arrays: one transfer from the device for each."""
     import torch
 
-    return {
-        name: (value.item() if value.ndim == 0 else value.cpu().numpy()) if isinstance(value, torch.Tensor) else value
-        for name, value in sums.items()
-    }
+    plain = {}
+    for name, value in sums.items():
+        if isinstance(value, torch.Tensor):
+            value = value.item() if value.ndim == 0 else value.cpu().numpy()
+        plain[name] = value
+    return plain
 
 
 def encode_sums(sums: Sums) -> str:
     """JSON of numbers and arrays, exact to the last bit; see `decode_sums`."""
-    return json.dumps(sums, default=lambda array: {"array": array.tolist(), "dtype": str(array.dtype)})
+
+    def plain(array: np.ndarray) -> dict[str, Any]:
+        return {"array": array.tolist(), "dtype": str(array.dtype)}
+
+    return json.dumps(sums, default=plain)
 
 
 def decode_sums(text: str) -> Sums:
@@ -368,6 +395,8 @@ def decode_sums(text: str) -> Sums:
     """
 
     def array(value: dict[str, Any]) -> Any:
-        return np.array(value["array"], value["dtype"]) if value.keys() == {"array", "dtype"} else value
+        if value.keys() != {"array", "dtype"}:
+            return value
+        return np.array(value["array"], value["dtype"])
 
     return json.loads(text, object_hook=array)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from asyncsgd.data.tokenizer import pretrained_tokenizer, train_byte_bpe, traine
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
+from asyncsgd.tasks.base import Directions
 from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_batches import Batch, Draw, by_length
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
@@ -46,19 +47,19 @@ SHAPES: dict[str, dict[str, int]] = {
 """GPT-2 shapes built here, with random weights: 1.5 and 5.4 million parameters at a vocabulary of 8192."""
 
 _EVALUATION_TOKENS = 2048
-"""Of an evaluation batch: logits everywhere are V times as large as what they are computed from."""
+"""Tokens of an evaluation batch. It has logits at every token, which need much memory: V numbers each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CausalLM(LanguageModel):
     """Causal language modelling with any `AutoModelForCausalLM`; documents in a row do not see one another.
 
-    Batches have ``labels``, at every position the id that comes next in its document, -100 where none does; and, where
-    a row has several documents, ``position_ids``, from 0 in each.
+    A batch has ``labels``, int64 `(B, L)`: at every position the id that comes next in its document, and -100 where
+    none does. Where rows have several documents it also has ``position_ids``, which count from 0 in each document.
     """
 
     name: ClassVar[str] = "causal_lm"
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower", "accuracy": "higher"}
+    better: ClassVar[Directions] = {"perplexity": "lower", "accuracy": "higher"}
     preload: ClassVar[tuple[str, ...]] = ("transformers.models.gpt2.modeling_gpt2",)
     auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
     shapes: ClassVar[tuple[str, ...]] = tuple(SHAPES)
@@ -101,35 +102,43 @@ class CausalLM(LanguageModel):
             return built
         from transformers import GPT2Config, GPT2LMHeadModel
 
+        end_id = tokenizer.eos_token_id
         config = GPT2Config(
             vocab_size=padded_size(len(tokenizer)),
             n_positions=max(512, self.seq_len),
-            bos_token_id=tokenizer.eos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), self.dropout),
+            bos_token_id=end_id,
+            eos_token_id=end_id,
+            resid_pdrop=self.dropout,
+            embd_pdrop=self.dropout,
+            attn_pdrop=self.dropout,
             **SHAPES[model],
         )
         with seeded(seed):
-            return Built(GPT2LMHeadModel(config).float().train(), ())
+            new_model = GPT2LMHeadModel(config)
+        return Built(new_model.float().train(), ())
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        end_id = tokenizer.eos_token_id
         packed = self.packs and (self.model_name in SHAPES or _keeps_documents_apart(initial.model))
-        return {"end_id": tokenizer.eos_token_id, "packed": packed, "pad_id": tokenizer.eos_token_id}
+        return {"end_id": end_id, "packed": packed, "pad_id": end_id}
 
     def rows_depend_on(self) -> Sequence[object]:
         return self.blocks, self.known["packed"], self.known["end_id"]
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
-        """Rows of documents, in ``position_ids`` from 0 in each."""
+        """Rows of documents; ``position_ids`` count from 0 in each document."""
         pieces = self.rows(corpus, side, tokenizer, end_id=self.known["end_id"])
-        suffix = len(special_around(tokenizer)[1])
-        documents = [ids[: len(ids) - suffix] for ids in pieces.rows("ids", range(len(pieces)))]
-        rows = [[number] for number in range(len(documents))]
-        if self.known["packed"]:
-            rows = pack([len(ids) for ids in documents], self.seq_len)
-        of_rows = [[documents[number] for number in row] for row in rows]
-        positions = [np.concatenate([np.arange(len(ids), dtype=np.int32) for ids in row]) for row in of_rows]
-        return Samples.of(ids=[np.concatenate(row) for row in of_rows], position_ids=positions)
+        _, suffix = special_around(tokenizer)
+        documents = [ids[: len(ids) - len(suffix)] for ids in pieces.rows("ids", range(len(pieces)))]
+        positions = [np.arange(len(ids), dtype=np.int32) for ids in documents]
+        if not self.known["packed"]:
+            return Samples.of(ids=documents, position_ids=positions)
+        packed_ids = []
+        packed_positions = []
+        for row in pack([len(ids) for ids in documents], self.seq_len):
+            packed_ids.append(np.concatenate([documents[number] for number in row]))
+            packed_positions.append(np.concatenate([positions[number] for number in row]))
+        return Samples.of(ids=packed_ids, position_ids=packed_positions)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         notes = []
@@ -142,7 +151,8 @@ class CausalLM(LanguageModel):
         return {**super().more_facts(corpus, train, held_out, built), "notes": notes}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
-        return by_length(held_out, max(1, _EVALUATION_TOKENS // self.seq_len), self.eval_samples)
+        batch_size = max(1, _EVALUATION_TOKENS // self.seq_len)
+        return by_length(held_out, batch_size, self.eval_samples)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
@@ -151,12 +161,14 @@ class CausalLM(LanguageModel):
         positions = pad(samples.rows("position_ids", numbers), 0)
         labels = torch.full_like(input_ids, IGNORED)
         # The first token of a document follows nothing, and neither does padding.
-        labels[:, :-1] = input_ids[:, 1:].where(positions[:, 1:] > 0, IGNORED)
+        follows = positions[:, 1:] > 0
+        labels[:, :-1] = input_ids[:, 1:].where(follows, IGNORED)
         batch = {"input_ids": input_ids, "labels": labels}
         if self.known["packed"]:
             # The padding is a document of its own.
-            behind = torch.arange(input_ids.shape[1]) - torch.from_numpy(samples.lengths[numbers])[:, None]
-            batch["position_ids"] = positions.where(behind < 0, behind)
+            lengths = torch.from_numpy(samples.lengths[numbers])
+            in_padding = torch.arange(input_ids.shape[1]) - lengths[:, None]
+            batch["position_ids"] = positions.where(in_padding < 0, in_padding)
         return batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -164,7 +176,7 @@ class CausalLM(LanguageModel):
         return _logits(model, batch["input_ids"], batch.get("position_ids"))
 
     def count_tokens(self, batch: Batch) -> int:
-        """Those that are predicted."""
+        """The tokens that are predicted."""
         return int(self.weight(batch))
 
 
@@ -182,9 +194,12 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
     """
     rows: list[list[int]] = []
     with_room: list[list[list[int]]] = [[] for _ in range(capacity + 1)]  # rows, by the room that they have
-    for document in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+    longest_first = np.argsort(-np.asarray(lengths), kind="stable")
+    for document in longest_first.tolist():
         length = int(lengths[document])
-        room = next((room for room in range(length, capacity) if with_room[room]), capacity)
+        room = length
+        while room < capacity and not with_room[room]:
+            room += 1
         if room == capacity:
             rows.append([])
             with_room[room].append(rows[-1])
@@ -195,9 +210,11 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
 
 
 def _logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    inputs = {"input_ids": input_ids}
+    if position_ids is not None:
+        inputs["position_ids"] = position_ids
     # With a cache, transformers would not look for documents in the positions.
-    positions = {} if position_ids is None else {"position_ids": position_ids}
-    return model(input_ids=input_ids, use_cache=False, **positions).logits
+    return model(use_cache=False, **inputs).logits
 
 
 def _sees_later_tokens(model: nn.Module) -> bool:
@@ -205,7 +222,9 @@ def _sees_later_tokens(model: nn.Module) -> bool:
     ids = _some_ids(model)
     changed = _some_ids(model)
     changed[:, 8:] = ids[:, :1]
-    return not _agree(_logits(model.eval(), ids)[:, :8], _logits(model, changed)[:, :8])
+    logits = _logits(model.eval(), ids)
+    logits_of_changed = _logits(model, changed)
+    return not _agree(logits[:, :8], logits_of_changed[:, :8])
 
 
 def _keeps_documents_apart(model: nn.Module) -> bool:
@@ -214,10 +233,12 @@ def _keeps_documents_apart(model: nn.Module) -> bool:
 
     ids = _some_ids(model)
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
+    second = ids[:, 8:]
     try:
-        return _agree(_logits(model.eval(), ids, positions)[:, 8:], _logits(model, ids[:, 8:]))
-    except TypeError:  # no positions at all
+        logits = _logits(model.eval(), ids, positions)
+    except TypeError:  # the model takes no positions
         return False
+    return _agree(logits[:, 8:], _logits(model, second))
 
 
 def _some_ids(model: Any) -> Tensor:
@@ -227,5 +248,7 @@ def _some_ids(model: Any) -> Tensor:
     return torch.arange(20)[None] * 7 % model.config.vocab_size
 
 
-def _agree(some: Tensor, others: Tensor) -> bool:
-    return bool((some - others).abs().max() <= 1e-4 * others.abs().max())
+def _agree(logits: Tensor, others: Tensor) -> bool:
+    """Whether logits are equal but for rounding."""
+    difference = (logits - others).abs().max()
+    return bool(difference <= 1e-4 * others.abs().max())

@@ -36,16 +36,16 @@ class Checked:
     """What a dry run has seen of a task that passed it."""
 
     num_parameters: int
-    """That are trained; tied ones count once."""
+    """How many numbers are trained. Parameters that share them count once."""
     unused: tuple[str, ...]
     """Parameters that are trained and had no gradient. Their gradient is taken for zero, so that weight decay acts on
     them."""
     loss: float
-    """Of batch 0 of stream 0, at the initial parameters, in training mode."""
+    """The loss of batch 0 of stream 0, at the initial parameters, in training mode."""
     weight: float
-    """Of that batch."""
+    """The weight of that batch."""
     num_evaluation_batches: Mapping[str, int]
-    """By the name of the evaluation set."""
+    """How many batches each evaluation set has, by its name."""
     statistics: tuple[str, ...]
     """Buffers that the forward pass changes in training mode: running statistics and counters."""
     notes: tuple[str, ...]
@@ -76,9 +76,11 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             raise UsageError(
                 "model() has no parameter to train; give it one, or leave requires_grad at True for what is to learn"
             )
-        if (differs := _difference(model, trial)) is not None:
+        difference = _difference(model, trial)
+        if difference is not None:
+            kind, name = difference
             raise UsageError(
-                f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
+                f"model({seed}) gave two models with different initial values ({kind} {name}): write "
                 f"`with asyncsgd.seeded(seed):` around what draws them in model()"
             )
         for name, module in model.named_modules():
@@ -93,7 +95,8 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         first = [_bits(tensor) for tensor in tensors_in(batch)]
         data.batch(0, 1)
         for other in (data, again):
-            if [_bits(tensor) for tensor in tensors_in(other.batch(0, 0))] != first:
+            repeated_batch = other.batch(0, 0)
+            if [_bits(tensor) for tensor in tensors_in(repeated_batch)] != first:
                 raise UsageError(
                     f"data({seed}).batch(0, 0) gave two different batches; make it a function of seed, stream and "
                     f"index alone, since every worker builds the data for itself, or use asyncsgd.TensorData"
@@ -119,22 +122,29 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             loss = task.loss(task.outputs(trial, moved), moved)
             _check_loss(loss)
             loss.backward()
-            each = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in learned]
-            return float(loss.detach()), torch.cat([one.detach().cpu().double().flatten() for one in each])
+            vectors = []
+            for parameter in learned:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+                vectors.append(gradient.detach().cpu().double().flatten())
+            return float(loss.detach()), torch.cat(vectors)
 
         loss, _ = gradients(batch)
         trained = [(name, parameter) for name, parameter in trial.named_parameters() if parameter.requires_grad]
         unused = tuple(name for name, parameter in trained if parameter.grad is None)
-        announced = any(getattr(module, "sparse", False) for module in trial.modules())
+        is_announced = any(getattr(module, "sparse", False) for module in trial.modules())
         for name, parameter in trained:
-            if processes and not announced and parameter.grad is not None and parameter.grad.is_sparse:
+            is_sparse = parameter.grad is not None and parameter.grad.is_sparse
+            if is_sparse and processes and not is_announced:
                 raise UsageError(
                     f"the gradient of {name!r} is sparse, and no layer says so, as processes that exchange gradients "
                     f"have to know; write sparse=False where it is looked up, or use nn.Embedding(..., sparse=True)"
                 )
         statistics = _moving_buffers(model, trial)
         repeated, _ = gradients(batch)
-        if repr(loss) != repr(repeated) and not (where.type != "cpu" and math.isclose(loss, repeated, rel_tol=1e-4)):
+        is_same = repr(loss) == repr(repeated)
+        if where.type != "cpu":
+            is_same = is_same or math.isclose(loss, repeated, rel_tol=1e-4)
+        if not is_same:
             raise UsageError(
                 f"the same batch at the same parameters has loss {loss:.9g} and then {repeated:.9g}; draw from torch's "
                 f"default generator in outputs() and loss(), and leave the batch as it is"
@@ -204,7 +214,8 @@ def check_can_be_sent(value: Any, what: str) -> None:
     made_of = getattr(value, "func", value)  # of functools.partial
     kind = made_of if hasattr(made_of, "__name__") else type(made_of)
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
-    if kind.__module__ == "__main__" and (not os.path.isfile(file) or is_main_of_package()):
+    is_importable = os.path.isfile(file) and not is_main_of_package()
+    if kind.__module__ == "__main__" and not is_importable:
         raise UsageError(
             f"{kind.__name__} is not defined in a file that worker processes can import; put it into one, e.g. "
             f"my_task.py, and type from my_task import {kind.__name__}; or train with runtime=asyncsgd.Virtual(...)"
@@ -239,7 +250,8 @@ def refuse_in_worker() -> None:
     # While a child imports the script, it already has its name, but no parent yet.
     if multiprocessing.parent_process() is None and multiprocessing.current_process().name == "MainProcess":
         return
-    script = getattr(sys.modules.get("__mp_main__", sys.modules["__main__"]), "__file__", None) or "the script"
+    module = sys.modules.get("__mp_main__", sys.modules["__main__"])
+    script = getattr(module, "__file__", None) or "the script"
     raise UsageError(
         f"a worker process has come to the code that starts training, since worker processes import {script} too; put "
         f'that code under `if __name__ == "__main__":`'
@@ -247,23 +259,35 @@ def refuse_in_worker() -> None:
 
 
 def _bits(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors with equal bits; NaN equals itself."""
-    return tensor.shape, tensor.dtype, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    """The shape, the dtype and the bytes of a tensor, which are equal for tensors with equal bits, NaN included."""
+    values = tensor.detach().cpu().contiguous().flatten()
+    return tensor.shape, tensor.dtype, values.view(torch.uint8).numpy().tobytes()
 
 
 def _difference(model: nn.Module, other: nn.Module) -> tuple[str, str] | None:
     """The kind and the name of the first parameter or buffer that differs; None if all bits are equal."""
-    one, two = (
-        {("parameter", name): _bits(value) for name, value in each.named_parameters()}
-        | {("buffer", name): _bits(value) for name, value in each.named_buffers()}
-        for each in (model, other)
-    )
-    return next((named for named in one | two if one.get(named) != two.get(named)), None)
+    bits = _bits_of_model(model)
+    other_bits = _bits_of_model(other)
+    for name in bits | other_bits:
+        if bits.get(name) != other_bits.get(name):
+            return name
+    return None
+
+
+def _bits_of_model(model: nn.Module) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """The bits of each parameter and buffer, by its kind and its name."""
+    bits = {}
+    for name, parameter in model.named_parameters():
+        bits["parameter", name] = _bits(parameter)
+    for name, buffer in model.named_buffers():
+        bits["buffer", name] = _bits(buffer)
+    return bits
 
 
 @contextlib.contextmanager
 def _generators_restored(device: torch.device) -> Iterator[None]:
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
@@ -275,8 +299,10 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
 def normalising_over_batch(model: nn.Module) -> str | None:
     """The first module of `model`, as it is trained, whose output for a sample depends on the others of its batch."""
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            return name
+        if isinstance(module, _BatchNorm):
+            uses_batch = module.training or module.running_mean is None
+            if uses_batch:
+                return name
     return None
 
 
@@ -286,15 +312,17 @@ def _check_halves(
     """Refuse a weight that is not the number of terms that the loss is a mean over: without dropout, the loss and the
     gradient of a batch are the weighted means of those of its halves. Return why this cannot be checked, if so.
     """
-    if (name := normalising_over_batch(model)) is not None:
+    name = normalising_over_batch(model)
+    if name is not None:
         return f"the module {name!r} normalises over the samples of a batch"
     for module in model.modules():  # no dropout; modules that call F.dropout themselves heed the mode too
         if isinstance(module, nn.RNNBase):
             module.dropout = 0.0  # cuDNN computes no gradient of a recurrent network in evaluation mode
         else:
             module.training = False
-    loss, whole = gradients(batch)
-    if repr(gradients(batch, part=1)[0]) != repr(loss):
+    loss, gradient = gradients(batch)
+    loss_of_part, _ = gradients(batch, part=1)
+    if repr(loss_of_part) != repr(loss):
         return (
             "outputs() or loss() draws random numbers in evaluation mode too, so each evaluation draws them from a "
             "seed of its own"
@@ -310,26 +338,33 @@ def _check_halves(
             f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{half:g}' for half in weights)}; return "
             f"the number of terms that loss() is the mean of, counted in the batch it is given"
         )
+    losses = []
+    terms = []
     try:
-        found = [(of_half / weight, *gradients(half)) for half, of_half in zip(halves, weights, strict=True) if of_half]
+        for half, half_weight in zip(halves, weights, strict=True):
+            if half_weight:
+                share = half_weight / weight
+                half_loss, half_gradient = gradients(half)
+                losses.append(share * half_loss)
+                terms.append(share * half_gradient)
     except Exception as error:
         # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
         return f"half a batch cannot be computed ({error})"
-    joined = sum(share * of_half for share, of_half, _ in found)
-    size = max(abs(loss), sum(share * abs(of_half) for share, of_half, _ in found))
-    terms = torch.stack([share * vector for share, _, vector in found])
-    apart = float((terms.sum(0) - whole).norm()) / (float(terms.norm(dim=1).sum()) or 1.0)
-    for differs, said in (
-        (
-            abs(joined - loss) > tolerance * size,
-            f"loss of data.batch(0, 0) is {loss:.6g}, but {joined:.6g}",
-        ),
-        (apart > tolerance, f"gradient of data.batch(0, 0) differs by {apart:.2g} of its size from that"),
-    ):
-        if differs:
-            raise UsageError(
-                f"the {said} by its halves, weighted by weight(); make weight() the number of terms that loss() is the "
-                f"mean of. If the loss compares the samples of a batch with one another, give the task a method "
-                f"split(batch, parts) that raises UsageError"
-            )
+    joined = sum(losses)
+    loss_size = max(abs(loss), sum(map(abs, losses)))
+    stacked = torch.stack(terms)
+    distance = float((stacked.sum(0) - gradient).norm())
+    gradient_size = float(stacked.norm(dim=1).sum()) or 1.0
+    relative = distance / gradient_size
+    problem = ""
+    if abs(joined - loss) > tolerance * loss_size:
+        problem = f"loss of data.batch(0, 0) is {loss:.6g}, but {joined:.6g}"
+    elif relative > tolerance:
+        problem = f"gradient of data.batch(0, 0) differs by {relative:.2g} of its size from that"
+    if problem:
+        raise UsageError(
+            f"the {problem} by its halves, weighted by weight(); make weight() the number of terms that loss() is the "
+            f"mean of. If the loss compares the samples of a batch with one another, give the task a method "
+            f"split(batch, parts) that raises UsageError"
+        )
     return ""

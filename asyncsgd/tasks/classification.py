@@ -32,8 +32,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
 from asyncsgd.settings.groups import OF_TRANSFORMERS, Defaults
 from asyncsgd.tasks import hatecheck
-from asyncsgd.tasks.base import Sums, to_device
-from asyncsgd.tasks.heads import Directions, Labels
+from asyncsgd.tasks.base import Directions, Sums, to_device
+from asyncsgd.tasks.heads import Labels
 from asyncsgd.tasks.labelled_rows import LabelledRows, texts_of
 from asyncsgd.tasks.labelled_task import LabelledTask
 from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
@@ -54,7 +54,9 @@ def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """
     counts = np.asarray(counts, dtype=np.float64)
     occurring = counts > 0
-    return np.divide(counts.sum() / max(occurring.sum(), 1), counts, out=np.zeros_like(counts), where=occurring)
+    mean_count = counts.sum() / max(occurring.sum(), 1)
+    weights = np.zeros_like(counts)
+    return np.divide(mean_count, counts, out=weights, where=occurring)
 
 
 Score = Literal["macro_f1", "accuracy", "f1", "matthews", "micro_f1", "exact_match", "pearson", "spearman", "mse"]
@@ -62,7 +64,7 @@ Score = Literal["macro_f1", "accuracy", "f1", "matthews", "micro_f1", "exact_mat
 
 @dataclasses.dataclass(frozen=True)
 class Classification(LabelledTask):
-    """What a text or a pair of texts is labelled with, from the encoder of a masked-language model and a new head.
+    """Predict the label of a text or a pair of texts, with the encoder of a masked-language model and a new head.
 
     Batches have ``labels``: the number of each text's class, int64 `(B,)`; or float32 `(B, C)`, 1 for each label that a
     text has; or float32 `(B,)`, numbers. Batches of pairs also have ``token_type_ids`` where the tokenizer makes them.
@@ -164,12 +166,14 @@ class Classification(LabelledTask):
     @property
     def columns(self) -> Mapping[str, str]:
         """The columns to read, each with the flag that chooses it: of the text, the labels and the second text."""
-        columns = {self.text_column: "--text-column", **dict.fromkeys(self.label_columns, "--label-column")}
-        wanted = 1 + len(self.label_columns)
+        columns = {self.text_column: "--text-column"}
+        num_columns = 1 + len(self.label_columns)
+        for column in self.label_columns:
+            columns[column] = "--label-column"
         if self.second_column is not None:
             columns[self.second_column] = "--text-pair-column"
-            wanted += 1
-        if len(columns) < wanted and self.row_kind() is not LABELLED:
+            num_columns += 1
+        if len(columns) < num_columns and self.row_kind() is not LABELLED:
             raise UsageError(f"a column is named twice; the columns of texts and labels are {', '.join(columns)}")
         return columns
 
@@ -179,9 +183,12 @@ class Classification(LabelledTask):
         return LabelledRows(self.is_pair, self.labels, self.label_separator, self.label_columns).kind()
 
     def scored_by(self) -> Directions:
-        names = [*self.scored.usual, *(["f1"] if self.positive is not None else [])]
-        first = [] if self.score is None else [self.score]
-        return {name: self.scored.better[name] for name in dict.fromkeys([*first, *names])}
+        names = list(self.scored.usual)
+        if self.positive is not None:
+            names.append("f1")
+        if self.score is not None:
+            names.insert(0, self.score)
+        return {name: self.scored.better[name] for name in names}
 
     def check_names(self) -> None:
         super().check_names()
@@ -190,19 +197,24 @@ class Classification(LabelledTask):
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
         if self.is_pair:
-            texts = tuple(text for pair in corpus.train.texts for text in texts_of(pair))
-            corpus = dataclasses.replace(corpus, train=Documents(texts))
+            texts: list[str] = []
+            for pair in corpus.train.texts:
+                texts += texts_of(pair)
+            corpus = dataclasses.replace(corpus, train=Documents(tuple(texts)))
         return super().make_tokenizer(model, corpus, cache)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
-        hateful = () if self.hatecheck is None else hatecheck.hateful_labels(self.hatecheck_positive, corpus)
-        labels = corpus.labels
-        counts = self.row_kind().counts(corpus.train)
+        hateful: Sequence[int] = ()
+        if self.hatecheck is not None:
+            hateful = hatecheck.hateful_labels(self.hatecheck_positive, corpus)
         if self.labels == "number":
             return {"labels": (self.label_column,), "counts": (), "hateful": hateful}
+        labels = corpus.labels
         if self.positive is not None and self.positive not in labels:
             raise UsageError(f"--positive {self.positive} is no label; the labels are {', '.join(labels)}")
-        return {"labels": labels, "counts": [counts[label] for label in labels], "hateful": hateful}
+        count_of = self.row_kind().counts(corpus.train)
+        counts = [count_of[label] for label in labels]
+        return {"labels": labels, "counts": counts, "hateful": hateful}
 
     def rows_depend_on(self) -> Sequence[object]:
         if self.labels == "single" and not self.is_pair:
@@ -213,43 +225,56 @@ class Classification(LabelledTask):
         documents = corpus.train if side == "train" else corpus.eval
         labels = self._label_values(corpus, documents)
         if not self.is_pair:
-            return Samples.of(ids=_beginnings(documents.texts, tokenizer, self.seq_len), labels=labels)
-        rows = list(pair_rows(list(map(texts_of, documents.texts)), tokenizer, self.seq_len))
-        columns = {"ids": [ids for ids, _ in rows]}
-        if "token_type_ids" in tokenizer.model_input_names:
-            columns["types"] = [types for _, types in rows]
-        return Samples.of(**columns, labels=labels)
+            ids = _beginnings(documents.texts, tokenizer, self.seq_len)
+            return Samples.of(ids=ids, labels=labels)
+        pairs = [texts_of(text) for text in documents.texts]
+        ids = []
+        types = []
+        for row_ids, row_types in pair_rows(pairs, tokenizer, self.seq_len):
+            ids.append(row_ids)
+            types.append(row_types)
+        if "token_type_ids" not in tokenizer.model_input_names:
+            return Samples.of(ids=ids, labels=labels)
+        return Samples.of(ids=ids, types=types, labels=labels)
 
     def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:
         """The labels of some documents as batches have them, int64 or float32; 0 where none is known."""
         if self.labels == "number":
             return np.array([float(label or 0) for label in documents.labels], dtype=np.float32)
-        numbers = {label: number for number, label in enumerate(corpus.labels)}
+        number_of = {label: number for number, label in enumerate(corpus.labels)}
         if self.labels == "single":
-            return np.array([numbers[label] if label else 0 for label in documents.labels], dtype=np.int64)
-        has = np.zeros((len(documents.labels), len(numbers)), dtype=np.float32)
-        for row, of_text in zip(has, documents.labels, strict=True):
-            row[[numbers[label] for label in json.loads(of_text or "[]")]] = 1.0
-        return has
+            numbers = [number_of[label] if label else 0 for label in documents.labels]
+            return np.array(numbers, dtype=np.int64)
+        has_label = np.zeros((len(documents.labels), len(number_of)), dtype=np.float32)
+        for row, text_labels in zip(has_label, documents.labels, strict=True):
+            for label in json.loads(text_labels or "[]"):
+                row[number_of[label]] = 1.0
+        return has_label
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         labels = self.known["labels"]
         word = "pairs" if self.is_pair else "texts"
         notes = [self._labels_in_words(train), *corpus.notes]
-        if num_cut := sum(int((side.lengths >= self.seq_len).sum()) for side in (train, held_out)):
+        lengths = np.concatenate([train.lengths, held_out.lengths])
+        num_cut = int((lengths >= self.seq_len).sum())
+        if num_cut:
             longer = ", the longer text first" if self.is_pair else ""
             notes.append(f"{num_cut} {word} fill --seq-len {self.seq_len}; what is longer is cut{longer}")
         if self.is_pair:
-            scored = [pair for of_set in corpus.evaluations for pair in of_set.eval.texts]
-            sides = [{text for pair in side for text in texts_of(pair)} for side in (corpus.train.texts, scored)]
-            if shared := sides[0] & sides[1] - {""}:
+            scored_texts: set[str] = set()
+            for evaluation in corpus.evaluations:
+                scored_texts |= _single_texts(evaluation.eval)
+            shared = _single_texts(corpus.train) & scored_texts
+            if shared:
                 notes.append(f"{len(shared)} single texts stand in pairs of both sides; no pair does")
         undefined = self._undefined(held_out)
         if self.score is not None and self.score in undefined:
-            others = ", ".join(name for name in self.scored.better if name not in (*undefined, "f1"))
-            raise UsageError(f"--score {self.score} is not defined: {undefined[self.score]}; choose of {others}")
+            others = [name for name in self.scored.better if name not in undefined and name != "f1"]
+            raise UsageError(
+                f"--score {self.score} is not defined: {undefined[self.score]}; choose of {', '.join(others)}"
+            )
         notes += self.notes_on(held_out)
-        facts = {
+        facts: dict[str, Any] = {
             "class_weights": self.class_weights,
             "notes": notes,
             "data_notes": list(corpus.notes),
@@ -257,20 +282,25 @@ class Classification(LabelledTask):
             "labels": labels,
             "new_parameters": len(built.new_parameters),
         }
-        return facts | ({"undefined_scores": undefined} if undefined else {})
+        if undefined:
+            facts["undefined_scores"] = undefined
+        return facts
 
     def _labels_in_words(self, train: Samples) -> str:
         if self.labels == "number":
             numbers = train.values["labels"]
             return f"labels: numbers from {numbers.min():g} to {numbers.max():g}, {numbers.mean():g} on average"
-        labels = self.known["labels"]
-        counts = self.known["counts"]
-        return "labels: " + ", ".join(f"{label} {count}" for label, count in zip(labels, counts, strict=True))
+        counts = zip(self.known["labels"], self.known["counts"], strict=True)
+        frequencies = [f"{label} {count}" for label, count in counts]
+        return f"labels: {', '.join(frequencies)}"
 
     def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
         """The scores that the labels to score on leave undefined, and why, before anything is prepared."""
-        truth = self.scored.truth_of(self._label_values(corpus, corpus.eval), len(corpus.labels))
-        positive = corpus.labels.index(self.positive) if self.positive in corpus.labels else None
+        labels = self._label_values(corpus, corpus.eval)
+        truth = self.scored.truth_of(labels, len(corpus.labels))
+        positive = None
+        if self.positive in corpus.labels:
+            positive = corpus.labels.index(self.positive)
         return self.scored.undefined(truth, positive)
 
     def _undefined(self, held_out: Samples) -> Mapping[str, str]:
@@ -290,7 +320,9 @@ class Classification(LabelledTask):
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
 
-        batch = {**self.padded(samples, numbers), "labels": torch.from_numpy(samples.values["labels"][numbers])}
+        batch = self.padded(samples, numbers)
+        labels = samples.values["labels"][numbers]
+        batch["labels"] = torch.from_numpy(labels)
         if "types" in samples.values:
             batch["token_type_ids"] = pad(samples.rows("types", numbers), 0)
         return batch
@@ -305,13 +337,15 @@ class Classification(LabelledTask):
 
         if not self.class_weights:
             return super().loss(outputs, batch)
-        losses = functional.cross_entropy(outputs, batch["labels"], reduction="none")
-        weights = torch.tensor(inverse_frequency(self.known["counts"]), dtype=torch.float32, device=losses.device)
-        return (weights[batch["labels"]] * losses).mean()
+        labels = batch["labels"]
+        losses = functional.cross_entropy(outputs, labels, reduction="none")
+        weights = inverse_frequency(self.known["counts"])
+        weight_of_class = torch.tensor(weights, dtype=torch.float32, device=losses.device)
+        return (weight_of_class[labels] * losses).mean()
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
-        found = self.scored.metrics(sums, self._positive)
-        return {name: found[name] for name in self.scored_by()}
+        metrics = self.scored.metrics(sums, self._positive)
+        return {name: metrics[name] for name in self.scored_by()}
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
         """HateCheck, and what the model says of every set, where they are asked for."""
@@ -326,11 +360,23 @@ class Classification(LabelledTask):
         samples = Samples.of(ids=ids, labels=np.zeros(len(ids), np.int64))
         predicted = np.empty(len(ids), np.int64)
         batches = EvaluationBatches(self.collate, samples, self.test_rows(samples))
+        device = next(model.parameters()).device
         for index, numbers in enumerate(batches.rows):
-            batch = to_device(batches[index], next(model.parameters()).device)
-            predicted[numbers] = self.outputs(model, batch).argmax(-1).cpu().numpy()
-        return {"hatecheck": hatecheck.scores(cases, np.isin(predicted, self.known["hateful"])), **written}
+            batch = to_device(batches[index], device)
+            logits = self.outputs(model, batch)
+            predicted[numbers] = logits.argmax(-1).cpu().numpy()
+        said_hateful = np.isin(predicted, self.known["hateful"])
+        return {"hatecheck": hatecheck.scores(cases, said_hateful), **written}
 
 
 def _beginnings(texts: Sequence[str], tokenizer: Any, seq_len: int) -> list[np.ndarray]:
+    """The ids of the first `seq_len` tokens of each text, int32."""
     return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings_of(texts, tokenizer, seq_len)]
+
+
+def _single_texts(pairs: Documents) -> set[str]:
+    """The texts of pairs, without the empty text."""
+    texts: set[str] = set()
+    for pair in pairs.texts:
+        texts.update(texts_of(pair))
+    return texts - {""}

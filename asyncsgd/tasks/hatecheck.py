@@ -33,14 +33,17 @@ def scores(cases: Sequence[Case], said_hateful: np.ndarray) -> dict[str, object]
     Args:
         said_hateful: bool, what the classifier said of each case.
     """
-    right = said_hateful == np.array([case.hateful for case in cases])
-    of = np.array([case.functionality for case in cases])
+    is_right = said_hateful == np.array([case.hateful for case in cases])
+    functionality = np.array([case.functionality for case in cases])
 
-    def of_cases(chosen: np.ndarray) -> dict[str, object]:
-        return {"accuracy": float(right[chosen].mean()), "num_cases": int(chosen.sum())}
+    def accuracy(chosen: np.ndarray) -> dict[str, object]:
+        return {"accuracy": float(is_right[chosen].mean()), "num_cases": int(chosen.sum())}
 
-    names = sorted(set(of.tolist()))
-    return {**of_cases(np.ones_like(right)), "functionalities": {name: of_cases(of == name) for name in names}}
+    of_all = accuracy(np.ones_like(is_right))
+    functionalities = {}
+    for name in sorted(set(functionality.tolist())):
+        functionalities[name] = accuracy(functionality == name)
+    return {**of_all, "functionalities": functionalities}
 
 
 def load_hatecheck(path: str) -> list[Case]:
@@ -56,7 +59,8 @@ def load_hatecheck(path: str) -> list[Case]:
     for where, (functionality, text, label) in source.rows(side, columns):
         if str(label) not in _HATEFUL:
             raise UsageError(f"{where} label {label!r} is neither 0 (non-hateful) nor 1 (hateful)")
-        cases.append(Case(str(functionality), text_of(where, "text", text), _HATEFUL[str(label)]))
+        hateful = _HATEFUL[str(label)]
+        cases.append(Case(str(functionality), text_of(where, "text", text), hateful))
     if not cases:
         raise UsageError(f"{path} holds no cases")
     return cases

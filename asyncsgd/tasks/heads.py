@@ -13,15 +13,16 @@ Shapes: B texts of a batch, S texts of the evaluation set, C outputs.
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from asyncsgd.tasks import scores
+from asyncsgd.tasks.base import Directions
 from asyncsgd.tasks.predictions import Said
 
 if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is not to wait for torch
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is no
     from asyncsgd.tasks.base import Batch, Sums
 
 Labels = Literal["single", "multi", "number"]
-Directions = Mapping[str, Literal["higher", "lower"]]
 Metrics = dict[str, float | None]
 
 
@@ -49,7 +49,7 @@ class Head(abc.ABC):
         """The loss terms, float32, one for each label of the batch."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Their mean."""
+        """The mean of the loss terms."""
         return self.losses(logits, labels).mean()
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class Head(abc.ABC):
 class SingleLabel(Head):
     """One label a text. Sums are the confusion matrix, int64 `(C, C)`, rows: true class, columns: predicted."""
 
-    better: ClassVar[Directions] = MappingProxyType(dict.fromkeys(("macro_f1", "accuracy", "f1", "matthews"), "higher"))
+    better: ClassVar[Directions] = {"macro_f1": "higher", "accuracy": "higher", "f1": "higher", "matthews": "higher"}
     usual: ClassVar[tuple[str, ...]] = ("macro_f1", "accuracy")
     problem_type: ClassVar[str] = "single_label_classification"
 
@@ -102,9 +102,11 @@ class SingleLabel(Head):
         return functional.cross_entropy(logits, labels)
 
     def sums(self, logits: Tensor, batch: Batch) -> Sums:
-        number = logits.shape[1]
-        cells = batch["labels"] * number + logits.float().argmax(-1)
-        return {"confusion": cells.bincount(minlength=number**2).reshape(number, number)}
+        num_classes = logits.shape[1]
+        predicted = logits.float().argmax(-1)
+        cells = batch["labels"] * num_classes + predicted
+        counts = cells.bincount(minlength=num_classes**2)
+        return {"confusion": counts.reshape(num_classes, num_classes)}
 
     def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
         return [labels[number] for number in logits.float().argmax(-1).tolist()]
@@ -136,18 +138,19 @@ class SingleLabel(Head):
         return reasons
 
     def details(self, sums: Sums, labels: Sequence[str]) -> dict[str, Any]:
-        each = scores.per_class_f1(sums["confusion"])
-        return {"per_class_f1": dict(zip(labels, each, strict=True)), "confusion": sums["confusion"].tolist()}
+        confusion = sums["confusion"]
+        f1_of_classes = zip(labels, scores.per_class_f1(confusion), strict=True)
+        return {"per_class_f1": dict(f1_of_classes), "confusion": confusion.tolist()}
 
 
 class Multi(Head):
     """Any number of labels a text. A label is predicted where its logit is above 0.
 
-    Sums are int64 `(C, 3)`, of each label how often it was right, predicted and true; and how many texts had exactly
-    the right labels.
+    The sums are ``counts``, int64 `(C, 3)`, how often each label was right, predicted and true; ``exact``, how many
+    texts had exactly the right labels; and ``texts``, how many there were.
     """
 
-    better: ClassVar[Directions] = MappingProxyType(dict.fromkeys(("micro_f1", "macro_f1", "exact_match"), "higher"))
+    better: ClassVar[Directions] = {"micro_f1": "higher", "macro_f1": "higher", "exact_match": "higher"}
     usual: ClassVar[tuple[str, ...]] = ("micro_f1", "macro_f1", "exact_match")
     problem_type: ClassVar[str] = "multi_label_classification"
 
@@ -159,20 +162,25 @@ class Multi(Head):
     def sums(self, logits: Tensor, batch: Batch) -> Sums:
         import torch
 
-        said = logits > 0
+        predicted = logits > 0
         true = batch["labels"] > 0
-        counts = torch.stack([(said & true).sum(0), said.sum(0), true.sum(0)], dim=1)
-        return {"counts": counts, "exact": (said == true).all(1).sum(), "texts": torch.tensor(len(said))}
+        right = predicted & true
+        is_exact = (predicted == true).all(1)
+        counts = torch.stack([right.sum(0), predicted.sum(0), true.sum(0)], dim=1)
+        return {"counts": counts, "exact": is_exact.sum(), "texts": torch.tensor(len(predicted))}
 
     def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
-        return [[label for label, has in zip(labels, row, strict=True) if has] for row in (logits > 0).tolist()]
+        labels_of_texts = []
+        for has_label in (logits > 0).tolist():
+            labels_of_texts.append(list(itertools.compress(labels, has_label)))
+        return labels_of_texts
 
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
-        right, said, true = sums["counts"].T
-        each = [scores.f1(*of_label) for of_label in zip(right, said, true, strict=True)]
+        counts = sums["counts"]
+        f1_of_labels = [scores.f1(*label_counts) for label_counts in counts]
         metrics: Metrics = {
-            "micro_f1": scores.f1(right.sum(), said.sum(), true.sum()),
-            "macro_f1": sum(each) / len(each),
+            "micro_f1": scores.f1(*counts.sum(axis=0)),
+            "macro_f1": sum(f1_of_labels) / len(f1_of_labels),
             "exact_match": int(sums["exact"]) / int(sums["texts"]),
         }
         return metrics | dict.fromkeys(self.undefined(self.truth(sums), positive))
@@ -191,29 +199,32 @@ class Multi(Head):
         return dict.fromkeys(("micro_f1", "macro_f1"), "no text to score on has a label")
 
     def details(self, sums: Sums, labels: Sequence[str]) -> dict[str, Any]:
-        each = {}
-        for label, (right, said, true) in zip(labels, sums["counts"], strict=True):
-            each[label] = {"f1": scores.f1(right, said, true), "predicted": int(said), "support": int(true)}
-        return {"per_label": each}
+        per_label = {}
+        for label, (right, predicted, true) in zip(labels, sums["counts"].tolist(), strict=True):
+            per_label[label] = {"f1": scores.f1(right, predicted, true), "predicted": predicted, "support": true}
+        return {"per_label": per_label}
 
 
 class Number(Head):
-    """A number. Sums are two arrays, float64 `(S,)`: what was predicted of each text, and what is true."""
+    """A number. The sums are ``predicted`` and ``true``, float64 `(S,)`, the number of each text."""
 
-    better: ClassVar[Directions] = MappingProxyType({"pearson": "higher", "spearman": "higher", "mse": "lower"})
+    better: ClassVar[Directions] = {"pearson": "higher", "spearman": "higher", "mse": "lower"}
     usual: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
     problem_type: ClassVar[str] = "regression"
     loss_unit: ClassVar[str] = "squared error"
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return (logits.float().squeeze(-1) - labels).square()
+        errors = logits.float().squeeze(-1) - labels
+        return errors.square()
 
     def sums(self, logits: Tensor, batch: Batch) -> Sums:
-        sums: Sums = {name: np.zeros(int(batch["num_rows"])) for name in ("predicted", "true")}
+        num_rows = int(batch["num_rows"])
         rows = batch["rows"].cpu().numpy()
-        sums["predicted"][rows] = logits.float().squeeze(-1).cpu().numpy()
-        sums["true"][rows] = batch["labels"].cpu().numpy()
-        return sums
+        predicted = np.zeros(num_rows)
+        predicted[rows] = logits.float().squeeze(-1).cpu().numpy()
+        true = np.zeros(num_rows)
+        true[rows] = batch["labels"].cpu().numpy()
+        return {"predicted": predicted, "true": true}
 
     def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
         numbers: list[float] = logits.float().squeeze(-1).tolist()
@@ -222,7 +233,8 @@ class Number(Head):
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
         predicted = sums["predicted"]
         true = sums["true"]
-        error = float(np.square(predicted - true).mean())
+        squared_errors = np.square(predicted - true)
+        error = float(squared_errors.mean())
         metrics: Metrics = {
             "pearson": _correlation("pearsonr", predicted, true),
             "spearman": _correlation("spearmanr", predicted, true),
@@ -244,15 +256,20 @@ class Number(Head):
 
 
 def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> float | None:
-    """Pearson's or Spearman's; None where the predictions leave it undefined: one number for all, or not finite."""
+    """Pearson's or Spearman's correlation, a function of `scipy.stats`.
+
+    It is None where the predictions leave it undefined: they are one number for all, or some are not finite.
+    """
     if not np.isfinite(predicted).all() or np.ptp(predicted) == 0 or np.ptp(true) == 0:
         return None
     from scipy import stats
 
+    correlation = getattr(stats, name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numbers that are nearly equal: what rounding makes of them is a result
-        value = float(getattr(stats, name)(predicted, true).statistic)
+        # scipy warns of numbers that are nearly equal, but what rounding makes of them is a result too.
+        warnings.simplefilter("ignore")
+        value = float(correlation(predicted, true).statistic)
     return value if math.isfinite(value) else None
 
 
-HEADS: Mapping[Labels, Head] = MappingProxyType({"single": SingleLabel(), "multi": Multi(), "number": Number()})
+HEADS: Mapping[Labels, Head] = {"single": SingleLabel(), "multi": Multi(), "number": Number()}

@@ -43,21 +43,17 @@ class LabelledRows:
 
     def kind(self) -> Kind:
         """What `asyncsgd.data.corpora.load_corpus` takes."""
-        word = "pair" if self.is_pair else "text"
-        filling = "two texts" if self.is_pair else "text"
-        by_columns = len(self.label_columns) > 1
-        return Kind(
-            self.read,
-            labels_of=json.loads if self.labels == "multi" else lambda label: [label],
-            text=word,
-            filling=f"{filling} and a number" if self.labels == "number" else filling,
-            unit=word,
-            takes=(PAIRS if self.is_pair else "pydocs", "hub:NAME"),
-            label="number" if self.labels == "number" else "label",
-            has_classes=self.labels != "number",
-            fewest=1 if self.labels == "multi" else 2,
-            names=self.label_columns if by_columns else None,
-        )
+        kind = Kind(self.read)
+        if self.is_pair:
+            kind = kind._replace(text="pair", unit="pair", filling="two texts", takes=(PAIRS, "hub:NAME"))
+        if self.labels == "number":
+            filling = f"{kind.filling} and a number"
+            return kind._replace(label="number", filling=filling, has_classes=False)
+        if self.labels == "multi":
+            kind = kind._replace(labels_of=json.loads, fewest=1)
+        if len(self.label_columns) > 1:
+            kind = kind._replace(names=self.label_columns)
+        return kind
 
     def read(self, where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
         """The text and the label of a row, whose columns are the text, the labels and the second text.
@@ -65,21 +61,29 @@ class LabelledRows:
         The text is empty where the row is to be left out: a text is missing, or all of it is. The label is empty where
         it is missing.
         """
-        number = max(1, len(self.label_columns))
-        placed = list(zip(columns.items(), row, strict=True))
-        texts = [_text_of(where, column, value) for column, value in (placed[0], *placed[1 + number :])]
+        num_label_columns = max(1, len(self.label_columns))
+        label_columns = slice(1, 1 + num_label_columns)
+        named_columns = list(columns.items())
+        texts = [_text_of(where, named_columns[0], row[0])]
+        if self.is_pair:
+            texts.append(_text_of(where, named_columns[-1], row[-1]))
         if None in texts or not any(texts):
             return "", ""
         text = json.dumps(texts, ensure_ascii=False) if self.is_pair else str(texts[0])
-        of_label = dict(column for column, _ in placed[1 : 1 + number])
-        label = self._label(where, columns, of_label, [value for _, value in placed[1 : 1 + number]], names)
+        flags = dict(named_columns[label_columns])
+        label = self._label(where, columns, flags, row[label_columns], names)
         return text, label
 
     def _label(
-        self, where: str, columns: Mapping[str, str], of_label: Mapping[str, str], values: Sequence[Any], names: Names
+        self, where: str, columns: Mapping[str, str], flags: Mapping[str, str], values: Sequence[Any], names: Names
     ) -> str:
-        """The label, a JSON list of labels, or a number as text; empty where a number is missing."""
-        column, flag = next(iter(of_label.items()))
+        """The label, a JSON list of labels, or a number as text; empty where a number is missing.
+
+        Args:
+            flags: of each column of labels, the flag that chooses it.
+            values: what the row has in these columns.
+        """
+        column, flag = next(iter(flags.items()))
         name = functools.partial(label_name, where, columns, names=names)
         if self.labels == "single":
             return name(values[0])
@@ -87,8 +91,9 @@ class LabelledRows:
             return _number_of(where, column, flag, values[0])
         if all(value is None or str(value) in NO_LABEL for value in values):
             return ""
-        if len(of_label) > 1:
-            return json.dumps([of for of, value in zip(of_label, values, strict=True) if _has(where, of, value)])
+        if len(flags) > 1:
+            labels = [label for label, value in zip(flags, values, strict=True) if _has(where, label, value)]
+            return json.dumps(labels)
         (value,) = values
         if self.separator is not None and isinstance(value, str):
             value = [part for part in value.split(self.separator) if part.strip()]
@@ -97,7 +102,8 @@ class LabelledRows:
                 f"{where} column {column!r} holds {value!r}, and --labels multi takes a list, a text with "
                 f"--label-separator, or several columns of 0 and 1 as {flag} A,B"
             )
-        return json.dumps(list(dict.fromkeys(map(name, value))))
+        labels = list(dict.fromkeys(map(name, value)))
+        return json.dumps(labels)
 
 
 def texts_of(text: str) -> tuple[str, str]:
@@ -112,13 +118,15 @@ def texts_of(text: str) -> tuple[str, str]:
 
 def _text_of(where: str, column: tuple[str, str], value: object) -> str | None:
     """A value as text without spaces around it; None where it is missing."""
-    if value is not None and not isinstance(value, str):
+    if value is None:
+        return None
+    if not isinstance(value, str):
         name, flag = column
         raise UsageError(
             f"{where} column {name!r} holds {type(value).__name__} values, not text; choose a column of text with "
             f"{flag} NAME"
         )
-    return None if value is None else without_surrogates(value).strip()
+    return without_surrogates(value).strip()
 
 
 def _number_of(where: str, column: str, flag: str, value: object) -> str:

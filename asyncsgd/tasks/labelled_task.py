@@ -28,8 +28,8 @@ from asyncsgd.settings.groups import (
     Quoting,
     Sampling,
 )
-from asyncsgd.tasks.base import Sums, found, to_device
-from asyncsgd.tasks.heads import HEADS, Directions, Head, Labels
+from asyncsgd.tasks.base import Directions, Sums, found, to_device
+from asyncsgd.tasks.heads import HEADS, Head, Labels
 from asyncsgd.tasks.predictions import Said, write_predictions
 from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 from asyncsgd.tasks.text_task import TextTask, side_of
@@ -74,9 +74,10 @@ class HeadTask(TextTask):
         """With an output a label."""
         from asyncsgd.tasks.models import build_head
 
+        kind = str(self.auto_class).removeprefix("AutoModelFor")
         return build_head(
             initial.model,
-            str(self.auto_class).removeprefix("AutoModelFor"),
+            kind,
             self.known["labels"],
             problem_type=self.problem_type,
             keep=self.output_layer == "keep",
@@ -100,25 +101,28 @@ class HeadTask(TextTask):
     def tests(self, number: int) -> Mapping[str, EvaluationBatches]:
         held_out = self.samples(side_of(number))
         numbered = functools.partial(self.numbered, number)
-        return {"main": EvaluationBatches(numbered, held_out, self.test_rows(held_out))}
+        batches = EvaluationBatches(numbered, held_out, self.test_rows(held_out))
+        return {"main": batches}
 
     def numbered(self, of_set: int, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-        """A batch of an evaluation: with ``rows``, the samples that these are, of ``num_rows`` of the set ``set``."""
+        """A batch of an evaluation. ``rows`` has the numbers of its samples, ``num_rows`` says how many samples the
+        evaluation set has, and ``set`` is the number of that set.
+        """
         import torch
 
-        return self.collate(samples, numbers, draw) | {
-            "rows": torch.from_numpy(numbers),
-            "num_rows": torch.tensor(len(samples)),
-            "set": torch.tensor(of_set),
-        }
+        batch = self.collate(samples, numbers, draw)
+        batch["rows"] = torch.from_numpy(numbers)
+        batch["num_rows"] = torch.tensor(len(samples))
+        batch["set"] = torch.tensor(of_set)
+        return batch
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTask(HeadTask):
-    """Of texts or of words, from a table with two columns.
+    """A task that learns labels of texts or of words, from a table with two columns.
 
-    A class of its own may have a field ``labels: Labels``: then its batches have ``labels``, as the `Head` of that kind
-    in `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
+    A subclass may have a field ``labels: Labels``. Then its batches have ``labels``, as the `Head` of that kind in
+    `asyncsgd.tasks.heads` wants them, and loss, scores and the model's configuration follow.
     """
 
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
@@ -146,10 +150,15 @@ class LabelledTask(HeadTask):
 
     @property
     def problem_type(self) -> str | None:
-        return self.scored.problem_type if self.auto_class == "AutoModelForSequenceClassification" else None
+        if self.auto_class != "AutoModelForSequenceClassification":
+            return None
+        return self.scored.problem_type
 
     def scored_by(self) -> Directions:
-        return self.better or {name: self.scored.better[name] for name in self.scored.usual}
+        if self.better:
+            return self.better
+        better = self.scored.better
+        return {name: better[name] for name in self.scored.usual}
 
     def loss_unit(self) -> str:
         return self.scored.loss_unit
@@ -168,7 +177,8 @@ class LabelledTask(HeadTask):
 
     def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
         super().write_set(corpus, tokenizer, folder)
-        (folder / "rows.json").write_text(json.dumps(corpus.eval.rows), encoding="utf-8")
+        rows = json.dumps(corpus.eval.rows)
+        (folder / "rows.json").write_text(rows, encoding="utf-8")
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": corpus.labels}
@@ -183,14 +193,15 @@ class LabelledTask(HeadTask):
     def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         import torch
 
-        return self.scored.losses(outputs.flatten(0, -2), self.targets(batch)).sum(dtype=torch.float64)
+        losses = self.scored.losses(outputs.flatten(0, -2), self.targets(batch))
+        return losses.sum(dtype=torch.float64)
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         return {"loss": self.summed_loss(outputs, batch), **self.scored.sums(outputs, batch)}
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
-        found = self.scored.metrics(sums, None)
-        return {name: found[name] for name in self.scored_by()}
+        metrics = self.scored.metrics(sums, None)
+        return {name: metrics[name] for name in self.scored_by()}
 
     def undefined_scores(self, corpus: Corpus) -> Mapping[str, str]:
         """The scores that the labels to score on leave undefined, and why."""
@@ -201,14 +212,18 @@ class LabelledTask(HeadTask):
         return self.scored.said(outputs, self.known["labels"])
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
-        """What the model says of every evaluation set, a file each, where it is asked for."""
+        """Write the predictions for every evaluation set into a file each, where `predictions` names a folder."""
         if self.predictions is None:
             return {}
         folder = Path(self.predictions)
         folder.mkdir(parents=True, exist_ok=True)
-        names = [one["name"] for one in self.sets] or [self.known["facts"].get("split") or MAIN]
+        names = [evaluation_set["name"] for evaluation_set in self.sets]
+        if not names:
+            names = [self.known["facts"].get("split") or MAIN]
+        prepared = Path(self.known["folder"])
         for number, name in enumerate(names):
-            rows = json.loads((Path(self.known["folder"]) / side_of(number) / "rows.json").read_bytes())
+            path = prepared / side_of(number) / "rows.json"
+            rows = json.loads(path.read_bytes())
             write_predictions(folder / f"{name}.tsv", rows, self.predicted(model, number))
         return {"predictions": self.predictions}
 
@@ -216,11 +231,12 @@ class LabelledTask(HeadTask):
         """What a model in evaluation mode says of the texts of an evaluation set, in their order."""
         device = next(model.parameters()).device
         batches = self.tests(number)["main"]
-        found: dict[int, Said] = {}
+        said_of: dict[int, Said] = {}
         for index, numbers in enumerate(batches.rows):
             batch = to_device(batches[index], device)
-            found |= dict(zip(numbers.tolist(), self.said(self.outputs(model, batch), batch), strict=True))
-        return [found[number] for number in range(len(found))]
+            said = self.said(self.outputs(model, batch), batch)
+            said_of.update(zip(numbers.tolist(), said, strict=True))
+        return [said_of[number] for number in range(len(said_of))]
 
     def details(self, sums: Sums) -> dict[str, Any]:
         """What the kind of labels says beside its scores."""

@@ -91,13 +91,21 @@ class LanguageModel(TextTask):
         return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
 
     def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:
-        """Those of `asyncsgd.data.tokens.rows_of`, of which there is at least one."""
-        texts = (corpus.train if side == "train" else corpus.eval).texts
-        samples = rows_of(texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **columns)
+        """The rows of a side, as `asyncsgd.data.tokens.rows_of` makes them.
+
+        Raises:
+            UsageError: if there is none.
+        """
+        documents = corpus.eval
+        flag = "--eval-data"
+        if side == "train":
+            documents = corpus.train
+            flag = "--data"
+        samples = rows_of(documents.texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **columns)
         if not len(samples):
             raise UsageError(
                 f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "
-                f"characters is one); give other texts with --{'data' if side == 'train' else 'eval-data'} FILE"
+                f"characters is one); give other texts with {flag} FILE"
             )
         return samples
 
@@ -105,11 +113,13 @@ class LanguageModel(TextTask):
         return by_length(held_out, self.eval_batch_size, self.eval_samples)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
-        return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
+        evaluated = evenly(len(held_out), self.eval_samples)
+        return {"num_eval_samples": len(evaluated)}
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        right = outputs.float().flatten(0, -2).argmax(-1) == self.targets(batch)
-        return {"loss": self.summed_loss(outputs, batch), "correct": right.sum()}
+        logits = outputs.float().flatten(0, -2)
+        is_right = logits.argmax(-1) == self.targets(batch)
+        return {"loss": self.summed_loss(outputs, batch), "correct": is_right.sum()}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """`accuracy` is the share of the tokens that are predicted exactly."""

@@ -26,7 +26,7 @@ from asyncsgd.data.masks import STRATEGIES, Masking, OnlyCandidates, Sample, Str
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.tasks.base import Batches
+from asyncsgd.tasks.base import Batches, Directions
 from asyncsgd.tasks.language_model import LanguageModel
 from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 from asyncsgd.tasks.text_task import IGNORED, side_of
@@ -50,7 +50,7 @@ class MaskedPositions:
 
     @classmethod
     def of(cls, model: Any) -> MaskedPositions:
-        """The one of this model, put there by the first call."""
+        """The hook of this model, which the first call puts there."""
         if not hasattr(model, "_masked_positions"):
             model._masked_positions = cls(model)
         return model._masked_positions
@@ -58,7 +58,8 @@ class MaskedPositions:
     def _keep_masked(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         if self.positions is not None:  # else somebody uses the model directly
             hidden = output.last_hidden_state
-            output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[self.positions].unsqueeze(0)
+            by_token = hidden.reshape(-1, hidden.shape[-1])
+            output.last_hidden_state = by_token[self.positions].unsqueeze(0)
         return output
 
 
@@ -72,7 +73,7 @@ class MaskedLM(LanguageModel):
     """
 
     name: ClassVar[str] = "masked_lm"
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
+    better: ClassVar[Directions] = {"accuracy": "higher", "perplexity": "lower"}
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 
     mask: Literal["token", "word", "candidates"] = setting(
@@ -131,48 +132,62 @@ class MaskedLM(LanguageModel):
             return self.rows(corpus, side, tokenizer)
         from asyncsgd.domain_masking.candidates import candidate_flags
 
-        return self.rows(corpus, side, tokenizer, flags=candidate_flags(self.candidates, corpus, tokenizer, side))
+        flags = candidate_flags(self.candidates, corpus, tokenizer, side)
+        return self.rows(corpus, side, tokenizer, flags=flags)
 
     def samples(self, side: str) -> Samples:
         """The rows of a side; with `tech`, those for training have a candidate."""
         samples = super().samples(side)
-        return samples.select(_with_candidates(samples)) if self.tech and side == "train" else samples
+        if self.tech and side == "train":
+            return samples.select(_with_candidates(samples))
+        return samples
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         notes = list(corpus.notes)
         facts = dict(super().more_facts(corpus, train, held_out, built))
         if self.candidates is not None:
-            has_some = int(_with_candidates(train).sum())
-            if without := len(train) - has_some:
-                kept = "are left out" if self.tech else "are masked as if there were no candidates"
-                notes.append(f"{without} training sequences without a candidate {kept}")
-            facts |= {"candidates_sha256": self.known["candidates_sha256"], "num_without_candidates": without}
-            facts |= {"num_train_samples": has_some if self.tech else len(train)}
-        if (new := built.new_parameters) and self.known["weights"] is not None:
+            num_with = int(_with_candidates(train).sum())
+            num_without = len(train) - num_with
+            if num_without:
+                treatment = "are left out" if self.tech else "are masked as if there were no candidates"
+                notes.append(f"{num_without} training sequences without a candidate {treatment}")
+            facts["candidates_sha256"] = self.known["candidates_sha256"]
+            facts["num_without_candidates"] = num_without
+            facts["num_train_samples"] = num_with if self.tech else len(train)
+        new = built.new_parameters
+        if new and self.known["weights"] is not None:
             notes.append(
                 f"{len(new)} tensors are not in the checkpoint, so they are drawn from the seed: {', '.join(new)}"
             )
-        masking = f"{self.eval_mask}:{self.eval_mask_prob}"
-        return {**facts, "eval_masking": masking, "notes": notes, "new_parameters": len(new)}
+        facts["eval_masking"] = f"{self.eval_mask}:{self.eval_mask_prob}"
+        facts["notes"] = notes
+        facts["new_parameters"] = len(new)
+        return facts
 
     def tests(self, number: int) -> Mapping[str, Batches]:
         held_out = self.samples(side_of(number))
-        tests: list[tuple[str, Samples, Strategy]] = [("main", held_out, STRATEGIES[self.eval_mask]())]
-        if "candidates" in held_out.values and (chosen := _with_candidates(held_out)).any():
-            tests.append(("candidates", held_out.select(chosen), OnlyCandidates()))
-        sets = {}
-        for name, samples, strategy in tests:
-            collate = functools.partial(self.masked, masking=self.masking(strategy, self.eval_mask_prob))
-            sets[name] = EvaluationBatches(collate, samples, self.test_rows(samples))
-        return sets
+        strategy = STRATEGIES[self.eval_mask]()
+        tests = {"main": self._masked_batches(held_out, strategy)}
+        if "candidates" in held_out.values:
+            chosen = _with_candidates(held_out)
+            if chosen.any():
+                tests["candidates"] = self._masked_batches(held_out.select(chosen), OnlyCandidates())
+        return tests
+
+    def _masked_batches(self, samples: Samples, strategy: Strategy) -> EvaluationBatches:
+        """The batches of an evaluation with the masks of a strategy."""
+        masking = self.masking(strategy, self.eval_mask_prob)
+        collate = functools.partial(self.masked, masking=masking)
+        return EvaluationBatches(collate, samples, self.test_rows(samples))
 
     @property
     def strategy(self) -> Strategy:
-        """That of training."""
+        """How the tokens to predict are chosen in training."""
         if self.tech:
             return OnlyCandidates()
-        kind = STRATEGIES[self.mask]
-        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+        strategy = STRATEGIES[self.mask]
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(strategy)}
+        return strategy(**settings)
 
     def masking(self, strategy: Strategy, share: float) -> Masking:
         """How rows are masked."""
@@ -185,30 +200,32 @@ class MaskedLM(LanguageModel):
     def masked(self, samples: Samples, numbers: np.ndarray, draw: Draw, masking: Masking) -> Batch:
         """The batch of some rows with these masks."""
         before, behind = self.known["around"]
-        ids = []
+        rows = []
         labels = []
-        for place, number in enumerate(numbers):
+        for line, number in enumerate(numbers):
             row = np.array(samples.row("ids", number))
             inside = slice(before, len(row) - behind)
-            columns = [
-                samples.row(name, number)[inside] for name in ("word_starts", "candidates") if name in samples.values
-            ]
-            masked, chosen = masking(Sample(row[inside], *columns), draw(place))
-            label = np.full(len(row), IGNORED)
-            label[before + chosen] = row[before + chosen]
+            columns = [row[inside]]
+            for name in ("word_starts", "candidates"):
+                if name in samples.values:
+                    columns.append(samples.row(name, number)[inside])
+            masked, chosen = masking(Sample(*columns), draw(line))
+            positions = before + chosen
+            row_labels = np.full(len(row), IGNORED)
+            row_labels[positions] = row[positions]
             row[inside] = masked
-            ids.append(row)
-            labels.append(label)
-        return {
-            **self.padded(samples, numbers),
-            "input_ids": pad(ids, self.known["pad_id"]),
-            "labels": pad(labels, IGNORED),
-        }
+            rows.append(row)
+            labels.append(row_labels)
+        batch = self.padded(samples, numbers)
+        batch["input_ids"] = pad(rows, self.known["pad_id"])
+        batch["labels"] = pad(labels, IGNORED)
+        return batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits `(M, V)` at the masked positions."""
         hook = MaskedPositions.of(model)
-        hook.positions = (batch["labels"].flatten() != IGNORED).nonzero().flatten()
+        is_masked = batch["labels"].flatten() != IGNORED
+        hook.positions = is_masked.nonzero().flatten()
         try:
             return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[0]
         finally:
@@ -224,5 +241,6 @@ _masking = functools.lru_cache(maxsize=8)(Masking)  # it sorts a vocabulary when
 
 def _with_candidates(samples: Samples) -> np.ndarray:
     """Which rows have a candidate, bool `(S,)`."""
-    total = np.concatenate([[0], np.cumsum(samples.values["candidates"])])
-    return np.diff(total[samples.starts["candidates"]]) > 0
+    num_before = np.concatenate([[0], np.cumsum(samples.values["candidates"])])
+    starts = samples.starts["candidates"]
+    return np.diff(num_before[starts]) > 0

@@ -32,10 +32,9 @@ SHAPES: dict[str, dict[str, int]] = {
 8192."""
 
 
-_DROPOUT = (
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
-    *("resid_pdrop", "embd_pdrop", "attn_pdrop"),  # GPT-2
-)
+_BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_DISTILBERT_DROPOUT = ("dropout", "attention_dropout")
+_GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 MASKED_LM = "AutoModelForMaskedLM"
@@ -55,9 +54,11 @@ class Built:
 
     def in_words(self) -> str:
         """Which parameters of a model with a new head are those of the model before."""
-        carried = sum(1 for _ in self.model.named_parameters()) - len(self.new_parameters)
-        new, dropped = (", ".join(names) or "none" for names in (self.new_parameters, self.dropped))
-        return f"{carried} tensors are carried from the model; new, from the seed: {new}; dropped: {dropped}"
+        num_parameters = len(list(self.model.parameters()))
+        num_carried = num_parameters - len(self.new_parameters)
+        new = ", ".join(self.new_parameters) or "none"
+        dropped = ", ".join(self.dropped) or "none"
+        return f"{num_carried} tensors are carried from the model; new, from the seed: {new}; dropped: {dropped}"
 
 
 def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, seed: int) -> Built:
@@ -79,8 +80,14 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
         return load_model(model, len(tokenizer), seq_len=seq_len, dropout=dropout, seed=seed)
     import transformers
 
-    family, *dropouts = ("DistilBert", *_DROPOUT[2:4]) if "dim" in SHAPES[model] else ("Bert", *_DROPOUT[:2])
-    config = getattr(transformers, f"{family}Config")(
+    config_class: Any = transformers.BertConfig
+    model_class: Any = transformers.BertForMaskedLM
+    dropouts = _BERT_DROPOUT
+    if "dim" in SHAPES[model]:
+        config_class = transformers.DistilBertConfig
+        model_class = transformers.DistilBertForMaskedLM
+        dropouts = _DISTILBERT_DROPOUT
+    config = config_class(
         vocab_size=padded_size(len(tokenizer)),
         pad_token_id=tokenizer.pad_token_id,
         max_position_embeddings=max(512, seq_len),
@@ -88,8 +95,9 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
         **SHAPES[model],
     )
     with seeded(seed):
-        built: Any = getattr(transformers, f"{family}ForMaskedLM")(config)
-    return Built(built.float().train(), tuple(name for name, _ in built.named_parameters()))
+        built = model_class(config)
+    names = [name for name, _ in built.named_parameters()]
+    return Built(built.float().train(), tuple(names))
 
 
 def padded_size(num_tokens: int) -> int:
@@ -135,18 +143,24 @@ def _longest_sequence(model: Any) -> int | None:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
-    return limit if limit is None or limit > 0 else None
+    if limit is not None and limit <= 0:
+        return None
+    return limit
 
 
 def class_of(model: str) -> str:
     """The class of transformers that loads a saved model with its head: one of `LABELLED`, else `MASKED_LM`."""
     import transformers
 
-    with contextlib.suppress(OSError, ValueError):  # what cannot be read is reported where the model is loaded
-        local = Path(model).is_dir()
+    local = Path(model).is_dir()
+    try:
         config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
-        name = (config.architectures or [""])[0]
-        return next((f"AutoModel{kind}" for kind in LABELLED if name.endswith(kind)), MASKED_LM)
+    except (OSError, ValueError):  # loading the model reports a configuration that cannot be read
+        return MASKED_LM
+    architectures = config.architectures or [""]
+    for kind in LABELLED:
+        if architectures[0].endswith(kind):
+            return f"AutoModel{kind}"
     return MASKED_LM
 
 
@@ -206,34 +220,38 @@ def build_head(
     has_labels = type(source).__name__.endswith(LABELLED)
     if has_labels:
         places = built.base_model.state_dict()
-        encoder = {name: tensor for name, tensor in encoder.items() if name in places or not _is_pooler(name)}
+        fits = {name: name in places or not name.startswith("pooler.") for name in encoder}
+        encoder = {name: tensor for name, tensor in encoder.items() if fits[name]}
     loaded = built.base_model.load_state_dict(encoder, strict=False)
     # Only whole parts that the masked-language model does not have, like the pooler, may stay without a value.
     parts = {key.partition(".")[0] for key in encoder}
     missing = [key for key in loaded.missing_keys if key.partition(".")[0] in parts]
-    name = type(built).__name__
+    class_name = type(built).__name__
     for keys, problem in (
-        (loaded.unexpected_keys, f"of the encoder have no place in a {name}"),
-        (missing, f"of a {name} are not in the encoder"),
+        (loaded.unexpected_keys, f"of the encoder have no place in a {class_name}"),
+        (missing, f"of a {class_name} are not in the encoder"),
     ):
         if keys:
             raise UsageError(f"{len(keys)} tensors {problem}, e.g. {min(keys)}; start from another model")
     copied = {id(parameter) for name, parameter in built.base_model.named_parameters() if name in encoder}
     if has_labels:
         copied |= _copy_head(source, built, keep)
-    drawn = {name: parameter for name, parameter in built.named_parameters() if id(parameter) not in copied}
+    carried = set()
+    drawn = {}
+    for name, parameter in built.named_parameters():
+        if id(parameter) in copied:
+            carried.add(name)
+        else:
+            drawn[name] = parameter
+    new_names = tuple(sorted(drawn))
     generator = torch.Generator().manual_seed(seed)
+    deviation = getattr(config, "initializer_range", 0.02)
     with torch.no_grad():
-        for name in sorted(drawn):
+        for name in new_names:
             if drawn[name].ndim >= 2:
-                drawn[name].normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
-    names = {name for name, _ in built.named_parameters()} - drawn.keys()
-    dropped = sorted(name for name, _ in source.named_parameters() if name not in names)
-    return Built(built.train(), tuple(sorted(drawn)), tuple(dropped))
-
-
-def _is_pooler(name: str) -> bool:
-    return name.startswith("pooler.")
+                drawn[name].normal_(0.0, deviation, generator=generator)
+    dropped = sorted(name for name, _ in source.named_parameters() if name not in carried)
+    return Built(built.train(), new_names, tuple(dropped))
 
 
 def _output_layer(model: Any) -> str:
@@ -243,28 +261,33 @@ def _output_layer(model: Any) -> str:
 
 
 def _copy_head(source: Any, built: Any, keep: bool) -> set[int]:
-    """Copy what stands outside the encoder and in both models, and the output layer only to `keep` it; return the ids
-    of the parameters that were set."""
-    given = dict(source.named_parameters())
-    encoder = f"{built.base_model_prefix}."
-    outputs = () if keep else (_output_layer(source), _output_layer(built))
+    """Copy the parameters outside the encoder that are in both models, and the output layer only to `keep` it; return
+    the ids of the parameters that were set.
+    """
+    source_parameters = dict(source.named_parameters())
+    left_out = [f"{built.base_model_prefix}."]  # the encoder
+    if not keep:
+        left_out += [_output_layer(source), _output_layer(built)]
     copied = set()
     for name, parameter in built.named_parameters():
-        if name in given and not name.startswith((encoder, *outputs)) and given[name].shape == parameter.shape:
-            with torch.no_grad():
-                parameter.copy_(given[name])
-            copied.add(id(parameter))
+        value = source_parameters.get(name)
+        if value is None or value.shape != parameter.shape or name.startswith(tuple(left_out)):
+            continue
+        with torch.no_grad():
+            parameter.copy_(value)
+        copied.add(id(parameter))
     return copied
 
 
 def _check_kept(source: Any, built: Any) -> None:
     """Refuse to keep an output layer for labels of another kind or with other names."""
-    asked = [
+    labels = ", ".join(source.config.id2label.values())
+    built_labels = ", ".join(built.config.id2label.values())
+    for what, before, now in (
         ("is a", type(source).__name__, type(built).__name__),
         ("has the kind of labels", source.config.problem_type, built.config.problem_type),
-        ("has the labels", *(", ".join(model.config.id2label.values()) for model in (source, built))),
-    ]
-    for what, before, now in asked:
+        ("has the labels", labels, built_labels),
+    ):
         if before != now:
             raise UsageError(f"--head keep: the model {what} {before}, and here it is {now}; type --head new")
 
@@ -280,10 +303,14 @@ def restored(weights: str | None, config: str, dropout: float, seed: int, auto_c
 
     with seeded(seed):
         if weights is not None:
-            return _load(weights, dropout, auto_class)[0].float().train()
-        values = json.loads(config)
-        built = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        return getattr(transformers, auto_class).from_config(built, trust_remote_code=False).float().train()
+            model, _ = _load(weights, dropout, auto_class)
+        else:
+            values = json.loads(config)
+            model_config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+            auto_model = getattr(transformers, auto_class)
+            model = auto_model.from_config(model_config, trust_remote_code=False)
+    restored_model: nn.Module = model.float().train()
+    return restored_model
 
 
 def local_folder(model: str) -> str:
@@ -297,7 +324,8 @@ def local_folder(model: str) -> str:
 
 def config_json(model: Any) -> str:
     """The configuration of a transformers model, as `restored` reads it."""
-    return json.dumps(json.loads(model.config.to_json_string(use_diff=False)))
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    return json.dumps(config)
 
 
 def save_pretrained(model: Any, tokenizer: str | None, folder: Path) -> None:
@@ -309,9 +337,8 @@ def save_pretrained(model: Any, tokenizer: str | None, folder: Path) -> None:
     model.save_pretrained(folder)
     if tokenizer is not None:
         local = Path(tokenizer).is_dir()
-        AutoTokenizer.from_pretrained(tokenizer, local_files_only=local, trust_remote_code=False).save_pretrained(
-            folder
-        )
+        loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=local, trust_remote_code=False)
+        loaded.save_pretrained(folder)
 
 
 def save_whole(save: Callable[[Path], None], folder: Path) -> None:
@@ -350,10 +377,11 @@ def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, 
     logging.set_verbosity_error()  # if something does not fit, the message here says so in one line
     try:
         config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
-        for name in _DROPOUT:
+        for name in (*_BERT_DROPOUT, *_DISTILBERT_DROPOUT, *_GPT2_DROPOUT):
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, dropout)
-        loaded, report = getattr(transformers, auto_class).from_pretrained(
+        auto_model = getattr(transformers, auto_class)
+        loaded, report = auto_model.from_pretrained(
             model,
             config=config,
             local_files_only=local,
@@ -370,11 +398,12 @@ def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, 
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         refuse_own_code(model, error)
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         if local:
-            raise UsageError(f"{model}: cannot be loaded by {auto_class}: {first}") from error
+            raise UsageError(f"{model}: cannot be loaded by {auto_class}: {reason}") from error
         raise UsageError(
-            f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({first}). "
+            f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({reason}). "
             f"Run the same command once online, or type --model FOLDER"
         ) from error
     finally:
@@ -391,17 +420,20 @@ def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any]) -> tuple
     parameters = dict(loaded.named_parameters())
     new = parameters.keys() & set(report.get("missing_keys", ()))
     fix = "it is damaged or of another architecture than its config.json says; copy it again"
-    odd = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
+    other_shape = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
     of_encoder = [name for name in new if name.startswith(f"{loaded.base_model_prefix}.")]
-    wild = [name for name, tensor in parameters.items() if not bool(torch.isfinite(tensor).all())]
+    not_finite = [name for name, tensor in parameters.items() if not bool(torch.isfinite(tensor).all())]
     for names, one, several, advice in (
-        (odd, "has another shape", "have another shape", fix),
+        (other_shape, "has another shape", "have another shape", fix),
         (of_encoder, "is missing", "are missing", fix),
-        (wild, "holds NaN or infinity", "hold NaN or infinity", "take a checkpoint from before the run diverged"),
+        (not_finite, "holds NaN or infinity", "hold NaN or infinity", "take a checkpoint from before the run diverged"),
     ):
         if names:
-            said = f"{len(names)} of {len(parameters)} tensors {several if len(names) > 1 else one}, e.g. {min(names)}"
-            raise UsageError(f"{model}: {said}; {advice}")
-    if errors := list(report.get("error_msgs", ())):
+            problem = several if len(names) > 1 else one
+            raise UsageError(
+                f"{model}: {len(names)} of {len(parameters)} tensors {problem}, e.g. {min(names)}; {advice}"
+            )
+    errors = list(report.get("error_msgs", ()))
+    if errors:
         raise UsageError(f"{model}: {errors[0]}; {fix}")
     return tuple(sorted(new))

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import EVAL_DATA
 from asyncsgd.tasks import answers as scores
-from asyncsgd.tasks.base import Sums, to_device
+from asyncsgd.tasks.base import Directions, Sums, to_device
 from asyncsgd.tasks.labelled_task import HeadTask
 from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
 from asyncsgd.tasks.text_batches import Batch, Draw
@@ -54,13 +53,15 @@ class QuestionAnswering(HeadTask):
         [CLS] question [SEP] window [SEP]    with BERT
 
     A window that does not hold the whole answer has the first token as its target, which stands for no answer. So has
-    every window of a question without an answer. Batches have, `(B, L)`, ``token_type_ids``, 1 for the window and what
-    is behind it, and ``allowed``, where an answer may begin or end; int64 `(B, 2)` ``targets``, where the answer's
-    first and last piece are; and in an evaluation ``rows``, the windows that these are, all of each question.
+    every window of a question without an answer.
+
+    A batch has ``token_type_ids``, int64 `(B, L)`, which are 1 for the window and what is behind it; ``allowed``, bool
+    `(B, L)`, true where an answer may begin or end; and ``targets``, int64 `(B, 2)`, the positions of the answer's
+    first and last piece. A batch of an evaluation holds all windows of its questions, and ``rows`` has their numbers.
     """
 
     name: ClassVar[str] = "question_answering"
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"exact_match": "higher", "f1": "higher"}
+    better: ClassVar[Directions] = {"exact_match": "higher", "f1": "higher"}
     auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
 
@@ -102,27 +103,38 @@ class QuestionAnswering(HeadTask):
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         assert isinstance(corpus, QuestionCorpus)
         windows = windows_of(corpus.questions[side], tokenizer, seq_len=self.seq_len, stride=self.stride)
-        if side == "train":  # the text of an answer is not asked for
-            values = {name: column for name, column in windows.values.items() if name != "offsets"}
-            windows = Samples(values, {"ids": windows.starts["ids"]})
-        return windows
+        if side == "eval":
+            return windows
+        # Only an evaluation needs the text of an answer.
+        values = dict(windows.values)
+        del values["offsets"]
+        return Samples(values, {"ids": windows.starts["ids"]})
 
     def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
         assert isinstance(corpus, QuestionCorpus)
         super().write_set(corpus, tokenizer, folder)
-        scored = [(question.id, question.context, question.answers) for question in corpus.questions["eval"]]
-        (folder / "scored.json").write_text(json.dumps(scored), encoding="utf-8")
+        scored = []
+        for question in corpus.questions["eval"]:
+            scored.append((question.id, question.context, question.answers))
+        path = folder / "scored.json"
+        path.write_text(json.dumps(scored), encoding="utf-8")
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         return {"labels": ("start", "end")}
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         assert isinstance(corpus, QuestionCorpus)
-        held = np.unique(train.values["question"][train.values["targets"][:, 0] > 0])
-        lost = sum(bool(question.answers) for question in corpus.questions["train"]) - len(held)
-        notes = [f"{lost} training answers lie in no window as a whole and are learned as no answer"] if lost else []
-        numbers = {f"num_{side}_questions": len(questions) for side, questions in corpus.questions.items()}
-        return {**numbers, "notes": [*corpus.notes, *notes]}
+        notes = list(corpus.notes)
+        first_pieces = train.values["targets"][:, 0]
+        with_whole_answer = np.unique(train.values["question"][first_pieces > 0])
+        num_answerable = sum(bool(question.answers) for question in corpus.questions["train"])
+        num_lost = num_answerable - len(with_whole_answer)
+        if num_lost:
+            notes.append(f"{num_lost} training answers lie in no window as a whole and are learned as no answer")
+        facts: dict[str, Any] = {"notes": notes}
+        for side, questions in corpus.questions.items():
+            facts[f"num_{side}_questions"] = len(questions)
+        return facts
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
         return whole_questions(held_out, self.eval_batch_size)
@@ -130,25 +142,29 @@ class QuestionAnswering(HeadTask):
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
 
+        def column(name: str) -> Tensor:
+            return torch.from_numpy(samples.values[name][numbers])
+
         batch = self.padded(samples, numbers)
-        first, end, begin, targets = (
-            torch.from_numpy(samples.values[name][numbers]) for name in ("first", "end", "begin", "targets")
-        )
-        place = torch.arange(batch["input_ids"].shape[1])
-        behind_question = place >= begin[:, None]
-        return batch | {
-            "token_type_ids": behind_question * batch["attention_mask"],
-            "allowed": (place == 0) | (behind_question & (place < (begin + end - first)[:, None])),
-            "targets": targets,
-        }
+        position = torch.arange(batch["input_ids"].shape[1])
+        window_begin = column("begin")[:, None]
+        num_pieces = column("end") - column("first")
+        window_end = window_begin + num_pieces[:, None]
+        behind_question = position >= window_begin
+        in_window = behind_question & (position < window_end)
+        batch["token_type_ids"] = behind_question * batch["attention_mask"]
+        batch["allowed"] = (position == 0) | in_window
+        batch["targets"] = column("targets")
+        return batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""
         import torch
 
-        said = model(**self.model_inputs(model, batch))
-        logits = torch.stack([said.start_logits, said.end_logits], dim=1)
-        return logits.masked_fill(~batch["allowed"][:, None], -torch.inf)
+        output = model(**self.model_inputs(model, batch))
+        logits = torch.stack([output.start_logits, output.end_logits], dim=1)
+        forbidden = ~batch["allowed"][:, None]
+        return logits.masked_fill(forbidden, -torch.inf)
 
     def targets(self, batch: Batch) -> Tensor:
         targets: Tensor = batch["targets"]
@@ -158,47 +174,55 @@ class QuestionAnswering(HeadTask):
         return float(len(batch["input_ids"]))
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
-        """The loss, and of each question, in arrays `(Q,)` that have 0 for the questions of other batches:
+        """The loss, and arrays `(Q,)` with a number for each question, 0 for the questions of other batches:
 
         ``difference``, float64, is the score of no answer less that of the best answer; ``exact``, int64, and ``f1``,
         float64, score the best answer; ``answerable``, int64, is 1 for a question that has an answer.
         """
-        number = len(_scored(self.known["folder"], side_of(int(batch["set"]))))
-        sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
-        sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
-        for number, (_, answers), no_answer, best in self.decoded(outputs, batch, 1):
-            # A context of which the tokenizer makes nothing has no span.
-            score, text = best[0] if best else (-np.inf, "")
-            sums["difference"][number] = no_answer - score
-            sums["exact"][number] = scores.exact_match(text, answers)
-            sums["f1"][number] = scores.f1(text, answers)
+        side = side_of(int(batch["set"]))
+        num_questions = len(_scored(self.known["folder"], side))
+        sums: Sums = {"loss": self.summed_loss(outputs, batch) / 2}
+        for name in ("difference", "f1"):
+            sums[name] = np.zeros(num_questions)
+        for name in ("exact", "answerable"):
+            sums[name] = np.zeros(num_questions, dtype=np.int64)
+        for decoded in self.decoded(outputs, batch, 1):
+            number = decoded.number
+            answers = decoded.answers
+            sums["difference"][number] = decoded.difference
+            sums["exact"][number] = scores.exact_match(decoded.text, answers)
+            sums["f1"][number] = scores.f1(decoded.text, answers)
             sums["answerable"][number] = bool(answers)
-        return {"loss": self.summed_loss(outputs, batch) / 2, **sums}
+        return sums
 
-    def decoded(
-        self, outputs: Tensor, batch: Batch, number: int
-    ) -> Iterator[tuple[int, tuple[str, list[str]], float, list[tuple[float, str]]]]:
-        """Of each question of an evaluation batch: its number; its id and its answers; the score of no answer; and its
-        best answers with their scores, at most `number`.
-        """
+    def decoded(self, outputs: Tensor, batch: Batch, num_best: int) -> Iterator[Decoded]:
+        """Each question of an evaluation batch with its best answers, at most `num_best`."""
         side = side_of(int(batch["set"]))
         windows = self.samples(side)
         scored = _scored(self.known["folder"], side)
         logits = outputs.float().cpu().numpy()
         rows = batch["rows"].cpu().numpy()
-        of_row = windows.values["question"][rows]
-        for question in dict.fromkeys(of_row.tolist()):
-            places, (identity, context, answers) = np.flatnonzero(of_row == question), scored[question]
-            parts: list[tuple[int, np.ndarray]] = []
+        question_of_row = windows.values["question"][rows]
+        for question in dict.fromkeys(question_of_row.tolist()):
+            identity, context, answers = scored[question]
+            lines = np.flatnonzero(question_of_row == question)
+            window_logits: list[tuple[int, np.ndarray]] = []
             offsets: dict[int, list[int]] = {}
-            for place in places:
-                begin, first = (int(windows.row(name, rows[place])) for name in ("begin", "first"))
-                characters = windows.row("offsets", rows[place])
-                parts.append((first, logits[place, :, begin : begin + len(characters)]))
-                offsets |= dict(enumerate(characters.tolist(), start=first))
-            spans = scores.best_spans(parts, number=number, longest=self.max_answer_length)
-            best = [(score, context[offsets[first][0] : offsets[last][1]].strip()) for score, first, last in spans]
-            yield question, (identity, answers), float(logits[places, :, 0].sum(axis=1).min()), best
+            for line in lines:
+                row = rows[line]
+                begin = int(windows.row("begin", row))
+                first = int(windows.row("first", row))
+                characters = windows.row("offsets", row)
+                end = begin + len(characters)
+                window_logits.append((first, logits[line, :, begin:end]))
+                offsets |= enumerate(characters.tolist(), start=first)
+            best = []
+            for score, first, last in scores.best_spans(window_logits, number=num_best, longest=self.max_answer_length):
+                start, _ = offsets[first]
+                _, stop = offsets[last]
+                best.append((score, context[start:stop].strip()))
+            no_answer = logits[lines, :, 0].sum(axis=1)
+            yield Decoded(question, identity, answers, float(no_answer.min()), best)
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Means over all questions, at the threshold 0."""
@@ -209,12 +233,15 @@ class QuestionAnswering(HeadTask):
         any threshold, each with the smallest threshold that has it.
         """
         details: dict[str, Any] = {}
-        for name, answerable in (("has_answer", 1), ("no_answer", 0)):
-            of = sums["answerable"] == answerable
-            means = {score: float(each[of].mean()) if of.any() else None for score, each in _at_zero(sums).items()}
-            details[name] = {**means, "num_questions": int(of.sum())}
+        at_zero = _at_zero(sums)
+        answerable = sums["answerable"]
+        for name, chosen in (("has_answer", answerable == 1), ("no_answer", answerable == 0)):
+            means: dict[str, Any] = dict.fromkeys(at_zero)
+            if chosen.any():
+                means = {score: float(of_questions[chosen].mean()) for score, of_questions in at_zero.items()}
+            details[name] = {**means, "num_questions": int(chosen.sum())}
         for name, column in _COLUMN_OF.items():
-            score, threshold = scores.best_threshold(sums["difference"], sums[column], 1 - sums["answerable"])
+            score, threshold = scores.best_threshold(sums["difference"], sums[column], 1 - answerable)
             details[f"best_{name}"] = {"score": score, "threshold": threshold}
         return details
 
@@ -222,8 +249,9 @@ class QuestionAnswering(HeadTask):
         if self.predictions is not None:
             folder = Path(self.predictions)
             self.write_predictions(model, folder)
-            for place, one in list(enumerate(self.sets))[1:]:
-                self.write_predictions(model, folder / one["name"], of_set=place)
+            for number in range(1, len(self.sets)):
+                name = self.sets[number]["name"]
+                self.write_predictions(model, folder / name, of_set=number)
         return {"predictions": self.predictions}
 
     def write_predictions(self, model: nn.Module, folder: Path, number: int = 20, of_set: int = 0) -> None:
@@ -240,17 +268,23 @@ class QuestionAnswering(HeadTask):
             of_set: its number.
         """
         device = next(model.parameters()).device
-        contents: dict[str, dict[str, Any]] = {name: {} for name in ("predictions", "null_odds", "nbest")}
+        predictions = {}
+        null_odds = {}
+        nbest = {}
         batches = self.tests(of_set)["main"]
         for index in range(len(batches)):
             batch = to_device(batches[index], device)
-            for _, (identity, _), no_answer, best in self.decoded(self.outputs(model, batch), batch, number):
-                odds = no_answer - (best[0][0] if best else -np.inf)
-                contents["predictions"][identity] = best[0][1] if odds <= 0 else ""
-                contents["null_odds"][identity] = odds
-                contents["nbest"][identity] = [{"text": text, "score": score} for score, text in best]
+            outputs = self.outputs(model, batch)
+            for decoded in self.decoded(outputs, batch, number):
+                identity = decoded.id
+                predictions[identity] = decoded.text if decoded.difference <= 0 else ""
+                null_odds[identity] = decoded.difference
+                nbest[identity] = [{"text": text, "score": score} for score, text in decoded.best]
         folder.mkdir(parents=True, exist_ok=True)
-        before = next(n for n in itertools.count(1) if not list(folder.glob(f"*.before-{n}.json")))
+        contents = {"predictions": predictions, "null_odds": null_odds, "nbest": nbest}
+        before = 1
+        while list(folder.glob(f"*.before-{before}.json")):
+            before += 1
         for name, content in contents.items():
             partial = folder / f"{name}.json.partial"
             path = folder / f"{name}.json"
@@ -260,21 +294,48 @@ class QuestionAnswering(HeadTask):
             partial.rename(path)
 
 
+class Decoded(NamedTuple):
+    """What a model answers to a question."""
+
+    number: int
+    """The question's number in its evaluation set."""
+    id: str
+    answers: list[str]
+    """The annotators' answers."""
+    no_answer: float
+    """The score of no answer."""
+    best: list[tuple[float, str]]
+    """The best answers with their scores; empty where the tokenizer makes nothing of the context."""
+
+    @property
+    def text(self) -> str:
+        """The best answer."""
+        return self.best[0][1] if self.best else ""
+
+    @property
+    def difference(self) -> float:
+        """The score of no answer less that of the best answer."""
+        score = self.best[0][0] if self.best else -np.inf
+        return self.no_answer - score
+
+
 _COLUMN_OF = {"exact_match": "exact", "f1": "f1"}
+"""The column of `QuestionAnswering.sums` that each score is computed from."""
 
 
 def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
     """The scores of each question at the threshold 0, by name."""
-    return {
-        name: scores.at_threshold(sums["difference"], sums[column], 1 - sums["answerable"], 0.0)
-        for name, column in _COLUMN_OF.items()
-    }
+    at_zero = {}
+    for name, column in _COLUMN_OF.items():
+        at_zero[name] = scores.at_threshold(sums["difference"], sums[column], 1 - sums["answerable"], 0.0)
+    return at_zero
 
 
 @functools.lru_cache(maxsize=2)
 def _scored(folder: str, side: str) -> Any:
-    """Of each question of an evaluation set its id, its context and the annotators' answers."""
-    return json.loads((Path(folder) / side / "scored.json").read_text(encoding="utf-8"))
+    """The id, the context and the annotators' answers of each question of an evaluation set."""
+    path = Path(folder) / side / "scored.json"
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def whole_questions(windows: Samples, batch_size: int) -> list[np.ndarray]:
@@ -284,10 +345,12 @@ def whole_questions(windows: Samples, batch_size: int) -> list[np.ndarray]:
         batch_size: windows, as long as a single question has no more.
     """
     questions = windows.values["question"]
-    starts = np.searchsorted(questions, np.arange(questions[-1] + 2))
+    num_questions = questions[-1] + 1
+    starts = np.searchsorted(questions, np.arange(num_questions + 1))
+    longest_window = np.maximum.reduceat(windows.lengths, starts[:-1])
     batches: list[list[int]] = []
     room = 0
-    for number in np.argsort(np.maximum.reduceat(windows.lengths, starts[:-1]), kind="stable"):
+    for number in np.argsort(longest_window, kind="stable"):
         rows = range(starts[number], starts[number + 1])
         if len(rows) > room:
             batches.append([])
@@ -319,11 +382,13 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
             f"answer; choose another model"
         )
     texts = list(dict.fromkeys(question.context for question in questions))
-    contexts = {
-        text: (np.array(each.ids, dtype=np.int32), np.array(each.offsets, dtype=np.int32).reshape(-1, 2))
-        for text, each in zip(texts, encodings_of(texts, tokenizer), strict=True)
-    }
-    arrays: dict[str, list[Any]] = {name: [] for name in ("ids", "offsets")}
+    contexts = {}
+    for text, encoding in zip(texts, encodings_of(texts, tokenizer), strict=True):
+        pieces = np.array(encoding.ids, dtype=np.int32)
+        characters = np.array(encoding.offsets, dtype=np.int32)
+        contexts[text] = (pieces, characters.reshape(-1, 2))
+    rows = []
+    offsets_of_rows = []
     values: dict[str, list[Any]] = {name: [] for name in ("targets", "question", "begin", "first", "end")}
     asked = encodings_of([question.question for question in questions], tokenizer)
     for number, (question, encoding) in enumerate(zip(questions, asked, strict=True)):
@@ -341,19 +406,29 @@ def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, s
         start = -1
         last = -1
         if question.start is not None and question.answers:
-            start, last = _pieces_of(offsets, question.start, question.start + len(question.answers[0]))
-        for first in range(0, max(total - room, 0) + stride, stride):
+            stop = question.start + len(question.answers[0])
+            start, last = _pieces_of(offsets, question.start, stop)
+        last_window = max(total - room, 0)
+        for first in range(0, last_window + stride, stride):
             end = min(first + room, total)
-            arrays["ids"].append(np.array([*front, *ids[first:end], *suffix], dtype=np.int32))
-            arrays["offsets"].append(offsets[first:end])
+            row = [*front, *ids[first:end], *suffix]
+            rows.append(np.array(row, dtype=np.int32))
+            offsets_of_rows.append(offsets[first:end])
             inside = first <= start <= last < end
-            places = (begin - first + start, begin - first + last) if inside else (0, 0)
-            for name, value in zip(values, (places, number, begin, first, end), strict=True):
-                values[name].append(value)
-    return Samples.of(**arrays, **{name: np.array(column, dtype=np.int64) for name, column in values.items()})
+            shift = begin - first
+            values["targets"].append((shift + start, shift + last) if inside else (0, 0))
+            values["question"].append(number)
+            values["begin"].append(begin)
+            values["first"].append(first)
+            values["end"].append(end)
+    columns = {name: np.array(column, dtype=np.int64) for name, column in values.items()}
+    return Samples.of(ids=rows, offsets=offsets_of_rows, **columns)
 
 
 def _pieces_of(offsets: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     """The first and the last piece that hold one of the characters `start` to `stop`; -1 for both if none does."""
-    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0]))
-    return (int(inside[0]), int(inside[-1])) if len(inside) else (-1, -1)
+    begins, ends = offsets.T
+    inside = np.flatnonzero((ends > start) & (begins < stop) & (ends > begins))
+    if len(inside) == 0:
+        return -1, -1
+    return int(inside[0]), int(inside[-1])

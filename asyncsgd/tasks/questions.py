@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import zlib
@@ -48,9 +49,9 @@ class QuestionCorpus(Corpus):
     """
 
     questions: Mapping[str, Sequence[Question]] = dataclasses.field(default_factory=dict)
-    """Of ``train`` and ``eval``."""
+    """The questions of ``train`` and of ``eval``."""
     further: tuple[Sequence[Question], ...] = ()
-    """Those of each of `sets`, whose documents are empty."""
+    """The questions of each of `sets`. The documents of these sets are empty."""
 
     @property
     def evaluations(self) -> tuple[Self, ...]:
@@ -85,44 +86,59 @@ def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tupl
     name = "+".join(source.name for source in sources)
     if eval_data is None:
         scored = {ALONE: [source for source in sources if source.path is None or source.path.is_dir()]}
-    evaluations = [_questions(of_set, "validation", notes) for of_set in scored.values()]
-    if not all(evaluations):
-        raise UsageError(f"{name} has no questions to score on; name a file of them with --eval-data")
+    evaluations = []
+    contexts: set[str] = set()
+    for set_sources in scored.values():
+        questions = _questions(set_sources, "validation", notes)
+        if not questions:
+            raise UsageError(f"{name} has no questions to score on; name a file of them with --eval-data")
+        contexts |= {question.context for question in questions}
+        evaluations.append(_some(questions, limits[1]))
     read = _questions(sources, "train", notes)
-    of_sets = [source for of_set in scored.values() for source in of_set]
-    notes[:0] = dict.fromkeys(note for source in (*sources, *of_sets) for note in source.notes)
-    contexts = {question.context for evaluation in evaluations for question in evaluation}
+    all_sources = itertools.chain(sources, *scored.values())
+    notes[:0] = dict.fromkeys(note for source in all_sources for note in source.notes)
     train = [question for question in read if question.context not in contexts]
     if len(train) < len(read):
         notes.append(f"{len(read) - len(train)} training questions about contexts of the evaluation are left out")
-    train = _placed([train[number] for number in evenly(len(train), limits[0])], notes)
-    evaluation, *further = ([each[number] for number in evenly(len(each), limits[1])] for each in evaluations)
+    train = _placed(_some(train, limits[0]), notes)
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
     texts = dict.fromkeys(text for question in train for text in (question.context, question.question))
-    learned = Documents(tuple(texts))
-    nothing = Documents(())
-    sides = {"train": train, "eval": evaluation}
-    fingerprint = _fingerprint(train, evaluation)
-    sets = tuple(
-        EvaluationSet(of, nothing, fingerprint=_fingerprint((), questions))
-        for of, questions in zip(list(scored)[1:], further, strict=True)
-    )
-    first = next(iter(scored))
+    no_documents = Documents(())
+    evaluation, *further = evaluations
+    first_name, *further_names = scored
+    sets = []
+    for set_name, questions in zip(further_names, further, strict=True):
+        sets.append(EvaluationSet(set_name, no_documents, fingerprint=_fingerprint((), questions)))
     return QuestionCorpus(
-        name, learned, nothing, fingerprint, first, (), tuple(notes), sets, questions=sides, further=tuple(further)
+        name,
+        train=Documents(tuple(texts)),
+        eval=no_documents,
+        fingerprint=_fingerprint(train, evaluation),
+        split=first_name,
+        labels=(),
+        notes=tuple(notes),
+        sets=tuple(sets),
+        questions={"train": train, "eval": evaluation},
+        further=tuple(further),
     )
+
+
+def _some(questions: Sequence[Question], limit: int) -> list[Question]:
+    """At most `limit` of the questions, taken evenly over their order; 0: all."""
+    return [questions[number] for number in evenly(len(questions), limit)]
 
 
 def question_sources(data: str, eval_data: EvalData | None) -> tuple[list[Source], dict[str, list[Source]]]:
-    """What `load_questions` reads to train and to score on, by the name of the set; it is not read yet."""
+    """The sources that `load_questions` reads to train, and those to score on by the name of the set, before any of
+    them is read.
+    """
     train = [Source(part, kinds=KINDS, sides=SIDES, needs="train") for part in joined_parts(data)]
-    scored = {
-        name: [
+    scored = {}
+    for name, place in named_places(eval_data).items():
+        scored[name] = [
             Source(part, "--eval-data", kinds=KINDS, sides=SIDES, needs="validation") for part in joined_parts(place)
         ]
-        for name, place in named_places(eval_data).items()
-    }
     return train, scored
 
 
@@ -130,10 +146,11 @@ def _questions(sources: Sequence[Source], side: str, notes: list[str]) -> list[Q
     """The questions of one side of some sources; of those with one id the first."""
     rows: Rows = []
     for source in sources:
-        # A file that is named may be of either side.
-        of_source = "train" if source.path is not None and source.path.is_file() else side
-        if of_source in source.sides:
-            rows += source.rows(of_source, _COLUMNS, _read)
+        is_file = source.path is not None and source.path.is_file()
+        # A file has one side, whatever it is read for.
+        source_side = "train" if is_file else side
+        if source_side in source.sides:
+            rows += source.rows(source_side, _COLUMNS, _read)
     contexts: dict[str, str] = {}  # equal ones are one object
     questions: dict[str, Question] = {}
     for where, row in rows:
@@ -146,22 +163,29 @@ def _questions(sources: Sequence[Source], side: str, notes: list[str]) -> list[Q
 
 
 def _read(path: Path, columns: Mapping[str, str]) -> Rows:
-    if not path.name.lower().endswith(KINDS[2:]):
+    """The rows of a file: of a table, or of JSON in SQuAD's form."""
+    if not path.name.lower().endswith((".json", ".json.gz")):
         return read_table(path, columns)
+    rows: Rows = []
     try:
         content = json.loads(unpacked(path))
-        return [
-            (f"{path}, question {asked['id']}:", (asked["id"], paragraph["context"], asked["question"], answers))
-            for article in content["data"]
-            for paragraph in article["paragraphs"]
-            for asked in paragraph["qas"]
-            for answers in [{key: [answer[key] for answer in asked["answers"]] for key in ("text", "answer_start")}]
-        ]
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    identity = asked["id"]
+                    answers = {
+                        "text": [answer["text"] for answer in asked["answers"]],
+                        "answer_start": [answer["answer_start"] for answer in asked["answers"]],
+                    }
+                    row = identity, paragraph["context"], asked["question"], answers
+                    rows.append((f"{path}, question {identity}:", row))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged or not in SQuAD's form ({type(error).__name__}: {error})") from error
+    return rows
 
 
 def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Question:
+    """The question of a row, whose context is one object with an equal one in `contexts`."""
     try:
         identity, context, question = map(without_surrogates, row[:3])
         answers = tuple(without_surrogates(text) for text in row[3]["text"])
@@ -173,9 +197,9 @@ def _question(where: str, row: Sequence[Any], contexts: dict[str, str]) -> Quest
             f"{where} a question has three texts and answers like "
             f'{{"text": ["one"], "answer_start": [12]}}; mend the row or leave it out ({error})'
         ) from error
-    return Question(
-        identity, question.strip(), contexts.setdefault(context, context), answers, starts[0] if starts else None
-    )
+    context = contexts.setdefault(context, context)
+    first_start = starts[0] if starts else None
+    return Question(identity, question.strip(), context, answers, first_start)
 
 
 def _placed(questions: Sequence[Question], notes: list[str]) -> list[Question]:
@@ -185,16 +209,20 @@ def _placed(questions: Sequence[Question], notes: list[str]) -> list[Question]:
     for question in questions:
         start = question.start
         if start is not None:
-            there = [match.start() for match in re.finditer(f"(?={re.escape(question.answers[0])})", question.context)]
-            if not there:
+            ahead = f"(?={re.escape(question.answers[0])})"  # so that places may overlap
+            places = [match.start() for match in re.finditer(ahead, question.context)]
+            if not places:
                 continue
-            start = there[int(np.abs(np.array(there) - start).argmin())]
-            num_moved += start != question.start
+            distances = np.abs(np.array(places) - start)
+            start = places[int(distances.argmin())]
+            if start != question.start:
+                num_moved += 1
         placed.append(dataclasses.replace(question, start=start))
     if num_moved:
         notes.append(f"{num_moved} training answers do not stand at their answer_start; the nearest place is taken")
-    if left_out := len(questions) - len(placed):
-        notes.append(f"{left_out} training questions whose answer stands nowhere in the context are left out")
+    num_left_out = len(questions) - len(placed)
+    if num_left_out:
+        notes.append(f"{num_left_out} training questions whose answer stands nowhere in the context are left out")
     return placed
 
 
@@ -203,5 +231,6 @@ def _fingerprint(*sides: Sequence[Question]) -> str:
     for questions in sides:
         digest.update(f"side {len(questions)}\n".encode())
         for question in questions:
-            digest.update(json.dumps(dataclasses.astuple(question)).encode())
+            values = json.dumps(dataclasses.astuple(question))
+            digest.update(values.encode())
     return digest.hexdigest()[:16]

@@ -29,7 +29,10 @@ def per_class_f1(confusion: np.ndarray) -> list[float | None]:
     """
     right = np.diag(confusion)
     occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)  # 2 TP + FP + FN
-    return [2 * int(tp) / int(both) if both else None for tp, both in zip(right, occurrences, strict=True)]
+    scores: list[float | None] = []
+    for num_right, num_occurrences in zip(right.tolist(), occurrences.tolist(), strict=True):
+        scores.append(2 * num_right / num_occurrences if num_occurrences else None)
+    return scores
 
 
 def macro_f1(confusion: np.ndarray) -> float:
@@ -62,15 +65,18 @@ def matthews(confusion: np.ndarray) -> float:
     >>> matthews(np.array([[2, 0], [0, 3]])), matthews(np.array([[2, 0], [3, 0]]))
     (1.0, 0.0)
     """
-    true = [int(count) for count in confusion.sum(axis=1)]
-    predicted = [int(count) for count in confusion.sum(axis=0)]
+    # Python's whole numbers do not overflow.
+    true = confusion.sum(axis=1).tolist()
+    predicted = confusion.sum(axis=0).tolist()
     total = sum(true)
-    together = int(np.trace(confusion)) * total - sum(a * b for a, b in zip(true, predicted, strict=True))
+    by_chance = sum(count * other for count, other in zip(true, predicted, strict=True))
+    together = int(np.trace(confusion)) * total - by_chance
     of_true = total**2 - sum(count**2 for count in true)
     of_predicted = total**2 - sum(count**2 for count in predicted)
     if of_true == 0 or of_predicted == 0:
         return 0.0
-    return together / math.sqrt(of_true * of_predicted)
+    correlation: float = together / math.sqrt(of_true * of_predicted)
+    return correlation
 
 
 def perplexity(loss: float) -> float:

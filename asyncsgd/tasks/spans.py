@@ -45,9 +45,13 @@ class Tagging:
         ('GENE',)
         """
         parts = [split_tag(tag) for tag in tags]
-        types = tuple(sorted({kind for prefix, kind in parts if prefix != "O"}))
-        numbers = [types.index(kind) if prefix != "O" else -1 for prefix, kind in parts]
-        return cls(types, np.array([*numbers, -1]), np.array([*(prefix == "B" for prefix, _ in parts), False]))
+        types = sorted({kind for prefix, kind in parts if prefix != "O"})
+        type_of = []
+        begins = []
+        for prefix, kind in [*parts, ("O", "")]:  # `OUTSIDE` is the last one
+            type_of.append(-1 if prefix == "O" else types.index(kind))
+            begins.append(prefix == "B")
+        return cls(tuple(types), np.array(type_of), np.array(begins))
 
     def spans(self, tags: np.ndarray) -> np.ndarray:
         """Find the spans of sentences.
@@ -68,7 +72,8 @@ class Tagging:
         begins = self.begins[tags]
         before = np.concatenate([[-1], kind[:-1]])
         starts = (kind >= 0) & (begins | (kind != before))
-        goes_on = np.concatenate([(kind[1:] == kind[:-1]) & ~starts[1:], [False]])
+        next_goes_on = (kind[1:] == kind[:-1]) & ~starts[1:]
+        goes_on = np.append(next_goes_on, False)
         first = np.flatnonzero(starts)
         last = np.flatnonzero((kind >= 0) & ~goes_on)
         return np.stack([first, last, kind[first]], axis=1)
@@ -79,11 +84,12 @@ class Tagging:
         predicted_spans = self.spans(predicted)
         # At most one span of a sentence begins at a word, so a place finds its partner.
         _, here, there = np.intersect1d(true_spans[:, 0], predicted_spans[:, 0], return_indices=True)
-        both = true_spans[here][(true_spans[here] == predicted_spans[there]).all(axis=1)]
-        num = len(self.types)
-        return np.stack(
-            [np.bincount(spans[:, 2], minlength=num) for spans in (true_spans, predicted_spans, both)], axis=1
-        )
+        is_right = (true_spans[here] == predicted_spans[there]).all(axis=1)
+        right_spans = true_spans[here][is_right]
+        counts = []
+        for spans in (true_spans, predicted_spans, right_spans):
+            counts.append(np.bincount(spans[:, 2], minlength=len(self.types)))
+        return np.stack(counts, axis=1)
 
 
 def split_tag(tag: str) -> tuple[str, str]:
@@ -112,6 +118,13 @@ def scores(counts: np.ndarray) -> dict[str, float | None]:
     >>> scores(np.array([4, 2, 1]))
     {'precision': 0.5, 'recall': 0.25, 'f1': 0.3333333333333333}
     """
-    true, predicted, right = (int(count) for count in counts)
-    parts = {"precision": (right, predicted), "recall": (right, true), "f1": (2 * right, true + predicted)}
-    return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
+    true, predicted, right = counts.tolist()
+
+    def share(part: int, whole: int) -> float | None:
+        return part / whole if whole else None
+
+    return {
+        "precision": share(right, predicted),
+        "recall": share(right, true),
+        "f1": share(2 * right, true + predicted),
+    }

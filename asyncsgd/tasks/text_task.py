@@ -56,7 +56,7 @@ class TextTask(Task):
     shapes: ClassVar[tuple[str, ...]] = TRAINED_HERE
     """The models that are made here, with random weights."""
     starts_as: ClassVar[str] = "AutoModelForMaskedLM"
-    """Of transformers, which loads what `model_name` names."""
+    """The class of transformers that loads what `model_name` names."""
     start_from: ClassVar[tuple[str, ...]] = ("masked_lm",)
     """The tasks of the runs that `model_name` may name."""
     has_head: ClassVar[bool] = False
@@ -85,12 +85,15 @@ class TextTask(Task):
     def __post_init__(self) -> None:
         if self.eval_data is not None and self.eval_split is not None:
             raise UsageError("--eval-data and --split both say what to score on; drop one of them")
-        given = [name for name in self.column_fields if getattr(self, name) != getattr(type(self), name)]
-        if given and self.data_name in BUILT_IN and self.eval_data is None:
-            raise UsageError(
-                f"{flag_of(given[0])} does nothing for --data {self.data_name}, which has no columns; drop it, or name "
-                f"other data"
-            )
+        if self.data_name not in BUILT_IN or self.eval_data is not None:
+            return
+        for name in self.column_fields:
+            is_given = getattr(self, name) != getattr(type(self), name)
+            if is_given:
+                raise UsageError(
+                    f"{flag_of(name)} does nothing for --data {self.data_name}, which has no columns; drop it, or name "
+                    f"other data"
+                )
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -107,7 +110,7 @@ class TextTask(Task):
         return self.kind
 
     def sources(self) -> object:
-        """What `read` reads, which is not read yet; refuses names of nothing."""
+        """What `read` reads, before it is read; names of files that are not there are refused."""
         return self.row_kind().sources(str(self.data_name), self.columns, self.eval_data, self.reading)
 
     @abc.abstractmethod
@@ -160,7 +163,8 @@ class TextTask(Task):
     def tests(self, number: int) -> Mapping[str, Batches]:
         """What is asked of the rows of an evaluation set: ``main``, and by name what a task asks beside it."""
         held_out = self.samples(side_of(number))
-        return {"main": EvaluationBatches(self.collate, held_out, self.test_rows(held_out))}
+        batches = EvaluationBatches(self.collate, held_out, self.test_rows(held_out))
+        return {"main": batches}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
         """The rows of each batch of an evaluation."""
@@ -213,8 +217,10 @@ class TextTask(Task):
         tokenizer = self.make_tokenizer(origin.model, corpus, cache)
         initial = self.build(origin.model, tokenizer, seed)
         init_sha256 = hash_of(initial.model, origin)
-        weights = None if origin.model in self.shapes else models.local_folder(origin.model)
-        known = {
+        weights = None
+        if origin.model not in self.shapes:
+            weights = models.local_folder(origin.model)
+        known: dict[str, Any] = {
             "weights": weights,
             "config": models.config_json(initial.model),
             "tokenizer": weights or str(tokenizer.name_or_path),
@@ -226,10 +232,13 @@ class TextTask(Task):
         task = dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
 
         pieces = tokenizer.backend_tokenizer.to_str()
-        fingerprints = [corpus.fingerprint, *(one.fingerprint for one in corpus.sets)]
-        key = TOKENS_FORMAT, *fingerprints, pieces, self.seq_len, *task.rows_depend_on()
-        folder = cached(cache, self.name, key, functools.partial(task.write, corpus, tokenizer))
-        train, held_out = (Samples.load(folder / side) for side in ("train", "eval"))
+        key: list[object] = [TOKENS_FORMAT, corpus.fingerprint]
+        key += [further.fingerprint for further in corpus.sets]
+        key += [pieces, self.seq_len, *task.rows_depend_on()]
+        write = functools.partial(task.write, corpus, tokenizer)
+        folder = cached(cache, self.name, key, write)
+        train = Samples.load(folder / "train")
+        held_out = Samples.load(folder / "eval")
         facts: dict[str, Any] = {
             "data": corpus.name,
             "data_fingerprint": corpus.fingerprint,
@@ -241,18 +250,24 @@ class TextTask(Task):
             "notes": list(corpus.notes),
         }
         if self.has_head:
-            facts |= {"model": self.model_name, "parent": origin.parent, "init_sha256": init_sha256}
+            facts["model"] = self.model_name
+            facts["parent"] = origin.parent
+            facts["init_sha256"] = init_sha256
         built = task.head(initial, seed)
         facts |= task.more_facts(corpus, train, held_out, built)
+        notes = list(facts["notes"])
         if corpus.sets:
             facts["evaluation_sets"] = task.facts_on_sets(corpus, folder)
-            for number, one in enumerate(corpus.sets, start=1):
-                told = task.notes_on(Samples.load(folder / side_of(number))) if one.has_labels else ()
-                facts["notes"] = [*facts["notes"], *(f"{one.name}: {note}" for note in told)]
+        for number, further in enumerate(corpus.sets, start=1):
+            if further.has_labels:
+                rows = Samples.load(folder / side_of(number))
+                notes += [f"{further.name}: {note}" for note in task.notes_on(rows)]
         if self.has_head and weights is not None:
-            facts["notes"] = [*facts["notes"], built.in_words()]
-        found_out = json.dumps({**known, "folder": str(folder), "facts": facts})
-        return dataclasses.replace(task, prepared=found_out)  # type: ignore[type-var]
+            notes.append(built.in_words())
+        facts["notes"] = notes
+        known["folder"] = str(folder)
+        known["facts"] = facts
+        return dataclasses.replace(task, prepared=json.dumps(known))  # type: ignore[type-var]
 
     @property
     def known(self) -> Mapping[str, Any]:
@@ -266,14 +281,18 @@ class TextTask(Task):
         return _read(self.prepared)
 
     def facts(self) -> Mapping[str, Any]:
-        return {} if self.prepared is None else dict(self.known["facts"])
+        if self.prepared is None:
+            return {}
+        return dict(self.known["facts"])
 
     def model(self, seed: int) -> nn.Module:
         from asyncsgd.tasks.models import Built, restored
 
-        loaded_by = self.known.get("loaded_by", self.starts_as)
-        initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, loaded_by)
-        return self.head(Built(initial, ()), seed).model
+        known = self.known
+        loaded_by = known.get("loaded_by", self.starts_as)
+        initial = restored(known["weights"], known["config"], self.dropout, seed, loaded_by)
+        built = self.head(Built(initial, ()), seed)
+        return built.model
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write model and tokenizer; the transformers class `auto_class` reads them from there."""
@@ -283,27 +302,37 @@ class TextTask(Task):
 
     def facts_on_sets(self, corpus: Corpus, folder: Path) -> list[dict[str, Any]]:
         """What the summary says of each of several evaluation sets, the first one first; see `known`."""
-        sets = [EvaluationSet(corpus.split or ALONE, corpus.eval, fingerprint=corpus.fingerprint), *corpus.sets]
+        first = EvaluationSet(corpus.split or ALONE, corpus.eval, fingerprint=corpus.fingerprint)
         facts = []
-        for number, one in enumerate(sets):
-            rows = self.test_rows(Samples.load(folder / side_of(number)))
-            about: dict[str, Any] = {"name": one.name, "fingerprint": one.fingerprint, "scored": one.has_labels}
-            facts.append({**about, "num_samples": sum(map(len, rows))})
+        for number, evaluation_set in enumerate([first, *corpus.sets]):
+            held_out = Samples.load(folder / side_of(number))
+            set_facts: dict[str, Any] = {
+                "name": evaluation_set.name,
+                "fingerprint": evaluation_set.fingerprint,
+                "scored": evaluation_set.has_labels,
+                "num_samples": sum(map(len, self.test_rows(held_out))),
+            }
+            facts.append(set_facts)
         return facts
 
     @property
     def sets(self) -> Sequence[Mapping[str, Any]]:
         """What `facts_on_sets` says, where there are several evaluation sets."""
-        sets: Sequence[Mapping[str, Any]] = self.known.get("facts", {}).get("evaluation_sets", ())
+        facts = self.known.get("facts", {})
+        sets: Sequence[Mapping[str, Any]] = facts.get("evaluation_sets", ())
         return sets
 
     def all_tests(self) -> Mapping[str, Batches]:
         """`tests` of every evaluation set that has labels, by name; those of the first one have their own names."""
         tests = dict(self.tests(0))
-        for number, one in list(enumerate(self.sets))[1:]:
-            if one["scored"]:
-                for name, batches in self.tests(number).items():
-                    tests[one["name"] if name == "main" else f"{one['name']}: {name}"] = batches
+        for number in range(1, len(self.sets)):
+            evaluation_set = self.sets[number]
+            if not evaluation_set["scored"]:
+                continue
+            set_name = evaluation_set["name"]
+            for name, batches in self.tests(number).items():
+                full_name = set_name if name == "main" else f"{set_name}: {name}"
+                tests[full_name] = batches
         return tests
 
     def data(self, seed: int) -> TextData:
@@ -316,8 +345,9 @@ class TextTask(Task):
     def padded(self, samples: Samples, numbers: np.ndarray) -> Batch:
         """``input_ids`` and ``attention_mask``, 1 for tokens and 0 for padding, of some rows."""
         rows = samples.rows("ids", numbers)
-        mask = pad([np.ones(len(row), dtype=np.int64) for row in rows], 0)
-        return {"input_ids": pad(rows, self.known["pad_id"]), "attention_mask": mask}
+        input_ids = pad(rows, self.known["pad_id"])
+        attention_mask = pad([np.ones(len(row), dtype=np.int64) for row in rows], 0)
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def model_inputs(self, model: nn.Module, batch: Batch) -> Batch:
         """What the model is called with: token types where the batch has them and the model more than one."""
@@ -334,10 +364,11 @@ class TextTask(Task):
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         from torch.nn import functional
 
-        return functional.cross_entropy(outputs.flatten(0, -2), self.targets(batch), ignore_index=IGNORED)
+        logits = outputs.flatten(0, -2)
+        return functional.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED)
 
     def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """In float64, over float32 losses; for `sums`."""
+        """The sum of the loss terms, for `sums`: in float64, over float32 losses."""
         import torch
         from torch.nn import functional
 
@@ -346,7 +377,8 @@ class TextTask(Task):
         return losses.sum(dtype=torch.float64)
 
     def weight(self, batch: Batch) -> float:
-        return float((self.targets(batch) != IGNORED).sum())
+        has_loss = self.targets(batch) != IGNORED
+        return float(has_loss.sum())
 
     def loss_unit(self) -> str:
         return "nats"
