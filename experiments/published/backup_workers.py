@@ -217,16 +217,11 @@ def make(flags: Flags) -> None:
     write(flags.out, "backup_workers_to_target", rows, note)
     axes = {regime: {"yscale": "log", "ylabel": f"virtual seconds until f - f* = {TARGET}"} for regime in REGIMES}
     axes[""] = {"xlabel": "N, gradients used of 100", "ylabel": "virtual seconds per gradient"}
-    how = {
-        "x": "x",
-        "y": "y",
-        "style": "kind",
-        "err_style": "bars",
-        "markers": {"closed form": ",", "measured": "o"},
-        "dashes": {"closed form": "", "measured": (1, 6)},
-    }
     table = pandas.concat([*drawn, *drawn_to_target])
-    picture(flags.out / "backup_workers.png", table, note, axes, **how)
+    markers = {"closed form": ",", "measured": "o"}
+    look = {"markers": markers, "dashes": {"closed form": "", "measured": (1, 6)}}
+    path = flags.out / "backup_workers.png"
+    picture(path, table, note, axes, x="x", y="y", style="kind", err_style="bars", **look)
 
 
 if __name__ == "__main__":

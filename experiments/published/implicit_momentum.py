@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -74,7 +75,12 @@ def staleness(num_workers: int, seed: int, updates: int) -> np.ndarray:
     return np.bincount(delays, minlength=LONGEST) / len(delays)
 
 
-def fit(x: Sequence[float], rate: float | None = None) -> tuple[float, float]:
+class Fit(NamedTuple):
+    momentum: float
+    rate: float
+
+
+def fit(x: Sequence[float], rate: float | None = None) -> Fit:
     """Least squares for (mu, c) in x_{t+1} - x_t = mu (x_t - x_{t-1}) - c x_t, t >= 1; for mu alone if c is known.
 
     >>> [round(value, 9) for value in fit(expected_iterate(4, 20))]
@@ -86,21 +92,10 @@ def fit(x: Sequence[float], rate: float | None = None) -> tuple[float, float]:
     here = np.asarray(x[1:-1])
     if rate is not None:
         momentum = before @ (after + rate * here) / (before @ before)
-        return float(momentum), rate
+        return Fit(float(momentum), rate)
     columns = np.stack([before, -here], axis=1)
     solution, *_ = np.linalg.lstsq(columns, after)
-    momentum, rate = solution.tolist()
-    return momentum, rate
-
-
-def fitted_momentum(x: Sequence[float]) -> float:
-    momentum, _ = fit(x)
-    return momentum
-
-
-def fitted_rate(x: Sequence[float]) -> float:
-    _, rate = fit(x)
-    return rate
+    return Fit(*solution.tolist())
 
 
 def expected_iterate(num_workers: int, updates: int) -> list[float]:
@@ -148,22 +143,18 @@ def momentum_row(num_workers: int, groups: Sequence[Sequence[float]]) -> dict[st
     expected = expected_iterate(num_workers, len(pooled) - 1)
     deviation = np.abs(np.subtract(pooled, expected)).max()
 
-    def momentum_alone(x: Sequence[float]) -> float:
-        momentum, _ = fit(x, rate)
-        return momentum
-
     momentum: object = "-"
-    momentum_with_rate: object = f"{abs(momentum_alone(pooled)):.4f}"
+    momentum_alone: object = f"{abs(fit(pooled, rate).momentum):.4f}"
     rate_fitted: object = "-"
     if num_workers > 1:
-        momentum = interval(pseudo_values(fitted_momentum, groups))
-        momentum_with_rate = interval(pseudo_values(momentum_alone, groups))
-        rate_fitted = interval(pseudo_values(fitted_rate, groups))
+        momentum = interval(pseudo_values(lambda x: fit(x).momentum, groups))
+        momentum_alone = interval(pseudo_values(lambda x: fit(x, rate).momentum, groups))
+        rate_fitted = interval(pseudo_values(lambda x: fit(x).rate, groups))
     return {
         "M": num_workers,
         "1 - 1/M": f"{1.0 - 1.0 / num_workers:.4f}",
         "mu fitted": momentum,
-        "mu fitted, c known": momentum_with_rate,
+        "mu fitted, c known": momentum_alone,
         "a/M": f"{rate:.4f}",
         "c fitted": rate_fitted,
         "mean iterate off by": f"{deviation:.1e}",
@@ -221,7 +212,7 @@ def make(flags: Flags) -> None:
         drawn.append(tidy("staleness", arm, "law", [law]))
         drawn.append(tidy("staleness", arm, "measured", shares[M][:, delays]))
         drawn.append(tidy("momentum", "fitted", "law", [{M: 1 - 1 / M}]))
-        momenta = pseudo_values(fitted_momentum, means[M]) if M > 1 else []
+        momenta = pseudo_values(lambda x: fit(x).momentum, means[M]) if M > 1 else []
         drawn.append(tidy("momentum", "fitted", "measured", [{M: momentum} for momentum in momenta]))
     axes = {
         "mean iterate": {"xlabel": "updates", "ylabel": "mean of x"},

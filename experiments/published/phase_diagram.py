@@ -148,8 +148,11 @@ def ratio(asynchronous: Sequence[float], synchronous: Sequence[float], cap: floa
     '>'
     """
     ratios = numpy.minimum(asynchronous, cap) / numpy.minimum(synchronous, cap)
-    missed = (max(asynchronous) == math.inf, max(synchronous) == math.inf)
-    mark = {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}[missed]
+    mark = ""
+    if math.inf in asynchronous:
+        mark = ">"
+    if math.inf in synchronous:
+        mark = "?" if mark else "<"
     return interval(numpy.log2(ratios)), mark
 
 

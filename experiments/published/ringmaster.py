@@ -149,9 +149,17 @@ def arm_of(method: Method, seconds: int) -> Arm:
     problem = Tridiagonal(noise_kind=method.noise).on
     times = HalfNormal().on
     budget = Limits(seconds=seconds)
-    evaluations = seconds // EVERY
-    rate = method.learning_rate
-    return Arm(method.name, method.rule, rate, problem, times, NUM_WORKERS, budget, evaluations, method.noise)
+    return Arm(
+        method.name,
+        method.rule,
+        method.learning_rate,
+        problem,
+        times,
+        NUM_WORKERS,
+        budget,
+        seconds // EVERY,
+        method.noise,
+    )
 
 
 def row_of(method: Method, looks: pandas.DataFrame, seconds: int) -> dict[str, object]:
