@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import statistics
 import sys
 import tempfile
@@ -64,14 +65,15 @@ class Training:
     def __init__(self, name: str, data: str, batch_size: int, cache: Path) -> None:
         from transformers import AutoTokenizer
 
-        self.task = MaskedLM(model_name=name, data_name=data, seq_len=SEQ_LEN, batch_size=batch_size).prepare(0, cache)
+        task = MaskedLM(model_name=name, data_name=data, seq_len=SEQ_LEN, batch_size=batch_size)
+        self.task = task.prepare(0, cache)
         self.tokenizer = AutoTokenizer.from_pretrained(self.task.known["tokenizer"])
         rows = self.task.samples("train")
         full = rows.select(rows.lengths == rows.lengths.max())
-        candidates = np.random.default_rng(0).random(len(full.values["ids"])) < CANDIDATE_SHARE
-        self.rows = Samples(
-            {**full.values, "candidates": candidates}, {**full.starts, "candidates": full.starts["ids"]}
-        )
+        draws = np.random.default_rng(0).random(len(full.values["ids"]))
+        values = {**full.values, "candidates": draws < CANDIDATE_SHARE}
+        starts = {**full.starts, "candidates": full.starts["ids"]}
+        self.rows = Samples(values, starts)
         self._order = whole_epochs(self.rows.lengths, batch_size, 0, 0)
         self._model = self.task.model(0)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
@@ -79,22 +81,23 @@ class Training:
     def batch(self, mask: str, index: int) -> Batch:
         """A batch of full rows, with these masks."""
         first = index * self.task.batch_size
-        return self.task.masked(
-            self.rows,
-            self._order(index),
-            lambda row: generator(0, Purpose.MASK, 0, first + row),
-            self.task.masking(STRATEGIES[mask](), 0.15),
-        )
+        masking = self.task.masking(STRATEGIES[mask](), 0.15)
+
+        def draw(row: int) -> np.random.Generator:
+            return generator(0, Purpose.MASK, 0, first + row)
+
+        return self.task.masked(self.rows, self._order(index), draw, masking)
 
     def texts(self, index: int) -> list[str]:
-        """Of the samples of a batch."""
+        """The texts of a batch."""
         rows = self.rows.rows("ids", self._order(index))
         return [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
 
     def step(self, mask: str, index: int) -> None:
         batch = self.batch(mask, index)
         self._optimizer.zero_grad()
-        self.task.loss(self.task.outputs(self._model, batch), batch).backward()
+        outputs = self.task.outputs(self._model, batch)
+        self.task.loss(outputs, batch).backward()
         self._optimizer.step()
 
 
@@ -132,7 +135,7 @@ def measure(rows: dict[str, Step], texts: Callable[[int], Any], rounds: int) -> 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:
     """The median of the ratios, and their range."""
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    ratios = np.divide(above, below).tolist()
     return f"{statistics.median(ratios):.3f} [{min(ratios):.2f}, {max(ratios):.2f}]"
 
 
@@ -140,7 +143,9 @@ def save_base(tokenizer: Any, folder: Path) -> Path:
     """A tagger of BERT-base's size with random weights."""
     from transformers import BertConfig, BertForTokenClassification
 
-    config = BertConfig(vocab_size=30_522, id2label={0: "O", 1: "B-X", 2: "I-X"}, label2id={"O": 0, "B-X": 1, "I-X": 2})
+    labels = {0: "O", 1: "B-X", 2: "I-X"}
+    numbers = {"O": 0, "B-X": 1, "I-X": 2}
+    config = BertConfig(vocab_size=30_522, id2label=labels, label2id=numbers)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForTokenClassification(config).save_pretrained(folder)
@@ -163,7 +168,8 @@ def seconds_to_find(
         for processes in seconds:
             start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
             mapped = closing.enter_context(mapping(processes, start, ["transformers.models.auto.modeling_auto"]))
-            list(mapped(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))  # each has to take a part of it
+            warm = texts[: 2 * processes * chunk]  # enough that every process takes a part
+            list(mapped(make_chunk, chunks(warm, "warm")))
             pools[processes] = mapped
         for _ in range(rounds):
             for processes, mapped in pools.items():
@@ -191,41 +197,65 @@ def main(argv: list[str], stop: StopRequest) -> int:
         for name in given.models.split(","):
             training = Training(name, given.data, given.batch_size, cache)
             if base is None:
-                base = Ner(str(save_base(training.tokenizer, Path(temporary) / "base"))).prepare([], cache)
+                folder = save_base(training.tokenizer, Path(temporary) / "base")
+                base = Ner(str(folder)).prepare([], cache)
             seconds = measure(rows_of(training, base, finder), training.texts, given.rounds)
-            print(f"\n{name}: milliseconds of a step, median of {given.rounds}; ratio to the lookup")
-            targets = {
-                "looked up": f"   target {LOOKUP_TARGET} of uniform",
-                "BERT-base per batch": f"   target {TARGETS[name]}",
-            }
-            for row, of in seconds.items():
-                beside = ratio(of, seconds["uniform" if row == "looked up" else "looked up"])
-                line = f"  {row:22} {1000 * statistics.median(of):8.1f}   {beside:24}{targets.get(row, '')}"
-                print(line.rstrip())
-            masks = {"uniform": "token", "looked up": "candidates"}
-            steps: dict[str, Step] = {row: functools.partial(training.batch, mask) for row, mask in masks.items()}
-            batches = measure(steps, training.texts, BATCH_ROUNDS)
-            uniform, looked_up = (1000 * statistics.median(of) for of in batches.values())
-            beside = ratio(batches["looked up"], batches["uniform"])
-            print(
-                f"  making a batch alone: uniform {uniform:.2f}, looked up {looked_up:.2f}; ratio {beside}", flush=True
-            )
-        texts = [text for index in range(-(-FIND_TEXTS // given.batch_size)) for text in training.texts(index)]
+            print_steps(name, seconds)
+            print_batches(training)
+        texts = []
+        for index in range(math.ceil(FIND_TEXTS / given.batch_size)):
+            texts += training.texts(index)
+        texts = texts[:FIND_TEXTS]
         print(f"\nfinding once: milliseconds a text, median of {given.rounds}")
-        once = {}
-        for what, find, number in (("BERT-base", base, 1), ("--finder", finder, 20)):
-            if find is None:
-                continue
-            many = (texts * number)[: FIND_TEXTS * number]
-            taken = seconds_to_find(find, training.tokenizer, many, len(many) // 8, given.rounds, Path(temporary))
-            one, two = once[what] = [statistics.median(of) / len(many) for of in taken.values()]
+
+        def find_once(name: str, find: Find, texts: list[str]) -> tuple[float, float]:
+            taken = seconds_to_find(find, training.tokenizer, texts, len(texts) // 8, given.rounds, Path(temporary))
+            one = statistics.median(taken[1]) / len(texts)
+            two = statistics.median(taken[2]) / len(texts)
             times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {ratio(taken[1], taken[2])}"
-            print(f"  {what:22} {times} times as fast   target {PROCESSES_TARGET}")
-        row = "BERT-base per batch"
-        saved = [(a - b) / given.batch_size for a, b in zip(seconds[row], seconds["looked up"], strict=True)]
-        one, two = (of / statistics.median(saved) for of in once["BERT-base"])
-        print(f"  break-even with BERT-base, {name}: after {one:.2f} epochs with 1 process, {two:.2f} with 2")
+            print(f"  {name:22} {times} times as fast   target {PROCESSES_TARGET}")
+            return one, two
+
+        assert base is not None  # --models names one at least
+        one, two = find_once("BERT-base", base, texts)
+        if finder is not None:
+            find_once("--finder", finder, texts * 20)
+        differences = np.subtract(seconds["BERT-base per batch"], seconds["looked up"])
+        saved = float(np.median(differences)) / given.batch_size
+        print(
+            f"  break-even with BERT-base, {name}: "
+            f"after {one / saved:.2f} epochs with 1 process, {two / saved:.2f} with 2"
+        )
     return 0
+
+
+def print_steps(name: str, seconds: dict[str, list[float]]) -> None:
+    """A line for each row, beside the row that it is compared with."""
+    targets = {
+        "looked up": f"   target {LOOKUP_TARGET} of uniform",
+        "BERT-base per batch": f"   target {TARGETS[name]}",
+    }
+    rounds = len(seconds["uniform"])
+    print(f"\n{name}: milliseconds of a step, median of {rounds}; ratio to the lookup")
+    for row, row_seconds in seconds.items():
+        reference = "uniform" if row == "looked up" else "looked up"
+        beside = ratio(row_seconds, seconds[reference])
+        milliseconds = 1000 * statistics.median(row_seconds)
+        line = f"  {row:22} {milliseconds:8.1f}   {beside:24}{targets.get(row, '')}"
+        print(line.rstrip())
+
+
+def print_batches(training: Training) -> None:
+    """How long a batch takes to make, with words that are looked up and without."""
+    rows: dict[str, Step] = {
+        "uniform": functools.partial(training.batch, "token"),
+        "looked up": functools.partial(training.batch, "candidates"),
+    }
+    seconds = measure(rows, training.texts, BATCH_ROUNDS)
+    uniform = 1000 * statistics.median(seconds["uniform"])
+    looked_up = 1000 * statistics.median(seconds["looked up"])
+    beside = ratio(seconds["looked up"], seconds["uniform"])
+    print(f"  making a batch alone: uniform {uniform:.2f}, looked up {looked_up:.2f}; ratio {beside}", flush=True)
 
 
 if __name__ == "__main__":

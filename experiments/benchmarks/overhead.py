@@ -40,33 +40,36 @@ def bare_loop(task: MaskedLM, num_steps: int) -> float:
             began = time.perf_counter()
         optimizer.zero_grad()
         batch = data.batch(0, step)
-        task.loss(task.outputs(model, batch), batch).backward()
+        outputs = task.outputs(model, batch)
+        task.loss(outputs, batch).backward()
         optimizer.step()
-    return num_steps * task.batch_size / (time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return num_steps * task.batch_size / seconds
 
 
 def asynchronous(task: MaskedLM, num_steps: int, num_workers: int, folder: Path) -> float:
     """Samples per second of a run, from after its first batches (in which workers warm up) to its end."""
-    arrivals: list[tuple[int, float]] = []
+    arrivals = list[Event]()
 
     def report(record: Record) -> None:
         if isinstance(record, Event):
-            arrivals.append((record.total_samples, record.train_seconds))
+            arrivals.append(record)
 
-    samples = task.batch_size * num_workers * (num_steps + WARMUP_STEPS)
-    runtime = asyncsgd.Processes(num_workers)
+    num_batches = num_workers * (num_steps + WARMUP_STEPS)
     asyncsgd.train(
         task,
-        runtime=runtime,
-        samples=samples,
+        runtime=asyncsgd.Processes(num_workers),
+        samples=task.batch_size * num_batches,
         evaluations=1,
         clip_norm=0.0,
         folder=folder,
         quiet=True,
         report=report,
     )
-    (first, began), (last, ended) = arrivals[WARMUP_STEPS * num_workers], arrivals[-1]
-    return (last - first) / (ended - began)
+    first = arrivals[WARMUP_STEPS * num_workers]
+    last = arrivals[-1]
+    seconds = last.train_seconds - first.train_seconds
+    return (last.total_samples - first.total_samples) / seconds
 
 
 def run(argv: list[str], stop: object) -> int:
@@ -77,27 +80,30 @@ def run(argv: list[str], stop: object) -> int:
     arguments = parser.parse_args(argv)
     task = MaskedLM(model_name=arguments.model, eval_samples=32)
     steps = arguments.steps
-    rows = []
+    one_worker = []
+    two_workers = []
     prepared = task.prepare(0, cache_folder(None))
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(arguments.rounds):
             with ProcessPoolExecutor(1, context) as pool:
                 bare = pool.submit(bare_loop, prepared, steps).result()
-            one, two = (asynchronous(task, steps, n, Path(temporary) / f"{number}-{n}") for n in (1, 2))
-            rows.append((bare, one, two))
+            folder = Path(temporary)
+            one = asynchronous(task, steps, 1, folder / f"{number}-1")
+            two = asynchronous(task, steps, 2, folder / f"{number}-2")
+            one_worker.append(one / bare)
+            two_workers.append(two / (2 * one))
             print(
                 f"round {number}: bare {bare:7.1f}   1 worker {one:7.1f}   2 workers {two:7.1f} samples/s", flush=True
             )
-    for name, ratios, target in (
-        ("1 worker / bare loop        ", [one / bare for bare, one, _ in rows], 0.95),
-        ("2 workers / (2 x 1 worker)  ", [two / (2 * one) for _, one, two in rows], 0.90),
-    ):
-        low = min(ratios)
-        median = statistics.median(ratios)
-        high = max(ratios)
-        print(f"{name} median {median:.3f}  [{low:.3f}, {high:.3f}]  n={len(ratios)}  target {target}")
+    print_ratios("1 worker / bare loop        ", one_worker, 0.95)
+    print_ratios("2 workers / (2 x 1 worker)  ", two_workers, 0.90)
     return 0
+
+
+def print_ratios(name: str, ratios: list[float], target: float) -> None:
+    median = statistics.median(ratios)
+    print(f"{name} median {median:.3f}  [{min(ratios):.3f}, {max(ratios):.3f}]  n={len(ratios)}  target {target}")
 
 
 if __name__ == "__main__":
