@@ -18,7 +18,9 @@ and runs go one at a time. This is a sweep in a folder of its own, OUT-measured,
 from __future__ import annotations
 
 import argparse
+import bisect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.studies.config import read_config
-from asyncsgd.studies.plan import Plan, make_plan
+from asyncsgd.studies.plan import Arm, Plan, make_plan
 from asyncsgd.studies.runs import BASE
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
@@ -62,7 +64,8 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     delays = delays_of(plan, available_cores() if flags.measured else None)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     results = out / "dose_response"
-    if failed := make(flags.config, out, flags, stop):
+    failed = make(flags.config, out, flags, stop)
+    if failed:
         return failed
 
     import pandas as pd
@@ -75,23 +78,30 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     pairs = [pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS]
     if flags.measured:
         rates = dict(zip(dose.runs["arm"], dose.runs["learning_rate"], strict=True))
-        config = results / "measured.yaml"
-        folder = Path(f"{out}-measured")
+        config = measured_config(plan, delays, rates, out)
+        config_path = results / "measured.yaml"
         results.mkdir(exist_ok=True)
-        write_text(config, yaml.safe_dump(measured_config(plan, delays, rates, out), sort_keys=False))
-        if failed := make(config, folder, flags, stop):
+        write_text(config_path, yaml.safe_dump(config, sort_keys=False))
+        folder = Path(f"{out}-measured")
+        failed = make(config_path, folder, flags, stop)
+        if failed:
             return failed
-        pairs.append(pairs_of(read_dose(folder)._replace(targets=dose.targets)))
-    print(text(dose, pd.concat(pairs)))
-    for path in save(dose, pd.concat(pairs), results):
+        measured = read_dose(folder)._replace(targets=dose.targets)
+        pairs.append(pairs_of(measured))
+    table = pd.concat(pairs)
+    print(text(dose, table))
+    for path in save(dose, table, results):
         print(path)
     return 0
 
 
 def make(config: Path, out: Path, flags: argparse.Namespace, stop: StopRequest) -> int:
     """What is left of a sweep, as ``sweep.py`` makes it; its exit code."""
-    words = [str(config), "--out", str(out), "--jobs", str(flags.jobs), *["--retry"] * flags.retry]
-    return sweep.run(sweep.parser("sweep.py", "").parse_args(words), "sweep.py", "report", stop)
+    words = [str(config), "--out", str(out), "--jobs", str(flags.jobs)]
+    if flags.retry:
+        words.append("--retry")
+    arguments = sweep.parser("sweep.py", "").parse_args(words)
+    return sweep.run(arguments, "sweep.py", "report", stop)
 
 
 def delays_of(plan: Plan, cores: int | None) -> list[int]:
@@ -100,17 +110,21 @@ def delays_of(plan: Plan, cores: int | None) -> list[int]:
     Raises:
         UsageError: if this is no dose-response config, or there is none. It is said before hours of tuning.
     """
-    places = {
-        name: sorted({arm.place[0] - 1 for arm in plan.arms if arm.algorithm == name} - {0})
-        for name in dict.fromkeys(arm.algorithm for arm in plan.arms)
-    }
+    places: dict[str, list[int]] = {}
+    for arm in plan.arms:
+        known = places.setdefault(arm.algorithm, [])
+        delay = delay_of(arm)
+        if delay > 0 and delay not in known:
+            bisect.insort(known, delay)
     delays = places.get("delayed", [])
-    if set(places) != {"delayed", "sync"} or places["sync"] != delays or len(delays) < 2:
+    if places != {"delayed": delays, "sync": delays} or len(delays) < 2:
         raise UsageError(
             "the algorithms of a dose-response config are delayed and sync, on the same two or more numbers of workers "
             f"above 1; got {places} as delays"
         )
-    if not all("learning_rate" in trial for arm in plan.arms for trial in arm.trials or ({},)):
+    for arm in plan.arms:
+        if arm.trials and all("learning_rate" in trial for trial in arm.trials):
+            continue
         raise UsageError("a dose-response experiment tunes learning_rate at every delay; list its values under tune")
     if cores is None:
         return delays
@@ -121,10 +135,18 @@ def delays_of(plan: Plan, cores: int | None) -> list[int]:
     return fitting
 
 
+def delay_of(arm: Arm) -> int:
+    return arm.place[0] - 1
+
+
+def without(settings: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
+
+
 def measured_config(plan: Plan, delays: list[int], rates: dict[str, float], out: Path) -> dict[str, Any]:
     """A sweep of the same pairs as real processes, at the learning rates of the arms: nothing is tuned again."""
-    simulated = ("clock", "speeds", "network")
-    base = {key: value for key, value in plan.base.items() if key not in simulated}
+    of_clock = {"clock", "speeds", "network"}
+    base = without(plan.base, of_clock)
     if plan.base_model is not None:
         base["model"] = str(out / BASE / "model")
     algorithms: dict[str, dict[str, Any]] = {
@@ -132,8 +154,8 @@ def measured_config(plan: Plan, delays: list[int], rates: dict[str, float], out:
         "delayed": {"mode": "async", "rule": "fixed_delay:delay={nproc-1}", "conditions": []},
     }
     for arm in plan.arms:
-        if arm.place[0] - 1 in delays:
-            settings = {key: value for key, value in arm.settings.items() if key not in (*simulated, "mode", "rule")}
+        if delay_of(arm) in delays:
+            settings = without(arm.settings, of_clock | {"mode", "rule"})
             settings["learning_rate"] = rates[arm.name]
             algorithms[arm.algorithm]["conditions"].append(settings)
     return {

@@ -39,7 +39,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
     given = parser().parse_args(argv)
     for name in ("processes", "chunk_texts"):
         value = getattr(given, name)
-        if value is not None and (wanted := out_of_bounds(value, at_least=1)):
+        wanted = "" if value is None else out_of_bounds(value, at_least=1)
+        if wanted:
             raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
     from asyncsgd.domain_masking.finders import FINDERS, Ner
 
@@ -53,7 +54,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
             f"{side:6} {numbers['candidate_share']:.1%} of {numbers['pieces']:,} word pieces are candidates; "
             f"{numbers['texts_without_candidates']:,} of {numbers['texts']:,} texts have none"
         )
-    print("terms  " + ", ".join(f"{term} {count}" for term, count in statistics["top_terms"][:10]))
+    terms = ", ".join(f"{term} {count}" for term, count in statistics["top_terms"][:10])
+    print(f"terms  {terms}")
     print(f"done   {given.out}\nnext   python -m analysis candidates {given.out}")
     return 0
 
@@ -69,21 +71,26 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
 
     cache = cache_folder(given.cache_dir)
     out = Path(given.out)
-    task = checked(MaskedLM, **{name: getattr(given, name) for name in OF_TRAINING})
+    settings = {name: getattr(given, name) for name in OF_TRAINING}
+    task = checked(MaskedLM, **settings)
     corpus = task.read(cache)
     tokenizer = task.make_tokenizer(task.origin().model, corpus, cache)
     ready = finder.prepare(corpus.train.texts, cache)
     devices = devices_of(given) if isinstance(ready, Tagger) else []
     processes = len(devices) or given.processes or available_cores()
-    where = f" on {', '.join(sorted(set(devices)))}" if devices else ""
+    where = f"{processes} processes" if processes > 1 else "1 process"
+    modules = ["asyncsgd.domain_masking.candidates"]  # imported once, so that processes start sooner
+    if devices:
+        names = ", ".join(sorted(set(devices)))
+        where = f"{where} on {names}"
+        modules.append("transformers.models.auto.modeling_auto")
     print(
         f"find   {given.finder} in {len(corpus.train.texts):,} training and {len(corpus.eval.texts):,} evaluation "
-        f"texts, {processes} process{'es' if processes > 1 else ''}{where}",
+        f"texts, {where}",
         flush=True,
     )
     start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
-    modules = ["asyncsgd.domain_masking.candidates", *["transformers.models.auto.modeling_auto"] * bool(devices)]
-    with one_writer(out, "--out"), mapping(processes, start, modules) as mapped:  # which start sooner with these
+    with one_writer(out, "--out"), mapping(processes, start, modules) as mapped:
         return find_candidates(
             corpus,
             tokenizer,

@@ -61,9 +61,12 @@ def naive_loop(
 def masked(input_ids: torch.Tensor, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """15 % of the words chosen: 80 % of them masked, 10 % replaced, 10 % kept; -100 where nothing is predicted."""
     special = torch.isin(input_ids, torch.tensor(tokenizer.all_special_ids))
-    chosen = (torch.rand(input_ids.shape) < 0.15) & ~special
+    is_drawn = torch.rand(input_ids.shape) < 0.15
+    chosen = is_drawn & ~special
     labels = torch.where(chosen, input_ids, -100)
     draw = torch.rand(input_ids.shape)
-    changed = torch.where(chosen & (draw < 0.8), tokenizer.mask_token_id, input_ids)
+    is_masked = chosen & (draw < 0.8)
+    changed = torch.where(is_masked, tokenizer.mask_token_id, input_ids)
     other = torch.randint(len(tokenizer), input_ids.shape)
-    return torch.where(chosen & (draw >= 0.9), other, changed), labels
+    is_replaced = chosen & (draw >= 0.9)
+    return torch.where(is_replaced, other, changed), labels

@@ -26,20 +26,24 @@ from asyncsgd.settings.numbers import out_of_bounds, whole_number
 
 def run(argv: list[str], stop: StopRequest) -> int:
     given = parser().parse_args(argv)
-    if wanted := out_of_bounds(given.processes, at_least=1):
+    wanted = out_of_bounds(given.processes, at_least=1)
+    if wanted:
         raise UsageError(f"--processes must be {wanted}, got {given.processes}; type e.g. --processes 2")
     if (given.val_file is None) != (given.op_val_file is None):
         raise UsageError("--val-file and --op-val-file go together; type both or none")
     if given.op_train_file == given.op_val_file:
         raise UsageError(f"--op-train-file and --op-val-file are both {given.op_train_file}; name two files")
-    files = [(given.train_file, given.op_train_file), (given.val_file, given.op_val_file)]
+    files = [(given.train_file, given.op_train_file)]
+    if given.val_file is not None:
+        files.append((given.val_file, given.op_val_file))
+    lower = given.lower
+    column = given.text_column
     with mapping(given.processes, modules=["asyncsgd.domain_masking.normalizing"]) as mapped:
-        for source, target in files[: 1 + (given.val_file is not None)]:
+        for source, target in files:
             before = time.perf_counter()
-            lower = given.lower
-            column = given.text_column
             changes = normalize_file(Path(source), Path(target), lower=lower, text_column=column, mapped=mapped)
-            print(f"wrote  {target} ({time.perf_counter() - before:.1f} s)", flush=True)
+            seconds = time.perf_counter() - before
+            print(f"wrote  {target} ({seconds:.1f} s)", flush=True)
             for kind, number in changes.items():
                 print(f"{number:14,}  {kind.replace('_', ' ')}")
     return 0

@@ -59,22 +59,27 @@ class Shapes(asyncsgd.Task):
         return asyncsgd.TensorData(train, evaluation, self.batch_size, seed)
 
     def outputs(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return model(batch[0])
+        images, _ = batch
+        return model(images)
 
     def loss_unit(self) -> str:
         return "nats"
 
     def loss(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return functional.cross_entropy(outputs, batch[1])
+        _, labels = batch
+        return functional.cross_entropy(outputs, labels)
 
     def sums(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-        said = outputs.argmax(1)
-        true = batch[1]
-        cells = torch.bincount(true * len(NAMES) + said, minlength=len(NAMES) ** 2)
-        return {"confusion": cells.reshape(len(NAMES), len(NAMES))}
+        _, labels = batch
+        predictions = outputs.argmax(1)
+        size = len(NAMES)
+        cells = labels * size + predictions
+        counts = torch.bincount(cells, minlength=size**2)
+        return {"confusion": counts.reshape(size, size)}
 
     def metrics(self, sums: asyncsgd.Sums) -> dict[str, float]:
-        return {"accuracy": sums["confusion"].trace() / sums["confusion"].sum()}
+        confusion = sums["confusion"]
+        return {"accuracy": confusion.trace() / confusion.sum()}
 
     def details(self, sums: asyncsgd.Sums) -> dict[str, object]:
         return {"shapes": list(NAMES), "confusion": sums["confusion"].tolist()}
@@ -91,12 +96,15 @@ def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tens
     right = axis[None, :] - centre[:, 1]
     distance = (down**2 + right**2).sqrt()
     larger = torch.maximum(down.abs(), right.abs())
-    arms = torch.minimum(down.abs(), right.abs()) < 1.2
-    shapes = torch.stack(
-        [distance < radius, larger < 0.85 * radius, arms & (larger < radius), (distance - radius).abs() < 1.2], dim=1
-    )
+    smaller = torch.minimum(down.abs(), right.abs())
+    disc = distance < radius
+    square = larger < 0.85 * radius
+    cross = (smaller < 1.2) & (larger < radius)
+    ring = (distance - radius).abs() < 1.2
+    shapes = torch.stack([disc, square, cross, ring], dim=1)
     image = shapes[torch.arange(number), label].float()
-    return (image + noise * torch.randn(image.shape, generator=random)).unsqueeze(1), label
+    noisy = image + noise * torch.randn(image.shape, generator=random)
+    return noisy.unsqueeze(1), label
 
 
 if __name__ == "__main__":

@@ -99,7 +99,9 @@ class Images(asyncsgd.Task):
         if self.images is None:
             return ["right", "down", "down and right", "up and right"]
         train = Path(self.images) / "train"
-        names = sorted(path.name for path in train.iterdir() if path.is_dir()) if train.is_dir() else []
+        names = []
+        if train.is_dir():
+            names = sorted(path.name for path in train.iterdir() if path.is_dir())
         if not names:
             raise asyncsgd.UsageError(f"--images {self.images}: {train} must have a folder of images for each class")
         return names
@@ -109,20 +111,26 @@ class Images(asyncsgd.Task):
             train = made(self.train_images, self.side, self.noise, seed=1)
             evaluation = made(1000, self.side, self.noise, seed=2)
         else:
-            train, evaluation = (of_folder(Path(self.images), split, self.side) for split in ("train", "test"))
+            folder = Path(self.images)
+            train = of_folder(folder, "train", self.side)
+            evaluation = of_folder(folder, "test", self.side)
         return asyncsgd.TensorData(train, evaluation, self.batch_size, seed)
 
     def outputs(self, model: nn.Module, batch: Labelled) -> Tensor:
-        return model(batch[0])
+        images, _ = batch
+        return model(images)
 
     def loss_unit(self) -> str:
         return "nats"
 
     def loss(self, outputs: Tensor, batch: Labelled) -> Tensor:
-        return functional.cross_entropy(outputs, batch[1])
+        _, labels = batch
+        return functional.cross_entropy(outputs, labels)
 
     def sums(self, outputs: Tensor, batch: Labelled) -> dict[str, Tensor]:
-        return {"right": (outputs.argmax(1) == batch[1]).sum(), "images": torch.tensor(len(batch[1]))}
+        _, labels = batch
+        is_right = outputs.argmax(1) == labels
+        return {"right": is_right.sum(), "images": torch.tensor(len(labels))}
 
     def metrics(self, sums: asyncsgd.Sums) -> dict[str, float]:
         return {"accuracy": sums["right"] / sums["images"]}
@@ -139,8 +147,10 @@ def made(number: int, side: int, noise: float, seed: int) -> Labelled:
     axis = torch.arange(side, dtype=torch.float32) - (side - 1) / 2
     down, right = torch.meshgrid(axis, axis, indexing="ij")
     direction = DIRECTIONS[label].view(number, 2, 1, 1)
-    wave = sign * torch.sin(length * (direction[:, 0] * right + direction[:, 1] * down))
-    pixels = wave.unsqueeze(1) + noise * torch.randn(number, 3, side, side, generator=random)
+    distance = direction[:, 0] * right + direction[:, 1] * down
+    wave = sign * torch.sin(length * distance)
+    noises = noise * torch.randn(number, 3, side, side, generator=random)
+    pixels = wave.unsqueeze(1) + noises
     return 2 * pixels + 3, label  # neither centred nor scaled, as photographs are not
 
 
@@ -151,10 +161,11 @@ def of_folder(folder: Path, split: str, side: int) -> Labelled:
 
     try:
         rows = load_dataset("imagefolder", data_dir=str(folder), split=split)
-        pixels = [np.array(row["image"].convert("RGB").resize((side, side))) for row in rows]
+        images = [row["image"].convert("RGB").resize((side, side)) for row in rows]
     except (ImportError, OSError, ValueError) as error:
         raise asyncsgd.UsageError(f"--images {folder}: {split} cannot be read ({error})") from error
-    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255, torch.tensor(rows["label"])
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    return pixels.float() / 255, torch.tensor(rows["label"])
 
 
 if __name__ == "__main__":

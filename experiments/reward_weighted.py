@@ -62,7 +62,8 @@ class RewardWeighted(CausalLM):
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         """As `CausalLM`, and ``rewards``, float32 `(B,)`."""
         batch = super().collate(samples, numbers, draw)
-        texts = _tokenizer(self.known["tokenizer"]).batch_decode(batch["input_ids"], skip_special_tokens=True)
+        tokenizer = _tokenizer(self.known["tokenizer"])
+        texts = tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
         batch["rewards"] = torch.tensor([reward(text) for text in texts])
         return batch
 
@@ -71,7 +72,9 @@ class RewardWeighted(CausalLM):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         # A part of a batch may have no text with a reward; its loss is 0, and so is its weight.
-        return _weighted_sum(outputs, batch) / _token_rewards(batch).sum().clamp(min=torch.finfo(torch.float32).tiny)
+        smallest = torch.finfo(torch.float32).tiny
+        weight = _token_rewards(batch).sum().clamp(min=smallest)
+        return _weighted_sum(outputs, batch) / weight
 
     def weight(self, batch: Batch) -> float:
         """What `loss` divides by. Workers' gradients are averaged with it, so it is not the number of tokens."""
@@ -81,15 +84,17 @@ class RewardWeighted(CausalLM):
         return {"loss": _weighted_sum(outputs, batch).double()}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
-        """Of tokens that count as much as the rewards of their texts."""
-        return {"perplexity": super().metrics({**sums, "correct": 0})["perplexity"]}
+        """The perplexity, where a token counts as much as its text's reward."""
+        metrics = super().metrics({**sums, "correct": 0})
+        return {"perplexity": metrics["perplexity"]}
 
 
 def _weighted_sum(logits: Tensor, batch: Batch) -> Tensor:
-    losses = functional.cross_entropy(
-        logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    return (losses.view_as(batch["labels"]) * batch["rewards"][:, None]).sum()
+    labels = batch["labels"]
+    by_token = logits.float().flatten(0, 1)
+    losses = functional.cross_entropy(by_token, labels.flatten(), ignore_index=IGNORED, reduction="none")
+    weighted = losses.view_as(labels) * batch["rewards"][:, None]
+    return weighted.sum()
 
 
 def _token_rewards(batch: Batch) -> Tensor:

@@ -89,7 +89,8 @@ def run(flags: argparse.Namespace, script: str, report: str, stop: StopRequest) 
     plan = make_plan(read_config(file), str(file))
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
-    if wanted := out_of_bounds(jobs, at_least=1):
+    wanted = out_of_bounds(jobs, at_least=1)
+    if wanted:
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
     sweep = Sweep(plan, file.read_text(encoding="utf-8"), out, flags.track)
@@ -111,25 +112,36 @@ def run(flags: argparse.Namespace, script: str, report: str, stop: StopRequest) 
 
     context = server_of(plan)  # imports while this process reads what there is
     sweep.look()  # before anything is written into a folder that may be somebody else's
-    check(plan, {run.arm for run in plan.runs if sweep.status(run) not in FINISHED})
-    with locked(out / f".lock-{shard[0]}-of-{shard[1]}"):
+    unfinished = {run.arm for run in plan.runs if sweep.status(run) not in FINISHED}
+    check(plan, unfinished)
+    index, number = shard
+    with locked(out / f".lock-{index}-of-{number}"):
         sweep.open()
         announce(plan, sweep, out)
         failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
-    mine = {folder for stage in STAGES for folder in share(plan, stage, shard)}
-    failing = {run.folder for run in plan.runs if run.folder in mine and sweep.status(run) == FAILED}
-    failing |= {job.folder for job in failed}
+    folders_of_shard = {folder for stage in STAGES for folder in share(plan, stage, shard)}
+    failing = {job.folder for job in failed}
+    num_finished = 0
+    num_without_model = 0
+    for run in plan.runs:
+        status = sweep.status(run)
+        if status == FAILED and run.folder in folders_of_shard:
+            failing.add(run.folder)
+        if status in FINISHED:
+            num_finished += 1
+        elif run.stage == "finetune" and run.parent is not None and sweep.job(run) is None:
+            num_without_model += 1
     if failing:
         print(f"{counted(len(failing), 'run')} FAILED; the same command with --retry runs them again", file=sys.stderr)
-    without = sum(
-        run.parent is not None and sweep.status(run) not in FINISHED and sweep.job(run) is None
-        for run in plan.of_stage("finetune")
-    )
-    if without:
-        told = counted(without, "fine-tuning run") + (" has" if without == 1 else " have")
-        print(f"{told} no model to start from, since its pretraining run is not DONE", file=sys.stderr)
-    left = sum(sweep.status(run) not in FINISHED for run in plan.runs)
-    print(f"{'done' if not left else 'so far'}   {out}: {len(plan.runs) - left} of {len(plan.runs)} runs")
+    if num_without_model:
+        verb = "has" if num_without_model == 1 else "have"
+        print(
+            f"{counted(num_without_model, 'fine-tuning run')} {verb} no model to start from, "
+            "since its pretraining run is not DONE",
+            file=sys.stderr,
+        )
+    state = "done" if num_finished == len(plan.runs) else "so far"
+    print(f"{state}   {out}: {num_finished} of {len(plan.runs)} runs")
     print(f"next   python -m analysis {report} {shlex.quote(str(out))} --out report.html")
     return 1 if failing else 0
 
@@ -150,7 +162,7 @@ def counted(number: int, what: str, width: int = 0) -> str:
     >>> counted(1, "run"), counted(12, "run", width=4)
     ('1 run', '  12 runs')
     """
-    return f"{number:{width}} {what}{'s' * (number != 1)}"
+    return f"{number:{width}} {what}" if number == 1 else f"{number:{width}} {what}s"
 
 
 def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
@@ -160,15 +172,19 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
     for stage in STAGES:
         runs = plan.of_stage(stage)
         if runs:
-            counts = collections.Counter(sweep.status(run) for run in runs)
-            told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-            print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {told}")
-        for run in (run for run in runs if sweep.status(run) not in FINISHED):
-            if (job := sweep.job(run, pretend=True)) is not None and job.lacks:
+            counts = collections.Counter(map(sweep.status, runs))
+            statuses = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+            print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {statuses}")
+        for run in runs:
+            if sweep.status(run) in FINISHED:
+                continue
+            job = sweep.job(run, pretend=True)
+            if job is not None and job.lacks:
                 print(f"          {run.folder} is left out: {job.lacks}")
     for reference, seconds in sorted(sweep.budgets.items()):
         print(budget_text(plan, reference, f"{seconds:.6g}"))
-    if power := power_text(plan):
+    power = power_text(plan)
+    if power:
         print(power)
     sys.stdout.flush()
 
@@ -188,15 +204,16 @@ def power_text(plan: Plan) -> str:
         return ""
     alpha = plan.analysis.alpha
     number = len(plan.family)
-    seeds = counted(len(plan.config.seeds), "seed")
+    num_seeds = len(plan.config.seeds)
+    seeds = counted(num_seeds, "seed")
     needed = minimum_pairs(number, alpha)
-    if len(plan.config.seeds) < needed:
+    if num_seeds < needed:
         return (
             f"note   with {seeds} no difference can be found in a primary family of "
             f"{counted(number, 'comparison')}, however large it is: that takes {needed} seeds"
         )
     level = f"{alpha:g}" if number == 1 else f"{alpha:g} / {number} (Holm's method, {number} comparisons)"
-    effect = detectable_effect(len(plan.config.seeds), alpha / number)
+    effect = detectable_effect(num_seeds, alpha / number)
     return (
         f"power     {seeds}: the sign-flip test at {level} finds a difference of {effect:.1f} standard deviations of "
         f"the differences in 80 % of studies; with fewer than {needed} seeds it finds none"
@@ -225,7 +242,8 @@ def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> No
     for reference in sorted(set(sweep.budgets) - known):
         print(budget_text(sweep.plan, reference, f"about {sweep.budgets[reference]:.3g}"))
     for stage in STAGES:
-        if todo := sweep.to_do(stage, shard, retry=retry, pretend=True):
+        todo = sweep.to_do(stage, shard, retry=retry, pretend=True)
+        if todo:
             seconds = estimator.seconds(todo, jobs)
             total += seconds
             print(f"{stage:8}  {counted(len(todo), 'run', 4)} to make: about {seconds / 60:.1f} minutes")
