@@ -57,16 +57,18 @@ class Corpus:
 
     @property
     def evaluations(self) -> tuple[Self, ...]:
-        """The same with each set in turn as the one to evaluate on."""
-        others = (
-            replace(self, eval=one.documents, split=one.name, number=number)
-            for number, one in enumerate(self.sets, start=1)
-        )
-        return (self, *others)
+        """The corpus with each set in turn as the one to evaluate on."""
+        corpora = [self]
+        for number, further in enumerate(self.sets, start=1):
+            corpora.append(replace(self, eval=further.documents, split=further.name, number=number))
+        return tuple(corpora)
 
     def fingerprint_of(self, blocks: bool) -> str:
         """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
-        return hashlib.sha256(f"blocks {self.fingerprint}".encode()).hexdigest()[:16] if blocks else self.fingerprint
+        if not blocks:
+            return self.fingerprint
+        digest = hashlib.sha256(f"blocks {self.fingerprint}".encode())
+        return digest.hexdigest()[:16]
 
 
 class Kind(NamedTuple):
@@ -83,32 +85,43 @@ class Kind(NamedTuple):
     label: str = "label"  # empty where texts have none
     takes: Sequence[str] = ("pydocs", "hub:NAME")
     has_classes: bool = True  # else a label is a number
-    fewest: int = 2  # labels that there must be
-    names: Names = None  # of the labels, where the columns are called so
+    fewest: int = 2  # the training texts must have so many labels
+    names: Names = None  # the names of the labels, where the columns have these names
 
     def sources(
         self, data: str, columns: Mapping[str, str], eval_data: EvalData | None = None, reading: Reading = AS_IT_IS
     ) -> tuple[list[Source], dict[str, Source]]:
-        """What `load_corpus` reads, which is not read yet: the parts of `data`, and the sets of `eval_data` by name."""
-        files = TABLES if self.label else KINDS
-        scored = {
-            name: Source(place, "--eval-data", kinds=files, takes=(), reading=reading)
-            for name, place in named_places(eval_data).items()
-        }
+        """The sources that `load_corpus` reads, before any is read: the parts of `data`, and the sets of `eval_data` by
+        name.
+        """
+        kinds = TABLES if self.label else KINDS
+        scored = {}
+        for name, place in named_places(eval_data).items():
+            scored[name] = Source(place, "--eval-data", kinds=kinds, takes=(), reading=reading)
         if not self.label:
-            return [Source(part, takes=self.takes, reading=reading) for part in joined_parts(data)], scored
+            parts = [Source(part, takes=self.takes, reading=reading) for part in joined_parts(data)]
+            return parts, scored
         if len(columns) < 2:
             name, flag = next(iter(columns.items()))
             raise UsageError(f"{self.text}s and {self.label}s are both {name!r}; name another with {flag}")
-        return [Source(data, kinds=TABLES, needs=TRAIN, takes=self.takes, reading=reading)], scored
+        source = Source(data, kinds=TABLES, needs=TRAIN, takes=self.takes, reading=reading)
+        return [source], scored
 
     def counts(self, documents: Documents) -> Counter[str]:
-        return Counter(each for label in documents.labels for each in self.labels_of(label))
+        """How many documents have each label."""
+        counts: Counter[str] = Counter()
+        for label in documents.labels:
+            counts.update(self.labels_of(label))
+        return counts
 
 
 def _read_text(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
-    text = without_surrogates(text_of(where, next(iter(columns)), row[0])).strip()
-    return text, label_name(where, columns, row[1], names) if text and len(columns) > 1 else ""
+    """The text and the label of a row whose columns are a text and, unless texts are plain, a label."""
+    text_column = next(iter(columns))
+    text = without_surrogates(text_of(where, text_column, row[0])).strip()
+    if not text or len(columns) == 1:
+        return text, ""
+    return text, label_name(where, columns, row[1], names)
 
 
 LABELLED = Kind(_read_text)
@@ -153,61 +166,89 @@ def load_corpus(
         UsageError: the source is missing or damaged, has no such column or split, a label is missing or only in the
             evaluation texts, there is one class only, or one side has no texts.
     """
-    # before the first one is read, which may take a while
+    # The names of all sources are checked before the first one is read, which may take a while.
     sources, named = kind.sources(data, columns, eval_data, reading)
     name = "+".join(source.name for source in sources)
-    names = names_of(sources[0], list(columns)[1]) if _are_to_be_found(kind) else kind.names
+    names = _label_names(sources[0], kind, columns)
     parts = [_Part(source, kind, columns, names, cache_dir) for source in sources]
     train, sets = _read_sources(parts, split, whole=bool(named))
     for set_name, source in named.items():
-        own_names = names_of(source, list(columns)[1]) if _are_to_be_found(kind) else None
+        own_names = _label_names(source, kind, columns)
         part = _Part(source, kind, columns, own_names or names, cache_dir, learns=False)
         parts.append(part)
-        sets.append(part.first_with_labels(train)._replace(name=set_name))
+        evaluation = part.first_with_labels(train)
+        sets.append(evaluation._replace(name=set_name))
     main, *others = sets
     if not main.has_labels:
         where = named[main.name].name if named else f"the {main.name} split of {name}"
-        first = "name a set with labels first" if named or others else "drop --split"
-        raise UsageError(f"{where} has no {kind.label}s to score on; {first}")
-    notes = [note for part in parts for note in (*part.source.notes, *part.notes)]
-    notes += [f"{one.name} has no {kind.label}s, so it is not scored" for one in others if not one.has_labels]
-    train = _without_texts_of(_held_out(parts, sets, list(named)), train, kind, notes)
-    for to, documents in (*(("evaluate", one.documents) for one in sets), ("train", train)):
-        if not documents.texts:
-            told = "".join(f"; {note}" for part in parts for note in part.source.notes)
-            raise UsageError(
-                f"{name} has too few {kind.text}s to {to} on; name other data, or texts to evaluate on{told}"
-            )
+        advice = "name a set with labels first" if named or others else "drop --split"
+        raise UsageError(f"{where} has no {kind.label}s to score on; {advice}")
+    notes = []
+    for part in parts:
+        notes += part.source.notes
+        notes += part.notes
+    for further in others:
+        if not further.has_labels:
+            notes.append(f"{further.name} has no {kind.label}s, so it is not scored")
+    held_out = _held_out(parts, sets, list(named))
+    train = _without_texts_of(held_out, train, kind, notes)
+    if not train.texts or not all(evaluation.documents.texts for evaluation in sets):
+        use = "train" if all(evaluation.documents.texts for evaluation in sets) else "evaluate"
+        source_notes = "".join(f"; {note}" for part in parts for note in part.source.notes)
+        raise UsageError(
+            f"{name} has too few {kind.text}s to {use} on; name other data, or texts to evaluate on{source_notes}"
+        )
     labels: tuple[str, ...] = ()
     if kind.label and kind.has_classes:
-        first_rows = {label: place for part in reversed(parts) for label, place in part.first_rows.items()}
-        labelled = _joined([one.documents for one in sets if one.has_labels])
-        labels = _labels(name, names, kind, train, labelled, list(columns.values())[1], first_rows)
+        first_rows: dict[str, str] = {}
+        for part in reversed(parts):
+            first_rows |= part.first_rows
+        labelled = _joined([evaluation.documents for evaluation in sets if evaluation.has_labels])
+        _, flag, *_ = columns.values()
+        labels = _labels(name, names, kind, train, labelled, flag, first_rows)
     train = limited(train, limits[0])
-    main, *others = [one._replace(documents=limited(one.documents, limits[1] * one.has_labels)) for one in sets]
-    if labels and (missing := set(labels) - set(kind.counts(train))):
+    missing = set(labels) - set(kind.counts(train))
+    if missing:
         notes.append(f"no training {kind.unit} has the {kind.label} {', '.join(sorted(missing))}")
-    built_in = sum(source.is_built_in for source in sources)
-    fingerprint = _fingerprint(built_in, train, main.documents, labels)
-    others = [one._replace(fingerprint=_fingerprint(0, Documents(()), one.documents, labels)) for one in others]
-    of_first = main.name if kind.label or others else ""
-    return Corpus(name, train, main.documents, fingerprint, of_first, labels, tuple(notes), tuple(others))
+    num_built_in = sum(source.is_built_in for source in sources)
+    limited_sets = []
+    for evaluation in sets:
+        # A set without labels is predicted as a whole.
+        documents = limited(evaluation.documents, limits[1]) if evaluation.has_labels else evaluation.documents
+        fingerprint = _fingerprint(0, Documents(()), documents, labels)
+        limited_sets.append(evaluation._replace(documents=documents, fingerprint=fingerprint))
+    main, *others = limited_sets
+    return Corpus(
+        name,
+        train,
+        eval=main.documents,
+        fingerprint=_fingerprint(num_built_in, train, main.documents, labels),
+        split=main.name if kind.label or others else "",
+        labels=labels,
+        notes=tuple(notes),
+        sets=tuple(others),
+    )
 
 
-def _are_to_be_found(kind: Kind) -> bool:
-    """Whether the source says what its labels are called."""
-    return bool(kind.label) and kind.has_classes and not kind.names
+def _label_names(source: Source, kind: Kind, columns: Mapping[str, str]) -> Names:
+    """The names of the labels: the kind's, or what the source calls them."""
+    if kind.names or not (kind.label and kind.has_classes):
+        return kind.names
+    _, label_column, *_ = columns
+    return names_of(source, label_column)
 
 
 def _read_sources(parts: Sequence[_Part], split: str | None, whole: bool) -> tuple[Documents, list[EvaluationSet]]:
-    """What is learned from, and the sets to score on that all sources have together; none where others are named.
+    """The documents to learn from, and the evaluation sets of the sources. The first sets of all sources are joined
+    into one set, and so are the second ones, and so on.
 
     Args:
-        split: those of each source that the user names.
-        whole: whether others are named, so that a source without such a set is learned from as a whole.
+        split: the sets of each source that the user names.
+        whole: whether sets of other sources are named. Then there are no sets, and every source is learned from as a
+            whole.
     """
     learned = []
-    of_sources: dict[int, list[EvaluationSet]] = {}
+    sets_of_sources: dict[int, list[EvaluationSet]] = {}
     for part in parts:
         train = part.read(TRAIN)
         if not whole:
@@ -215,34 +256,38 @@ def _read_sources(parts: Sequence[_Part], split: str | None, whole: bool) -> tup
             if not sets:
                 train, evaluation = split_documents(train)
                 sets = [EvaluationSet("test", evaluation)]
-            for number, one in enumerate(sets):
-                of_sources.setdefault(number, []).append(one)
+            for number, evaluation_set in enumerate(sets):
+                sets_of_sources.setdefault(number, []).append(evaluation_set)
         learned.append(train)
     joined = []
-    for ones in of_sources.values():
-        documents = _joined([one.documents for one in ones])
-        joined.append(EvaluationSet(ones[-1].name, documents, all(one.has_labels for one in ones)))
+    for sets in sets_of_sources.values():
+        documents = _joined([evaluation_set.documents for evaluation_set in sets])
+        have_labels = all(evaluation_set.has_labels for evaluation_set in sets)
+        joined.append(EvaluationSet(sets[-1].name, documents, have_labels))
     return _joined(learned), joined
 
 
 def _held_out(parts: Sequence[_Part], sets: Sequence[EvaluationSet], named: Sequence[str]) -> dict[str, set[str]]:
     """The texts of all evaluation sets, by the set: of those to score on, and of any other that a source has."""
-    texts = {one.name: set(one.documents.texts) for one in sets}
+    texts = {evaluation.name: set(evaluation.documents.texts) for evaluation in sets}
     first_named = len(parts) - len(named)
     for number, part in enumerate(parts):
-        for of in part.sets():
-            called = of if number < first_named else f"{of} ({named[number - first_named]})"
-            texts.setdefault(called, set()).update(part.texts(of))
+        for split in part.sets():
+            called = split
+            if number >= first_named:
+                called = f"{split} ({named[number - first_named]})"
+            texts.setdefault(called, set()).update(part.texts(split))
     return texts
 
 
 def _without_texts_of(held_out: Mapping[str, set[str]], train: Documents, kind: Kind, notes: list[str]) -> Documents:
     """The documents whose text is in no evaluation set; `notes` counts the others."""
-    for of, texts in held_out.items():
+    for set_name, texts in held_out.items():
         before = len(train.texts)
         train = select(train, [text not in texts for text in train.texts])
-        if left_out := before - len(train.texts):
-            notes.append(f"{left_out} training {kind.text}s that are {of} {kind.text}s too are left out")
+        num_left_out = before - len(train.texts)
+        if num_left_out:
+            notes.append(f"{num_left_out} training {kind.text}s that are {set_name} {kind.text}s too are left out")
     return train
 
 
@@ -261,150 +306,190 @@ class _Part:
         self.source = source
         self.notes: list[str] = []
         self.first_rows: dict[str, str] = {}
-        """Of what a text may have as its label, the place of the first row that has it."""
+        """The place of the first row that has a label, by that label."""
         self._kind = kind
         self._columns = columns
         self._names = names
         self._cache_dir = cache_dir
         self._learned = TRAIN if learns else ""
-        """The split that is learned from; of a set that ``--eval-data`` names there is none."""
-        self._labels = slice(1, 1 + len(kind.names or "1"))
+        """The split that is learned from; empty where ``--eval-data`` names the source."""
+        num_label_columns = len(kind.names) if kind.names else 1
+        self._labels = slice(1, 1 + num_label_columns)
         """Which columns are labels."""
         self._read: dict[str, Rows] = {}
 
-    def _rows(self, of: str) -> Rows:
-        if of not in self._read:
-            may_lack = () if of == self._learned else [name for name, _ in list(self._columns.items())[self._labels]]
-            self._read[of] = self.source.rows(of, self._columns, cache=self._cache_dir, may_lack=may_lack)
-        return self._read[of]
+    def _rows(self, split: str) -> Rows:
+        """The rows of a split, which are read once."""
+        if split not in self._read:
+            may_lack: Sequence[str] = ()
+            if split != self._learned:
+                may_lack = list(self._columns)[self._labels]
+            self._read[split] = self.source.rows(split, self._columns, cache=self._cache_dir, may_lack=may_lack)
+        return self._read[split]
 
-    def _where(self, of: str) -> str:
-        return f"{self.source.name} ({of})" if self._learned or of != TRAIN else self.source.name
+    def _where(self, split: str) -> str:
+        """What messages call a split of the source."""
+        if split == TRAIN and not self._learned:
+            return self.source.name
+        return f"{self.source.name} ({split})"
 
     def sets(self) -> list[str]:
         """All evaluation sets of the source."""
         return evaluation_sets(self.source.sides, ("test", "validation"))
 
-    def texts(self, of: str) -> Iterator[str]:
+    def texts(self, split: str) -> Iterator[str]:
         """The texts of a set, whatever its labels are."""
-        for place, row in self._rows(of):
+        for place, row in self._rows(split):
             unlabelled = list(row)
-            unlabelled[self._labels] = [None] * len(unlabelled[self._labels])
+            num_labels = len(row[self._labels])
+            unlabelled[self._labels] = [None] * num_labels
             text, _ = self._kind.read(place, self._columns, tuple(unlabelled), self._names)
             if text:
                 yield text
 
-    def read(self, of: str) -> Documents:
-        """The texts of a split; those to learn from have labels, of others a label that is missing is empty."""
+    def read(self, split: str) -> Documents:
+        """The documents of a split. Those to learn from have labels; elsewhere a label that is missing is empty."""
         kind = self._kind
-        where = self._where(of)
-        rows = self._rows(of)
-        read = [kind.read(place, self._columns, row, self._names) for place, row in rows]
-        needs_number = of == self._learned and not kind.has_classes
-        numbered = [(text, label, number) for number, (text, label) in enumerate(read)]
-        kept = [row for row in numbered if row[0] and (row[1] or not needs_number)]
-        for (place, _), (text, label) in zip(rows, read, strict=True):
-            if text:
-                self.first_rows.setdefault(label, place)
+        is_learned = split == self._learned
+        where = self._where(split)
+        rows = self._rows(split)
+        kept = []
+        unlabelled = []
+        for number, (place, row) in enumerate(rows):
+            text, label = kind.read(place, self._columns, row, self._names)
+            if not text:
+                continue
+            self.first_rows.setdefault(label, place)
+            if label or kind.has_classes or not is_learned:
+                kept.append((text, label, number))
+            if not label:
+                unlabelled.append((place, row))
         if not kept:
             raise UsageError(f"{where} holds no {kind.text}: all {len(rows)} rows are without {kind.filling}")
-        if empty := len(rows) - len(kept):
-            self.notes.append(f"{empty} rows of {where} without {kind.filling} are left out")
+        num_empty = len(rows) - len(kept)
+        if num_empty:
+            self.notes.append(f"{num_empty} rows of {where} without {kind.filling} are left out")
         documents = Documents(*zip(*kept, strict=True))
-        if not (kind.label and kind.has_classes) or of != self._learned:
+        if not (kind.label and kind.has_classes and is_learned):
             return documents
-        for (place, row), (text, label) in zip(rows, read, strict=True):
-            if text and not label and not is_marked(row[1]):
+        for place, row in unlabelled:
+            if not is_marked(row[1]):
                 raise no_label(place, self._columns, row[1])
-        return self._labelled(documents, of, {""})
+        return self._labelled(documents, split, {""})
 
     def to_score_on(self, split: str | None, train: Documents) -> list[EvaluationSet]:
         """The sets that the user names, or the first one that has labels; none where some texts are to be set aside.
 
         Args:
-            split: those that the user names, with commas between them.
+            split: the names of sets that the user gives, with commas between them.
         """
         sets = self.sets()
-        preferred = ("test", "validation") if self._kind.label else ("validation", "test")[: 1 + self.source.is_hub]
+        preferred = ["validation"]
+        if self._kind.label:
+            preferred = ["test", "validation"]
+        elif self.source.is_hub:
+            preferred = ["validation", "test"]
         usual = evaluation_sets(sets, preferred)
         if split is None or (split == "test" and not usual):
-            for of in usual:
-                if (found := self.evaluation(of, train)).has_labels:
-                    return [found]
+            for name in usual:
+                evaluation = self.evaluation(name, train)
+                if evaluation.has_labels:
+                    return [evaluation]
                 self.notes.append(
-                    f"the {of} split of {self.source.name} has no {self._kind.label}s, so it is not scored on"
+                    f"the {name} split of {self.source.name} has no {self._kind.label}s, so it is not scored on"
                 )
             return []
-        return [self.evaluation(self._called(name.strip(), sets), train) for name in split.split(",")]
+        named = []
+        for name in split.split(","):
+            set_name = self._called(name.strip(), sets)
+            named.append(self.evaluation(set_name, train))
+        return named
 
     def _called(self, name: str, sets: Sequence[str]) -> str:
-        """The set of that name, or the one whose name ends so: ``matched`` of ``dev_matched``, before one of tests.
-        ``dev`` and the like are ``validation``.
+        """The set that the user means by a name.
+
+        It is the set of that name, or else one whose name ends so: ``matched`` is ``dev_matched``, or ``test_matched``
+        where there is no such validation set. ``dev`` and the like are ``validation``.
         """
         if name.isalpha() and split_meant(name) in sets:
             return split_meant(name)
-        by_use = evaluation_sets(sets, ("validation", "test"))
-        endings = [of for of in by_use if of.endswith((f"_{name}", f"-{name}"))]
-        if name not in sets and not endings:
-            raise UsageError(f"{self.source.name} has no {name} split to score on; drop --split{nearest(name, sets)}")
-        return name if name in sets else endings[0]
+        if name in sets:
+            return name
+        for set_name in evaluation_sets(sets, ("validation", "test")):
+            if set_name.endswith((f"_{name}", f"-{name}")):
+                return set_name
+        raise UsageError(f"{self.source.name} has no {name} split to score on; drop --split{nearest(name, sets)}")
 
     def first_with_labels(self, train: Documents) -> EvaluationSet:
         """The first set of the source that has labels, or the first one where none has; a file is a set."""
         preferred = ("test", "validation") if self._kind.label else ("validation", "test")
-        sets = evaluation_sets(self.source.sides, preferred) or [TRAIN]
-        read = [self.evaluation(of, train) for of in sets]
-        return next((one for one in read if one.has_labels), read[0])
+        names = evaluation_sets(self.source.sides, preferred) or [TRAIN]
+        sets = [self.evaluation(name, train) for name in names]
+        for evaluation in sets:
+            if evaluation.has_labels:
+                return evaluation
+        return sets[0]
 
-    def evaluation(self, of: str, train: Documents) -> EvaluationSet:
+    def evaluation(self, split: str, train: Documents) -> EvaluationSet:
         """A set with the documents that have labels; where none has, all of them, with empty labels."""
-        documents = self.read(of)
-        labelled = self._labelled(documents, of, self._missing(documents, train))
+        documents = self.read(split)
+        labelled = self._labelled(documents, split, self._missing(documents, train))
         if labelled.texts:
-            return EvaluationSet(of, labelled)
-        return EvaluationSet(of, replace(documents, labels=("",) * len(documents.texts)), has_labels=False)
+            return EvaluationSet(split, labelled)
+        unlabelled = replace(documents, labels=("",) * len(documents.texts))
+        return EvaluationSet(split, unlabelled, has_labels=False)
 
     def _missing(self, scored: Documents, train: Documents) -> set[str]:
-        """What stands for no label in a set to score on. Without names -1 may be a class as any
-        other, if it is learned. It may be a number as any other, if there are others.
+        """The labels that stand for no label in a set to score on.
+
+        -1 is a class as any other if the training texts have it and classes have no names. It is a number as any other
+        if there are others.
         """
         if not self._kind.label:
             return set()
-        if not self._kind.has_classes and not set(scored.labels) <= {*NO_LABEL, ""}:
+        no_labels = {*NO_LABEL, ""}
+        if not self._kind.has_classes and not set(scored.labels) <= no_labels:
             return {""}
-        return {*NO_LABEL, ""} - set(train.labels)
+        return no_labels - set(train.labels)
 
-    def _labelled(self, documents: Documents, of: str, missing: Collection[str]) -> Documents:
+    def _labelled(self, documents: Documents, split: str, missing: Collection[str]) -> Documents:
         """The documents whose label is not among `missing`; where some are left out, it is noted."""
         kept = select(documents, [label not in missing for label in documents.labels])
         left_out = len(documents.texts) - len(kept.texts)
         if left_out and kept.texts:
-            self.notes.append(f"{left_out} rows of {self._where(of)} without a {self._kind.label} are left out")
+            self.notes.append(f"{left_out} rows of {self._where(split)} without a {self._kind.label} are left out")
         return kept
 
 
-def _fingerprint(built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
-    versions = json.dumps(package_versions(), sort_keys=True)
+def _fingerprint(num_built_in: int, train: Documents, evaluation: Documents, labels: Sequence[str]) -> str:
+    """`Corpus.fingerprint`; the versions of packages count once for each source that is built in."""
+    versions = json.dumps(package_versions(), sort_keys=True) * num_built_in
     digest = hashlib.sha256()
     if labels or any(train.labels):
-        digest.update(json.dumps([versions * built_in, *labels]).encode())
+        digest.update(json.dumps([versions, *labels]).encode())
         for documents in (train, evaluation):
             digest.update(json.dumps([documents.texts, documents.labels]).encode())
         return digest.hexdigest()[:16]
-    digest.update(versions.encode() * built_in)
+    digest.update(versions.encode())
     for documents in (train, evaluation):
         digest.update(f"side {len(documents.texts)}\n".encode())
         for encoded in map(str.encode, documents.texts):
             # The length in front keeps ("ab", "c") apart from ("a", "bc").
-            digest.update(f"{len(encoded)}\n".encode() + encoded)
+            digest.update(f"{len(encoded)}\n".encode())
+            digest.update(encoded)
     return digest.hexdigest()[:16]
 
 
-def _joined(sides: Sequence[Documents]) -> Documents:
-    if len(sides) == 1:
-        return sides[0]
-    texts, labels = zip(*((side.texts, side.labels) for side in sides), strict=True)
-    return Documents(tuple(itertools.chain(*texts)), tuple(itertools.chain(*labels)))
+def _joined(parts: Sequence[Documents]) -> Documents:
+    """The documents of several sources, one behind another."""
+    if len(parts) == 1:
+        return parts[0]
+    texts: list[str] = []
+    labels: list[str] = []
+    for documents in parts:
+        texts += documents.texts
+        labels += documents.labels
+    return Documents(tuple(texts), tuple(labels))
 
 
 def split_documents(documents: Documents) -> tuple[Documents, Documents]:
@@ -412,14 +497,20 @@ def split_documents(documents: Documents) -> tuple[Documents, Documents]:
 
     A twentieth is set aside: where the first 64 bits of the SHA-256, read as a number in [0, 1), lie below 0.05.
     """
-    digests = (hashlib.sha256(text.encode()).digest() for text in documents.texts)
-    held_out = np.array([int.from_bytes(digest[:8], "big") / 2**64 < 0.05 for digest in digests], dtype=bool)
+    fractions = []
+    for text in documents.texts:
+        digest = hashlib.sha256(text.encode()).digest()
+        fractions.append(int.from_bytes(digest[:8], "big") / 2**64)
+    held_out = np.array(fractions) < 0.05
     return select(documents, ~held_out), select(documents, held_out)
 
 
 def select(documents: Documents, keep: Sequence[bool] | np.ndarray) -> Documents:
-    texts, labels = (tuple(itertools.compress(column, keep)) for column in (documents.texts, documents.labels))
-    return Documents(texts, labels, tuple(itertools.compress(documents.rows, keep)))
+    """The documents where `keep` is true."""
+    texts = itertools.compress(documents.texts, keep)
+    labels = itertools.compress(documents.labels, keep)
+    rows = itertools.compress(documents.rows, keep)
+    return Documents(tuple(texts), tuple(labels), tuple(rows))
 
 
 def evenly(total: int, limit: int) -> np.ndarray:
@@ -435,7 +526,9 @@ def evenly(total: int, limit: int) -> np.ndarray:
 def limited(documents: Documents, limit: int) -> Documents:
     """At most `limit` documents, evenly over their order; 0 for all."""
     total = len(documents.texts)
-    return select(documents, np.isin(np.arange(total), evenly(total, limit)))
+    keep = np.zeros(total, dtype=bool)
+    keep[evenly(total, limit)] = True
+    return select(documents, keep)
 
 
 def _labels(
@@ -450,18 +543,22 @@ def _labels(
     """The names of all labels, in the order of their numbers.
 
     Args:
-        first_rows: of what a text may have as its label, the place of the first row that has it.
+        first_rows: the place of the first row that has a label, by that label.
     """
     train = kind.counts(kept)
     scored = kind.counts(evaluation)
-    has = f"training has {', '.join(sorted(train))}"
-    for label in sorted(set(scored) - set(train))[:1]:
-        place = next(place for of_text, place in first_rows.items() if label in kind.labels_of(of_text))
+    train_labels = f"training has {', '.join(sorted(train))}"
+    unknown = set(scored) - set(train)
+    if unknown:
+        label = min(unknown)
+        place = next(place for text_label, place in first_rows.items() if label in kind.labels_of(text_label))
         raise UsageError(
             f"{name}: no training {kind.unit} has the {kind.label} {label!r}, which {scored[label]} {kind.unit}s to "
-            f"score on have (first in {place.rstrip(':')}); {has}"
+            f"score on have (first in {place.rstrip(':')}); {train_labels}"
         )
     if len(train) < kind.fewest:
-        raise UsageError(f"{name}: {kind.fewest} {kind.label}s are needed, and {has}: is {flag} right?")
-    numbers = all(NUMBER.fullmatch(label) for label in train)
-    return tuple(names or sorted(train, key=int if numbers else None))
+        raise UsageError(f"{name}: {kind.fewest} {kind.label}s are needed, and {train_labels}: is {flag} right?")
+    if names:
+        return tuple(names)
+    are_numbers = all(NUMBER.fullmatch(label) for label in train)
+    return tuple(sorted(train, key=int if are_numbers else None))

@@ -12,9 +12,10 @@ class Documents:
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
     rows: tuple[int, ...] = field(default=(), compare=False)
-    """Of each text its place among the rows of its source, from 0, where there is one source."""
+    """The place of each text among the rows of its source, from 0, where there is one source."""
 
 
 def without_surrogates(text: str) -> str:
+    """The text with a question mark in place of each half of a surrogate pair."""
     # JSON and Python sources can spell half a surrogate pair, which no encoder accepts later.
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -19,7 +19,7 @@ ALONE = "evaluation"
 MAIN = "main"
 """What records call the first set, so that no other one may be called so."""
 LONGEST_NAME = 100
-"""Characters. The name of a set is a file's name where predictions are written."""
+"""The most characters of a set's name, which is a file's name where predictions are written."""
 
 
 class EvaluationSet(NamedTuple):

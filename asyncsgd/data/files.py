@@ -27,10 +27,10 @@ TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".csv.gz", ".tsv.gz", "
 KINDS = (".txt", ".txt.gz", *TABLES)
 MOST_TIMES_PACKED = 200
 ALWAYS_UNPACKED = 2**20
-"""A .gz that unpacks to more than so many times its size, and to more than so many bytes, is refused. Text packs to a
-third or a thirtieth of its size."""
+"""A .gz that unpacks to more than `MOST_TIMES_PACKED` times its size, and to more than `ALWAYS_UNPACKED` bytes, is
+refused. Text packs to a third or a thirtieth of its size."""
 MOST_LINE_ENDS = 10
-"""In a field of a table, beyond which a quotation mark is taken for one that nobody closed."""
+"""If a field of a table has more line ends, its quotation mark is taken for one that nobody closed."""
 PAIRS = "pydocs:pairs"
 BUILT_IN = ("pydocs", PAIRS)
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
@@ -49,9 +49,11 @@ class Reading:
 
     encoding: str = "utf-8"
     quoting: str | None = None
-    """Of tables: ``standard`` or ``none``; None is ``none`` for a .tsv file and ``standard`` for a .csv file."""
+    """The quoting of tables: ``standard`` or ``none``; None is ``none`` for a .tsv file and ``standard`` for a .csv
+    file."""
     documents: str | None = None
-    """Of text files: a document is one of the ``lines`` or ``paragraphs``; None is lines where no line is blank."""
+    """What a document of a text file is, one of the ``lines`` or ``paragraphs``; None is lines where no line is
+    blank."""
 
     def __post_init__(self) -> None:
         try:
@@ -91,7 +93,7 @@ class Source:
     ) -> None:
         self.data = self.name = data
         self.notes: list[str] = []
-        """What the user is told of how it was read."""
+        """Sentences that tell the user how it was read."""
         self._reading = reading
         self.path: Path | None = None
         self.is_built_in = data in BUILT_IN and data in takes
@@ -159,7 +161,9 @@ class Source:
             return [row for path in self.sides[side] for row in read(path, columns)]
         split = self.sides[side]
         check_columns(self.data, columns, split.column_names, may_lack)
-        values = [split[column] if column in split.column_names else [None] * len(split) for column in columns]
+        values = []
+        for column in columns:
+            values.append(split[column] if column in split.column_names else [None] * len(split))
         return [(f"{self.data}:", row) for row in zip(*values, strict=True)]
 
 
@@ -169,7 +173,9 @@ def joined_parts(data: str) -> list[str]:
     >>> joined_parts("pydocs+hub:name:config")
     ['pydocs', 'hub:name:config']
     """
-    return [data] if os.path.exists(os.path.expanduser(data)) else data.split("+")
+    if os.path.exists(os.path.expanduser(data)):
+        return [data]
+    return data.split("+")
 
 
 def read_table(
@@ -208,8 +214,10 @@ def read_table(
         if ending in ("csv", "tsv"):
             return _delimited(path, text, columns, reading, tell, may_lack)
         if ending == "json" and text.lstrip().startswith("["):
-            rows = [(f"{path}, record {number}:", record) for number, record in enumerate(json.loads(text), start=1)]
-            return [_json_row(place, record, columns, may_lack) for place, record in rows]
+            rows = []
+            for number, record in enumerate(json.loads(text), start=1):
+                rows.append(_json_row(f"{path}, record {number}:", record, columns, may_lack))
+            return rows
         if ending in ("json", "jsonl"):
             return _json_rows(path, text, columns, may_lack)
         return [(where, (part,)) for part in _lines_or_paragraphs(path, text, reading, tell)]
@@ -252,9 +260,10 @@ def unpacked(path: Path) -> bytes:
 
 
 def _numbered(path: Path, columns: Mapping[str, str], values: Mapping[str, Sequence[Any]], number: int) -> Rows:
-    """The wanted columns of a table as rows; a column that is not there is None."""
-    of_columns = [values.get(column, [None] * number) for column in columns]
-    return [(f"{path}, row {place}:", row) for place, row in enumerate(zip(*of_columns, strict=True), start=1)]
+    """The wanted columns of a table of so many rows as rows; a column that is not there is None."""
+    wanted = [values.get(column, [None] * number) for column in columns]
+    rows = zip(*wanted, strict=True)
+    return [(f"{path}, row {place}:", row) for place, row in enumerate(rows, start=1)]
 
 
 def _delimited(
@@ -271,7 +280,8 @@ def _delimited(
     is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
     quoting = reading.quoting or ("none" if is_tsv else "standard")
     usual = "\t" if is_tsv else ","
-    delimiter = _delimiter(text.partition("\n")[0].rstrip("\r"), set(columns) - set(may_lack), usual)
+    header, _, _ = text.partition("\n")
+    delimiter = _delimiter(header.rstrip("\r"), set(columns) - set(may_lack), usual)
     if delimiter != usual:
         tell(f"the columns of {path.name} are separated by {_DELIMITERS[delimiter]}, as its header shows")
     try:
@@ -296,10 +306,12 @@ def _delimited(
     if quoting == "standard" and reading.quoting is None:
         for name in table.columns:
             line_ends = table[name].str.count("\n")
-            if several := int((line_ends > 0).sum()):
-                tell(f"{several} fields of the column {name!r} of {path.name} go over several lines")
-            if (line_ends > MOST_LINE_ENDS).any():
-                row = int((line_ends > MOST_LINE_ENDS).to_numpy().argmax())
+            num_several = int((line_ends > 0).sum())
+            if num_several:
+                tell(f"{num_several} fields of the column {name!r} of {path.name} go over several lines")
+            is_too_long = line_ends > MOST_LINE_ENDS
+            if is_too_long.any():
+                row = int(is_too_long.to_numpy().argmax())
                 raise UsageError(
                     f"{path}, row {row + 1}: the column {name!r} has {line_ends.iloc[row]} line ends, as behind a "
                     f"quotation mark that nobody closes; type --quoting none if quotation marks are ordinary "
@@ -316,28 +328,34 @@ def _delimiter(header: str, wanted: Collection[str], usual: str) -> str:
     (';', ',')
     """
     for delimiter in (usual, *_DELIMITERS):
-        if set(wanted) <= set(next(csv.reader([header], delimiter=delimiter), [])):
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        if set(wanted) <= set(names):
             return delimiter
     return usual
 
 
 def _lines_or_paragraphs(path: Path, text: str, reading: Reading, tell: Callable[[str], None]) -> list[str]:
+    """The documents of a text file, each on one line."""
     # Not str.splitlines: it also cuts at form feeds and at Unicode separators that occur inside documents.
     text = text.replace("\r\n", "\n").strip()
     paragraphs = re.split(r"\n[ \t]*\n", text)
     kind = reading.documents or ("lines" if len(paragraphs) == 1 else "paragraphs")
+    documents = []
     if kind == "lines":
-        found = [line for line in text.split("\n") if line.strip()]
+        documents = [line for line in text.split("\n") if line.strip()]
     else:
-        found = [" ".join(line.strip() for line in paragraph.split("\n")) for paragraph in paragraphs]
+        for paragraph in paragraphs:
+            lines = map(str.strip, paragraph.split("\n"))
+            documents.append(" ".join(lines))
     why = ""
     if reading.documents is None and len(paragraphs) > 1:
         why = ", since it has blank lines; type --documents lines if each line is one"
-    tell(f"{path.name} has {len(found)} documents, which are its {kind}{why}")
-    return found
+    tell(f"{path.name} has {len(documents)} documents, which are its {kind}{why}")
+    return documents
 
 
 def _json_rows(path: Path, text: str, columns: Mapping[str, str], may_lack: Collection[str]) -> Rows:
+    """The rows of a file with a JSON object on each line."""
     rows: Rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -353,6 +371,7 @@ def _json_rows(path: Path, text: str, columns: Mapping[str, str], may_lack: Coll
 def _json_row(
     where: str, record: object, columns: Mapping[str, str], may_lack: Collection[str]
 ) -> tuple[str, tuple[Any, ...]]:
+    """The row of a JSON object."""
     if not isinstance(record, dict):
         raise UsageError(f"{where} not a JSON object but {shortened(record)}")
     check_columns(where, columns, record, may_lack)

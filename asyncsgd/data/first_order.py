@@ -35,9 +35,11 @@ def first_order(
         order = np.resize(order, per_epoch * batch_size)
         if by_length:
             order = order[np.argsort(lengths[order], kind="stable")]
-        runs = order.reshape(-1, min(RUN, per_epoch) * batch_size)
-        runs = draw.permuted(runs[draw.permutation(len(runs))], axis=1)
-        return runs.reshape(per_epoch, batch_size)
+        samples_per_run = min(RUN, per_epoch) * batch_size
+        runs = order.reshape(-1, samples_per_run)
+        shuffled = runs[draw.permutation(len(runs))]
+        permuted = draw.permuted(shuffled, axis=1)
+        return permuted.reshape(per_epoch, batch_size)
 
     def samples(index: int) -> np.ndarray:
         epoch, place = divmod(index, per_epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -30,8 +31,8 @@ def split_meant(name: str) -> str:
     >>> split_meant("dev_mismatched"), split_meant("test"), split_meant("unsupervised")
     ('validation', 'test', '')
     """
-    found = _NAME.fullmatch(name.lower())
-    return _WORDS[found[1]] if found else ""
+    match = _NAME.fullmatch(name.lower())
+    return _WORDS[match[1]] if match else ""
 
 
 def evaluation_sets(names: Iterable[str], splits: Sequence[str]) -> list[str]:
@@ -40,25 +41,25 @@ def evaluation_sets(names: Iterable[str], splits: Sequence[str]) -> list[str]:
     >>> evaluation_sets(["validation_matched", "train", "test_a", "test"], ["test", "validation"])
     ['test', 'test_a', 'validation_matched']
     """
-    meant = [
-        (splits.index(split_meant(name)), name != split_meant(name), name)
-        for name in names
-        if split_meant(name) in splits
-    ]
-    return [name for _, _, name in sorted(meant)]
+
+    def place(name: str) -> tuple[int, bool, str]:
+        split = split_meant(name)
+        return splits.index(split), name != split, name
+
+    return sorted((name for name in names if split_meant(name) in splits), key=place)
 
 
 def files_of(folder: Path, kinds: Sequence[str]) -> list[Path]:
     """The files of a folder that can be read, in the order of their names, without hidden ones and descriptions."""
-    return [
-        file
-        for file in sorted(folder.iterdir())
-        if file.name.lower().endswith(tuple(kinds))
-        and file.name[0] != "."
-        and file.name.lower() not in _DESCRIPTIONS
-        and file.name.lower().partition(".")[0] != "readme"
-        and file.is_file()
-    ]
+    files = []
+    for file in sorted(folder.iterdir()):
+        name = file.name.lower()
+        stem, _, _ = name.partition(".")  # empty where the file is hidden
+        if name in _DESCRIPTIONS or stem in ("", "readme"):
+            continue
+        if name.endswith(tuple(kinds)) and file.is_file():
+            files.append(file)
+    return files
 
 
 def splits_of(
@@ -78,26 +79,33 @@ def splits_of(
     Raises:
         UsageError: if the folder holds data sets in subfolders and nothing else.
     """
-    named: dict[str, list[Path]] = {}
-    places = [place for place in (path, path / "data") if place.is_dir()]
-    for place in places:
-        for file in files_of(place, kinds):
-            if name := _set_of(file.name.lower(), sides):
-                named.setdefault(name, []).append(file)
-        for folder in sorted(place.iterdir()):
-            if folder.is_dir() and folder.name.lower() in _WORDS:
-                named.setdefault(_WORDS[folder.name.lower()], []).extend(files_of(folder, kinds))
-    named = {name: files for name, files in named.items() if files}
+    splits: dict[str, list[Path]] = {}
+    candidates = []
+    for folder in (path, path / "data"):
+        if not folder.is_dir():
+            continue
+        files = files_of(folder, kinds)
+        candidates += files
+        for file in files:
+            name = _set_of(file.name.lower(), sides)
+            if name:
+                splits.setdefault(name, []).append(file)
+        for subfolder in sorted(folder.iterdir()):
+            split = _WORDS.get(subfolder.name.lower())
+            if split and subfolder.is_dir():
+                splits.setdefault(split, []).extend(files_of(subfolder, kinds))
+    splits = {name: files for name, files in splits.items() if files}
     here = files_of(path, kinds)
-    if needs is None and not {TRAIN} < named.keys():
-        named = {TRAIN: sorted({*here, *named.get(TRAIN, ())})} if here or TRAIN in named else {}
-    if (needs or TRAIN) not in named:
+    if needs is None and not {TRAIN} < splits.keys():
+        whole = {*here, *splits.get(TRAIN, ())}
+        splits = {TRAIN: sorted(whole)} if whole else {}
+    if (needs or TRAIN) not in splits:
         inside = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _has_data(folder, kinds)]
         if inside and not here:
             names = ", ".join(folder.name for folder in inside)
             raise UsageError(f"{path} holds data in subfolders ({names}); name one of them, e.g. {inside[0]}")
-    used = {file for files in named.values() for file in files}
-    return named, [file for place in places for file in files_of(place, kinds) if file not in used]
+    used = set(itertools.chain(*splits.values()))
+    return splits, [file for file in candidates if file not in used]
 
 
 def _set_of(name: str, sides: Mapping[str, Sequence[str]]) -> str:
@@ -105,15 +113,21 @@ def _set_of(name: str, sides: Mapping[str, Sequence[str]]) -> str:
     for side, patterns in sides.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             return side
-    found = _NAME.fullmatch(name.partition(".")[0])
-    if found is None or (found[2] and _WORDS[found[1]] == TRAIN):
+    stem, _, _ = name.partition(".")
+    match = _NAME.fullmatch(stem)
+    if match is None:
         return ""
-    return f"{found[1]}{found[2]}" if found[2] else _WORDS[found[1]]
+    word, own_name = match.group(1, 2)
+    split = _WORDS[word]
+    if not own_name:
+        return split
+    return "" if split == TRAIN else f"{word}{own_name}"
 
 
 def _has_data(folder: Path, kinds: Sequence[str]) -> bool:
-    inside = [folder, *(each for each in folder.iterdir() if each.is_dir())]
-    return any(files_of(each, kinds) for each in inside)
+    """Whether a folder or one of its subfolders has a file that can be read."""
+    subfolders = [inside for inside in folder.iterdir() if inside.is_dir()]
+    return any(files_of(place, kinds) for place in (folder, *subfolders))
 
 
 def told(splits: Mapping[str, Sequence[Path]], left_out: Sequence[Path], path: Path) -> str:
@@ -121,7 +135,9 @@ def told(splits: Mapping[str, Sequence[Path]], left_out: Sequence[Path], path: P
 
     def listed(files: Sequence[Path]) -> str:
         names = [file.relative_to(path).as_posix() for file in files]
-        return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} ... {names[-1]} ({len(names)} files)"
+        if len(names) < 4:
+            return ", ".join(names)
+        return f"{names[0]}, {names[1]} ... {names[-1]} ({len(names)} files)"
 
     parts = [f"{name}: {listed(files)}" for name, files in splits.items()]
     if left_out:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,31 @@ Names = Sequence[str] | None
 
 
 def names_of(source: Source, column: str) -> Names:
-    """The names of what is built in, in ``labels.json`` beside the files, or left by the Hugging Face library."""
+    """The names of the labels of a source.
+
+    A built-in source has its own. Elsewhere they stand in ``labels.json`` beside the files, or the Hugging Face library
+    has left them in a data set or a Parquet file. None where there are none.
+    """
     if source.is_built_in:
         return PAIR_LABELS if source.data == PAIRS else tuple(package_versions())
     if source.is_hub:
-        return _names_in(source.sides["train"].features.to_dict()[column])
-    files = [path for paths in source.sides.values() for path in paths]
+        features = source.sides["train"].features.to_dict()
+        return _names_in(features[column])
+    files = list(itertools.chain(*source.sides.values()))
     beside = files[0].with_name("labels.json")
     if not beside.is_file() and source.path is not None:
         beside = source.path / "labels.json"
     if not beside.is_file():
-        return next(filter(None, (_names_in(_features(path).get(column, {})) for path in files)), None)
+        for path in files:
+            names = _names_in(_features(path).get(column, {}))
+            if names:
+                return names
+        return None
     try:
-        names = json.loads(beside.read_text(encoding="utf-8"))
-        return tuple(names[str(number)] for number in range(len(names))) if isinstance(names, dict) else tuple(names)
+        content = json.loads(beside.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            content = [content[str(number)] for number in range(len(content))]
+        return tuple(content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f'{beside} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}} ({error!r})'
@@ -40,12 +51,16 @@ def names_of(source: Source, column: str) -> Names:
 
 
 def _features(path: Path) -> dict[str, Any]:
+    """What the Hugging Face library has written of the columns of a Parquet file; empty for any other file."""
     from pyarrow.parquet import read_schema
 
-    with contextlib.suppress(OSError, ValueError, KeyError):  # what is damaged is reported where its rows are read
-        features: dict[str, Any] = json.loads((read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
-        return features
-    return {}
+    try:
+        metadata = read_schema(path).metadata or {}
+        written = json.loads(metadata[b"huggingface"])
+        features: dict[str, Any] = written["info"]["features"]
+    except (OSError, ValueError, KeyError):  # a damaged file is reported where its rows are read
+        return {}
+    return features
 
 
 def _names_in(feature: Any) -> Names:
@@ -87,7 +102,8 @@ def label_name(where: str, columns: Mapping[str, str], value: object, names: Nam
 
 def is_marked(value: object) -> bool:
     """Whether a label, or all labels of a list, say that there is none."""
-    return all(str(each) in NO_LABEL for each in (value if isinstance(value, list) else [value]))
+    labels = value if isinstance(value, list) else [value]
+    return all(str(label) in NO_LABEL for label in labels)
 
 
 def no_label(where: str, columns: Mapping[str, str], value: object) -> UsageError:

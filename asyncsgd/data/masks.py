@@ -46,7 +46,8 @@ class ByToken:
     """Each token on its own: it is chosen if its draw is below the probability."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
-        return _below(generator.random(len(sample.ids)), probability)
+        draws = generator.random(len(sample.ids))
+        return _below(draws, probability)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,9 @@ class ByWord:
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
         words, first = sample.words()
-        return _below(generator.random(len(words))[first], probability)[words]
+        draws = generator.random(len(words))
+        is_chosen = _below(draws[first], probability)
+        return is_chosen[words]
 
 
 def _below(draws: np.ndarray, probability: float) -> np.ndarray:
@@ -75,19 +78,24 @@ class ByCandidate:
     """
 
     fills: ClassVar[bool] = True
+    """Whether other words fill the budget where there are too few candidates."""
     candidate_share: float = 1.0
-    """Of the tokens, those that come from words with a candidate, in [0, 1]; on average, since a number of tokens is
-    whole. The rest comes from all words that are left."""
+    """Share of the chosen tokens that come from words with a candidate, in [0, 1]; on average, since a number of tokens
+    is whole. The rest comes from all words that are left."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
         words = _Words(sample)
-        budget = int(_below(generator.random(len(sample.ids)), probability).sum())
-        wanted = budget * self.candidate_share
-        words.take(words.candidates, int(wanted + generator.random()) if wanted < budget else budget, generator)
+        draws = generator.random(len(sample.ids))
+        budget = int(_below(draws, probability).sum())
+        from_candidates = budget
+        share = budget * self.candidate_share
+        if share < budget:
+            from_candidates = int(share + generator.random())
+        words.take(words.candidates, from_candidates, generator)
         if self.fills:
-            words.take(words.whole, budget - int(words.chosen.sum()), generator)
+            words.take(words.whole, budget - words.num_chosen, generator)
             # Nothing but the rest of a cut word may be left.
-            words.take(words.all, budget - int(words.chosen.sum()), generator)
+            words.take(words.all, budget - words.num_chosen, generator)
         return words.chosen
 
 
@@ -102,14 +110,22 @@ class _Words:
 
     def __init__(self, sample: Sample) -> None:
         self._words, self._first = sample.words()
-        self._next, self._end = self._first.copy(), np.append(self._first[1:], len(self._words))
+        self._next = self._first.copy()
+        self._end = np.append(self._first[1:], len(self._words))
         self.all = np.arange(len(self._first))
-        self.candidates = self.all[:0] if sample.candidates is None else np.unique(self._words[sample.candidates])
+        self.candidates = self.all[:0]
+        if sample.candidates is not None:
+            self.candidates = np.unique(self._words[sample.candidates])
 
     @property
     def chosen(self) -> np.ndarray:
-        """bool `(L,)`."""
-        return np.arange(len(self._words)) < self._next[self._words]
+        """The chosen tokens, bool `(L,)`, new."""
+        places = np.arange(len(self._words))
+        return places < self._next[self._words]
+
+    @property
+    def num_chosen(self) -> int:
+        return int(self.chosen.sum())
 
     @property
     def whole(self) -> np.ndarray:
@@ -124,11 +140,15 @@ class _Words:
             ends = np.cumsum(left)
             number = int(np.searchsorted(ends, limit, side="right"))
             if number:
-                self._next[rest[:number]] = self._end[rest[:number]]
+                taken = rest[:number]
+                self._next[taken] = self._end[taken]
                 limit -= int(ends[number - 1])
                 rest = rest[number:]
-            elif len(fitting := np.flatnonzero(left <= limit)):
-                rest = np.concatenate([rest[fitting[:1]], np.delete(rest, fitting[0])])
+                continue
+            fitting = np.flatnonzero(left <= limit)
+            if len(fitting):
+                first = fitting[0]
+                rest = np.concatenate([rest[[first]], np.delete(rest, first)])
             else:  # no word fits: the beginning of one
                 self._next[rest[0]] += limit
                 limit = 0
@@ -136,7 +156,7 @@ class _Words:
 
 Strategy = ByToken | ByWord | ByCandidate
 STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord, "candidates": ByCandidate}
-"""By the name that the user types."""
+"""The strategies by the name that the user types."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +172,18 @@ class Masking:
 
     def __call__(self, sample: Sample, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return (masked ids `(L,)`, positions `(M,)`, M >= 1) of one sample, both new."""
-        positions = np.flatnonzero(self.strategy.choose(sample, self.probability, generator))
-        fate, replacement = generator.random((2, len(sample.ids)))[:, positions]
+        chosen = self.strategy.choose(sample, self.probability, generator)
+        positions = np.flatnonzero(chosen)
+        draws = generator.random((2, len(sample.ids)))
+        fate, replacement = draws[:, positions]
         masked = np.array(sample.ids)
-        swapped = fate >= 0.9
         masked[positions[fate < 0.8]] = self.mask_id
-        masked[positions[swapped]] = self._ordinary[(replacement[swapped] * len(self._ordinary)).astype(np.int64)]
+        swapped = fate >= 0.9
+        numbers = replacement[swapped] * len(self._ordinary_ids)
+        masked[positions[swapped]] = self._ordinary_ids[numbers.astype(np.int64)]
         return masked, positions
 
     @functools.cached_property
-    def _ordinary(self) -> np.ndarray:
+    def _ordinary_ids(self) -> np.ndarray:
+        """The ids that may replace a token."""
         return np.setdiff1d(np.arange(self.vocabulary_size), self.special_ids)

@@ -74,17 +74,23 @@ def whole_epochs(
         first = min(-epoch * size % batch_size, size)
         end = size - (size - first) % batch_size
         inside = order[first:end]
-        inside = inside[np.argsort(lengths[inside], kind="stable")]
-        groups = [inside[start : start + RUN * batch_size] for start in range(0, len(inside), RUN * batch_size)]
+        by_size = inside[np.argsort(lengths[inside], kind="stable")]
+        group_size = RUN * batch_size
+        groups = [by_size[start : start + group_size] for start in range(0, len(by_size), group_size)]
         shuffled = [draw.permutation(groups[number]) for number in draw.permutation(len(groups))]
         return np.concatenate([order[:first], *shuffled, order[end:]])
 
     def samples(index: int) -> np.ndarray:
-        epochs, places = np.divmod(np.arange(index * batch_size, (index + 1) * batch_size), size)
-        return np.concatenate([epoch_at(int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)])
+        first = index * batch_size
+        epochs, places = np.divmod(np.arange(first, first + batch_size), size)
+        parts = []
+        for epoch in np.unique(epochs):
+            order = epoch_at(int(epoch))
+            parts.append(order[places[epochs == epoch]])
+        return np.concatenate(parts)
 
     return samples
 
 
 ORDERS: Mapping[int, Callable[..., Callable[[int], np.ndarray]]] = {FIRST: first_order, NEWEST: whole_epochs}
-"""By number."""
+"""The function that makes each order, by the order's number."""

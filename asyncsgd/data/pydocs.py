@@ -49,14 +49,18 @@ def clean_docstring(docstring: str) -> str:
     kept: list[str] = []
     in_example = False
     for line in map(str.strip, inspect.cleandoc(docstring).split("\n")):
-        # An example and its output reach to the next blank line, as in doctest.
-        in_example = line.startswith(">>>") or (in_example and line != "")
-        # An underline, a table or a directive: fewer letters than not.
+        if line.startswith(">>>"):
+            in_example = True
+        elif not line:  # an example and its output reach to the next blank line, as in doctest
+            in_example = False
         visible = line.replace(" ", "")
-        is_markup = 2 * sum(map(str.isalpha, visible)) < len(visible) or re.match(r"\.\. [\w-]+::", line)
-        if not in_example and not is_markup:
+        num_letters = sum(map(str.isalpha, visible))
+        is_line_or_table = 2 * num_letters < len(visible)
+        is_directive = re.match(r"\.\. [\w-]+::", line)
+        if not (in_example or is_line_or_table or is_directive):
             kept.append(line)
-    return " ".join(without_surrogates(" ".join(kept)).split())
+    prose = without_surrogates(" ".join(kept))
+    return " ".join(prose.split())
 
 
 def load_pydocs(cache_dir: Path) -> Documents:
@@ -64,47 +68,65 @@ def load_pydocs(cache_dir: Path) -> Documents:
 
     def make(folder: Path) -> None:
         documents = collect_docstrings(package_folders())
-        (folder / "documents.json").write_text(json.dumps([documents.texts, documents.labels]))
+        content = json.dumps([documents.texts, documents.labels])
+        (folder / "documents.json").write_text(content)
 
     key = CORPUS_FORMAT, platform.python_version(), package_versions()
-    texts, labels = json.loads((cached(cache_dir, "pydocs", key, make) / "documents.json").read_text())
+    path = cached(cache_dir, "pydocs", key, make) / "documents.json"
+    texts, labels = json.loads(path.read_text())
     return Documents(tuple(texts), tuple(labels))
 
 
 def package_folders() -> dict[str, Path]:
     """The source folder of each package that is installed, found without importing it."""
-    specs = {name: importlib.util.find_spec(name) for name in _PACKAGES}
-    found = {name: Path(spec.origin).parent for name, spec in specs.items() if spec is not None and spec.origin}
-    return {"stdlib": Path(sysconfig.get_path("stdlib")), **found}
+    folders = {"stdlib": Path(sysconfig.get_path("stdlib"))}
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            folders[name] = Path(spec.origin).parent
+    return folders
 
 
 def package_versions() -> dict[str, str]:
     """The versions that decide what `load_pydocs` finds."""
-    return {"stdlib": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name) is not None
-    }
+    versions = {"stdlib": platform.python_version()}
+    for name in _PACKAGES:
+        if importlib.util.find_spec(name) is not None:
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def collect_docstrings(folders: dict[str, Path]) -> Documents:
     """Read, clean and deduplicate the docstrings below `folders` (label: folder); the first of equal texts stays."""
-    found = docstrings_with_modules(folders)
-    return Documents(tuple(text for text, _, _ in found), tuple(label for _, label, _ in found))
+    docstrings = docstrings_with_modules(folders)
+    texts = [text for text, _, _ in docstrings]
+    labels = [label for _, label, _ in docstrings]
+    return Documents(tuple(texts), tuple(labels))
 
 
 def docstrings_with_modules(folders: dict[str, Path]) -> list[tuple[str, str, str]]:
     """The text, the label and the module, as a path below its folder, of each docstring of `collect_docstrings`."""
-    found: dict[bytes, tuple[str, str, str]] = {}
+    docstrings: dict[bytes, tuple[str, str, str]] = {}
     for label, folder in folders.items():
-        # By the name below the folder: where a package is installed must not change the order.
-        for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
-            if _SKIPPED_FOLDERS.isdisjoint(name.split("/")[:-1]):
-                for text in map(clean_docstring, _docstrings(folder / name)):
-                    # It says enough, in English.
-                    num_letters = sum(character.isascii() and character.isalpha() for character in text)
-                    if len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text):
-                        digest = hashlib.sha256(text.lower().encode()).digest()
-                        found.setdefault(digest, (text, label, name))
-    return list(found.values())
+        modules = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py")]
+        # Where a package is installed must not change the order.
+        for module in sorted(modules):
+            *subfolders, _ = module.split("/")
+            if not _SKIPPED_FOLDERS.isdisjoint(subfolders):
+                continue
+            for text in map(clean_docstring, _docstrings(folder / module)):
+                if _is_english_prose(text):
+                    digest = hashlib.sha256(text.lower().encode()).digest()
+                    docstrings.setdefault(digest, (text, label, module))
+    return list(docstrings.values())
+
+
+def _is_english_prose(text: str) -> bool:
+    """Whether a text has enough words and letters to learn from."""
+    if len(text) < 40 or len(text.split()) < 6:
+        return False
+    num_letters = sum(character.isascii() and character.isalpha() for character in text)
+    return 2 * num_letters >= len(text)
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -115,12 +137,12 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
+    has_calls = "_add_newdocs" in path.name
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node, clean=False) or ""
-        elif (
-            "_add_newdocs" in path.name and isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add_newdoc"
-        ):
+        elif has_calls and isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add_newdoc":
             # add_newdoc("module", "name", "docstring"): names are too short to stay
-            of_call = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-            yield from (value for value in of_call if isinstance(value, str))
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value

@@ -43,11 +43,16 @@ def load_pairs(cache_dir: Path) -> tuple[Mapping[str, list[Row]], float]:
     def make(folder: Path) -> None:
         sides = pairs_of(docstrings_with_modules(package_folders()))
         accuracy = bag_of_words_accuracy(sides["train"], sides["test"])
-        (folder / "pairs.json").write_text(json.dumps([sides, accuracy]))
+        content = json.dumps([sides, accuracy])
+        (folder / "pairs.json").write_text(content)
 
     key = PAIRS_FORMAT, CORPUS_FORMAT, platform.python_version(), package_versions()
-    sides, accuracy = json.loads((cached(cache_dir, "pydocs-pairs", key, make) / "pairs.json").read_text())
-    return {side: [(first, label, second) for first, label, second in rows] for side, rows in sides.items()}, accuracy
+    path = cached(cache_dir, "pydocs-pairs", key, make) / "pairs.json"
+    sides, accuracy = json.loads(path.read_text())
+    pairs = {}
+    for side, rows in sides.items():
+        pairs[side] = [(first, label, second) for first, label, second in rows]
+    return pairs, accuracy
 
 
 def pairs_of(docstrings: Sequence[tuple[str, str, str]]) -> dict[str, list[Row]]:
@@ -63,7 +68,8 @@ def pairs_of(docstrings: Sequence[tuple[str, str, str]]) -> dict[str, list[Row]]
         modules.setdefault((package, module), []).append(text)
     groups: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for (package, module), texts in modules.items():
-        group = groups.setdefault((_side_of(package, module), package), [])
+        side = _side_of(package, module)
+        group = groups.setdefault((side, package), [])
         for first, second in zip(texts[::2], texts[1::2], strict=False):
             group.append((module, first, second))
     sides: dict[str, list[Row]] = {"train": [], "test": []}
@@ -73,9 +79,10 @@ def pairs_of(docstrings: Sequence[tuple[str, str, str]]) -> dict[str, list[Row]]
 
 
 def _side_of(package: str, module: str) -> str:
-    """A function of the module's name alone."""
+    """The side of a module's pairs, ``train`` or ``test``: a function of the module's name alone."""
     digest = hashlib.sha256(f"{package}/{module}".encode()).digest()
-    return "test" if int.from_bytes(digest[:8], "big") / 2**64 < HELD_OUT else "train"
+    fraction = int.from_bytes(digest[:8], "big") / 2**64
+    return "test" if fraction < HELD_OUT else "train"
 
 
 def _exchanged(pairs: Sequence[tuple[str, str, str]]) -> list[Row]:
@@ -115,12 +122,17 @@ def bag_of_words_accuracy(train: Sequence[Row], scored: Sequence[Row]) -> float:
     similarities = np.array([_cosine(first, second) for first, _, second in train])
     same = np.array([label == LABELS[1] for _, label, _ in train])
     order = np.argsort(-similarities, kind="stable")
-    # With the k most similar pairs said to be of one module, right are the true ones among them and the false behind.
+    ordered = similarities[order]
+    # If the k most similar pairs are said to be of one module, each of them that is adds a right one, and each that is
+    # not takes one away.
     gained = np.cumsum(np.where(same[order], 1, -1))
-    ends = np.append(np.diff(similarities[order]) != 0, True)
-    best = int(np.argmax(np.where(ends, gained, -len(gained))))
-    threshold = similarities[order][best]
-    right = [(_cosine(first, second) >= threshold) == (label == LABELS[1]) for first, label, second in scored]
+    is_last = np.append(np.diff(ordered) != 0, True)  # of the pairs with one similarity
+    best = int(np.argmax(np.where(is_last, gained, -len(gained))))
+    threshold = ordered[best]
+    right = []
+    for first, label, second in scored:
+        predicted_same = _cosine(first, second) >= threshold
+        right.append(predicted_same == (label == LABELS[1]))
     return float(np.mean(right))
 
 
@@ -131,11 +143,15 @@ def in_words(accuracy: float) -> str:
 
 
 def _cosine(first: str, second: str) -> float:
+    """The cosine of the word counts of two texts; 0 where one has no words."""
     counts = _words(first)
     others = _words(second)
-    shared = sum(number * others[word] for word, number in counts.items())
-    sizes = [math.sqrt(sum(number**2 for number in each.values())) for each in (counts, others)]
-    return shared / (sizes[0] * sizes[1]) if all(sizes) else 0.0
+    product = sum(number * others[word] for word, number in counts.items())
+    norm = math.sqrt(sum(number**2 for number in counts.values()))
+    other_norm = math.sqrt(sum(number**2 for number in others.values()))
+    if not norm or not other_norm:
+        return 0.0
+    return product / (norm * other_norm)
 
 
 def _words(text: str) -> Counter[str]:

@@ -27,9 +27,11 @@ def generator(seed: int, purpose: Purpose, stream: int = 0, position: int = 0) -
     >>> generator(0, Purpose.MASK, 0, 7).random() == generator(0, Purpose.MASK, 0, 7).random()
     True
     """
-    key = np.array([seed % 2**64, int(purpose) << 32 | stream], dtype=np.uint64)
+    stream_of_purpose = int(purpose) << 32 | stream
+    key = np.array([seed % 2**64, stream_of_purpose], dtype=np.uint64)
     counter = np.array([0, position, 0, 0], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    bits = np.random.Philox(key=key, counter=counter)
+    return np.random.Generator(bits)
 
 
 def dropout_seed(seed: int, stream: int, index: int, part: int = 0) -> int:
@@ -40,7 +42,9 @@ def dropout_seed(seed: int, stream: int, index: int, part: int = 0) -> int:
     >>> dropout_seed(0, 0, 7) == dropout_seed(0, 0, 7, 0) != dropout_seed(0, 0, 7, 1)
     True
     """
-    return int(generator(seed, Purpose.DROPOUT, stream, index).integers(2**63, size=part + 1)[part])
+    draw = generator(seed, Purpose.DROPOUT, stream, index)
+    seeds = draw.integers(2**63, size=part + 1)
+    return int(seeds[part])
 
 
 def noise_seed(name: str, index: int) -> int:
@@ -51,4 +55,5 @@ def noise_seed(name: str, index: int) -> int:
     True
     """
     stream = zlib.crc32(name.encode())
-    return int(generator(0, Purpose.NOISE, stream, index).integers(2**63))
+    draw = generator(0, Purpose.NOISE, stream, index)
+    return int(draw.integers(2**63))

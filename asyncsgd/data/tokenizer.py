@@ -46,7 +46,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.normalizer = normalizers.BertNormalizer(lowercase=True)
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    alphabet = _alphabet(map(trained.normalizer.normalize_str, texts), vocab_size)
+    normalized_texts = map(trained.normalizer.normalize_str, texts)
+    alphabet = _alphabet(normalized_texts, vocab_size)
     # The library numbers the pieces "##x" in the order of a hash table, which differs from run to run. It settles ties
     # between merges by these numbers. So two trainings on the same texts give different vocabularies. Listed as special
     # tokens, all single characters are numbered before it looks; the tokenizer below does not know of this.
@@ -68,10 +69,12 @@ def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
     counts: Counter[str] = Counter()
     for text in normalized_texts:
         counts.update(text)
-    characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
-    if not characters:
+    visible = [character for character in counts if not character.isspace()]
+    if not visible:
         raise UsageError("a tokenizer cannot be trained on texts that hold nothing but spaces; give other texts")
-    return sorted(characters[: min(_LARGEST_ALPHABET, (vocab_size - len(_SPECIAL_TOKENS)) // 4)])
+    most_frequent_first = sorted(visible, key=lambda character: (-counts[character], character))
+    num_characters = min(_LARGEST_ALPHABET, (vocab_size - len(_SPECIAL_TOKENS)) // 4)
+    return sorted(most_frequent_first[:num_characters])
 
 
 def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
@@ -125,10 +128,16 @@ def trained_tokenizer(
     import tokenizers
     from transformers import AutoTokenizer
 
-    kind = () if train is train_wordpiece else (train.__name__,)
-    key = TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__, *kind
+    key = [TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__]
+    if train is not train_wordpiece:
+        key.append(train.__name__)
+
+    def make(folder: Path) -> None:
+        tokenizer = train(corpus.train.texts, vocab_size)
+        tokenizer.save_pretrained(folder)
+
     # Read back even when just trained, so that the first run and the later ones use the same object.
-    folder = cached(cache_dir, "tokenizer", key, lambda to: train(corpus.train.texts, vocab_size).save_pretrained(to))
+    folder = cached(cache_dir, "tokenizer", key, make)
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
@@ -139,7 +148,12 @@ def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> 
         built_in: the models that bring none, for messages; the first is proposed.
     """
     folder = Path(model).expanduser()
-    source, here_only = (str(folder), True) if folder.is_dir() else (model, not hub_is_reachable())
+    if folder.is_dir():
+        source = str(folder)
+        here_only = True
+    else:
+        source = model
+        here_only = not hub_is_reachable()
     from transformers import AutoTokenizer
 
     try:
@@ -152,7 +166,7 @@ def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> 
             raise ValueError("it has no fast implementation, tokenizer.json")
     except Exception as error:
         refuse_own_code(model, error)
-        reason = str(error).strip().partition("\n")[0]  # transformers then lists all that it tried
+        reason, _, _ = str(error).strip().partition("\n")  # transformers then lists all that it tried
         raise UsageError(
             f"{model}{nearest(model, built_in)}: no tokenizer can be read there ({reason}); use --model {built_in[0]} "
             f"or --model FOLDER"

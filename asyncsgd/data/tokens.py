@@ -9,6 +9,7 @@ Shapes: S rows, L tokens of the longest row of a batch.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,11 +52,16 @@ class Samples:
 
     @classmethod
     def of(cls, **columns: np.ndarray | Sequence[np.ndarray]) -> Samples:
-        """Those with these columns: an array of S values, or a sequence of S arrays."""
-        of_arrays = {name: column for name, column in columns.items() if not isinstance(column, np.ndarray)}
-        starts = {name: np.cumsum([0, *map(len, column)], dtype=np.int64) for name, column in of_arrays.items()}
-        joined = {name: np.concatenate(column) if len(column) else np.empty(0) for name, column in of_arrays.items()}
-        return cls({**columns, **joined}, starts)  # type: ignore[dict-item]
+        """Rows with these columns: an array of S values, or a sequence of S arrays."""
+        values = {}
+        starts = {}
+        for name, column in columns.items():
+            if isinstance(column, np.ndarray):
+                values[name] = column
+                continue
+            values[name] = np.concatenate(column) if len(column) else np.empty(0)
+            starts[name] = np.cumsum([0, *map(len, column)], dtype=np.int64)
+        return cls(values, starts)
 
     def __len__(self) -> int:
         return len(self.starts["ids"]) - 1
@@ -69,33 +75,44 @@ class Samples:
         """What a column has for a row; an array is a view."""
         values = self.values[name]
         starts = self.starts.get(name)
-        return values[number] if starts is None else values[starts[number] : starts[number + 1]]
+        if starts is None:
+            return values[number]
+        return values[starts[number] : starts[number + 1]]
 
     def rows(self, name: str, numbers: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """What a column has for each of some rows."""
         return [self.row(name, number) for number in numbers]
 
     def select(self, keep: np.ndarray) -> Samples:
         """The rows where bool `keep` `(S,)` is set, in arrays of their own."""
         chosen = np.flatnonzero(keep)
-        values = self.values
-        return Samples.of(
-            **{name: self.rows(name, chosen) if name in self.starts else values[name][chosen] for name in values}
-        )
+        columns: dict[str, Any] = {}
+        for name, values in self.values.items():
+            columns[name] = self.rows(name, chosen) if name in self.starts else values[chosen]
+        return Samples.of(**columns)
 
     def save(self, folder: Path) -> None:
         """Write one .npy file per array into `folder`, which is made."""
         folder.mkdir(parents=True)
-        for name, array in [*self.values.items(), *((f"{name}.starts", of) for name, of in self.starts.items())]:
-            np.save(folder / f"{name}.npy", array)
+        for name, values in self.values.items():
+            np.save(folder / f"{name}.npy", values)
+        for name, starts in self.starts.items():
+            np.save(folder / f"{name}.starts.npy", starts)
 
     @classmethod
     def load(cls, folder: Path) -> Samples:
         """Map what `save` wrote into memory: read-only arrays, shared between the processes that map them."""
-        # Plain views: slicing an np.memmap is slow.
-        files = {path.name.removesuffix(".npy"): path for path in folder.glob("*.npy")}
-        arrays = {name: np.load(path, mmap_mode="r").view(np.ndarray) for name, path in files.items()}
-        starts = {name.removesuffix(".starts"): arrays.pop(name) for name in list(arrays) if name.endswith(".starts")}
-        return cls(arrays, starts)
+        values = {}
+        starts = {}
+        for path in folder.glob("*.npy"):
+            mapped = np.load(path, mmap_mode="r")
+            array = mapped.view(np.ndarray)  # slicing an np.memmap is slow
+            name = path.name.removesuffix(".npy")
+            if name.endswith(".starts"):
+                starts[name.removesuffix(".starts")] = array
+            else:
+                values[name] = array
+        return cls(values, starts)
 
 
 def pad(rows: Sequence[np.ndarray], fill: int) -> Tensor:
@@ -106,7 +123,8 @@ def pad(rows: Sequence[np.ndarray], fill: int) -> Tensor:
     """
     import torch
 
-    padded = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
+    longest = max(map(len, rows))
+    padded = np.full((len(rows), longest), fill, dtype=np.int64)
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     return torch.from_numpy(padded)
@@ -140,18 +158,21 @@ def pair_rows(
     types: dict[int | None, list[int]] = {None: [], 0: [], 1: []}
     for type_id, text in zip(sample.type_ids, sample.sequence_ids, strict=True):
         types[text].append(type_id)
-    of_special = iter(types[None])
-    special_types = [[next(of_special) for _ in tokens] for tokens in around]
+    types_of_special = iter(types[None])
+    special_types = [list(itertools.islice(types_of_special, len(tokens))) for tokens in around]
     room = seq_len - sum(map(len, around))
-    for first in range(0, len(pairs), _TEXTS_PER_CHUNK):
-        chunk = pairs[first : first + _TEXTS_PER_CHUNK]
-        sides = [encodings_of([pair[side] for pair in chunk], tokenizer) for side in (0, 1)]
-        for encodings in zip(*sides, strict=True):
-            lengths = cut_lengths(len(encodings[0]), len(encodings[1]), room)
+    for start in range(0, len(pairs), _TEXTS_PER_CHUNK):
+        chunk = pairs[start : start + _TEXTS_PER_CHUNK]
+        firsts = encodings_of([first for first, _ in chunk], tokenizer)
+        seconds = encodings_of([second for _, second in chunk], tokenizer)
+        for encodings in zip(firsts, seconds, strict=True):
+            first, second = encodings
+            lengths = cut_lengths(len(first), len(second), room)
             ids = list(around[0])
             type_ids = list(special_types[0])
-            for side, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
-                ids += encoding.ids[:length]
+            for side in (0, 1):
+                length = lengths[side]
+                ids += encodings[side].ids[:length]
                 ids += around[side + 1]
                 type_ids += types[side][:1] * length
                 type_ids += special_types[side + 1]
@@ -196,11 +217,14 @@ def first_pieces(words: Iterable[tuple[int, int]], encoding: Encoding) -> np.nda
 
     offsets = encoding.offsets
 
-    def of(start: int, end: int) -> int:
-        pieces = map(encoding.char_to_token, range(start, end))
-        return next((piece for piece in pieces if piece is not None and offsets[piece][1] <= end), -1)
+    def first_piece(start: int, end: int) -> int:
+        for character in range(start, end):
+            piece = encoding.char_to_token(character)
+            if piece is not None and offsets[piece][1] <= end:
+                return piece
+        return -1
 
-    return np.array([of(start, end) for start, end in words], dtype=np.int32)
+    return np.array([first_piece(start, end) for start, end in words], dtype=np.int32)
 
 
 def special_around(tokenizer: PreTrainedTokenizerBase, num_texts: int = 1) -> list[list[int]]:
@@ -239,10 +263,16 @@ def rows_of(
         row, and where it is a special one.
     """
     capacity = seq_len - tokenizer.num_special_tokens_to_add()
-    types = {"ids": np.int32, "word_starts": bool, **({} if flags is None else {"candidates": bool})}
+    types: dict[str, type] = {"ids": np.int32, "word_starts": bool}
+    if flags is not None:
+        types["candidates"] = bool
 
     def special(tokens: Sequence[int]) -> np.ndarray:
-        return np.array([[token, True, False][: len(types)] for token in tokens], np.int32).reshape(-1, len(types)).T
+        """The columns of special tokens, int32 `(len(types), len(tokens))`: each begins a word, none is a candidate."""
+        columns = np.zeros((len(types), len(tokens)), dtype=np.int32)
+        columns[0] = tokens
+        columns[1] = True
+        return columns
 
     prefix, suffix = map(special, special_around(tokenizer))
     end = special([] if end_id is None else [end_id])
@@ -251,18 +281,24 @@ def rows_of(
         words = encoding.word_ids
         # A token outside all words has one of its own.
         starts = [word is None or word != before for before, word in zip((-1, *words), words, strict=False)]
-        columns = [encoding.ids, starts, *([] if flags is None else [flags[number]])]
+        columns = [encoding.ids, starts]
+        if flags is not None:
+            columns.append(flags[number])
         documents.append(np.hstack([np.array(columns, dtype=np.int32), end]))
     if blocks and documents:
         documents = [np.hstack(documents)]
-    rows = [
-        np.hstack([prefix, document[:, first : first + capacity], suffix])
-        for document in documents
-        for first in range(0, document.shape[1] - MIN_SAMPLE_IDS + 1, capacity)
-    ]
-    for row in rows:
-        row[1, prefix.shape[1]] = True
-    return Samples.of(**{name: [row[n].astype(kind) for row in rows] for n, (name, kind) in enumerate(types.items())})
+    rows = []
+    for document in documents:
+        length = document.shape[1]
+        for first in range(0, length - MIN_SAMPLE_IDS + 1, capacity):
+            inside = document[:, first : first + capacity]
+            row = np.hstack([prefix, inside, suffix])
+            row[1, prefix.shape[1]] = True
+            rows.append(row)
+    arrays = {}
+    for line, (name, kind) in enumerate(types.items()):
+        arrays[name] = [row[line].astype(kind) for row in rows]
+    return Samples.of(**arrays)
 
 
 def cached(cache_dir: Path, kind: str, key: Sequence[object], make: Callable[[Path], None]) -> Path:
@@ -271,7 +307,8 @@ def cached(cache_dir: Path, kind: str, key: Sequence[object], make: Callable[[Pa
     `make` fills a temporary folder, which gets its name at once: a folder of that name is whole. Processes that start
     together may all make one; the first stays.
     """
-    folder = cache_dir / f"{kind}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    folder = cache_dir / f"{kind}-{digest[:16]}"
     try:
         if not folder.is_dir():
             cache_dir.mkdir(parents=True, exist_ok=True)
