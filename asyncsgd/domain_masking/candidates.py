@@ -16,6 +16,7 @@ names of all chunks say what a folder is of. Nothing in it depends on the number
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ NUM_BINS = 20
 AGAIN = "run mask_candidates.py again"
 
 Chunk = tuple[Path, Sequence[str]]
-"""The file in which is kept what is found in some texts, and the texts."""
+"""Some texts, behind the file that keeps what is found in them."""
 
 _process: tuple[Find, Tokenizer, str] | None = None
 """What this process makes chunks with: a finder, a tokenizer and a device."""
@@ -59,16 +60,18 @@ def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> No
 
     Args:
         tokenizer: the Rust tokenizer as JSON.
-        devices: of each process, for finders that compute with torch; none for others.
+        devices: the device of each process, for finders that compute with torch; empty for other finders.
     """
     global _process
     from tokenizers import Tokenizer
 
+    device = "cpu"
     if devices:
         import torch
 
         torch.set_num_threads(1)  # bits depend on it, and processes share the cores
-    _process = find, Tokenizer.from_str(tokenizer), devices[number] if devices else "cpu"
+        device = devices[number]
+    _process = find, Tokenizer.from_str(tokenizer), device
 
 
 def make_chunk(chunk: Chunk) -> None:
@@ -93,9 +96,11 @@ def found_in(
     """The two columns of a chunk, an entry a text; see the module."""
     spans = find.spans(texts, device)
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [[place for span in of for place in span] for of in spans], list(
-        map(candidate_pieces, encodings, spans, map(len, texts))
-    )
+    bounds = [list(itertools.chain(*text_spans)) for text_spans in spans]
+    candidates = []
+    for text, text_spans, encoding in zip(texts, spans, encodings, strict=True):
+        candidates.append(candidate_pieces(encoding, text_spans, len(text)))
+    return bounds, candidates
 
 
 def candidate_pieces(encoding: Encoding, spans: Sequence[Span], length: int) -> np.ndarray:
@@ -103,8 +108,9 @@ def candidate_pieces(encoding: Encoding, spans: Sequence[Span], length: int) -> 
     inside = np.zeros(length + 1, dtype=np.int64)
     for start, end in spans:
         inside[start + 1 : end + 1] = 1
-    before = np.cumsum(inside)  # of the characters in front of a place, those in spans
-    starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    before = np.cumsum(inside)  # how many characters in front of a place are in spans
+    offsets = np.array(encoding.offsets, dtype=np.int64)
+    starts, ends = offsets.reshape(-1, 2).T
     return before[ends] > before[starts]
 
 
@@ -116,13 +122,14 @@ def read_chunks(folder: Path, files: Iterable[str]) -> DataFrame:
     """
     import pandas
 
-    found = []
+    chunks = []
     for file in files:
+        path = folder / file
         try:
-            found.append(pandas.read_parquet(folder / file, page_checksum_verification=True))
+            chunks.append(pandas.read_parquet(path, page_checksum_verification=True))
         except (OSError, ValueError) as error:
-            raise UsageError(f"{folder / file} cannot be read ({error}); remove it, and {AGAIN} as before") from error
-    return pandas.concat(found, ignore_index=True)
+            raise UsageError(f"{path} cannot be read ({error}); remove it, and {AGAIN} as before") from error
+    return pandas.concat(chunks, ignore_index=True)
 
 
 def chunks_of(
@@ -131,15 +138,17 @@ def chunks_of(
     """The texts of each chunk by its name."""
     texts = [*corpus.train.texts, *corpus.eval.texts]
     pieces = plain_backend(tokenizer).to_str()
-    of_tokenizer = hashlib.sha256(pieces.encode()).hexdigest()
-    chunks = dict[str, Sequence[str]]()
+    tokenizer_key = hashlib.sha256(pieces.encode()).hexdigest()
+    chunks: dict[str, Sequence[str]] = {}
     for first in range(0, len(texts), chunk_texts):
-        of_chunk = texts[first : first + chunk_texts]
+        chunk = texts[first : first + chunk_texts]
         digest = hashlib.sha256()
-        for text in of_chunk:
-            digest.update(hashlib.sha256(text.encode()).digest()[:16])
-        key = hashed(CANDIDATES_FORMAT, digest.hexdigest(), of_tokenizer, finder_key)
-        chunks[f"chunk-{first // chunk_texts:05d}-{key[:16]}.parquet"] = of_chunk
+        for text in chunk:
+            text_digest = hashlib.sha256(text.encode()).digest()
+            digest.update(text_digest[:16])
+        key = hashed(CANDIDATES_FORMAT, digest.hexdigest(), tokenizer_key, finder_key)
+        name = f"chunk-{first // chunk_texts:05d}-{key[:16]}.parquet"
+        chunks[name] = chunk
     return chunks
 
 
@@ -169,6 +178,7 @@ def find_candidates(
         UsageError: if the folder is of something else.
     """
     chunks = chunks_of(corpus, tokenizer, find.key, chunk_texts)
+    packages = ("numpy", "pyarrow", "tokenizers", "torch", "transformers")
     manifest = {
         "format": CANDIDATES_FORMAT,
         "complete": False,
@@ -177,7 +187,7 @@ def find_candidates(
         "finder": finder,
         "finder_key": find.key,
         "chunk_texts": chunk_texts,
-        "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
+        "versions": {name: version(name) for name in packages},
         "chunks": list(chunks),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,90 +195,113 @@ def find_candidates(
         write_json(folder / MANIFEST, manifest)
     elif read_manifest(folder)["chunks"] != manifest["chunks"]:
         raise UsageError(f"{folder} holds candidates of other texts, another tokenizer or finder; type another --out")
-    for _ in mapped(make_chunk, [(folder / name, chunks[name]) for name in chunks if not (folder / name).exists()]):
+    to_make: list[Chunk] = []
+    for name, texts in chunks.items():
+        path = folder / name
+        if not path.exists():
+            to_make.append((path, texts))
+    for _ in mapped(make_chunk, to_make):
         pass
-    found = read_chunks(folder, chunks)
-    statistics = _statistics(corpus, found)
-    sha256 = hashed([hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in chunks])
-    manifest |= {"complete": True, "sha256": sha256, "statistics": statistics}
-    write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
+    rows = read_chunks(folder, chunks)
+    digests = []
+    for name in chunks:
+        content = (folder / name).read_bytes()
+        digests.append(hashlib.sha256(content).hexdigest())
+    statistics = _statistics(corpus, rows)
+    manifest["complete"] = True
+    manifest["sha256"] = hashed(digests)
+    manifest["statistics"] = statistics
+    examples = _examples(corpus.train.texts, rows, tokenizer)
+    write_json(folder / EXAMPLES, {"examples": examples})
     _draw(statistics, folder / PICTURE)
     write_json(folder / MANIFEST, manifest)
     return manifest
 
 
-def _statistics(corpus: Corpus, found: DataFrame) -> dict[str, Any]:
+def _statistics(corpus: Corpus, rows: DataFrame) -> dict[str, Any]:
     """How many candidates there are, and which."""
-    counts = np.array([(len(flags), flags.sum()) for flags in found["candidates"]])
-    train = len(corpus.train.texts)
-    sides = {}
-    for name, (pieces, candidates) in (("train", counts[:train].T), ("eval", counts[train:].T)):
-        sides[name] = {
+    num_train = len(corpus.train.texts)
+    num_pieces = np.array([len(flags) for flags in rows["candidates"]])
+    num_candidates = np.array([flags.sum() for flags in rows["candidates"]])
+    statistics: dict[str, Any] = {}
+    for side, texts in (("train", slice(None, num_train)), ("eval", slice(num_train, None))):
+        pieces = num_pieces[texts]
+        candidates = num_candidates[texts]
+        statistics[side] = {
             "texts": len(pieces),
             "texts_without_candidates": int((candidates == 0).sum()),
             "pieces": int(pieces.sum()),
             "candidate_pieces": int(candidates.sum()),
             "candidate_share": float(candidates.sum() / max(pieces.sum(), 1)),
         }
-    terms = Counter(
-        " ".join(text[start:end].lower().split())
-        for text, spans in zip(corpus.train.texts, found["spans"], strict=False)
-        for start, end in spans.reshape(-1, 2)
-    )
-    shares = counts[:train, 1] / np.maximum(counts[:train, 0], 1)
-    return {
-        **sides,
-        "distinct_terms": len(terms),
-        "top_terms": [list(item) for item in sorted(terms.items(), key=lambda item: (-item[1], item[0]))[:NUM_TERMS]],
-        "texts_by_share": np.histogram(shares, NUM_BINS, (0.0, 1.0))[0].tolist(),
-    }
+    terms: Counter[str] = Counter()
+    for text, spans in zip(corpus.train.texts, rows["spans"], strict=False):
+        for start, end in spans.reshape(-1, 2):
+            words = text[start:end].lower().split()
+            terms[" ".join(words)] += 1
+    commonest_first = sorted(terms.items(), key=lambda item: (-item[1], item[0]))
+    shares = num_candidates[:num_train] / np.maximum(num_pieces[:num_train], 1)
+    texts_by_share, _ = np.histogram(shares, NUM_BINS, (0.0, 1.0))
+    statistics["distinct_terms"] = len(terms)
+    statistics["top_terms"] = [[term, count] for term, count in commonest_first[:NUM_TERMS]]
+    statistics["texts_by_share"] = texts_by_share.tolist()
+    return statistics
 
 
-def _examples(texts: Sequence[str], found: DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def _examples(texts: Sequence[str], rows: DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
-    with_candidates = np.flatnonzero(found["spans"][: len(texts)].map(len))
+    with_candidates = np.flatnonzero(rows["spans"][: len(texts)].map(len))
+    chosen_texts = with_candidates[evenly(len(with_candidates), NUM_EXAMPLES)]
     backend = plain_backend(tokenizer)
     examples = []
-    for number in with_candidates[evenly(len(with_candidates), NUM_EXAMPLES)].tolist():
+    for number in chosen_texts.tolist():
         encoding = backend.encode(texts[number], add_special_tokens=False)
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
-        sample = Sample(np.array(encoding.ids), np.diff(words, prepend=-2) != 0, found["candidates"][number])
-        chosen = ByCandidate().choose(sample, 0.15, generator(0, Purpose.MASK, 0, number))
+        begins_word = np.diff(words, prepend=-2) != 0
+        sample = Sample(np.array(encoding.ids), begins_word, rows["candidates"][number])
+        is_masked = ByCandidate().choose(sample, 0.15, generator(0, Purpose.MASK, 0, number))
         masked: list[list[int]] = []
-        for start, end in (encoding.offsets[place] for place in np.flatnonzero(chosen)):
+        for piece in np.flatnonzero(is_masked):
+            start, end = encoding.offsets[piece]
             if masked and masked[-1][1] >= start:  # they touch
                 masked[-1][1] = end
             else:
                 masked.append([start, end])
-        spans = found["spans"][number].reshape(-1, 2).tolist()
-        examples.append({"text": texts[number], "candidates": spans, "masked": masked})
+        spans = rows["spans"][number].reshape(-1, 2)
+        examples.append({"text": texts[number], "candidates": spans.tolist(), "masked": masked})
     return examples
 
 
 def _draw(statistics: Mapping[str, Any], path: Path) -> None:
+    """Draw the commonest candidates, and how many there are in a text."""
     import matplotlib.figure
     import seaborn
 
     figure = matplotlib.figure.Figure(figsize=(10, 5), layout="constrained")
     terms, shares = figure.subplots(1, 2)
     top = statistics["top_terms"][:20]
-    seaborn.barplot(x=[count for _, count in top], y=[term for term, _ in top], ax=terms, color="tab:blue")
+    counts = [count for _, count in top]
+    names = [term for term, _ in top]
+    seaborn.barplot(x=counts, y=names, ax=terms, color="tab:blue")
     terms.set(xlabel="times in the training texts", ylabel="", title="commonest candidates")
     bins = statistics["texts_by_share"]
-    shares.bar(np.arange(len(bins)) / len(bins), bins, width=1 / len(bins), align="edge", color="tab:blue")
+    num_bins = len(bins)
+    shares.bar(np.arange(num_bins) / num_bins, bins, width=1 / num_bins, align="edge", color="tab:blue")
     share = statistics["train"]["candidate_share"]
     shares.set(xlabel="share of candidate pieces", ylabel="training texts", title=f"{share:.1%} of all pieces")
     figure.savefig(path, format="png", dpi=100, metadata={"Software": None})
 
 
 def read_manifest(candidates: str | Path) -> dict[str, Any]:
-    """What a folder of candidates was made of; ``sha256`` is of all that was found, where it is ``complete``.
+    """The manifest of a folder of candidates: what it was made of. Where the folder is ``complete``, ``sha256`` is the
+    hash of all that was found.
 
     Raises:
         UsageError: if there is none, it cannot be read, or it is of another version.
     """
+    path = Path(candidates).expanduser() / MANIFEST
     try:
-        manifest = dict(json.loads((Path(candidates).expanduser() / MANIFEST).read_bytes()))
+        manifest = dict(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise UsageError(f"{candidates} is no folder of candidates, or is damaged ({error}); {AGAIN}") from error
     if manifest.get("format") != CANDIDATES_FORMAT:
@@ -277,7 +310,11 @@ def read_manifest(candidates: str | Path) -> dict[str, Any]:
 
 
 def read_complete(candidates: str | Path) -> dict[str, Any]:
-    """The manifest of a folder that a training can use; else a `UsageError`."""
+    """The manifest of a folder that a training can use.
+
+    Raises:
+        UsageError: as `read_manifest`, and if the folder is not complete.
+    """
     manifest = read_manifest(candidates)
     if not manifest["complete"]:
         raise UsageError(f"{candidates} is not complete; {AGAIN}, which goes on where it was interrupted")
@@ -296,13 +333,15 @@ def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokeni
     """
     folder = Path(candidates).expanduser()
     manifest = read_complete(candidates)
-    if list(chunks_of(corpus, tokenizer, manifest["finder_key"], manifest["chunk_texts"])) != manifest["chunks"]:
+    chunks = chunks_of(corpus, tokenizer, manifest["finder_key"], manifest["chunk_texts"])
+    if list(chunks) != manifest["chunks"]:
         raise UsageError(
             f"{folder} was made of other texts or with another tokenizer; {AGAIN} with the flags of this run, and "
             f"another --out"
         )
     if not manifest["statistics"]["train"]["candidate_pieces"]:
         raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
-    marked = list(read_chunks(folder, manifest["chunks"])["candidates"])
+    rows = read_chunks(folder, manifest["chunks"])
+    flags = list(rows["candidates"])
     num_train = len(corpus.train.texts)
-    return marked[:num_train] if side == "train" else marked[num_train:]
+    return flags[:num_train] if side == "train" else flags[num_train:]

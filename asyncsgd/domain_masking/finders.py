@@ -51,28 +51,36 @@ class Lexicon:
         return hashed(TERMS_FORMAT, self.terms)
 
     def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
-        return [list(_terms_in(text, *_words_of(self.terms))) for text in texts]
+        terms, longest = _words_of(self.terms)
+        return [list(_terms_in(text, terms, longest)) for text in texts]
 
 
 @functools.lru_cache(maxsize=4)
 def _words_of(terms: tuple[str, ...]) -> tuple[set[tuple[str, ...]], dict[str, int]]:
     """Terms as words, and the number of words of the longest one that begins with a word, in small letters."""
     words = {tuple(_WORD.findall(term)) for term in terms} - {()}
-    return words, {term[0].lower(): len(term) for term in sorted(words, key=len)}
+    longest = {}
+    for term in sorted(words, key=len):
+        longest[term[0].lower()] = len(term)
+    return words, longest
 
 
 def _terms_in(text: str, terms: set[tuple[str, ...]], longest: Mapping[str, int]) -> Iterator[Span]:
-    places = [word.span() for word in _WORD.finditer(text)]
-    exact = tuple(text[start:end] for start, end in places)
+    """The spans of the terms in a text, see `Lexicon`; `terms` and `longest` are those of `_words_of`."""
+    spans = [word.span() for word in _WORD.finditer(text)]
+    exact = tuple(text[start:end] for start, end in spans)
     lower = tuple(word.lower() for word in exact)
-    at = 0
-    while at < len(places):
-        for end in range(min(at + longest.get(lower[at], 0), len(places)), at, -1):
-            if lower[at:end] in terms or exact[at:end] in terms:
-                yield places[at][0], places[end - 1][1]
-                at = end - 1
+    first = 0
+    while first < len(spans):
+        limit = first + longest.get(lower[first], 0)
+        for end in range(min(limit, len(spans)), first, -1):
+            if lower[first:end] in terms or exact[first:end] in terms:
+                start, _ = spans[first]
+                _, stop = spans[end - 1]
+                yield start, stop
+                first = end - 1
                 break
-        at += 1
+        first += 1
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,10 @@ class Terms(Named):
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
         path = Path(self.file).expanduser()
         try:
-            terms = {line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()} - {""}
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--finder terms: {path} cannot be read, or is not UTF-8 ({error})") from error
+        terms = {line.strip() for line in lines} - {""}
         if not terms:
             raise UsageError(f"--finder terms: {path} holds no term; write one a line")
         return Lexicon(tuple(sorted(terms)))
@@ -115,7 +124,8 @@ class Keyness(Named):
     """
 
     reference: str = "pydocs"
-    """As ``--data`` takes it; column ``text``. The built-in one is technical English; give a general text."""
+    """The reference corpus, as ``--data`` takes it, with a column ``text``. The built-in one is technical English; give
+    a general text."""
     threshold: float = parameter(15.13, at_least=0)
     ratio: float = parameter(4.0, above=0)
     min_count: int = parameter(5, at_least=1)
@@ -126,13 +136,12 @@ class Keyness(Named):
         other = _count([*reference.train.texts, *reference.eval.texts])
         total = corpus.total()
         other_total = other.total()
-        words = [
-            word
-            for word, count in corpus.items()
-            if count >= self.min_count
-            and count * other_total >= self.ratio * other[word] * total
-            and log_likelihood_ratio(count, other[word], total, other_total) >= self.threshold
-        ]
+        words = []
+        for word, count in corpus.items():
+            other_count = other[word]
+            is_frequent = count >= self.min_count and count * other_total >= self.ratio * other_count * total
+            if is_frequent and log_likelihood_ratio(count, other_count, total, other_total) >= self.threshold:
+                words.append(word)
         if not words:
             raise UsageError(
                 f"--finder keyness: no word of the training text is key against {self.reference}; name another "
@@ -149,13 +158,23 @@ def log_likelihood_ratio(count: int, other: int, total: int, other_total: int) -
     """
     both = count + other
     every = total + other_total
-    expected = (count, total * both / every), (other, other_total * both / every)
-    return 2 * sum(seen * math.log(seen / wanted) for seen, wanted in expected if seen)
+    terms = []
+    for observed, words in ((count, total), (other, other_total)):
+        expected = words * both / every
+        if observed:
+            terms.append(observed * math.log(observed / expected))
+    return 2 * sum(terms)
 
 
 def _count(texts: Iterable[str]) -> Counter[str]:
-    counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
-    return Counter({word: count for word, count in counts.items() if len(word) > 1 and _LETTER.search(word)})
+    """How often each word of a letter and two characters stands in some texts, in small letters."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(_WORD.findall(text.lower()))
+    for word in list(counts):
+        if len(word) == 1 or not _LETTER.search(word):
+            del counts[word]
+    return counts
 
 
 @dataclass(frozen=True)
@@ -177,24 +196,29 @@ class Ner(Named):
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.suffix in (".json", ".txt", ".safetensors", ".bin", ".model"):
                 content = path.read_bytes()
-                digest.update(f"{path.name} {len(content)}\n".encode() + hashlib.sha256(content).digest())
-        tagger = Tagger(str(folder), tuple(sorted(filter(None, self.types.split("+")))), digest.hexdigest())
+                digest.update(f"{path.name} {len(content)}\n".encode())
+                digest.update(hashlib.sha256(content).digest())
+        types = sorted(filter(None, self.types.split("+")))
         known = load(str(folder), "cpu").tagging.types
-        for kind in set(tagger.types) - set(known):
-            raise UsageError(f"--finder ner: {self.model} has no type {kind!r}; it has {', '.join(known)}")
-        return tagger
+        for kind in types:
+            if kind not in known:
+                raise UsageError(f"--finder ner: {self.model} has no type {kind!r}; it has {', '.join(known)}")
+        return Tagger(str(folder), tuple(types), digest.hexdigest())
 
 
 def _folder(model: str) -> Path:
+    """The folder of a model: that of a run, of another folder, or of a name on the Hub."""
     folder = Path(model).expanduser().absolute()
     if folder.is_dir():
-        return folder / "model" if (folder / "model" / "config.json").is_file() else folder
+        of_run = folder / "model"
+        return of_run if (of_run / "config.json").is_file() else folder
     try:
         from huggingface_hub import snapshot_download
 
         patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "pytorch_model*.bin"]
-        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
-    except Exception as error:  # the Hub's library has many
+        here_only = not hub_is_reachable()
+        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=here_only))
+    except Exception as error:  # the Hub's library raises many types
         raise UsageError(
             f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({first_line(error)})"
         ) from error

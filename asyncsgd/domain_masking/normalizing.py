@@ -86,10 +86,11 @@ def normalize(lines: list[str], *, lower: bool) -> tuple[list[str], Counter[str]
             joined.append(line)
     normalized = []
     for line in joined:
-        changed = _normalized(line, lower, changes)
-        changes["lines_changed"] += changed != line
-        if changed or not line.strip():
-            normalized.append(changed)
+        new_line = _normalized(line, lower, changes)
+        if new_line != line:
+            changes["lines_changed"] += 1
+        if new_line or not line.strip():
+            normalized.append(new_line)
         else:
             changes["lines_left_out"] += 1
     changes["lines_written"] = len(normalized)
@@ -97,13 +98,17 @@ def normalize(lines: list[str], *, lower: bool) -> tuple[list[str], Counter[str]
 
 
 def _normalized(line: str, lower: bool, changes: Counter[str]) -> str:
+    """The line after the steps 2 to 7; `changes` counts what was changed."""
     line = _SEPARATORS.sub(" ", line)
-    for kind, pattern, by in _replacements()[: 1 if line.isascii() else None]:
-        line, number = pattern.subn(by, line)
+    replacements = _replacements()
+    if line.isascii():
+        replacements = replacements[:1]
+    for kind, pattern, replacement in replacements:
+        line, number = pattern.subn(replacement, line)
         changes[kind] += number
-    if lower and (lowered := line.lower()) != line:
+    if lower and line != line.lower():
         changes["lines_lowered"] += 1
-        line = lowered
+        line = line.lower()
     if not unicodedata.is_normalized("NFC", line):
         changes["lines_composed"] += 1
         line = unicodedata.normalize("NFC", line)
@@ -114,33 +119,52 @@ def _normalized(line: str, lower: bool, changes: Counter[str]) -> str:
 
 @functools.cache
 def _replacements() -> list[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]]:
-    """Kinds, patterns and what they are replaced by, in order; in ASCII there is something for the first alone."""
-    controls = _one_of(lambda c: unicodedata.category(c) in ("Cc", "Cf") and c not in _JOINERS)
-    decomposable = _one_of(lambda c: unicodedata.decomposition(c) != "" and _expanded(c) != c)
-    decomposed = ("characters_decomposed", decomposable, lambda found: _expanded(found[0]))
-    return [("controls_removed", controls, ""), decomposed, *_SIGNS]
+    """Kinds, patterns and what they are replaced by, in order. In ASCII only the first pattern finds anything."""
+
+    def is_control(character: str) -> bool:
+        return unicodedata.category(character) in ("Cc", "Cf") and character not in _JOINERS
+
+    def is_decomposable(character: str) -> bool:
+        return unicodedata.decomposition(character) != "" and _expanded(character) != character
+
+    def decomposed(match: re.Match[str]) -> str:
+        return _expanded(match[0])
+
+    return [
+        ("controls_removed", _one_of(is_control), ""),
+        ("characters_decomposed", _one_of(is_decomposable), decomposed),
+        *_SIGNS,
+    ]
 
 
 def _one_of(wanted: Callable[[str], bool]) -> re.Pattern[str]:
     """A pattern of one character that is wanted. Written in ranges, since `re` looks at each in turn."""
-    groups = itertools.groupby(map(chr, range(sys.maxunicode + 1)), wanted)
-    ranges = [list(characters) for is_wanted, characters in groups if is_wanted]
-    return re.compile("[" + "".join(f"{re.escape(run[0])}-{re.escape(run[-1])}" for run in ranges) + "]")
+    all_characters = map(chr, range(sys.maxunicode + 1))
+    ranges = []
+    for is_wanted, group in itertools.groupby(all_characters, wanted):
+        if is_wanted:
+            first, *others = map(re.escape, group)
+            last = others[-1] if others else first
+            ranges.append(f"{first}-{last}")
+    return re.compile(f"[{''.join(ranges)}]")
 
 
 @functools.cache
 def _expanded(character: str) -> str:
     """What stands for a character: its compatibility decomposition, with the exceptions of the module."""
-    form, *parts = unicodedata.decomposition(character).split() or [""]
-    if not form.startswith("<"):
-        # A canonical decomposition is composed again later, so it matters only if a part of it is changed.
-        whole = "".join(chr(int(part, 16)) for part in [form, *parts] if part)
-        expanded = "".join(map(_expanded, whole))
-        return expanded if expanded != whole else character
+    parts = unicodedata.decomposition(character).split()
+    form = ""
+    if parts and parts[0].startswith("<"):
+        form = parts.pop(0)
     whole = "".join(chr(int(part, 16)) for part in parts)
-    if form in _KEPT_FORMS or (whole[0] == " " and len(whole) > 1):
+    is_accent_alone = whole.startswith(" ") and len(whole) > 1
+    if form in _KEPT_FORMS or (form and is_accent_alone):
         return character
-    return "".join(map(_expanded, whole))
+    expanded = "".join(map(_expanded, whole))
+    # A canonical decomposition is composed again later, so it matters only if a part of it is changed.
+    if not form and expanded == whole:
+        return character
+    return expanded
 
 
 def normalize_file(
@@ -174,15 +198,20 @@ def normalize_file(
         with contextlib.ExitStack() as at_end:
             at_end.callback(partial.unlink, missing_ok=True)
             with open(partial, "wb") as file:
-                # Without a name and a time in it, so that equal texts are equal files.
-                zipped = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if target.name.endswith(".gz") else None
-                with zipped or file as out:
-                    for lines, of_block in mapped(functools.partial(normalize, lower=lower), blocks):
-                        changes += of_block
-                        out.write("".join(line + "\n" for line in lines).encode())
+                out: Any = file
+                if target.name.endswith(".gz"):
+                    # Without a name and a time in it, so that equal texts are equal files.
+                    out = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+                normalize_block = functools.partial(normalize, lower=lower)
+                with out:
+                    for lines, block_changes in mapped(normalize_block, blocks):
+                        changes += block_changes
+                        text = "".join(line + "\n" for line in lines)
+                        out.write(text.encode())
             partial.rename(target)
         report = dict(sorted(changes.items()))
-        target.with_name(target.name + ".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        content = json.dumps(report, indent=2) + "\n"
+        target.with_name(target.name + ".report.json").write_text(content, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {reason(error)}") from error
     return report
@@ -209,7 +238,8 @@ def _lines(source: Path, text_column: str) -> Iterator[str]:
         if source.name.endswith(".parquet"):
             yield from _texts(source, text_column)
             return
-        with (gzip.open if source.name.endswith(".gz") else open)(source, "rt", -1, "utf-8-sig", newline="\n") as text:
+        opened: Callable[..., Any] = gzip.open if source.name.endswith(".gz") else open
+        with opened(source, "rt", encoding="utf-8-sig", newline="\n") as text:
             for line in text:
                 yield line.removesuffix("\n").removesuffix("\r")
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -217,10 +247,13 @@ def _lines(source: Path, text_column: str) -> Iterator[str]:
 
 
 def _texts(source: Path, text_column: str) -> Iterator[str]:
+    """The texts of a .parquet file, each as a line."""
     from pyarrow.parquet import ParquetFile
 
     file = ParquetFile(source)
     check_columns(str(source), {text_column: "--text-column"}, file.schema_arrow.names)
     for batch in file.iter_batches(batch_size=1000, columns=[text_column]):
         texts = [text_of(str(source), text_column, value) for value in batch.column(0).to_pylist()]
-        yield from (text.replace("\n", " ") for text in texts if text.strip())  # an empty line would part documents
+        for text in texts:
+            if text.strip():  # an empty line would part documents
+                yield text.replace("\n", " ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -32,12 +33,15 @@ _PREFIXES = ("B", "I", "E", "L", "S", "U")
 
 
 def hashed(*parts: object) -> str:
-    """64 hexadecimal digits of what JSON can write."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    """The SHA-256 of values that JSON can write, 64 hexadecimal digits."""
+    content = json.dumps(parts)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    """The first line of an error's message."""
+    line, _, _ = str(error).strip().partition("\n")
+    return line
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Tagger:
     folder: str
     types: tuple[str, ...]
     sha256: str
-    """Of the folder's files."""
+    """The hash of the folder's files."""
 
     @property
     def key(self) -> str:
@@ -60,16 +64,23 @@ class Tagger:
 
     def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
         loaded = load(self.folder, device)
-        found = []
+        tagging = loaded.tagging
+        all_spans = []
         encodings = loaded.backend.encode_batch(list(texts), add_special_tokens=False)
         all_labels = loaded.labels([encoding.ids for encoding in encodings])
         for text, encoding, labels in zip(texts, encodings, all_labels, strict=True):
             words = [word.span() for word in _TAGGED_WORD.finditer(text)]
-            first = first_pieces(words, encoding)
-            spans = loaded.tagging.spans(np.append(labels, OUTSIDE)[None, first])  # a word without a piece is outside
-            wanted = [span for span in spans if not self.types or loaded.tagging.types[span[2]] in self.types]
-            found.append([(words[begin][0], words[last][1]) for begin, last, _ in wanted])
-        return found
+            # A word without a piece is outside: its first piece is -1, the place of the appended label.
+            with_outside = np.append(labels, OUTSIDE)
+            word_labels = with_outside[None, first_pieces(words, encoding)]
+            spans = []
+            for first, last, kind in tagging.spans(word_labels):
+                if not self.types or tagging.types[kind] in self.types:
+                    start, _ = words[first]
+                    _, end = words[last]
+                    spans.append((start, end))
+            all_spans.append(spans)
+        return all_spans
 
 
 def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
@@ -79,12 +90,16 @@ def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
     ([(0, 8, 0, 7), (6, 10, 7, 10)], [(0, 3, 0, 3)], [])
     """
     overlap = size // 4
-    starts = list(range(0, max(length - overlap, min(length, 1)), size - overlap))
+    last_start = max(length - overlap, min(length, 1))
+    starts = range(0, last_start, size - overlap)
     bounds = [0, *(start + overlap // 2 for start in starts[1:]), length]
-    return [(start, min(start + size, length), bounds[n], bounds[n + 1]) for n, start in enumerate(starts)]
+    decided = zip(starts, itertools.pairwise(bounds), strict=False)
+    return [(start, min(start + size, length), first, stop) for start, (first, stop) in decided]
 
 
 class Loaded(NamedTuple):
+    """A model and its tokenizer."""
+
     model: Any
     backend: Tokenizer
     around: list[list[int]]
@@ -96,27 +111,45 @@ class Loaded(NamedTuple):
     """What its labels mean; one without a prefix continues a span of its name."""
 
     def labels(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """The label of each piece of some texts, int64, an array a text."""
         import torch
 
         prefix, suffix = self.around
-        places = [(number, *window) for number, ids in enumerate(texts) for window in windows(len(ids), self.size)]
-        places.sort(key=lambda place: place[2] - place[1])
+        rows = []
+        for number, ids in enumerate(texts):
+            for start, end, first, stop in windows(len(ids), self.size):
+                row_ids = np.array([*prefix, *ids[start:end], *suffix])
+                rows.append(_Row(row_ids, number, start, first, stop))
+        rows.sort(key=lambda row: len(row.ids))
         labels = [np.zeros(len(ids), dtype=np.int64) for ids in texts]
-        while places:
+        device = self.model.device
+        while rows:
             # From the longest on, so that memory runs out at once if it does.
-            longest = places[-1][2] - places[-1][1] + len(prefix) + len(suffix)
-            number = max(1, BATCH_PIECES // longest)
-            batch = places[-number:]
-            places = places[:-number]
-            rows = [np.array([*prefix, *texts[text][start:end], *suffix]) for text, start, end, _, _ in batch]
-            ids = pad(rows, self.pad_id)
-            mask = pad([np.ones(len(row)) for row in rows], 0)
+            batch_size = max(1, BATCH_PIECES // len(rows[-1].ids))
+            batch = rows[-batch_size:]
+            rows = rows[:-batch_size]
+            input_ids = pad([row.ids for row in batch], self.pad_id)
+            mask = pad([np.ones(len(row.ids)) for row in batch], 0)
             with torch.inference_mode():
-                on = self.model.device
-                best = self.model(input_ids=ids.to(on), attention_mask=mask.to(on)).logits.argmax(-1).cpu().numpy()
-            for row, (text, start, _, first, last) in zip(best[:, len(prefix) :], batch, strict=True):
-                labels[text][first:last] = row[first - start : last - start]
+                logits = self.model(input_ids=input_ids.to(device), attention_mask=mask.to(device)).logits
+            best = logits.argmax(-1).cpu().numpy()
+            for row, row_labels in zip(batch, best[:, len(prefix) :], strict=True):
+                decided = slice(row.first - row.start, row.stop - row.start)
+                labels[row.text][row.first : row.stop] = row_labels[decided]
         return labels
+
+
+class _Row(NamedTuple):
+    """A window of a text, with the special tokens around it."""
+
+    ids: np.ndarray
+    text: int
+    """The number of the text."""
+    start: int
+    """The piece of the text at which the window begins."""
+    first: int
+    stop: int
+    """The window decides on the pieces from `first` to ``stop - 1``."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -137,20 +170,20 @@ def load(folder: str, device: str) -> Loaded:
         model, report = AutoModelForTokenClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
         )
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"it has no {missing[0]}")
+        missing = report["missing_keys"]
+        if missing:
+            raise ValueError(f"it has no {min(missing)}")
     except Exception as error:
         refuse_own_code(folder, error)
         raise UsageError(f"--finder ner: {folder} is no token-classification model ({first_line(error)})") from error
     names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
-    outside = [name.upper() in ("O", "OUTSIDE") for name in names]
-    if not any(outside):
+    tags = [_bio_tag(name) for name in names]
+    if "O" not in tags:
         raise UsageError(f"--finder ner: {folder} has no label O, so every word would be found: {', '.join(names)}")
-    parts = [(name[0], name[2:]) if name[1:2] == "-" and name[0] in _PREFIXES else ("I", name) for name in names]
-    bio = [f"{'B' if prefix in _BEGINS else 'I'}-{kind}" for prefix, kind in parts]
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST_WINDOW
+    embeddings = getattr(model.base_model, "embeddings", None)
     # RoBERTa's positions begin behind that of the padding.
-    positions -= 1 + getattr(getattr(model.base_model, "embeddings", None), "padding_idx", -1)
+    positions -= 1 + getattr(embeddings, "padding_idx", -1)
     longest = min(LONGEST_WINDOW, positions, tokenizer.model_max_length)
     return Loaded(
         model.eval().to(device),
@@ -158,5 +191,15 @@ def load(folder: str, device: str) -> Loaded:
         special_around(tokenizer),
         tokenizer.pad_token_id or 0,
         longest - tokenizer.num_special_tokens_to_add(),
-        Tagging.of(["O" if is_none else tag for tag, is_none in zip(bio, outside, strict=True)]),
+        Tagging.of(tags),
     )
+
+
+def _bio_tag(label: str) -> str:
+    """The tag in the BIO scheme that a model's label stands for."""
+    if label.upper() in ("O", "OUTSIDE"):
+        return "O"
+    prefix, dash, kind = label.partition("-")
+    if not dash or prefix not in _PREFIXES:
+        return f"I-{label}"
+    return f"B-{kind}" if prefix in _BEGINS else f"I-{kind}"
