@@ -37,7 +37,8 @@ def parse_churn(text: str) -> tuple[Change, ...]:
     Raises:
         UsageError: for what cannot be read.
     """
-    return tuple(_CHOICES.read(part.strip()) for part in text.split(";") if part.strip())
+    parts = map(str.strip, text.split(";"))
+    return tuple(_CHOICES.read(part) for part in parts if part)
 
 
 def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
@@ -51,7 +52,8 @@ def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
     for change in ordered:
         if change.worker >= num_workers:
             raise UsageError(f"churn: there is no worker {change.worker}; the workers are 0 to {num_workers - 1}")
-        if type(before := last.get(change.worker)) is type(change):
+        before = last.get(change.worker)
+        if type(before) is type(change):
             raise UsageError(f"churn: {before}, then {change}; leaving and joining take turns")
         last[change.worker] = change
     if all(absent_at_first(ordered, worker) for worker in range(num_workers)):
@@ -60,4 +62,8 @@ def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
 
 
 def absent_at_first(changes: Sequence[Change], worker: int) -> bool:
-    return next((isinstance(change, Join) for change in changes if change.worker == worker), False)
+    """Whether the first change of a worker is that it joins."""
+    for change in changes:
+        if change.worker == worker:
+            return isinstance(change, Join)
+    return False

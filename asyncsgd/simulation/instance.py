@@ -26,9 +26,9 @@ class Instance(abc.ABC):
     """A problem for a number of workers and a seed: f(x) = (1/N) sum_i f_i(x), f_i being what worker i samples."""
 
     num_parameters: int
-    """P."""
+    """The number of parameters, P."""
     minimum: float = 0.0
-    """f*. Zero for the closed-form problems, whose f is shifted so that it is."""
+    """The least value of f, f*. The closed-form problems shift f so that it is 0."""
 
     @abc.abstractmethod
     def initial(self) -> Array:

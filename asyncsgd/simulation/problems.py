@@ -24,7 +24,7 @@ from asyncsgd.simulation.speeds import Streams, in_blocks
 P = TypeVar("P", bound="ClosedForm")
 
 _BLOCK = 64
-"""Scalar variates that are drawn at once; part of the streams."""
+"""Random numbers of one worker that are drawn together. It is part of the streams: another number gives other noise."""
 
 
 class ClosedForm(Problem, Instance):
@@ -46,23 +46,34 @@ class ClosedForm(Problem, Instance):
     def on(self: P, num_workers: int, seed: int) -> P:
         bound = dataclasses.replace(self)
         streams = Streams(seed, PURPOSE)
-        scalar = in_blocks(num_workers, _BLOCK, lambda worker, k: streams.at(worker, k, NOISE).standard_normal(_BLOCK))
-        own = {"num_parameters": self.dimension, "_num_workers": num_workers, "_streams": streams, "_scalar": scalar}
-        bound.__dict__.update(own)
+
+        def draw(worker: int, block: int) -> Array:
+            return streams.at(worker, block, NOISE).standard_normal(_BLOCK)
+
+        # The problem is frozen, so its attributes cannot be set otherwise.
+        bound.__dict__.update(
+            num_parameters=self.dimension,
+            _num_workers=num_workers,
+            _streams=streams,
+            _scalar=in_blocks(num_workers, _BLOCK, draw),
+        )
         return bound
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
         value = self._differentiate(x, worker, out)
         noise = self.noise
         if noise and self.noise_kind == "full":
-            out += noise * self._streams.at(worker, index, NOISE).standard_normal(len(out))
+            generator = self._streams.at(worker, index, NOISE)
+            out += noise * generator.standard_normal(len(out))
         elif noise:
             out += noise * self._scalar(worker, index)
         return value
 
     @functools.cached_property
     def _spectrum(self) -> Array:
-        return np.geomspace(self.curvature / self.condition, self.curvature, self.dimension)
+        """The eigenvalues lambda_j, `(P,)`, ascending."""
+        smallest = self.curvature / self.condition
+        return np.geomspace(smallest, self.curvature, self.dimension)
 
     def _differentiate(self, x: Array, worker: int, out: Array) -> float:
         """Write the gradient of f_i at `x` into `out`; return f_i(x) - f*. By default f = sum_j lambda_j x_j^2 / 2."""
@@ -127,11 +138,14 @@ class Tridiagonal(ClosedForm):
         out[1:] -= quarter[:-1]
         out[0] += 0.25
         # f = x.(g - b)/2 with g = A x - b
-        return 0.5 * (float(x.dot(out)) + 0.25 * float(x[0])) + (1.0 - 1.0 / (self.dimension + 1)) / 8.0
+        value = 0.5 * (float(x.dot(out)) + 0.25 * float(x[0]))
+        minus_minimum = (1.0 - 1.0 / (self.dimension + 1)) / 8.0
+        return value + minus_minimum
 
     def loss(self, x: Array) -> float:
         # (x - x*)^T A (x - x*)/2 as a sum of squares: never negative, no cancellation near the optimum
-        steps = np.diff(x - self.optimum(), prepend=0.0, append=0.0)
+        distance = x - self.optimum()
+        steps = np.diff(distance, prepend=0.0, append=0.0)
         return float(steps @ steps) / 8.0
 
     def optimum(self) -> Array:
@@ -193,34 +207,36 @@ class Heterogeneous(ClosedForm):
     _SLOPES: ClassVar[tuple[float, ...]] = (1.0, -2.0, 3.0)
 
     @functools.cached_property
-    def _whole(self) -> tuple[float, float, float]:
-        """Of f: its curvature, its minimiser, and its least value."""
-        curvature, slope = [
-            sum(values[worker % 3] for worker in range(self._num_workers)) / self._num_workers
-            for values in (self._CURVATURES, self._SLOPES)
-        ]
-        return curvature, slope / curvature, -0.5 * slope * (slope / curvature)
+    def _objective(self) -> tuple[float, float, float]:
+        """The curvature of f, its minimiser, and its least value."""
+        kinds = [worker % 3 for worker in range(self._num_workers)]
+        curvature = sum(self._CURVATURES[kind] for kind in kinds) / self._num_workers
+        slope = sum(self._SLOPES[kind] for kind in kinds) / self._num_workers
+        optimum = slope / curvature
+        return curvature, optimum, -0.5 * slope * optimum
 
     def _differentiate(self, x: Array, worker: int, out: Array) -> float:
         point = float(x[0])
         curvature = self._CURVATURES[worker % 3]
         slope = self._SLOPES[worker % 3]
+        _, _, minimum = self._objective
         out[0] = curvature * point - slope
-        return (0.5 * curvature * point - slope) * point - self._whole[2]
+        return (0.5 * curvature * point - slope) * point - minimum
 
     def exact_gradient(self, x: Array) -> Array:
-        curvature, optimum, _ = self._whole
+        curvature, optimum, _ = self._objective
         return np.array([curvature * (float(x[0]) - optimum)])
 
     def loss(self, x: Array) -> float:
-        curvature, optimum, _ = self._whole
+        curvature, optimum, _ = self._objective
         return 0.5 * curvature * (float(x[0]) - optimum) ** 2
 
     def initial(self) -> Array:
         return np.zeros(1)
 
     def optimum(self) -> Array:
-        return np.array([self._whole[1]])
+        _, optimum, _ = self._objective
+        return np.array([optimum])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,10 +273,11 @@ class Logistic(Problem):
         frequencies = np.exp(generator.standard_normal((self.classes, self.features)))
         frequencies /= np.arange(1, self.features + 1)
         frequencies /= frequencies.sum(axis=1, keepdims=True)
-        counts = generator.multinomial(40, frequencies[labels]).astype(np.float64)
-        counts /= np.linalg.norm(counts, axis=1, keepdims=True)
+        counts = generator.multinomial(40, frequencies[labels])
+        documents = counts.astype(np.float64)
+        documents /= np.linalg.norm(documents, axis=1, keepdims=True)
         shares = dirichlet_shares(labels, num_workers, self.alpha, seed)
-        return LogisticData(counts, labels, shares, self.batch, self.penalty, seed)
+        return LogisticData(documents, labels, shares, self.batch, self.penalty, seed)
 
 
 class LogisticData(Instance):
@@ -294,9 +311,12 @@ class LogisticData(Instance):
         self.shares: tuple[Indices, ...] = tuple(np.array(share) for share in shares)
         self._row_weights = np.zeros(len(self._features))
         for share in self.shares:
-            np.add.at(self._row_weights, share, 1.0 / (len(shares) * len(share)))
-        self._shape = (self._features.shape[1], int(self._labels.max()) + 1)
-        self.num_parameters = self._shape[0] * self._shape[1]
+            weight = 1.0 / (len(shares) * len(share))
+            np.add.at(self._row_weights, share, weight)
+        num_features = self._features.shape[1]
+        num_classes = int(self._labels.max()) + 1
+        self._shape = (num_features, num_classes)
+        self.num_parameters = num_features * num_classes
         self._batch = batch
         self._penalty = float(penalty)
         self._streams = Streams(seed, PURPOSE)
@@ -320,46 +340,55 @@ class LogisticData(Instance):
         scores *= weights if isinstance(weights, float) else weights[:, None]
         np.matmul(features.T, scores, out=gradient)
         gradient += self._penalty * parameters
-        return float(losses.sum()) + 0.5 * self._penalty * float(x @ x)
+        squared_length = float(x @ x)
+        return float(losses.sum()) + 0.5 * self._penalty * squared_length
 
     def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
         share = self.shares[worker]
-        rows = share[self._streams.at(worker, index, NOISE).integers(0, len(share), self._batch)]
+        generator = self._streams.at(worker, index, NOISE)
+        rows = share[generator.integers(0, len(share), self._batch)]
         return self._differentiate(x, self._features[rows], self._labels[rows], 1.0 / self._batch, out)
 
     def _value_and_gradient(self, x: Array) -> tuple[float, Array]:
-        out = np.empty(self.num_parameters)
-        return self._differentiate(x, self._features, self._labels, self._row_weights, out), out
+        """f(x) and the gradient of f at `x`, `(P,)`, a new array."""
+        gradient = np.empty(self.num_parameters)
+        value = self._differentiate(x, self._features, self._labels, self._row_weights, gradient)
+        return value, gradient
 
     def exact_gradient(self, x: Array) -> Array:
         """The gradient of the global objective f, `(P,)`, a new array."""
-        return self._value_and_gradient(x)[1]
+        _, gradient = self._value_and_gradient(x)
+        return gradient
 
     @functools.cached_property
     def _solution(self) -> tuple[Array, float]:
+        """The minimiser of f, and its least value."""
         import scipy.optimize  # a tenth of a second that only a caller of `loss` should pay
 
         options = {"maxiter": 100_000, "maxfun": 100_000, "maxcor": 30, "ftol": 0.0, "gtol": 1e-10}
         start = self.initial()
         function = self._value_and_gradient
-        x = scipy.optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options).x
-        value, gradient = function(x)
+        solution = scipy.optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options)
+        value, gradient = function(solution.x)
         # f is penalty-strongly convex, so f(x) - f* <= ||grad f(x)||^2 / (2 penalty): a proof, not a hope
         error = float(gradient @ gradient) / (2 * self._penalty)
         if not error <= 1e-10 * max(1.0, abs(value)):
             raise RunError(f"the optimum was found only to {error:.1e} in the loss; raise penalty={self._penalty}")
-        return x, value
+        return solution.x, value
 
     @property
     def minimum(self) -> float:  # type: ignore[override]
-        return self._solution[1]
+        _, minimum = self._solution
+        return minimum
 
     def loss(self, x: Array) -> float:
-        return self._value_and_gradient(x)[0] - self.minimum
+        value, _ = self._value_and_gradient(x)
+        return value - self.minimum
 
     def optimum(self) -> Array:
         """The minimiser of f, `(P,)`, a new array."""
-        return self._solution[0].copy()
+        optimum, _ = self._solution
+        return optimum.copy()
 
 
 def hashed_bag_of_words(texts: Iterable[str], num_features: int) -> Array:
@@ -380,8 +409,10 @@ def hashed_bag_of_words(texts: Iterable[str], num_features: int) -> Array:
     bags = []
     for text in texts:
         columns = [column(word) for word in re.findall(r"\w+", text.lower())]
-        bag = np.bincount(columns, minlength=num_features).astype(np.float64)
-        bags.append(bag / (math.sqrt(float(bag @ bag)) or 1.0))
+        counts = np.bincount(columns, minlength=num_features)
+        bag = counts.astype(np.float64)
+        length = math.sqrt(float(bag @ bag))
+        bags.append(bag / (length or 1.0))
     return np.stack(bags)
 
 
@@ -406,22 +437,25 @@ def dirichlet_shares(labels: npt.ArrayLike, num_workers: int, alpha: float, seed
     streams = Streams(seed, PURPOSE)
     classes, sizes = np.unique(array, return_counts=True)
     shuffle = streams.at(part=SHARES).permutation
-    piles = [shuffle(np.flatnonzero(array == label)) for label in classes]
-    left = sizes.copy()
+    rows_of_classes = [shuffle(np.flatnonzero(array == label)) for label in classes]
+    num_left = sizes.copy()
     shares = []
     for worker in range(num_workers):
         generator = streams.at(worker, 1, SHARES)
-        probabilities = generator.dirichlet(alpha * len(classes) * sizes / len(array))
-        missing = len(array) // num_workers
+        concentrations = alpha * len(classes) * sizes / len(array)
+        probabilities = generator.dirichlet(concentrations)
+        num_missing = len(array) // num_workers
         chosen: list[Indices] = []
-        while missing:
-            probabilities = np.where(left > 0, probabilities, 0.0)
+        while num_missing:
+            probabilities = np.where(num_left > 0, probabilities, 0.0)
             if not probabilities.sum() > 0.0:  # the worker's classes have run out: what is left, as it comes
-                probabilities = left.astype(np.float64)
-            taken = np.minimum(generator.multinomial(missing, probabilities / probabilities.sum()), left)
-            chosen += [pile[rest - count : rest] for pile, rest, count in zip(piles, left, taken, strict=True)]
-            left -= taken
-            missing -= int(taken.sum())
+                probabilities = num_left.astype(np.float64)
+            wanted = generator.multinomial(num_missing, probabilities / probabilities.sum())
+            taken = np.minimum(wanted, num_left)
+            for rows, end, count in zip(rows_of_classes, num_left, taken, strict=True):
+                chosen.append(rows[end - count : end])
+            num_left -= taken
+            num_missing -= int(taken.sum())
         shares.append(np.sort(np.concatenate(chosen)))
     return shares
 
@@ -429,6 +463,7 @@ def dirichlet_shares(labels: npt.ArrayLike, num_workers: int, alpha: float, seed
 ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(), Logistic())
 """An example of each problem, for the contract tests and ``--problem help``."""
 
-_CHOICES = Choices[Problem]("problem", "problems", "--problem", {problem.name: type(problem) for problem in ALL})
+_BY_NAME = {problem.name: type(problem) for problem in ALL}
+_CHOICES = Choices[Problem]("problem", "problems", "--problem", _BY_NAME)
 parse_problem = _CHOICES.read
 describe_problems = _CHOICES.help

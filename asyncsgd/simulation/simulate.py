@@ -42,17 +42,17 @@ class Simulation:
 
     result: Result
     evaluations: list[Evaluation]
-    """The first at time 0, the last at the end; `loss` is the excess f(x) - f*."""
+    """The evaluations, the first at time 0, the last at the end; `loss` is the excess f(x) - f*."""
     parameters: Tensor
-    """float64 `(P,)`, the last ones; owned by the caller."""
+    """The last parameters, float64 `(P,)`; owned by the caller."""
     version: int
     num_arrivals: int
     """Gradients that arrived, used or not."""
     virtual_seconds: float
     rule_acted: RuleActed | None
-    """None for a rule without a server."""
+    """What the rule counted; None for a rule without a server."""
     method: Server | Peers[Any]
-    """What decided; of a rule without a server the workers' models, as `Peers.models`."""
+    """The server, or for a rule without a server the `Peers`, which hold the workers' models."""
 
 
 def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
@@ -68,30 +68,50 @@ def asked_arguments(asked: SimulationSettings) -> dict[str, Any]:
         raise UsageError("a simulation needs an end; type --samples 10000 or --seconds 1000")
     rule = parse_rule(asked.rule)
     check_virtual(rule, network=asked.network is not None, churn=asked.churn is not None)
-    return {
+    num_workers = asked.workers
+    arguments: dict[str, Any] = {
         "rule": rule,
-        "instance": parse_problem(asked.problem).on(asked.workers, asked.seed),
-        "sampler": parse_speeds(asked.speeds).on(asked.workers, asked.seed),
-        "num_workers": asked.workers,
+        "instance": parse_problem(asked.problem).on(num_workers, asked.seed),
+        "sampler": parse_speeds(asked.speeds).on(num_workers, asked.seed),
+        "num_workers": num_workers,
         "learning_rate": asked.learning_rate,
         "budget": Limits(asked.samples, asked.budget_seconds),
         "evaluations": asked.evaluations,
         "seed": asked.seed,
-        "network": None if asked.network is None else parse_network(asked.network),
-        "churn": () if asked.churn is None else in_order(parse_churn(asked.churn), asked.workers),
+        "network": None,
+        "churn": (),
     }
+    if asked.network is not None:
+        arguments["network"] = parse_network(asked.network)
+    if asked.churn is not None:
+        arguments["churn"] = in_order(parse_churn(asked.churn), num_workers)
+    return arguments
 
 
 def replay_of(asked: SimulationSettings, log: Log, *, draw: int | None, to_the_bit: bool) -> Replay:
-    """A replay of the log of a simulation; from parameters moved by a draw, see `asyncsgd.backends.rounding`."""
+    """A replay of the log of a simulation.
+
+    Args:
+        draw: the number of the draw that moves the last bits of the initial parameters, see
+            `asyncsgd.backends.rounding`; None: they stay.
+        to_the_bit: whether the replay must have the bits of the log.
+    """
     arguments = asked_arguments(asked)
     batches = OwnStreams(asked.workers, None)
     computation = ProblemGradients(arguments["instance"])
     initial = computation.initial()
     if draw is not None:
         move_last_bits(initial, initial.dtype, draw)
-    more = {"num_workers": asked.workers, "starts": False}
-    method = _method(arguments["rule"], initial, asked.learning_rate, batches, None, asked.seed, **more)
+    method = _method(
+        arguments["rule"],
+        initial,
+        asked.learning_rate,
+        batches,
+        inner=None,
+        seed=asked.seed,
+        num_workers=asked.workers,
+        starts=False,
+    )
     return Replay(method, computation, log, to_the_bit=to_the_bit)
 
 
@@ -104,20 +124,23 @@ def _method(
     seed: int,
     **named: Any,
 ) -> Server | Peers[Any]:
-    """The server, or the peers, which step by `inner`; None: plain SGD."""
+    """The server of a rule, or its peers, which step by `inner`; None: plain SGD."""
     schedule = learning_rate if callable(learning_rate) else lambda num_samples: learning_rate
     if not isinstance(rule, PeerRule):
         return Server(parameters, rule, PlainSGD(parameters), schedule, batches, **named)
 
     def optimizer_on(vector: Tensor) -> Optimizer | PlainSGD:
-        return PlainSGD(vector) if inner is None else inner.on(vector, Layout.of_vector(len(vector)))
+        if inner is None:
+            return PlainSGD(vector)
+        return inner.on(vector, Layout.of_vector(len(vector)))
 
     return peers_of(rule, parameters, optimizer_on, schedule, batches, seed=seed, **named)
 
 
 def vector_sha256(vector: npt.ArrayLike) -> str:
     """The sha256 of a vector's bytes: equal exactly when all bits are equal."""
-    return hashlib.sha256(np.ascontiguousarray(vector).tobytes()).hexdigest()
+    contiguous = np.ascontiguousarray(vector)
+    return hashlib.sha256(contiguous.tobytes()).hexdigest()
 
 
 def simulate(
@@ -143,9 +166,10 @@ def simulate(
         instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
         sampler: from ``speeds.on(num_workers, seed)``; two rules on one seed meet the same.
         learning_rate: a number, or a function of the samples that arrived.
-        seed: of what is random in a rule without a server.
+        seed: of what a rule without a server draws at random.
         inner: the optimizer of local steps and of peers; None: plain SGD.
-        each_version: told every version of a server from 1 on, and its parameters `(P,)`, borrowed for the call.
+        each_version: called with every version of a server from 1 on, and with its parameters `(P,)`, borrowed for the
+            call.
 
     >>> from asyncsgd.simulation.problems import Mode
     >>> from asyncsgd.rules import Asynchronous
@@ -172,7 +196,7 @@ def simulate(
     )
 
     @contextlib.contextmanager
-    def telling(version: int) -> Iterator[None]:
+    def report_version(version: int) -> Iterator[None]:
         yield
         if each_version is not None:
             each_version(version + 1, parameters)
@@ -180,9 +204,11 @@ def simulate(
     batches = OwnStreams(num_workers, budget.to_hand_out(rule))
     named: dict[str, Any] = {"num_workers": num_workers, "samples": budget.samples, "clock": lambda: heap.now}
     if not isinstance(rule, PeerRule):
-        named |= {"records": report is not None, "writing": None if each_version is None else telling}
+        named["records"] = report is not None
+        named["writing"] = None if each_version is None else report_version
     method = _method(rule, parameters, learning_rate, batches, inner, seed, **named)
-    loop = Loop(method, heap, budget, evaluations, Sink(report, stop_requested=stop_requested))
+    sink = Sink(report, stop_requested=stop_requested)
+    loop = Loop(method, heap, budget, evaluations, sink)
     result = loop.run()
     return Simulation(
         result,

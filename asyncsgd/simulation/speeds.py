@@ -40,7 +40,8 @@ class Streams:
     """
 
     def __init__(self, seed: int, purpose: int) -> None:
-        self._bits = np.random.Philox(key=np.array([seed % 2**64, purpose], dtype=np.uint64))
+        key = np.array([seed % 2**64, purpose], dtype=np.uint64)
+        self._bits = np.random.Philox(key=key)
         self._generator = np.random.Generator(self._bits)
         self._state: Any = self._bits.state
 
@@ -62,7 +63,11 @@ def in_blocks(num_workers: int, size: int, draw: Callable[[int, int], Any]) -> C
         values: list[Any] = draw(worker, number).tolist()
         return values
 
-    return lambda worker, index: block(worker, index // size)[index % size]
+    def value(worker: int, index: int) -> Any:
+        number, place = divmod(index, size)
+        return block(worker, number)[place]
+
+    return value
 
 
 class Sampler:
@@ -75,7 +80,8 @@ class Sampler:
         num_workers: N.
         block: of (worker, k), the seconds of draws `BLOCK` k to `BLOCK` k + `BLOCK` - 1 or one number for all of them;
             inf where the worker never answers.
-        factors: of each worker, where real gradients are slowed relative to what they have taken.
+        factors: how many times as long as its computation a real gradient of each worker takes; None: it takes the
+            seconds that are drawn.
     """
 
     def __init__(
@@ -86,8 +92,12 @@ class Sampler:
     ) -> None:
         self.num_workers = num_workers
         self._factors = factors
-        self.draw_one = in_blocks(num_workers, BLOCK, lambda worker, k: np.full(BLOCK, block(worker, k), float))
-        """Of (worker, draw), the seconds of the gradient before which `worker` had *started* `draw` others.
+
+        def whole_block(worker: int, number: int) -> Floats:
+            return np.full(BLOCK, block(worker, number), float)
+
+        self.draw_one = in_blocks(num_workers, BLOCK, whole_block)
+        """``draw_one(worker, draw)``: the seconds of the gradient before which `worker` had *started* `draw` others.
 
         A pure function, in any order. `draw` is neither a version nor a dispatch number.
         """
@@ -122,7 +132,11 @@ class Speeds(Named):
             UsageError: if the model cannot be had with so many workers.
         """
         streams = Streams(seed, _SERVICE_TIMES)
-        return Sampler(num_workers, lambda worker, block: self.draw(streams.at(worker, block), BLOCK, worker))
+
+        def block(worker: int, number: int) -> float | Floats:
+            return self.draw(streams.at(worker, number), BLOCK, worker)
+
+        return Sampler(num_workers, block)
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> float | Floats:
         """Return the next `n` seconds of `worker`, `(n,)` or one number for all of them, all from `generator`.
@@ -214,7 +228,9 @@ class HalfNormal(Speeds):
     offset: float = parameter(1.0, at_least=0)
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
-        return (self.offset + math.sqrt(worker)) + math.sqrt(worker + 1) * np.abs(generator.standard_normal(n))
+        least = self.offset + math.sqrt(worker)
+        deviation = math.sqrt(worker + 1)
+        return least + deviation * np.abs(generator.standard_normal(n))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +244,8 @@ class LogNormal(Speeds):
     mean: float = parameter(1.0, above=0)
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
-        return self.mean * np.exp(self.sigma * generator.standard_normal(n) - self.sigma**2 / 2)
+        logarithms = self.sigma * generator.standard_normal(n) - self.sigma**2 / 2
+        return self.mean * np.exp(logarithms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +280,8 @@ class Outages(Speeds):
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         num_outages = generator.poisson(self.seconds / self.up, n)
-        return self.seconds + self.down * generator.standard_gamma(num_outages)  # a sum of K Exp(1); 0 for K = 0
+        exponentials = generator.standard_gamma(num_outages)  # a sum of K Exp(1); 0 for K = 0
+        return self.seconds + self.down * exponentials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +292,8 @@ class Infinite(Speeds):
     seconds: float = parameter(1.0, above=0)
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
-        return np.where(generator.random(n) < self.probability, math.inf, self.seconds)
+        is_lost = generator.random(n) < self.probability
+        return np.where(is_lost, math.inf, self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +311,8 @@ class Slow(Speeds):
     def on(self, num_workers: int, seed: int) -> Sampler:
         if self.worker >= num_workers:
             raise UsageError(f"--speeds {self}: there is no such worker; type worker=0 to worker={num_workers - 1}")
-        factors = [self.factor if worker == self.worker else 1.0 for worker in range(num_workers)]
+        factors = [1.0] * num_workers
+        factors[self.worker] = self.factor
         return Sampler(num_workers, lambda worker, block: self.seconds * factors[worker], factors)
 
 
@@ -315,8 +335,9 @@ class Trace(Speeds):
         try:
             for record in read_events(Path(self.run) / "events.jsonl"):
                 if record.get("kind") == "arrival":
-                    steps = record.get("num_local_steps", 1)
-                    recorded.setdefault(record["worker"], []).extend([self._seconds(record) / steps] * steps)
+                    num_steps = record.get("num_local_steps", 1)
+                    step_seconds = self._seconds(record) / num_steps
+                    recorded.setdefault(record["worker"], []).extend([step_seconds] * num_steps)
             if not recorded:
                 raise ValueError("no arrivals")
         except (OSError, KeyError, TypeError, ValueError) as error:
@@ -325,14 +346,17 @@ class Trace(Speeds):
 
         def block(worker: int, number: int) -> Floats:
             sequence = sequences[worker % len(sequences)]
-            return sequence[(number * BLOCK + np.arange(BLOCK)) % len(sequence)]
+            draws = number * BLOCK + np.arange(BLOCK)
+            return sequence[draws % len(sequence)]
 
         return Sampler(num_workers, block)
 
     def _seconds(self, record: dict[str, Any]) -> float:
+        """How long the gradient of an arrival took."""
         seconds = sum(float(record.get(f"{part}_seconds", math.nan)) for part in ("pull", "compute", "push"))
         if self.turnaround:
-            seconds = (record.get("flight_seconds") or seconds) + record.get("apply_seconds", 0.0)
+            flight_seconds = record.get("flight_seconds") or seconds
+            seconds = flight_seconds + record.get("apply_seconds", 0.0)
         if not 0 < seconds < math.inf:
             raise ValueError(f"dispatch {record.get('dispatch')} took {seconds} seconds")
         return seconds
@@ -340,7 +364,8 @@ class Trace(Speeds):
 
 _RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Pareto(), Outages(), Infinite())
 ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
-_BY_NAME: dict[str, type[Speeds]] = {**{speeds.name: type(speeds) for speeds in ALL}, Trace.name: Trace}
+_BY_NAME: dict[str, type[Speeds]] = {speeds.name: type(speeds) for speeds in ALL}
+_BY_NAME[Trace.name] = Trace
 _CHOICES = Choices("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
 parse_speeds = _CHOICES.read
 describe_speeds = _CHOICES.help
@@ -359,7 +384,7 @@ class Network:
     [0.04, 0.08, 0.04]
 
     Args:
-        bytes_per_vector: of the parameters, and of a gradient.
+        bytes_per_vector: the bytes of the parameters, which are also those of a gradient.
         worker_bandwidth: bytes/second of worker i's link, i modulo the length; inf for a link that is no bottleneck.
         server_bandwidth: bytes/second of the server's link, or inf.
     """
@@ -370,7 +395,9 @@ class Network:
 
     def __post_init__(self) -> None:
         links = (*self.worker_bandwidth, self.server_bandwidth)
-        if not (0 < self.bytes_per_vector < math.inf and all(link > 0 for link in links) and min(links) < math.inf):
+        are_positive = self.bytes_per_vector > 0 and all(link > 0 for link in links)
+        are_finite = self.bytes_per_vector < math.inf and min(links) < math.inf
+        if not (are_positive and are_finite):
             raise ValueError("bytes and bytes/second must be more than 0, and one link at least finite")
 
     def transfer_seconds(self, worker: int) -> float:
