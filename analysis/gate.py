@@ -20,8 +20,9 @@ from pandas import DataFrame
 
 from analysis.questions import Plan
 from analysis.runs import RunRow, each
-from asyncsgd.settings.flags import ADDED_SINCE, specs_of
+from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import ONLY, Budget, Defaults, Job, Machine, Output, Steps
+from asyncsgd.settings.yaml_reader import ABOUT_THE_RUN, OPTIMIZER_OPTIONS
 from asyncsgd.simulation.churn import parse_churn
 from asyncsgd.simulation.speeds import parse_network, parse_speeds
 from asyncsgd.tasks import TASKS, task_class
@@ -90,7 +91,7 @@ MACHINE = {
 """Columns of where runs were made, in words."""
 BY_FINGERPRINT = ("data", "data_name", "eval_data", "split", "model", "model_name", "candidates")
 NOT_COMPARED = frozenset(
-    (*specs_of(Output), *BY_FINGERPRINT, *MACHINE, "seed", "task", "problem_seed", "save_model", "predictions")
+    (*specs_of(Output), *BY_FINGERPRINT, *MACHINE, *ABOUT_THE_RUN, "seed", "problem_seed", "predictions")
 )
 """Settings that are compared as facts, and those that say where something lies."""
 ALGORITHM = ("mode", "rule", "nproc")
@@ -109,17 +110,12 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 
 def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was asked for, by setting, from settings.yaml in any of its shapes and what summary.json resolves.
+    """What a run was asked for, by setting, from settings.yaml and what summary.json resolves.
 
-    >>> asked_of({"task_fields": {"width": 8}, "optimizer_options": {"betas": [0.9, 0.99]}, "seed": 1}, {})
-    {'width': 8, 'beta1': 0.9, 'beta2': 0.99}
+    >>> asked_of({"width": 8, "optimizer": "Adagrad", "optimizer_options": {"eps": 1e-8}, "seed": 1}, {})
+    {'width': 8, 'optimizer': 'Adagrad', 'eps': 1e-08}
     """
-    options = dict(settings.get("optimizer_options") or {})
-    if "betas" in options:
-        options["beta1"], options["beta2"] = options.pop("betas")
-    parts = ("task_fields", "optimizer_options", "task_class")
-    asked = {key: value for key, value in settings.items() if key not in parts}
-    asked |= {**(settings.get("task_fields") or {}), **options}
+    asked = {**settings, **(settings.get(OPTIMIZER_OPTIONS) or {})}
     for key in ("rule", "transport", "micro_batches", "batch_size", "sample_order", "normalises_over_batch"):
         if summary.get(key) is not None:
             asked[key] = summary[key]
@@ -128,8 +124,6 @@ def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[st
 
 def default_of(key: str, asked: Mapping[str, Any], task: str) -> Any:
     """What the absence of a setting means beside the others of its run."""
-    if key in ADDED_SINCE:
-        return ADDED_SINCE[key]
     kind: Any = task_class(task) if task in TASKS else None
     defaults = Defaults() if kind is None else kind.defaults
     has_samples = asked.get("samples") is not None or asked.get("epochs") is not None

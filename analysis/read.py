@@ -32,7 +32,7 @@ from asyncsgd.records.events import (
     read_header,
     read_json,
 )
-from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.settings.yaml_reader import EXPERIMENT, FORMAT, TASK, check_format, read_yaml
 
 SAME = {
     "status": "status",
@@ -323,9 +323,12 @@ def _parent(parent: Any) -> str:
 
 
 def _of_settings(path: Path) -> dict[str, Any]:
-    """The flat settings; those of experiments/simulate.py lie one level deeper. A killed run has nothing else."""
-    settings = (read_yaml(path.read_text(encoding="utf-8"), path.name) if path.is_file() else {}) or {}
-    settings = settings.get("simulate") or settings
+    """What the settings say. A killed run has nothing else."""
+    written: dict[str, Any] = {}
+    if path.is_file():
+        written = read_yaml(path.read_text(encoding="utf-8"), path.name) or {}
+        check_format(written, path)
+    settings = {key: value for key, value in written.items() if key not in (FORMAT, EXPERIMENT, TASK)}
     mode = settings.get("mode") or ""
     rule = settings.get("rule") or ""
     return {
@@ -340,7 +343,7 @@ def _of_settings(path: Path) -> dict[str, Any]:
         "speeds": settings.get("speeds") or "",
         "seed": settings.get("seed"),
         "model": str(settings.get("model") or ""),
-        "task_class": str(settings.get("task_class") or "").rpartition(":")[2],
+        "task_class": str(written.get(TASK) or "").rpartition(":")[2],
     }
 
 

@@ -237,9 +237,9 @@ def _settings(file: Path) -> Mapping[str, Any]:
     """The settings, without groups; empty where they are not written yet, or cannot be read."""
     try:
         settings = read_yaml(file.read_text(encoding="utf-8"), file.name)
-        return settings.get("simulate") or settings
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:

@@ -32,17 +32,17 @@ from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
-from asyncsgd.run.again import TO_REPLAY, run_of_folder, task_of_folder
+from asyncsgd.run.choose_folder import open_named_folder
 from asyncsgd.run.execute import follow
 from asyncsgd.run.lifecycle import carry_out
-from asyncsgd.run.of_train import Given, open_folder
 from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
-from asyncsgd.run.run import Run, cache_folder, implied_rule
-from asyncsgd.settings.flags import checked, specs_of
+from asyncsgd.run.run import Run, cache_folder, implied_rule, run_of, steps_of
+from asyncsgd.run.written import Given, read_task, run_beside, settings_of_training
+from asyncsgd.settings.flags import checked
 from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps, common_contradictions
-from asyncsgd.settings.yaml_reader import read_of_run
-from asyncsgd.simulation.settings import SimulationSettings
+from asyncsgd.settings.yaml_reader import EXPERIMENT, SIMULATION, read_of_run, read_settings
+from asyncsgd.simulation.settings import read_simulation
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check_can_be_sent, is_main_of_package, refuse_in_worker
 
@@ -234,6 +234,7 @@ def train(
         samples=samples,
         epochs=epochs,
         seconds=seconds,
+        target_loss=target_loss,
         evaluations=evaluations,
         evaluate_every=evaluate_every,
         evaluate_at=evaluate_at,
@@ -242,10 +243,9 @@ def train(
         batch_statistics=batch_statistics,
         statistics_batches=statistics_batches,
     )
-    target_loss = specs_of(Budget)["target_loss"].converted(target_loss, "target_loss")
-    budget = dataclasses.replace(budget, target_loss=target_loss)  # which may be negative, as a loss of one's own
     steps = checked(
         Steps,
+        **steps_of(recipe.build),
         learning_rate=defaults.rate(str(recipe)) if learning_rate is None else learning_rate,
         schedule=schedule or defaults.schedule_of(has_samples),
         warmup=defaults.warmup_of(has_samples) if warmup is None else warmup,
@@ -273,7 +273,11 @@ def train(
     )
     for problem in common_contradictions(Common(job, budget, steps, machine, output), task.batch_size):
         raise UsageError(problem)
-    run = Run("train", task, runtime, _rule_of(rule, runtime), recipe, job.seed, budget, steps, machine, output)
+    rule = _rule_of(rule, runtime)
+    if runtime.follows_rule:
+        job = dataclasses.replace(job, rule=str(rule))
+    settings = Common(job, budget, steps, machine, output)
+    run = run_of("train", settings, task=task, runtime=runtime, rule=rule, optimizer=recipe.build)
     run.check_optimizer()
     if track is not None and folder is None:
         raise UsageError(f"track={track!r} needs a folder, whose settings it shows; give folder='runs/NAME'")
@@ -301,7 +305,7 @@ def start(
         context = None
         if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
             context = fork_server(None, *runtime.preload, *task.preload)
-        opened = None if folder is None else open_folder(folder, run, resume=resume)
+        opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
             records = read_events(opened.path / EVENTS, opened.resume.checkpoint.events_bytes)
@@ -361,12 +365,12 @@ def replay(
         UsageError: if the run cannot be replayed; the message gives the reason.
     """
     folder = Path(folder)
-    settings = read_of_run(folder, "settings.yaml")
+    settings = read_settings(folder)
     summary = summary_to_replay(folder)
-    if "simulate" in settings:
-        return replayed(PreparedSimulation(SimulationSettings(**settings["simulate"]), folder, summary))[0]
+    if settings.get(EXPERIMENT) == SIMULATION:
+        return replayed(PreparedSimulation(read_simulation(settings), folder, summary))[0]
     given = Given(task, rule, optimizer, None if cache is None else str(cache))
-    run = run_of_folder(folder, given, TO_REPLAY)
+    run = run_beside(folder, given)
     with _threads_as_before():
         return replayed(PreparedReplay(run, folder, summary))[0]
 
@@ -454,7 +458,9 @@ def _saved_model(folder: Path, task: Task | type[Task] | None, best: bool) -> nn
     weights = folder / (BEST_MODEL if best else LAST_MODEL) / "model.safetensors"
     if not weights.is_file():
         raise UsageError(_NO_BEST if best else f"{folder} holds no model; run it again")
-    task_of_run, seed = task_of_folder(folder, task)
+    settings = settings_of_training(folder)
+    task_of_run = read_task(settings, task)
+    seed = settings["seed"]
     model = task_of_run.prepare(seed, cache_folder(None)).model(seed)
     try:
         model.load_state_dict(load_file(weights))

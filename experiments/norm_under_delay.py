@@ -110,7 +110,7 @@ def made(config: Config, out: Path, trial: Trial) -> dict[str, Any]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         settings = task_flags(Images).make({**settings_of(config, trial), "run_dir": str(folder)})
         run = dataclasses.replace(run_of("own_resnet", settings), saves_model=False)
-        opened = open_run_folder("own_resnet", settings, "python experiments/norm_under_delay.py")
+        opened = open_run_folder(run, "python experiments/norm_under_delay.py")
         ended = carry_out(run, Launch(settings.job.nproc, None, False), opened, None, quiet=True)
         if ended.unexpected is not None:
             raise ended.unexpected

@@ -19,7 +19,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import told_names, values_of
 from asyncsgd.settings.flags import Flags, group, setting
-from asyncsgd.simulation.settings import SimulationSettings
+from asyncsgd.simulation.settings import SimulationSettings, text_of_simulation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,10 @@ def run(argv: list[str], stop: StopRequest) -> int:
     settings = given.simulate
     runs_dir = Path(given.output.runs_dir)
 
-    import yaml
-
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
     from asyncsgd.records.machine import describe_environment
-    from asyncsgd.records.run_folder import RunFolder
+    from asyncsgd.records.run_folder import RunFolder, write_text
     from asyncsgd.run.choose_folder import free_folder
     from asyncsgd.simulation.simulate import asked_arguments, simulate, vector_sha256
     from asyncsgd.worker.profile import hardware
@@ -71,9 +69,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
     name = f"simulate-{rule.name}-w{settings.workers}-s{settings.seed}-{digest}"
     try:
         folder = RunFolder(free_folder(runs_dir, name), task="simulate")
-        text = yaml.safe_dump({"simulate": dataclasses.asdict(settings)}, sort_keys=False)
         command = "python experiments/simulate.py " + " ".join(argv)
-        (folder.path / "settings.yaml").write_text(f"# {command}\n{text}", encoding="utf-8")
+        write_text(folder.path / "settings.yaml", text_of_simulation(settings, command))
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
         folder.write_environment(environment | {"device": "cpu"} | hardware("cpu"))
         tell = teller(folder)

@@ -45,8 +45,8 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import read_summary
 from asyncsgd.run.finish import began_with
 from asyncsgd.run.run import cache_folder, resolve_device, run_of
+from asyncsgd.run.written import text_of
 from asyncsgd.scripts.base import run_script
-from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import words_of
 from asyncsgd.studies.runner import PRELOAD, Job, Runner
 from asyncsgd.worker.evaluation import evaluate_sets, measured
@@ -266,10 +266,9 @@ class Trainings:
         """Write what the naive loop began from as every run does, so that it can be compared with one."""
         settings = job.settings
         device = self.settings["device"]
-        kind: Any = type(settings.task)
         run = run_of("naive_loop", settings)
         run = dataclasses.replace(run, task=run.task.prepare(seed, Path(self.settings["cache_dir"])))
-        write_text(job.path / "settings.yaml", task_flags(kind).to_yaml(settings, places=False))
+        write_text(job.path / "settings.yaml", text_of(run))
         where = {"device": device, "num_devices": run.num_devices, **hardware(device)}
         write_json(job.path / "environment.json", describe_environment(DEFAULT_THREADS, 1) | where)
         facts = run.summary() | began_with(run, run.flat())

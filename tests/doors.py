@@ -33,9 +33,11 @@ PROBLEMS = importlib.import_module("asyncsgd.simulation.problems").ALL
 state_of, restore = (getattr(importlib.import_module("asyncsgd.core.state"), name) for name in ("state_of", "restore"))
 read_back = importlib.import_module("asyncsgd.core.checkpoints").read_back
 task_flags = importlib.import_module("asyncsgd.settings.task").task_flags
-fields_of, read_fields = (
-    getattr(importlib.import_module("asyncsgd.run.recorded"), name) for name in ("fields_of", "read_fields")
+Given, fields_of, read_fields, run_of_folder, text_of, values_of = (
+    getattr(importlib.import_module("asyncsgd.run.written"), name)
+    for name in ("Given", "fields_of", "read_fields", "run_of_folder", "text_of", "values_of")
 )
+run_of = importlib.import_module("asyncsgd.run.run").run_of
 setting = importlib.import_module("asyncsgd.settings.flags").setting
 StopRequest = importlib.import_module("asyncsgd.core.signals").StopRequest
 partners = importlib.import_module("asyncsgd.core.peers.gossip").partners

@@ -232,7 +232,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 
 @pytest.mark.parametrize("target", ["low", float("nan"), True])
 def test_a_target_that_is_no_number_is_refused_before_training(target):
-    with pytest.raises(UsageError, match="target_loss must be a number, got"):
+    with pytest.raises(UsageError, match="--target-loss must be a number, got"):
         train(Plane(), samples=8, target_loss=target, quiet=True)
 
 

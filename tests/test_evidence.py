@@ -35,7 +35,36 @@ def unpacked(archive, folder, names=()):
     with tarfile.open(EVIDENCE / archive) as tar:
         members = [member for member in tar if not names or not {*names}.isdisjoint(Path(member.name).parts)]
         tar.extractall(folder, members, filter="data")
-    return folder / archive.removesuffix(".tar.gz")
+    unpacked = folder / archive.removesuffix(".tar.gz")
+    for path in unpacked.rglob("settings.yaml"):
+        path.write_text(yaml.safe_dump(in_one_format(path), sort_keys=False), "utf-8")
+    return unpacked
+
+
+def in_one_format(path):
+    """The settings of a run in the format that is written now. Its writer had three: that of scripts, which did not
+    name the task, that of `asyncsgd.train`, whose task and optimizer lay one level deeper, and that of simulations.
+    """
+    content = yaml.safe_load(path.read_text("utf-8"))
+    if "simulate" in content:
+        told = {"experiment": "simulate"} | content["simulate"]
+        renamed = {"workers": "nproc", "budget_seconds": "seconds"}
+        return {"settings_format": 2} | {renamed.get(name, name): value for name, value in told.items()}
+    content.pop("save_model", None)
+    named = content.pop("task_class", None)
+    fields = content.pop("task_fields", {})
+    options = content.pop("optimizer_options", {})
+    if "betas" in options:
+        options["beta1"], options["beta2"] = options.pop("betas")
+    if content.get("mode") not in (None, "async"):
+        content.pop("rule", None)
+    if named is None and path.with_name("events.jsonl").is_file():
+        named = json.loads(path.with_name("events.jsonl").read_text("utf-8").partition("\n")[0]).get("task")
+    built_in = {f"asyncsgd.tasks.{name}:{kind}": name for name, kind in asyncsgd.tasks.TASKS.items()}
+    known = {"settings_format": 2, "experiment": "train", "task": built_in.get(named, named)}
+    of_masked_lm = {"model_name": "model", "data_name": "data", "eval_split": "split"}
+    fields = {of_masked_lm.get(name, name): value for name, value in fields.items()}
+    return known | content | options | fields
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,8 @@ def test_a_run_is_made_again_from_its_settings_and_not_over_itself(folder):
     assert run.path.name.startswith("causal_lm-single-w1-s0-")
     assert run.summary["parameters_sha256"] == Finished(Path("first")).summary["parameters_sha256"]
     printed = yaml.safe_load(cli(f"train.py causal_lm --config {run.path}/settings.yaml --print-config").out)
-    assert printed.items() >= run.settings.items()
+    about = {"settings_format": 2, "experiment": "causal_lm", "task": "causal_lm"}
+    assert (printed | about).items() >= run.settings.items() >= about.items()
 
     # A run is named by how it begins, and may go on, be trained further, be exported and be replayed.
     assert cli("train.py causal_lm --cache-dir cache --resume last --samples 96").code == 2  # it has no checkpoint
@@ -92,7 +93,7 @@ def test_a_task_of_one_s_own_needs_no_script(folder):
     assert (run.settings["slope"], run.summary["experiment"], run.summary["num_workers"]) == (2.0, "line", 3)
     assert "A line through points." in cli("train.py points:Line --help").out
     assert cli("asyncsgd replay last --task points:Line").out.endswith("identical\n")
-    believed = "the run's task is line, and a folder is not believed about code; type --task MODULE:CLASS"
+    believed = "the run's task is points:Line, and a folder is not believed about code; type --task points:Line"
     assert believed in cli("asyncsgd replay last").err
     export = f"asyncsgd export {run.path} --out out --checkpoint 000000000200"
     assert believed in cli(export).err

@@ -144,9 +144,7 @@ class Segment:
 def _length(size: int, slots: int, extra: int, statistics: int) -> int:
     """Bytes of a segment."""
     length = _PAGE + 4 * (size * (1 + slots) + extra)
-    if statistics:
-        length = math.ceil(length / 8) * 8 + 8 * _num_statistics(slots, statistics)
-    return length
+    return math.ceil(length / 8) * 8 + 8 * _num_statistics(slots, statistics)  # float64 begins at multiples of 8
 
 
 def _num_statistics(slots: int, statistics: int) -> int:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ class AdamW:
 
     def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, betas=self.betas, fused=True)
+
+
+OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
+"""The optimizers that settings name."""
 
 
 class Optimizer:
@@ -294,6 +298,11 @@ class OptimizerRecipe:
         """Of what builds the optimizer, e.g. ``Adagrad``."""
         build = getattr(self.build, "func", self.build)  # of functools.partial
         return str(getattr(build, "__name__", type(build).__name__))
+
+    @property
+    def known_name(self) -> str | None:
+        """What settings call it; None for an optimizer of the user's own."""
+        return next((name for name, kind in OPTIMIZERS.items() if type(self.build) is kind), None)
 
     @property
     def is_elementwise(self) -> bool:

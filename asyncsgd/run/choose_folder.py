@@ -1,4 +1,4 @@
-"""Which folder a run gets, and what happens to files that are there already. Standard library and settings only."""
+"""Which folder a run gets, and what happens to files that are there already. torch is imported by what needs it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, UNREADABLE, lost_records, read_events
 from asyncsgd.records.run_folder import RunFolder, own, write_text
 from asyncsgd.settings.task import task_flags
+from asyncsgd.settings.yaml_reader import read_settings
+
+if TYPE_CHECKING:
+    from asyncsgd.run.run import Run
 
 CHECKPOINTS = "checkpoints"
 """See `asyncsgd.core.checkpoints`."""
@@ -25,8 +29,8 @@ _TORN_SETTINGS = "settings.yaml.partial"
 """How `asyncsgd.records.run_folder.write_text` begins the name of a file that is still being written."""
 
 
-def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
-    """Make the folder of a run and write its settings, or open that of a run that goes on.
+def open_run_folder(run: Run, command: str) -> RunFolder:
+    """Make the folder of a run that was typed and write its settings, or open that of a run that goes on.
 
     With ``--resume`` the run in that folder goes on from its last checkpoint. So does one that ``--run-dir`` names, if
     it has a checkpoint and is not DONE.
@@ -37,32 +41,23 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     run that is not still going.
 
     Args:
-        settings: of `asyncsgd.settings.task.task_flags`.
+        run: not prepared.
+        command: what was typed.
 
     Raises:
         UsageError: if the folder holds another run, has no checkpoint to go on from, or cannot be written.
     """
-    task = settings.task
-    job = settings.job
-    output = settings.output
-    flags = task_flags(cast("Any", type(task)))
+    output = run.output
     path = Path(output.resume or output.run_dir or output.runs_dir)
     try:
-        if output.resume is not None or (output.run_dir is not None and _goes_on(path, settings)):
-            text = flags.to_yaml(settings, comment=f"{command}\nwhich made an earlier run longer", places=False)
-            return open_again(path, differences(path, settings), text)
+        if output.resume is not None or (output.run_dir is not None and _goes_on(path, run)):
+            return _open_again(path, run, f"{command}\nwhich made an earlier run longer")
         if output.run_dir is None:
-            name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
-            path = free_folder(path, name)
+            path = free_folder(path, _name_of(run))
         with contextlib.ExitStack() as undo:
-            events = undo.enter_context(own(path) if output.run_dir is None else _take(path, settings))
+            events = undo.enter_context(own(path) if output.run_dir is None else _take(path, run))
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
-            # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
-            write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
-            better = task.scored_by()
-            unit = task.loss_unit()
-            order = task.sample_order
-            folder = RunFolder(path, events, task=task.name, better=better, loss_unit=unit, sample_order=order)
+            folder = _begin(path, events, run, comment)
             undo.pop_all()
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
@@ -70,33 +65,89 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     return folder
 
 
-def _goes_on(path: Path, settings: Any) -> bool:
-    """Whether the folder holds these settings' run, with a checkpoint and not DONE."""
-    begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not settings.output.overwrite
-    return begun and read_summary(path).get("status") != DONE and not differences(path, settings)
+def open_named_folder(path: Path, run: Run, *, resume: bool) -> RunFolder:
+    """Make the folder of a new run that Python has named and write its settings, or open that of a run that goes on.
+
+    Raises:
+        UsageError: if something else lies there, the run there has other settings, or the folder cannot be written.
+    """
+    if (path / "settings.yaml").is_file():
+        if resume and has_trained(path):
+            return _open_again(path, run, "")
+        if not has_trained(path):
+            set_aside(path)  # a run that was refused has left nothing worth keeping
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; name a folder")
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{path} holds something already; name a new folder, or remove it")
+    try:
+        return _begin(path, None, run, "")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error
 
 
-def differences(path: Path, settings: Any) -> list[tuple[str, Any, Any]]:
-    """The settings that are not those of the run in `path`: name, value there, value here."""
-    flags = task_flags(cast("Any", type(settings.task)))
-    old = flags.make(flags.load_yaml(path / "settings.yaml"))
-    return flags.differing_keys(flags.flatten(old), flags.flatten(settings))
+def _begin(path: Path, events: BinaryIO | None, run: Run, comment: str) -> RunFolder:
+    """Write the settings of a new run and the header of its records.
+
+    Args:
+        events: what `own` has returned for the folder; None: it is not made yet.
+    """
+    from asyncsgd.run.written import text_of  # imports torch, which is slow
+
+    task = run.task
+    better = task.scored_by()
+    unit = task.loss_unit()
+    with contextlib.ExitStack() as undo:
+        if events is None:
+            events = undo.enter_context(own(path))
+        # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
+        write_text(path / "settings.yaml", text_of(run, comment))
+        order = task.sample_order
+        folder = RunFolder(path, events, task=task.name, better=better, loss_unit=unit, sample_order=order)
+        undo.pop_all()
+    return folder
 
 
-def open_again(path: Path, different: Sequence[tuple[str, Any, Any]], settings_yaml: str) -> RunFolder:
+def _name_of(run: Run) -> str:
+    """The name of the folder of a run that names none: equal for equal settings."""
+    from asyncsgd.run.written import values_of
+
+    job = run.job
+    digest = task_flags(cast("Any", type(run.task))).settings_hash(values_of(run))
+    return f"{run.name}-{job.mode}-w{job.nproc}-s{job.seed}-{digest}"
+
+
+def _goes_on(path: Path, run: Run) -> bool:
+    """Whether the folder holds this run, with a checkpoint and not DONE."""
+    begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file() and not run.output.overwrite
+    return begun and read_summary(path).get("status") != DONE and not differences(path, run)
+
+
+def differences(path: Path, run: Run) -> list[tuple[str, Any, Any]]:
+    """The settings of a run that are not those of the run in `path`: name, value there, value here."""
+    from asyncsgd.run.written import compared, defaults_of, values_of
+
+    here = compared(values_of(run))
+    there = compared(defaults_of(run.task) | read_settings(path))
+    return [(key, there.get(key), here.get(key)) for key in {**there, **here} if there.get(key) != here.get(key)]
+
+
+def _open_again(path: Path, run: Run, comment: str) -> RunFolder:
     """Open the folder of a run that goes on from its last checkpoint that is whole. Nothing in it changes before
     `RunFolder.go_on`.
 
     Args:
-        different: the settings that are not those of the run: name, value in the run, value now.
-        settings_yaml: all settings, written where the run has become longer.
+        run: as it goes on; its settings are written where it has become longer.
+        comment: for the head of these settings.
 
     Raises:
         UsageError: if anything but a larger number of samples or of micro-batches differs, if the run is DONE, or has
             no checkpoint, or if its folder cannot be written.
     """
     from asyncsgd.core.checkpoints import find  # imports torch, which is slow
+    from asyncsgd.run.written import text_of
 
+    different = differences(path, run)
     with contextlib.ExitStack() as undo:
         try:
             events = undo.enter_context(own(path))
@@ -117,7 +168,7 @@ def open_again(path: Path, different: Sequence[tuple[str, Any, Any]], settings_y
         if read_summary(path).get("status") == DONE and not longer:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
         found = find(path, becomes_longer=longer)
-        folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
+        folder = RunFolder(path, events, resume=found, settings_yaml=text_of(run, comment) if different else None)
         undo.pop_all()
     return folder
 
@@ -133,7 +184,7 @@ def free_folder(parent: Path, name: str) -> Path:
     return path
 
 
-def _take(path: Path, settings: Any) -> BinaryIO:
+def _take(path: Path, run: Run) -> BinaryIO:
     """Own the folder at `path`, after what lies there was set aside; see `open_run_folder` and `own`."""
     foreign = UsageError(f"{path} exists and is not a run folder; type another --run-dir")
     if path.exists() and not (path / "settings.yaml").is_file():
@@ -147,8 +198,8 @@ def _take(path: Path, settings: Any) -> BinaryIO:
             status = read_summary(path).get("status")
             # e.g. a mistyped command: it has left nothing worth keeping
             began = status not in (None, FAILED, INTERRUPTED) or has_trained(path)
-            if began and not settings.output.overwrite:
-                different = differences(path, settings)
+            if began and not run.output.overwrite:
+                different = differences(path, run)
                 if different or status == DONE:
                     held = f"a run with other settings ({listed(different)})" if different else "this run already, DONE"
                     raise UsageError(f"{path} holds {held}; type another --run-dir, or --overwrite")

@@ -47,18 +47,17 @@ class Run:
     """Of the script."""
     task: Task
     """Not prepared, but of what `prepared` returns."""
+    job: groups.Job
+    """As it was typed, or would be typed; `runtime` and `rule` are its meaning."""
     runtime: Runtime
     rule: Rule
     recipe: OptimizerRecipe
     """The optimizer asked for: the server's, or that of local steps under rules that have them."""
-    seed: int
     budget: groups.Budget
     steps: groups.Steps
     """Of these the learning rate; `recipe` has the rest."""
     machine: groups.Machine
     output: groups.Output = dataclasses.field(default_factory=groups.Output)
-    speeds: str | None = None
-    """What the user typed for the runtime's."""
     saves_model: bool = True
     moving: tuple[str, ...] | None = None
     """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
@@ -73,6 +72,10 @@ class Run:
     def device(self) -> str:
         """``cpu`` or ``cuda``."""
         return resolve_device(self.machine.device)
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
 
     @property
     def precision(self) -> torch.dtype:
@@ -265,34 +268,68 @@ class Run:
             "transport": runtime.transport,
             "hogwild_state": runtime.hogwild_state,
             "clock": runtime.clock,
-            "speeds": self.speeds or (None if runtime.speeds is None else str(runtime.speeds)),
+            "speeds": self.job.speeds or ("constant:1" if runtime.clock == "virtual" else None),
             "oversubscription": runtime.oversubscription,
         }
 
 
-def run_of(name: str, given: Any) -> Run:
-    """The run of settings that hold a task among their groups; see `asyncsgd.settings.task`.
+def run_of(
+    name: str,
+    settings: Any,
+    *,
+    task: Task | None = None,
+    runtime: Runtime | None = None,
+    rule: Rule | None = None,
+    optimizer: BuildOptimizer | None = None,
+) -> Run:
+    """The run of settings.
+
+    Args:
+        name: of the experiment.
+        settings: `asyncsgd.settings.groups.Common`.
+        task: None: a group of the settings, as those of `asyncsgd.settings.task` have it.
+        runtime, rule, optimizer: objects that mean what the settings say, or more. None: as the settings say.
 
     Raises:
         UsageError: if the settings alone show a mistake; the message says what to change.
     """
-    job = given.job
-    steps = given.optimization
-    runtime = runtime_of(given.job, given.machine.threads)
-    builders: dict[str, BuildOptimizer] = {"sgd": SGD(steps.momentum), "adamw": AdamW((steps.beta1, steps.beta2))}
+    job = settings.job
+    steps = settings.optimization
+    if runtime is None:
+        runtime = runtime_of(job, settings.machine.threads)
+    if not runtime.follows_rule:
+        rule = implied_rule(runtime)
+    elif rule is None:
+        rule = parse_rule(job.rule)
+    if optimizer is None:
+        optimizer = SGD(steps.momentum) if steps.optimizer == "sgd" else AdamW((steps.beta1, steps.beta2))
     return Run(
         name,
-        given.task,
+        settings.task if task is None else task,
+        job,
         runtime,
-        parse_rule(job.rule) if runtime.follows_rule else implied_rule(runtime),
-        OptimizerRecipe(builders[steps.optimizer], steps.weight_decay, steps.clip_norm),
-        job.seed,
-        groups.Budget(**vars(given.budget)),  # those of a task are of a class that cannot be pickled
+        rule,
+        OptimizerRecipe(optimizer, steps.weight_decay, steps.clip_norm),
+        groups.Budget(**vars(settings.budget)),  # those of a task are of a class that cannot be pickled
         groups.Steps(**vars(steps)),
-        given.machine,
-        given.output,
-        job.speeds or ("constant:1" if runtime.clock == "virtual" else None),
+        settings.machine,
+        settings.output,
     )
+
+
+def steps_of(optimizer: BuildOptimizer) -> dict[str, Any]:
+    """The settings of `asyncsgd.settings.groups.Steps` that ask for one of the library's own optimizers; none for
+    others.
+
+    >>> steps_of(SGD(0.9))
+    {'optimizer': 'sgd', 'momentum': 0.9}
+    """
+    if type(optimizer) is SGD:
+        return {"optimizer": "sgd", "momentum": optimizer.momentum}
+    if type(optimizer) is AdamW:
+        beta1, beta2 = optimizer.betas
+        return {"optimizer": "adamw", "beta1": beta1, "beta2": beta2}
+    return {}
 
 
 def implied_rule(runtime: Runtime) -> Rule:

@@ -66,9 +66,8 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
 
     from asyncsgd.core.checkpoints import KeptState, find, load_state
     from asyncsgd.records.totals import Totals
-    from asyncsgd.run.again import TO_REPLAY, run_of_folder
     from asyncsgd.run.finish import model_at, save_model
-    from asyncsgd.run.of_train import Given
+    from asyncsgd.run.written import Given, run_beside
     from asyncsgd.scripts.task import class_given
 
     checkpoint = find(folder, lambda checkpoint: given.checkpoint in (None, checkpoint.name)).checkpoint
@@ -77,7 +76,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
             f"{folder} is DONE after {num_updates} updates and has kept no model, and its last checkpoint is of "
             f"{checkpoint.version}; type --checkpoint {checkpoint.name}"
         )
-    run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), TO_REPLAY).prepared()
+    run = run_beside(folder, Given(class_given(given.task), cache=given.cache_dir)).prepared()
     torch.set_num_threads(run.runtime.threads)
     kept = KeptState(load_state(folder, checkpoint.name, rule_module=type(run.rule).__module__))
     totals = Totals()

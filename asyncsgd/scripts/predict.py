@@ -77,27 +77,17 @@ def _row(name: str, measured: float | None, predicted: float | None) -> str:
 def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, given: argparse.Namespace) -> int:
     """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
     from asyncsgd.backends.launch import Launch
-    from asyncsgd.run.again import is_of_train, run_of_folder, settings_of_script
-    from asyncsgd.run.choose_folder import open_run_folder
+    from asyncsgd.run.choose_folder import open_named_folder
     from asyncsgd.run.lifecycle import lead
-    from asyncsgd.run.of_train import Given, open_folder
-    from asyncsgd.run.run import run_of
+    from asyncsgd.run.written import TO_REPLAY, Given, run_beside
     from asyncsgd.scripts.task import class_given
 
-    changes = {
-        **{"mode": "async", "transport": "auto", "clock": "virtual", "network": None},
-        **{"speeds": f"trace:run={times},turnaround=true"},
-        **({"rule": "synchronous"} if summary["mode"] == "sync" else {}),
-    }
-    task = class_given(given.task)
-    if is_of_train(measured):
-        run = run_of_folder(measured, Given(task, cache=given.cache_dir), {**changes, "prefetch": 0})
-        opened = open_folder(folder, run, resume=False)
-    else:
-        places = {"run_dir": str(folder), "cache_dir": given.cache_dir}
-        settings = settings_of_script(measured, {**changes, **places}, task)
-        opened = open_run_folder("predict", settings, f"python -m asyncsgd predict {measured}")
-        run = run_of(summary["experiment"], settings)
+    changes: dict[str, Any] = {**TO_REPLAY, "mode": "async", "clock": "virtual", "network": None}
+    changes["speeds"] = f"trace:run={times},turnaround=true"
+    if summary["mode"] == "sync":
+        changes["rule"] = "synchronous"
+    run = run_beside(measured, Given(class_given(given.task), cache=given.cache_dir), changes)
+    opened = open_named_folder(folder, run, resume=False)
     return lead(run, Launch(run.runtime.num_workers, None, False), opened, None)
 
 

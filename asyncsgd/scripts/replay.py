@@ -50,12 +50,11 @@ def run(argv: list[str]) -> int:
 
 def save_version(folder: Path, summary: dict[str, Any], given: argparse.Namespace) -> int:
     """Replay up to a version and save its model; the exit code."""
-    from asyncsgd.run.again import TO_REPLAY, run_of_folder
-    from asyncsgd.run.of_train import Given
     from asyncsgd.run.replay import PreparedReplay, replayed
+    from asyncsgd.run.written import Given, run_beside
     from asyncsgd.scripts.task import class_given
 
-    run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), TO_REPLAY)
+    run = run_beside(folder, Given(class_given(given.task), cache=given.cache_dir))
     out = given.out or folder / f"model-at-{given.to}"
     prepared = PreparedReplay(run, folder, summary)
     found, replay = replayed(prepared, given.to)

@@ -10,16 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from asyncsgd.core.signals import StopRequest
-from asyncsgd.records.events import DONE, EVENTS, INTERRUPTED, read_header
+from asyncsgd.records.events import DONE, INTERRUPTED
 from asyncsgd.records.run_folder import find_run
-from asyncsgd.run.choose_folder import read_summary
-from asyncsgd.run.recorded import not_believed
 from asyncsgd.scripts.base import add_task_flag
 from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Budget
-from asyncsgd.settings.yaml_reader import read_of_run
-from asyncsgd.tasks import TASKS, task_class
 
 
 def run(argv: list[str]) -> int:
@@ -35,24 +30,12 @@ def run(argv: list[str]) -> int:
     folder = find_run(given.run)
     texts = {"samples": given.samples, "epochs": given.epochs}
     longer = {name: specs_of(Budget)[name].checked(text) for name, text in texts.items() if text is not None}
-    from asyncsgd.scripts.task import TaskScript, class_given
-
-    task = class_given(given.task)
-    if "task_class" not in read_of_run(folder, "settings.yaml"):
-        named = str(read_header(folder / EVENTS).get("task"))
-        if task is None and named not in TASKS:
-            raise not_believed(named)
-        kind = task or task_class(named)
-        name = str(read_summary(folder).get("experiment", kind.name))
-        flags = [f"--{name}={value}" for name, value in longer.items()]
-        flags += [] if given.cache_dir is None else [f"--cache-dir={given.cache_dir}"]
-        with StopRequest() as stop:
-            return TaskScript(kind, name).run([f"--resume={folder}", *flags], stop)
     from asyncsgd.api import start
-    from asyncsgd.run.again import run_of_folder
-    from asyncsgd.run.of_train import Given
+    from asyncsgd.run.written import Given, run_of_folder
+    from asyncsgd.scripts.task import class_given
 
-    ended = start(run_of_folder(folder, Given(task, cache=given.cache_dir), longer), folder, resume=True)
+    run = run_of_folder(folder, Given(class_given(given.task), cache=given.cache_dir), longer)
+    ended = start(run, folder, resume=True)
     if ended.status != DONE:
         print(f"{ended.status}: {ended.summary.get('message')}", file=sys.stderr)
     return {DONE: 0, INTERRUPTED: 130}.get(ended.status, 1)

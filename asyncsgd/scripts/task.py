@@ -89,7 +89,7 @@ class TaskScript:
             return 0
         from asyncsgd.run.lifecycle import lead
 
-        folder = open_run_folder(self.name, settings, f"python experiments/{command} {' '.join(argv)}")
+        folder = open_run_folder(asked, f"python experiments/{command} {' '.join(argv)}")
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(asked, launch, folder, context, stop, tracking)

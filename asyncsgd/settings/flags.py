@@ -29,12 +29,15 @@ from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings import kinds
 from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_number
-from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.settings.yaml_reader import (
+    ABOUT_THE_RUN,
+    FORMAT,
+    OPTIMIZER_OPTIONS,
+    TASK,
+    check_format,
+    read_yaml,
+)
 
-OF_OLD_FILES = ("save_model",)
-"""Settings of a run folder's settings.yaml that have gone since."""
-ADDED_SINCE: Mapping[str, object] = {"sample_order": 1}
-"""Settings that a run folder's settings.yaml may lack, and what they were when there was no choice."""
 T = TypeVar("T")
 _BOUNDS = ("at_least", "above", "below", "at_most")
 _WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -232,6 +235,41 @@ def _path_of_run(text: str) -> str:
     return text
 
 
+def _refuse_own_parts(settings: Mapping[Any, Any], path: str | Path) -> None:
+    """Refuse settings of a run that had a rule or an optimizer of the user's own."""
+    own = []
+    if settings.get("rule", "") is None:
+        own.append("rule")
+    if OPTIMIZER_OPTIONS in settings:
+        own.append("optimizer")
+    if own:
+        raise UsageError(
+            f"{path}: the {' and the '.join(own)} of the run are the user's own, which no flag can give; go on in "
+            f"Python, with asyncsgd.train(..., resume=True)"
+        )
+
+
+def yaml_of(parts: Mapping[str, Mapping[str, Any]], comment: str = "") -> str:
+    """Settings as YAML, part by part under their titles; a part without a title is the first one.
+
+    Args:
+        comment: lines for the head of the file.
+    """
+    import yaml
+
+    # A control character would make the whole file unreadable, even in a comment.
+    printable = ("".join(c if c.isprintable() else "?" for c in line) for line in comment.splitlines())
+    head = "".join(f"# {line}\n" for line in printable)
+    blocks = [head] if head else []
+    for title, values in parts.items():
+        if not values:
+            continue
+        # allow_unicode would leave U+0085 unquoted, which reads back as a line break; escapes are exact.
+        text = yaml.safe_dump(dict(values), sort_keys=False, width=math.inf)
+        blocks.append(f"# {title}\n{text}" if title else text)
+    return "\n".join(blocks)
+
+
 class Parsed(NamedTuple):
     """A command line, understood: valid `settings`, and the names `given` by a flag or by the file."""
 
@@ -245,7 +283,7 @@ class Flags:
     Args:
         settings: the class, see the module.
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
-        task: its name, which a file may say too; empty: there is none.
+        task, task_class: its name and the name of its class, which a file may say too; empty: there is none.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
@@ -259,11 +297,16 @@ class Flags:
     """
 
     def __init__(
-        self, settings: Any, contradictions: Callable[[Any], Iterable[str]] = lambda settings: (), task: str = ""
+        self,
+        settings: Any,
+        contradictions: Callable[[Any], Iterable[str]] = lambda settings: (),
+        task: str = "",
+        task_class: str = "",
     ) -> None:
         self._class = settings
         self._contradictions = contradictions
         self._task = task
+        self._task_class = task_class
 
     @functools.cached_property
     def specs(self) -> Mapping[str, Spec]:
@@ -320,31 +363,22 @@ class Flags:
         for problem in self._contradictions(settings):
             raise UsageError(problem)
 
-    def to_yaml(self, settings: Any, *, comment: str = "", places: bool = True) -> str:
+    def to_yaml(self, settings: Any, *, comment: str = "") -> str:
         """Return all settings, defaults resolved, as YAML that ``--config`` reads back to equal settings.
 
         Args:
             comment: lines for the head of the file.
-            places: False leaves out ``cache_dir`` and the output group. A run folder is written so: given back with
-                ``--config``, it must neither aim at the folder of the first run nor carry its ``--overwrite``.
         """
-        import yaml
-
-        # A control character would make the whole file unreadable, even in a comment.
-        printable = ("".join(c if c.isprintable() else "?" for c in line) for line in comment.splitlines())
-        blocks = ["".join(f"# {line}\n" for line in printable)] if comment else []
+        parts = {}
         for field in dataclasses.fields(self._class):
-            specs = [spec for name, spec in self.specs.items() if places or name not in self.places]
-            if values := {spec.name: kinds.plain(spec.of(settings)) for spec in specs if spec.group == field.name}:
-                # allow_unicode would leave U+0085 unquoted, which reads back as a line break; escapes are exact.
-                text = yaml.safe_dump(values, sort_keys=False, width=math.inf)
-                blocks.append(f"# {field.metadata['title']}\n{text}")
-        return "\n".join(blocks)
+            specs = [spec for spec in self.specs.values() if spec.group == field.name]
+            parts[field.metadata["title"]] = {spec.name: kinds.plain(spec.of(settings)) for spec in specs}
+        return yaml_of(parts, comment)
 
     def load_yaml(self, path: str | Path) -> dict[str, object]:
         """Return the settings named in a YAML file, by name and converted to their types; not yet validated.
 
-        A run folder's file that lacks a setting is of the time before there was one; see `ADDED_SINCE`.
+        The file may be the settings.yaml of a run, by whomever it was begun. What no flag can give is refused then.
 
         Raises:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
@@ -357,34 +391,49 @@ class Flags:
             raise UsageError(f"{path} is not YAML: {error}") from error
         if not isinstance(loaded, dict):
             raise UsageError(f"{path} must hold lines like 'mode: async', got {type(loaded).__name__}")
+        is_of_run = FORMAT in loaded or Path(path).with_name(EVENTS).is_file()
+        if is_of_run:
+            check_format(loaded, Path(path))
+            _refuse_own_parts(loaded, path)
+        self._check_task(loaded, path)
+        no_settings = ABOUT_THE_RUN if is_of_run else (TASK,)
         values: dict[str, object] = {}
         for key, value in loaded.items():
-            if key not in self.specs and ((key, value) == ("task", self._task) or key in OF_OLD_FILES):
+            if key in no_settings and (is_of_run or key not in self.specs):
                 continue
             spec = self.known(key, f"{path}: ")
             if spec.name in values:  # once with a dash, once with an underscore
                 raise UsageError(f"{path}: the setting {spec.name!r} is there twice; keep one")
             values[spec.name] = spec.converted(value, f"{path}: {spec.name}")
-        if Path(path).with_name(EVENTS).is_file():
-            return {name: was for name, was in ADDED_SINCE.items() if name in self.specs} | values
         return values
 
-    def differing_keys(self, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:
-        """Return ``(key, old value, new value)`` where two flat settings differ in what is run."""
-        keys = [key for key in {**old, **new} if key not in self.places]
-        return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+    def _check_task(self, loaded: Mapping[Any, Any], path: str | Path) -> None:
+        """Refuse settings of another task."""
+        named = loaded.get(TASK)
+        if named is None or TASK in self.specs:
+            return
+        if named != self._task and str(named).partition(":")[2] != self._task_class:
+            raise UsageError(
+                f"{path} is of the task {named}, and this command trains {self._task}; type its own command"
+            )
 
-    def settings_hash(self, settings: Any) -> str:
+    def settings_hash(self, values: Mapping[str, object]) -> str:
         """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept.
 
         They are of what differs from the defaults. So a setting that is added leaves the names of runs as they were.
+
+        Args:
+            values: settings by name, without their groups.
         """
-        values = {
+        chosen = {}
+        for name, default in self.flatten(self._class()).items():
+            if name in self.places or name not in values:
+                continue
             # Converted, because Python code may have put 1 where 1.0 is meant; the two print differently.
-            name: kinds.plain(self.specs[name].converted(value, name))
-            for name, _, value in self.differing_keys(self.flatten(self._class()), self.flatten(settings))
-        }
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
+            value = self.specs[name].converted(values[name], name)
+            if value != default:
+                chosen[name] = kinds.plain(value)
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:6]
 
     def build_parser(self, prog: str, description: str, examples: str) -> argparse.ArgumentParser:
         """Return the parser of all settings plus ``--config``, ``--print-config``, ``--version`` and ``--help``.

@@ -202,7 +202,7 @@ class Budget:
     )
     keep_best: bool = setting(False, "keep the model with the lowest evaluation loss beside the last one")
     seconds: float | None = setting(None, "seconds of training, evaluations not counted", unset="no limit", above=0)
-    target_loss: float | None = setting(None, "stop when the evaluation loss is this low", unset="no target", above=0)
+    target_loss: float | None = setting(None, "stop when the evaluation loss is this low", unset="no target")
     batch_statistics: BatchStatistics | None = setting(
         None,
         "of BatchNorm what is evaluated: running statistics, or reestimated ones at the evaluated parameters",

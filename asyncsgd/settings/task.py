@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from asyncsgd.settings.flags import Flags, group
@@ -20,6 +21,14 @@ def _with_defaults(kind: type[Any], defaults: Defaults, **unset: str) -> type[An
         default = field.default if field.name in unset else getattr(defaults, field.name, field.default)
         fields.append((field.name, hints[field.name], dataclasses.field(default=default, metadata=metadata)))
     return dataclasses.make_dataclass(f"{kind.__name__}OfTask", fields, bases=(kind,), frozen=True)
+
+
+def contradictions(settings: Any) -> Iterator[str]:
+    """Yield what is wrong between settings that are each within bounds, those of a task among them."""
+    target = settings.budget.target_loss
+    if target is not None and target <= 0 and settings.task.loss_unit() == "nats":
+        yield f"--target-loss must be more than 0, as a cross entropy is, got {target}"
+    yield from common_contradictions(settings, settings.task.batch_size)
 
 
 @functools.cache
@@ -44,6 +53,6 @@ def task_flags(kind: Any) -> Flags:
     made = dataclasses.make_dataclass(
         f"{kind.__name__}Settings", fields, bases=(Common,), namespace={"defaults": defaults}, frozen=True
     )
-    flags = Flags(made, lambda settings: common_contradictions(settings, settings.task.batch_size), kind.name)
+    flags = Flags(made, contradictions, kind.name, kind.__qualname__)
     _ = flags.specs  # refuses
     return flags

@@ -6,10 +6,26 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
+
+FORMAT = "settings_format"
+"""The key of a run folder's settings.yaml that says in which form its settings are written."""
+SETTINGS_FORMAT = 2
+"""The one form that is written and read: every setting by the name of its flag, in one mapping without levels."""
+EXPERIMENT = "experiment"
+TASK = "task"
+OPTIMIZER_OPTIONS = "optimizer_options"
+ABOUT_THE_RUN = (FORMAT, EXPERIMENT, TASK, OPTIMIZER_OPTIONS)
+"""Keys of settings.yaml that are no settings: its format, who trained what, and what an optimizer of the user's own
+was made with."""
+OF_TASK = "task."
+"""How the name of a task's field begins where it is the name of a setting that every run has."""
+SIMULATION = "simulate"
+"""The experiment whose settings are a problem's, see `asyncsgd.simulation.settings`; it has no task."""
 
 
 def read_yaml(text: str, name: str) -> Any:
@@ -48,6 +64,33 @@ def read_of_run(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UsageError(f"{folder / name} is damaged: it holds no keys and values; name another run")
     return content
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What settings.yaml of a run folder holds, by key.
+
+    Raises:
+        UsageError: if it cannot be read, or is in the format of another version.
+    """
+    settings = read_of_run(folder, "settings.yaml")
+    check_format(settings, folder / "settings.yaml")
+    return settings
+
+
+def check_format(settings: Mapping[str, Any], path: Path) -> None:
+    """Refuse the settings.yaml of a run that another version of asyncsgd has written.
+
+    Raises:
+        UsageError: naming both formats.
+    """
+    written = settings.get(FORMAT, 1)
+    if written != SETTINGS_FORMAT:
+        is_newer = isinstance(written, int) and written > SETTINGS_FORMAT
+        other = "a newer" if is_newer else "an older"
+        raise UsageError(
+            f"{path} is in format {written}, of {other} asyncsgd, and this one reads format {SETTINGS_FORMAT}; read "
+            f"the run with the commit that its environment.json names"
+        )
 
 
 @functools.cache

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-from asyncsgd.settings.flags import setting
+from asyncsgd.settings.flags import checked, setting, specs_of, yaml_of
+from asyncsgd.settings.yaml_reader import ABOUT_THE_RUN, EXPERIMENT, FORMAT, SETTINGS_FORMAT, SIMULATION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,3 +25,18 @@ class SimulationSettings:
     network: str | None = setting(None, "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND", unset="none")
     churn: str | None = setting(None, "leave:worker=N,seconds=S;join:worker=N,seconds=S;...", unset="all stay")
     seed: int = setting(0, "of problem, samples and times", at_least=0, below=2**32)
+
+
+def text_of_simulation(settings: SimulationSettings, comment: str) -> str:
+    """The settings.yaml of a simulation; `comment` is for the head of the file."""
+    values = {name: getattr(settings, spec.field) for name, spec in specs_of(SimulationSettings).items()}
+    return yaml_of({"": {FORMAT: SETTINGS_FORMAT, EXPERIMENT: SIMULATION}, "simulation": values}, comment)
+
+
+def read_simulation(values: Mapping[str, Any]) -> SimulationSettings:
+    """The simulation of a settings.yaml.
+
+    Raises:
+        UsageError: for a key that it does not have, and for a value of another type or out of bounds.
+    """
+    return checked(SimulationSettings, **{name: value for name, value in values.items() if name not in ABOUT_THE_RUN})

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd.backends.launch import Launch, end_with_parent
 from asyncsgd.core.signals import StopRequest
@@ -30,6 +30,9 @@ from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import words_of
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.tasks import task_class
+
+if TYPE_CHECKING:  # it imports torch
+    from asyncsgd.run.run import Run
 
 PRELOAD = (
     "asyncsgd.run.lifecycle",
@@ -224,7 +227,7 @@ def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | N
     try:
         settings = job.settings
         run = dataclasses.replace(run_of(job.experiment, settings), saves_model=job.saves_model)
-        folder = _folder_of(job, settings)
+        folder = _folder_of(job, run)
         tracking = Tracking(names_in(job.values.get("track")), identity)
         code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking)
     except UsageError as error:
@@ -237,7 +240,7 @@ def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | N
     return code
 
 
-def _folder_of(job: Job, settings: Any) -> RunFolder:
+def _folder_of(job: Job, run: Run) -> RunFolder:
     """Open the folder of a run. An earlier part of the run goes on from its last checkpoint where that gives the same
     bits. Otherwise it is set aside, because it may be torn anywhere.
     """
@@ -245,9 +248,9 @@ def _folder_of(job: Job, settings: Any) -> RunFolder:
     # Where time is measured the clock was cut, and a run that failed may fail from there again.
     if not job.measures and (job.path / CHECKPOINTS).is_dir() and status_of(job.path) != FAILED:
         try:
-            return open_run_folder(job.experiment, settings, command)
+            return open_run_folder(run, command)
         except UsageError as error:
             print(f"{error}. The run is made again from its start", file=sys.stderr, flush=True)
     if job.path.is_dir() and any(job.path.iterdir()):
         set_aside(job.path)
-    return open_run_folder(job.experiment, settings, command)
+    return open_run_folder(run, command)

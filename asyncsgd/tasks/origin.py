@@ -13,7 +13,7 @@ from asyncsgd.data.tokenizer import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
-from asyncsgd.settings.yaml_reader import read_of_run
+from asyncsgd.settings.yaml_reader import read_of_run, read_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,7 @@ def read_origin(model: str, tasks: Sequence[str] = ("masked_lm",), built_in: Seq
 def _run_origin(folder: Path, tasks: Sequence[str], name: str) -> Origin:
     """Of a run's model, in the folder called `name`."""
     summary = read_of_run(folder, "summary.json")
-    settings = read_of_run(folder, "settings.yaml")
+    settings = read_settings(folder)
     if (task := summary.get("task", tasks[0])) not in tasks:
         raise UsageError(f"--model {folder} is a run of the task {task}; name one of {', '.join(tasks)}")
     if (status := summary.get("status")) != DONE:

@@ -129,6 +129,7 @@ def write_run(
     shared = {"mode": arm.mode, "rule": arm.rule, "clock": arm.clock, "speeds": arm.speeds, "seed": seed}
     shared["batch_size"] = arm.batch_size
     settings = {
+        "settings_format": 2,
         **shared,
         "nproc": arm.num_workers,
         "samples": None if arm.settings.get("seconds") else budget or last_samples,

@@ -23,8 +23,8 @@ def word_of(folder, reference=SYNC, treatment=ASYNC, afterwards=None):
     "own",
     [
         {"learning_rates": (2e-3, 1e-3), "trial_losses": ((4.0,), (5.0,)), "tuning_seeds": (0,)},
-        {"settings": {**ASYNC.settings, "optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}},
-        {"settings": {**ASYNC.settings, "optimizer_options": {"betas": [0.8, 0.999]}}},
+        {"settings": {**ASYNC.settings, "optimizer": "sgd", "momentum": 0.9}},
+        {"settings": {**ASYNC.settings, "beta1": 0.8}},
         {"settings": {**ASYNC.settings, "rule": "ringmaster:threshold=4"}},
         {"settings": {**ASYNC.settings, "weight_decay": 0.1, "clip_norm": 0.5, "schedule": "constant"}},
         {"algorithm": "ringmaster"},

@@ -225,11 +225,15 @@ def test_loose_fine_tunings_belong_to_the_arm_of_their_parent(tmp_path):
     assert "is not in this folder" in runs.loc["orphan", "left_out"]
 
 
-def test_settings_of_simulate_are_read_one_level_deeper(tmp_path):
-    path = write_run(tmp_path / "a", ASYNC, CURVE)
-    settings = (path / "settings.yaml").read_text().replace("\n", "\n  ")
-    (path / "settings.yaml").write_text(f"simulate:\n  {settings}")
-    assert asyncsgd.load(tmp_path).runs["learning_rate"].tolist() == [0.0005]
+@pytest.mark.parametrize(("written", "told"), [("", "in format 1, of an older"), ("3", "in format 3, of a newer")])
+def test_settings_in_the_format_of_another_version_are_not_read(written, told, tmp_path):
+    path = write_run(tmp_path / "a", ASYNC, CURVE) / "settings.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("settings_format: 2\n", f"settings_format: {written}\n" if written else ""))
+    assert path.read_text() != text
+    row = asyncsgd.load(tmp_path).runs.iloc[0]
+    assert row["status"] == "UNREADABLE"
+    assert told in row["left_out"]
 
 
 def test_what_was_predicted_of_a_run_is_no_run_of_its_own_unless_it_is_named(tmp_path):

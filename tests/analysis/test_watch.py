@@ -98,7 +98,7 @@ def test_one_picture_has_status_budget_speed_delays_losses_and_workers(tmp_path,
         ("samples: 80\nseconds: 50.0\n", 0.5),
         ("samples: 800\nseconds: 20.0\n", 0.25),
         ("samples: 8\n", 1.0),
-        ("simulate: {samples: null, budget_seconds: 10}\n", 0.5),
+        ("samples: null\nseconds: 10\n", 0.5),
         ("epochs: 2.0\nsamples: null\n", None),
     ],
 )

@@ -1,0 +1,285 @@
+"""A run as the settings.yaml of its folder has it: written, and read to be run again.
+
+Scripts and `asyncsgd.train` write one format: every setting of `asyncsgd.settings.groups` and every field of the task,
+by the name of its flag. A rule of the user's own cannot be written down, so null stands for it. Of an optimizer of the
+user's own the name is written, and what it was made with. Whoever runs the folder again gives both.
+
+A run folder is data. It may come from somebody else, so it runs no code that it names: a task that is none of the
+library's own is given by the user."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from asyncsgd.core.optimizers import OPTIMIZERS, BuildOptimizer
+from asyncsgd.errors import UsageError
+from asyncsgd.records.console import say
+from asyncsgd.rules import parse_rule
+from asyncsgd.rules.contract import Rule
+from asyncsgd.run.run import Run, run_of
+from asyncsgd.settings import kinds
+from asyncsgd.settings.flags import specs_of, yaml_of
+from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps
+from asyncsgd.settings.yaml_reader import (
+    ABOUT_THE_RUN,
+    EXPERIMENT,
+    FORMAT,
+    OF_TASK,
+    OPTIMIZER_OPTIONS,
+    SETTINGS_FORMAT,
+    SIMULATION,
+    TASK,
+    read_settings,
+)
+from asyncsgd.tasks import TASKS, is_built_in, task_class
+from asyncsgd.tasks.base import Task
+
+PARTS: Mapping[str, Any] = {"job": Job, "budget": Budget, "optimization": Steps, "machine": Machine}
+"""What every training has, without where it is written, by the name of the field of `Common`."""
+OF_OPTIMIZERS = ("momentum", "beta1", "beta2")
+"""Settings of the library's own optimizers."""
+TO_REPLAY: Mapping[str, Any] = MappingProxyType({"speeds": None, "transport": "auto", "prefetch": 0})
+"""Changes for a run whose log has the times and the order of the batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a folder does not hold, or is not believed about, and its reader gives."""
+
+    task: Task | type[Task] | None = None
+    """The task, or its class, whose fields are then the folder's. None: it is one of the library's own."""
+    rule: Rule | None = None
+    optimizer: BuildOptimizer | None = None
+    cache: str | None = None
+    """Folder of prepared data; None: the user's cache folder."""
+
+
+def values_of(run: Run) -> dict[str, Any]:
+    """The settings of a run by name, as its settings.yaml has them."""
+    return {name: value for part in _parts_of(run).values() for name, value in part.items()}
+
+
+def text_of(run: Run, comment: str = "") -> str:
+    """The settings.yaml of a run.
+
+    Args:
+        comment: lines for the head of the file.
+    """
+    return yaml_of(_parts_of(run), comment)
+
+
+def _parts_of(run: Run) -> dict[str, dict[str, Any]]:
+    """The settings of a run by name, under the title of their part of the file."""
+    about = {FORMAT: SETTINGS_FORMAT, EXPERIMENT: run.name, TASK: name_of(run.task)}
+    parts = {"": about, f"task: {run.task.name}": fields_of(run.task)}
+    titles = {field.name: field.metadata["title"] for field in dataclasses.fields(Common)}
+    groups = {"job": run.job, "budget": run.budget, "optimization": run.steps, "machine": run.machine}
+    for name, group in groups.items():
+        parts[titles[name]] = {field: kinds.plain(value) for field, value in vars(group).items()}
+    if not _is_known(run.rule):
+        parts[titles["job"]]["rule"] = None
+    recipe = run.recipe
+    if recipe.known_name is None:
+        steps = parts[titles["optimization"]]
+        for name in OF_OPTIMIZERS:
+            del steps[name]
+        steps["optimizer"] = recipe.name
+        steps[OPTIMIZER_OPTIONS] = json.loads(json.dumps(recipe.options, default=str))
+    return parts
+
+
+def defaults_of(task: Task) -> dict[str, Any]:
+    """What a setting is that a folder lacks because there was none of that name yet."""
+    defaults = {name: spec.default for part in PARTS.values() for name, spec in specs_of(part).items()}
+    fields: Any = {field.name: field.default for field in dataclasses.fields(task)}  # type: ignore[arg-type]
+    return defaults | {name: kinds.plain(fields[field]) for name, field in _names_of(type(task))}
+
+
+def compared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which a run that goes on must be the run that was stopped; of the task's class the name."""
+    kept = {name: value for name, value in values.items() if name not in (FORMAT, EXPERIMENT)}
+    kept[TASK] = str(kept.get(TASK)).rpartition(":")[2]  # a script's module is __main__ where it is run
+    return kept
+
+
+def _is_known(rule: Rule) -> bool:
+    """Whether the text of a rule says all of it, so that it is none of the user's own."""
+    try:
+        return parse_rule(str(rule)) == rule
+    except UsageError:
+        return False
+
+
+def name_of(task: Task) -> str:
+    """What ``--task`` and ``train.py`` take: the name of one of the library's own tasks, and MODULE:CLASS of others."""
+    return task.name if is_built_in(task) else class_of(type(task))
+
+
+def class_of(kind: type[Task]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def fields_of(task: Task) -> dict[str, Any]:
+    """The settings of a task as a run folder holds them: plain values by name, without what the task has found out."""
+    values = {name: kinds.plain(getattr(task, field)) for name, field in _names_of(type(task))}
+    written: dict[str, Any] = json.loads(json.dumps(values))
+    return written
+
+
+def _names_of(kind: Any) -> Iterator[tuple[str, str]]:
+    """(what a folder calls it, the field) of each setting of a task. A field may have the name of a setting that every
+    run has, where no flag gives it; the folder calls it ``task.NAME``.
+    """
+    taken = _taken_names()
+    for field in dataclasses.fields(kind):
+        if field.metadata.get("found"):
+            continue
+        name = field.metadata.get("name") or field.name
+        yield (OF_TASK + name if name in taken else name), field.name
+
+
+def _taken_names() -> set[str]:
+    """Keys of settings.yaml that name no field of a task."""
+    return {name for part in (*PARTS.values(), Output) for name in specs_of(part)} | {*ABOUT_THE_RUN}
+
+
+def run_of_folder(folder: Path, given: Given, changes: Mapping[str, Any] = MappingProxyType({})) -> Run:
+    """The run of a folder. It is not prepared, and says nothing of where it is written.
+
+    Args:
+        changes: settings that take the place of the recorded ones, by name.
+
+    Raises:
+        UsageError: if the settings cannot be read, or what they do not hold is not given.
+    """
+    values = {**settings_of_training(folder), **changes}
+    rule = given.rule
+    optimizer = given.optimizer
+    if rule is None and values.get("rule", "") is None:
+        raise UsageError(
+            "the run's rule is not one of the library's, and asyncsgd.replay alone can be given it; give it, as in "
+            "replay(folder, rule=MyRule())"
+        )
+    if values.get("optimizer") not in (None, *OPTIMIZERS):
+        if optimizer is None:
+            raise UsageError(
+                "the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...), which alone "
+                "takes it"
+            )
+        del values["optimizer"]
+    if rule is not None:
+        values.pop("rule", None)
+    groups = {name: _read(part, values) for name, part in PARTS.items()}
+    settings = Common(**groups, output=Output(cache_dir=given.cache))
+    name = str(values.get(EXPERIMENT, "train"))
+    return run_of(name, settings, task=read_task(values, given.task), rule=rule, optimizer=optimizer)
+
+
+def run_beside(folder: Path, given: Given, changes: Mapping[str, Any] = TO_REPLAY) -> Run:
+    """The run of a folder, to be run again elsewhere: it writes into no folder that the task's fields name."""
+    run = run_of_folder(folder, given, changes)
+    written: dict[str, Any] = dict.fromkeys(run.task.output_folders)
+    if not written:
+        return run
+    task: Any = run.task
+    return dataclasses.replace(run, task=dataclasses.replace(task, **written))
+
+
+def settings_of_training(folder: Path) -> dict[str, Any]:
+    """The settings of a folder's run, which has trained a model.
+
+    Raises:
+        UsageError: if they cannot be read, or are those of a simulation.
+    """
+    settings = read_settings(folder)
+    if settings.get(EXPERIMENT) == SIMULATION:
+        raise UsageError(
+            f"{folder} holds a simulation, which has no task and no checkpoint; python -m asyncsgd replay runs it again"
+        )
+    return settings
+
+
+def _read(part: Any, values: Mapping[str, Any]) -> Any:
+    """A group of settings; those that the folder lacks have their defaults."""
+    specs = specs_of(part)
+    return part(**{spec.field: spec.checked(values[name]) for name, spec in specs.items() if name in values})
+
+
+def read_task(values: Mapping[str, Any], given: Task | type[Task] | None) -> Task:
+    """The task of a run.
+
+    Args:
+        values: its settings.
+        given: the task, or its class, whose fields are then the folder's. None: it is one of the library's own.
+
+    Raises:
+        UsageError: if the task is none of the library's own and not given, or its class does not take the fields.
+    """
+    named = str(values.get(TASK))
+    task = given
+    if task is None:
+        if named not in TASKS:
+            raise not_believed(named)
+        task = task_class(named)
+    kind = task if isinstance(task, type) else type(task)
+    taken = _taken_names()
+    recorded = {name: value for name, value in values.items() if name not in taken}
+    if isinstance(task, type):
+        task = _made(task, recorded, named)
+    written = class_of(task_class(named)) if named in TASKS else named
+    module, _, class_name = written.partition(":")
+    # A class of a script that was run is called __main__ there, and by its module elsewhere.
+    same_module = module == kind.__module__ or "__main__" in (module, kind.__module__)
+    if class_name != kind.__qualname__ or not same_module:
+        say(f"note   the run's task was {named}, and {class_of(kind)} was given")
+    fields = fields_of(task)
+    for name in sorted(fields.keys() | recorded.keys()):
+        if fields.get(name) != recorded.get(name):
+            say(f"note   the run's task had {name}={recorded.get(name)!r}, and {name}={fields.get(name)!r} was given")
+    return task
+
+
+def _made(kind: type[Task], recorded: Mapping[str, Any], named: str) -> Task:
+    """A task of this class with the fields that a folder holds."""
+    fields = dict(_names_of(kind))
+    unknown = sorted(recorded.keys() - fields.keys())
+    reason = f"it has no {', '.join(unknown)}"
+    if not unknown:
+        values = {fields[name]: value for name, value in recorded.items()}
+        try:
+            return kind(**read_fields(kind, values))
+        except TypeError as error:
+            reason = str(error)
+    raise UsageError(f"the run's task was {named}, and {kind.__name__} has other fields: {reason}")
+
+
+def read_fields(kind: type[Task], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a task, each as its type; of a type that no flag could give, lists are tuples."""
+    read = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
+    try:
+        types = typing.get_type_hints(kind)
+    except NameError:  # of a class within a function
+        return read
+    for field, value in values.items():
+        if field in types and kinds.is_known(types[field]):
+            with contextlib.suppress(ValueError):  # a field of one's own may hold what its annotation does not say
+                read[field] = kinds.read(types[field], value)
+    return read
+
+
+def not_believed(named: str) -> UsageError:
+    """Refuse to import what a run folder says that its task is."""
+    module, _, class_name = named.partition(":")
+    if module == "__main__":
+        module = "FILE"
+    return UsageError(
+        f"the run's task is {named}, and a folder is not believed about code; type --task {module}:{class_name}, "
+        f"or give task={class_name}()"
+    )
