@@ -21,6 +21,7 @@ from doors import (
     Ringmaster,
     UsageError,
     Virtual,
+    asyncsgd,
     cli,
     run_of,
     run_of_folder,
@@ -32,8 +33,6 @@ from doors import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tasks import Plane
-
-import asyncsgd
 
 TASKS = (*asyncsgd.tasks.TASKS, "tasks:Plane")
 TEXTS = {
@@ -157,3 +156,15 @@ def test_a_script_s_run_goes_on_in_python_and_one_of_python_by_a_script(tmp_path
     assert longer.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
     assert cli(f"train.py tasks:Plane --resume {tmp_path / 'asked'} --samples 16").code == 0
     assert asyncsgd.load_run(tmp_path / "asked").summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+
+
+def test_a_setting_that_an_older_folder_lacks_is_its_default(tmp_path):
+    more = {"folder": tmp_path / "run", "checkpoint_every": 8, "device": "cpu", "quiet": True}
+    train(Plane(), samples=8, **more)
+    written = tmp_path / "run" / "settings.yaml"
+    written.write_text(
+        yaml.safe_dump({k: v for k, v in yaml.safe_load(written.read_text()).items() if k != "keep_best"})
+    )
+    with pytest.raises(UsageError, match="keep_best False -> True"):
+        train(Plane(), samples=16, resume=True, keep_best=True, **more)
+    assert train(Plane(), samples=16, resume=True, **more).status == "DONE"

@@ -322,11 +322,6 @@ class Flags:
                 specs[name] = spec._replace(group=group_name)
         return specs
 
-    @functools.cached_property
-    def places(self) -> frozenset[str]:
-        """The settings that say where a run is kept, not what it is."""
-        return frozenset(spec.name for spec in self.specs.values() if spec.group == "output")
-
     def known(self, key: object, where: str) -> Spec:
         """The setting of that name or alias, dashes allowed; `where` stands in front of a refusal."""
         name = str(key).replace("-", "_")
@@ -423,11 +418,11 @@ class Flags:
         They are of what differs from the defaults. So a setting that is added leaves the names of runs as they were.
 
         Args:
-            values: settings by name, without their groups.
+            values: settings by name, without those that say where the run is kept.
         """
         chosen = {}
         for name, default in self.flatten(self._class()).items():
-            if name in self.places or name not in values:
+            if name not in values:
                 continue
             # Converted, because Python code may have put 1 where 1.0 is meant; the two print differently.
             value = self.specs[name].converted(values[name], name)
