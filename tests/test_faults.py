@@ -5,19 +5,17 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections import Counter
 from multiprocessing import forkserver
-from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from commands import DEADLINE, Command, until
 from doors import (
     ROOT,
     SGD,
@@ -28,23 +26,11 @@ from doors import (
     Synchronous,
     asyncsgd,
     cli,
-    marked,
     parameters_sha256,
 )
 from marks import slow
 from tasks import Plane
 from torch import nn
-
-DEADLINE = 60.0
-
-
-def until(seen, what, seconds=DEADLINE):
-    """Look again and again until something is seen, and return it; an error after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (found := seen()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.02)
-    return found
 
 
 def num_evaluations(run):
@@ -170,44 +156,6 @@ def test_a_loss_that_is_no_number_ends_the_run_as_diverged_with_worker_and_versi
     assert fault["message"].endswith((" is nan", " is inf"))
     assert run.summary["message"].startswith(fault["message"] + "; try a smaller --learning-rate")
     assert fault["worker"] in (0, 1)
-
-
-class Command:
-    """A command in a session of its own, its output in files; everything it starts carries a mark."""
-
-    def __init__(self, words, folder):
-        self.mark = uuid.uuid4().hex
-        self.folder = folder
-        self.temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
-        with open(folder / "out.txt", "wb") as out, open(folder / "err.txt", "wb") as err:
-            self.process = subprocess.Popen(
-                words,
-                cwd=folder,
-                env=os.environ | {"ASYNCSGD_TEST": self.mark, "TMPDIR": str(self.temporary)},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    def left(self):
-        """Names in the folder of temporary files, but for the cache that torch makes when transformers is imported."""
-        return [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
-
-    def pids(self):
-        """Everything living that came from the command."""
-        return marked(self.mark)
-
-    @property
-    def err(self):
-        return (self.folder / "err.txt").read_text()
-
-    def end(self):
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
-        subprocess.run(["rm", "-rf", str(self.temporary)], check=True)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from test_faults import Command, until
+from commands import Command, until
 
 import async_diloco
 import backup_workers

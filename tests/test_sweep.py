@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import Command, until
 from doors import UsageError, asyncsgd
 from gallery import sentences
 from scipy import stats
-from test_faults import Command, until
 
 import stilt_mlm
 import sweep as sweep_script

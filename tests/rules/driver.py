@@ -8,11 +8,15 @@ import functools
 import numpy as np
 import torch
 from doors import SGD, Arrived, Gradient, Joined, Left, Optimizer, Server, Taken, Work, read_back, restore, state_of
+from hypothesis import strategies as st
 from torch import Tensor
 
 SIZE, NUM_DECAYED = 48, 32  # multiples of 16, as in a flat vector
 LEARNING_RATE = 0.125
 SAMPLES = 2  # of a batch
+words = st.sampled_from(["arrive", "arrive", "arrive", "leave", "join"])
+comings_and_goings = st.lists(st.tuples(words, st.integers(0, 5)), max_size=50)
+num_workers_ = st.integers(1, 5)
 
 
 @functools.cache

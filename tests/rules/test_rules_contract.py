@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 import torch
 from doors import ALL, SGD, AdamW, Arrival, Asynchronous, Held, UsageError, asyncsgd, parse_rule
-from driver import NUM_DECAYED, SAMPLES, Driver, assert_same_run, gradient, initial
+from driver import NUM_DECAYED, SAMPLES, Driver, assert_same_run, comings_and_goings, gradient, initial, num_workers_
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 every_rule = pytest.mark.parametrize("rule", ALL, ids=str)
-comings_and_goings = st.lists(
-    st.tuples(st.sampled_from(["arrive"] * 3 + ["leave", "join"]), st.integers(0, 5)), max_size=50
-)
-num_workers_ = st.integers(1, 5)
 # Found once by hypothesis at several hundred examples, or thought up: kept, since few are tried for each rule.
 everybody_leaves_and_comes_back = [("arrive", 2), ("arrive", 1), *[("leave", 0)] * 4, *[("join", 0)] * 3]
 turn_by_turn = [("arrive", 0), ("arrive", 1), ("arrive", 2)] * 5

@@ -7,10 +7,19 @@ import pytest
 import reference
 import torch
 from doors import ALL, SGD, AdamW, Arrived, Gradient, Taken, parse_rule
-from driver import LEARNING_RATE, Driver, assert_same_run, gradient, initial, seconds, weight
+from driver import (
+    LEARNING_RATE,
+    Driver,
+    assert_same_run,
+    comings_and_goings,
+    gradient,
+    initial,
+    num_workers_,
+    seconds,
+    weight,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_rules_contract import comings_and_goings, num_workers_
 
 # koloskova: with smoothness 0.4, eta is the smaller one until tau = 5.
 LOOPS = """asynchronous staleness_aware delay_adaptive:concurrency=2 koloskova:smoothness=3 koloskova:smoothness=0.4
