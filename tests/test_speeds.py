@@ -47,9 +47,10 @@ random_models = pytest.mark.parametrize("speeds", RANDOM, ids=str)
 
 
 def write_trace(folder, arrivals):
-    lines = [{"kind": "header", "schema": 2}, {"kind": "join", "worker": 2}, *arrivals]
+    records = [{"kind": "header", "schema": 2}, {"kind": "join", "worker": 2}, *arrivals]
+    lines = [json.dumps(record) + "\n" for record in records]
     folder.mkdir(exist_ok=True)
-    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "events.jsonl").write_text("".join(lines), encoding="utf-8")
     return str(folder)
 
 
@@ -61,9 +62,12 @@ def arrival(worker, seconds):
 
 @pytest.fixture
 def trace(tmp_path):
-    order = [5, 2, 5, 5]  # arrivals of the workers interleaved, as a server sees them
-    pending = {worker: list(seconds) for worker, seconds in RECORDED.items()}
-    return Trace(write_trace(tmp_path / "run", [arrival(worker, pending[worker].pop(0)) for worker in order]))
+    pending = {worker: iter(seconds) for worker, seconds in RECORDED.items()}
+    arrivals = []
+    for worker in (5, 2, 5, 5):  # interleaved, as a server sees them
+        arrivals.append(arrival(worker, next(pending[worker])))
+    run = write_trace(tmp_path / "run", arrivals)
+    return Trace(run)
 
 
 def many(speeds, worker, num_draws=4096, seed=20):
@@ -84,8 +88,11 @@ def test_a_draw_depends_on_seed_worker_and_draw_and_not_on_who_asked_what_before
     order.shuffle(shuffled)
     used = speeds.on(7, seed)
     answers = {question: used.draw_one(*question) for question in shuffled}
-    assert {question: speeds.on(7, seed).draw_one(*question) for question in questions} == answers
-    assert all(isinstance(seconds, float) and seconds > 0 for seconds in answers.values())
+    for question, answer in answers.items():
+        assert isinstance(answer, float)
+        assert answer > 0
+        unused = speeds.on(7, seed)
+        assert unused.draw_one(*question) == answer
 
 
 @pytest.mark.parametrize("speeds", [*(s for s in FIXED if not isinstance(s, TwoGroups)), *RANDOM], ids=str)
@@ -93,7 +100,9 @@ def test_a_workers_seconds_do_not_depend_on_how_many_workers_there_are(speeds):
     few = speeds.on(4, 3)
     more = speeds.on(50, 3)
     assert more.draw_one(49, 9) > 0  # another one has been asked before
-    assert all(few.draw_one(w, k) == more.draw_one(w, k) for w in range(4) for k in range(80))
+    for worker in range(4):
+        for draw in range(80):
+            assert few.draw_one(worker, draw) == more.draw_one(worker, draw)
 
 
 def test_the_stream_is_philox_at_counter_block_worker_under_the_purpose_of_service_times():
@@ -104,17 +113,22 @@ def test_the_stream_is_philox_at_counter_block_worker_under_the_purpose_of_servi
             key = np.array([-5 % 2**64, 11 << 32], dtype=np.uint64)
             fresh = np.random.Generator(np.random.Philox(key=key, counter=[0, block, worker, 0]))
             expected = 2.0 * fresh.standard_exponential(32)
-            assert [sampler.draw_one(worker, block * 32 + place) for place in range(32)] == expected.tolist()
+            draws = range(block * 32, (block + 1) * 32)
+            assert [sampler.draw_one(worker, draw) for draw in draws] == expected.tolist()
 
 
 @random_models
 def test_draws_of_other_seeds_workers_and_blocks_are_uncorrelated(speeds):
-    first, other_worker, other_seed = [many(speeds, w, seed=seed) for w, seed in ((0, 20), (1, 20), (0, 21))]
-    pairs = [(first, other_worker), (first, other_seed)]
-    pairs += [(first[:-lag], first[lag:]) for lag in (1, 32, 64)]  # 32 draws make a block
+    first = many(speeds, 0, seed=20)
+    pairs = [(first, many(speeds, 1, seed=20)), (first, many(speeds, 0, seed=21))]
+    for lag in (1, 32, 64):  # 32 draws make a block
+        pairs.append((first[:-lag], first[lag:]))
     for left, right in pairs:
-        above = [values > np.median(values) for values in (left, right)]  # some models have times that repeat
-        assert abs(np.corrcoef(*above)[0, 1]) < 5 / math.sqrt(len(left))
+        # Some models have times that repeat.
+        left_above = left > np.median(left)
+        right_above = right > np.median(right)
+        correlation = np.corrcoef(left_above, right_above)[0, 1]
+        assert abs(correlation) < 5 / math.sqrt(len(left))
 
 
 @pytest.mark.parametrize(
@@ -140,10 +154,10 @@ def test_models_without_randomness_give_these_seconds(speeds, expected):
 
 def test_a_trace_repeats_each_recorded_worker_and_hands_the_recorded_workers_out_in_turn(trace):
     sampler = trace.on(5, seed=0)
-    sequences = [RECORDED[2], RECORDED[5]]
     for worker in range(5):
-        expected = [sequences[worker % 2][draw % len(sequences[worker % 2])] for draw in range(8)]
-        assert [sampler.draw_one(worker, draw) for draw in range(8)] == expected
+        recorded = RECORDED[2] if worker % 2 == 0 else RECORDED[5]
+        for draw in range(8):
+            assert sampler.draw_one(worker, draw) == recorded[draw % len(recorded)]
     assert sampler.stretched(0, 0, 6.0) == 7.0
 
 
@@ -175,8 +189,11 @@ def test_draws_have_the_distribution_of_the_closed_form(speeds, cdf, mean, varia
     assert abs(sample.mean() - mean) < 5 * math.sqrt(variance / num_draws)
     probabilities = np.array([cdf(x) for x in sample.tolist()])
     steps = np.arange(num_draws + 1) / num_draws
-    distance = max((steps[1:] - probabilities).max(), (probabilities - steps[:-1]).max())
-    assert distance < math.sqrt(math.log(2e9) / (2 * num_draws))
+    above = steps[1:] - probabilities
+    below = probabilities - steps[:-1]
+    bound = math.sqrt(math.log(2e9) / (2 * num_draws))
+    assert above.max() < bound
+    assert below.max() < bound
 
 
 @pytest.mark.parametrize("speeds", [Outages(), Outages(seconds=3, up=2, down=0.5)], ids=str)
@@ -204,7 +221,9 @@ def test_infinite_never_answers_with_its_probability_and_takes_its_seconds_other
 def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speeds):
     sampler = speeds.on(3, 0)
     drawn = sampler.draw_one(2, 4)
-    assert [sampler.stretched(2, 4, drawn * share) for share in (0.0, 0.5, 2.0)] == [drawn, drawn, 2 * drawn]
+    assert sampler.stretched(2, 4, 0.0) == drawn
+    assert sampler.stretched(2, 4, 0.5 * drawn) == drawn
+    assert sampler.stretched(2, 4, 2 * drawn) == 2 * drawn
     slow = Slow(worker=1, factor=5, seconds=100).on(3, 0)  # it multiplies what its worker has computed
     assert [slow.stretched(worker, 4, 0.25) for worker in range(3)] == [0.25, 1.25, 0.25]
 
@@ -224,8 +243,9 @@ def test_the_text_of_what_has_a_name_is_read_back_to_an_equal_one(named, read):
 @pytest.mark.parametrize("named", [*NAMED, Leave(0, 1.0)], ids=str)
 def test_a_number_that_is_none_or_is_below_all_bounds_is_refused_by_its_name(named):
     for field in dataclasses.fields(named):
-        known = type(getattr(named, field.name)) in (int, float)
-        for value in (math.nan, math.inf, -1e9) if known else ():
+        if type(getattr(named, field.name)) not in (int, float):
+            continue
+        for value in (math.nan, math.inf, -1e9):
             with pytest.raises(ValueError, match=f"^{field.name} must be .*, got {value}$"):
                 dataclasses.replace(named, **{field.name: value})
 
@@ -253,13 +273,19 @@ def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links():
 def test_a_folder_without_a_usable_trace_is_refused(tmp_path):
     without = arrival(0, 1.0)
     del without["push_seconds"]
-    for records, word in (([], "no arrivals"), ([arrival(1, 1.0), without], "dispatch 7")):
-        with pytest.raises(UsageError, match=word):
-            Trace(write_trace(tmp_path / "run", records)).on(2, 0)
+    empty = write_trace(tmp_path / "empty", [])
+    with pytest.raises(UsageError, match="no arrivals"):
+        Trace(empty).on(2, 0)
+    incomplete = write_trace(tmp_path / "incomplete", [arrival(1, 1.0), without])
+    with pytest.raises(UsageError, match="dispatch 7"):
+        Trace(incomplete).on(2, 0)
 
 
 def test_a_turnaround_is_the_flight_and_the_servers_part_and_local_steps_share_it(tmp_path):
     whole = arrival(0, 1.0) | {"flight_seconds": 1.5, "apply_seconds": 0.5, "num_local_steps": 4}
     run = write_trace(tmp_path / "run", [whole])
-    assert [Trace(run).on(1, seed=0).draw_one(0, k) for k in range(5)] == [0.25] * 5
-    assert [parse_speeds(f"trace:{run},turnaround=true").on(1, seed=0).draw_one(0, k) for k in range(5)] == [0.5] * 5
+    computing = Trace(run).on(1, seed=0)
+    turnaround = parse_speeds(f"trace:{run},turnaround=true").on(1, seed=0)
+    for draw in range(5):
+        assert computing.draw_one(0, draw) == 0.25
+        assert turnaround.draw_one(0, draw) == 0.5

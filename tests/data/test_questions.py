@@ -56,19 +56,20 @@ scored = st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 1.5, 3.0]), st.sampled_from
 
 @given(st.lists(scored, min_size=1, max_size=12))
 def test_the_best_threshold_is_that_of_trying_them_all(questions):
-    differences, answered, answerable = (np.array(column) for column in zip(*questions, strict=True))
+    differences, answered, answerable = np.array(questions).T
     abstained = 1.0 - answerable
-    means = {
-        threshold: at_threshold(differences, answered, abstained, threshold).mean()
-        for threshold in (-5.0, -2.0, -1.0, -0.5, 0.0, 1.0, 1.5, 3.0, 9.0)
-    }
+
+    def mean_score(threshold):
+        return at_threshold(differences, answered, abstained, threshold).mean()
+
+    tried = [mean_score(threshold) for threshold in (-5.0, -2.0, -1.0, -0.5, 0.0, 1.0, 1.5, 3.0, 9.0)]
     score, threshold = best_threshold(differences, answered, abstained)
-    assert score == pytest.approx(max(means.values()))
-    assert at_threshold(differences, answered, abstained, threshold).mean() == score
+    assert score == pytest.approx(max(tried))
+    assert mean_score(threshold) == score
     # The smallest one: with less, there are fewer answers and a lower score, or there were none before.
-    assert threshold in differences or threshold == np.nextafter(differences.min(), -np.inf)
-    below = at_threshold(differences, answered, abstained, np.nextafter(threshold, -np.inf)).mean()
-    assert below < score or threshold < differences.min()
+    lowest = differences.min()
+    assert threshold in differences or threshold == np.nextafter(lowest, -np.inf)
+    assert threshold < lowest or mean_score(np.nextafter(threshold, -np.inf)) < score
 
 
 logit = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0])
@@ -78,17 +79,23 @@ logit = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0])
 def test_the_best_spans_are_those_of_trying_them_all(pieces, longest, number, data):
     # Two windows that overlap, with logits of their own.
     cut = data.draw(st.integers(0, len(pieces)))
-    windows = [(0, np.array(pieces).T), (cut, np.array([piece[::-1] for piece in pieces[cut:]]).reshape(-1, 2).T)]
+    logits = np.array(pieces).T
+    windows = [(0, logits), (cut, logits[::-1, cut:])]
     best = {}
     for begin, (start, end) in windows:
         for i in range(len(start)):
             for j in range(i, min(i + longest, len(end))):
-                key = begin + i, begin + j
-                best[key] = max(best.get(key, -np.inf), start[i] + end[j])
+                span = (begin + i, begin + j)
+                score = start[i] + end[j]
+                best[span] = max(best.get(span, -np.inf), score)
     spans = best_spans(windows, number=number, longest=longest)
-    assert [score for score, *_ in spans] == sorted(best.values(), reverse=True)[:number]
-    assert all(best[first, last] == score for score, first, last in spans)
-    assert len({(first, last) for _, first, last in spans}) == len(spans)
+    highest = sorted(best.values(), reverse=True)
+    assert [score for score, *_ in spans] == highest[:number]
+    seen = set()
+    for score, first, last in spans:
+        assert best[first, last] == score
+        assert (first, last) not in seen
+        seen.add((first, last))
 
 
 @pytest.fixture(scope="module")
@@ -105,44 +112,60 @@ some_words = st.lists(
 
 @given(some_words, st.data())
 def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokenizer, words, data):
-    context = "".join(map("".join, words))
+    texts = [word + separator for word, separator in words]
+    context = "".join(texts)
     first = data.draw(st.integers(0, len(words) - 1))
-    answer = "".join(map("".join, words[first : first + data.draw(st.integers(1, 6))])).rstrip(" ,\t-")
-    start = len("".join(map("".join, words[:first])))
+    last = first + data.draw(st.integers(1, 6))
+    answer = "".join(texts[first:last]).rstrip(" ,\t-")
+    start = len("".join(texts[:first]))
     questions = [Question("1", QUESTION, context, (answer,), start), Question("2", "what", context, (), None)]
     stride = data.draw(st.integers(1, 9))
     windows = windows_of(questions, tokenizer, seq_len=SEQ_LEN, stride=stride)
     assert windows.lengths.max() <= SEQ_LEN
     for number in (0, 1):
         rows = np.flatnonzero(windows.values["question"] == number)
-        firsts, ends = (windows.values[name][rows].tolist() for name in ("first", "end"))
-        assert {piece for first, end in zip(firsts, ends, strict=True) for piece in range(first, end)} == set(
-            range(ends[-1])
-        )
-        covered = {i for row in rows for span in windows.row("offsets", row) for i in range(*span)}
+        firsts = windows.values["first"][rows].tolist()
+        ends = windows.values["end"][rows].tolist()
+        pieces = set()
+        for first, end in zip(firsts, ends, strict=True):
+            pieces.update(range(first, end))
+        assert pieces == set(range(ends[-1]))
+        covered = set()
+        for row in rows:
+            for span in windows.row("offsets", row):
+                covered.update(range(*span))
         assert covered >= {index for index, character in enumerate(context) if not character.isspace()}
         assert firsts == [stride * index for index in range(len(rows))]
     assert (windows.values["targets"][windows.values["question"] == 1] == 0).all()
     for row in np.flatnonzero(windows.values["question"] == 0):
         offsets = windows.row("offsets", row)
         begin = windows.row("begin", row)
-        is_held = start in offsets[:, 0] and start + len(answer) in offsets[:, 1]
-        place, last = windows.row("targets", row)
-        assert (place > 0) == is_held
+        starts, ends = offsets.T
+        is_held = start in starts and start + len(answer) in ends
+        first, last = windows.row("targets", row)
+        assert (first > 0) == is_held
         if is_held:
-            assert context[offsets[place - begin, 0] : offsets[last - begin, 1]] == answer
+            assert context[starts[first - begin] : ends[last - begin]] == answer
+
+
+def as_squad(question):
+    """A file of SQuAD 2.0 with one question."""
+    texts, starts = question["answers"].values()
+    answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    asked = {"id": question["id"], "question": question["question"], "answers": answers}
+    paragraph = {"context": question["context"], "qas": [asked]}
+    article = {"title": "T", "paragraphs": [paragraph]}
+    return json.dumps({"version": "v2.0", "data": [article]})
 
 
 def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     dev = row(id="2", context="It is here .", answers={"text": [], "answer_start": []})
-    for side, of in (("train", row()), ("dev", dev)):
-        pairs = [{"text": text, "answer_start": at} for text, at in zip(*of["answers"].values(), strict=True)]
-        paragraph = {"context": of["context"], "qas": [{"id": of["id"], "question": of["question"], "answers": pairs}]}
-        nested = json.dumps({"version": "v2.0", "data": [{"title": "T", "paragraphs": [paragraph]}]})
-        write_tables(tmp_path, **{side: [of]})
+    for side, question in {"train": row(), "dev": dev}.items():
+        nested = as_squad(question)
+        write_tables(tmp_path, **{side: [question]})
         (tmp_path / f"{side}.json").write_text(nested)
         (tmp_path / f"{side}.json.gz").write_bytes(gzip.compress(nested.encode()))
-        pd.DataFrame([of]).to_parquet(tmp_path / f"{side}.parquet")
+        pd.DataFrame([question]).to_parquet(tmp_path / f"{side}.parquet")
     sides = {
         "train": [Question("1", "What ?", "Li left Bern .", ("Bern",), 8)],
         "eval": [Question("2", "What ?", "It is here .", (), None)],
@@ -187,4 +210,5 @@ def test_what_cannot_be_meant_is_refused(tmp_path, name, content, words):
     (tmp_path / name).write_text(content + "\n")
     with pytest.raises(UsageError) as error:
         load_questions(str(tmp_path))
-    assert all(word in str(error.value) for word in words.split())
+    for word in words.split():
+        assert word in str(error.value)
