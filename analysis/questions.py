@@ -16,7 +16,7 @@ from pandas import DataFrame, Series
 
 from asyncsgd.records.events import read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.studies.files import PlanFile, PlannedArm, Question, Registration
+from asyncsgd.studies.files import PlanFile, PlannedArm, RegisteredQuestion, Registration
 from asyncsgd.studies.runs import PlannedRun
 
 DEFAULT_REFERENCE = "sync"
@@ -26,7 +26,7 @@ BASELINE = "baseline"
 """The arm of the base model that was fine-tuned without intermediate training."""
 
 
-UNREGISTERED = Registration(reference=DEFAULT_REFERENCE, primary=Question(endpoint=""))
+UNREGISTERED = Registration(reference=DEFAULT_REFERENCE, primary=RegisteredQuestion(endpoint=""))
 """What holds where a folder has no registration that can be used."""
 
 

@@ -42,7 +42,7 @@ THRESHOLDS = (0.5, 0.8, 0.9, 1.0, 1.1)
 UNPAIRED = "all runs of one against all of the other, unpaired; interval: paired bootstrap of whole seeds"
 
 
-class Task(NamedTuple):
+class PrimaryCondition(NamedTuple):
     """The registered primary condition of one study."""
 
     name: str
@@ -84,7 +84,7 @@ class Across(NamedTuple):
     """Why there is no such score."""
 
 
-def read_task(folder: Path) -> Task:
+def read_task(folder: Path) -> PrimaryCondition:
     """Read one study; its scores come from rows that were judged.
 
     Raises:
@@ -118,7 +118,7 @@ def read_task(folder: Path) -> Task:
     times = {} if untimed else _times(study, [first.reference, *rows["treatment"]], table.index)
     clock = str(arms.loc[first.reference, "clock"])
     models = frozenset(study.runs["parameters_sha256"]) - {""}
-    return Task(folder.name, clock, algorithm[first.reference], scores, times, untimed, models)
+    return PrimaryCondition(folder.name, clock, algorithm[first.reference], scores, times, untimed, models)
 
 
 def _untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
@@ -143,7 +143,7 @@ def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
     return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
 
 
-def across(tasks: Sequence[Task], generator: np.random.Generator) -> Across:
+def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) -> Across:
     """Compare the algorithms over all tasks.
 
     Raises:

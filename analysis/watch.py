@@ -57,7 +57,7 @@ class Reached(Moment, frozen=True):
     uses: tuple[tuple[int, int], ...] = ()
 
 
-class Arrived(Reached, frozen=True, kw_only=True):
+class WatchedArrival(Reached, frozen=True, kw_only=True):
     worker: int
     num_samples: int
     wait_seconds: float = 0.0
@@ -66,7 +66,7 @@ class Arrived(Reached, frozen=True, kw_only=True):
     push_seconds: float = 0.0
 
 
-class Evaluated(Reached, frozen=True, kw_only=True):
+class WatchedEvaluation(Reached, frozen=True, kw_only=True):
     loss: float | None
     metrics: Mapping[str, float | None] = {}
 
@@ -83,8 +83,8 @@ class Failed(Struct):
 
 
 KINDS: Mapping[str, type[Struct]] = {
-    "arrival": Arrived,
-    "evaluate": Evaluated,
+    "arrival": WatchedArrival,
+    "evaluate": WatchedEvaluation,
     "join": Came,
     "leave": Came,
     "fault": Failed,
@@ -100,7 +100,7 @@ class Usage(Struct):
 
 
 @dataclasses.dataclass
-class Worker:
+class WatchedWorker:
     """What the records say of one worker."""
 
     num_arrivals: int = 0
@@ -134,8 +134,8 @@ class Watched:
         self._rest = b""
         self._inode = self._events.stat().st_ino
         self.progress = Totals()
-        self.evaluations: list[Evaluated] = []
-        self.workers: dict[int, Worker] = collections.defaultdict(Worker)
+        self.evaluations: list[WatchedEvaluation] = []
+        self.workers: dict[int, WatchedWorker] = collections.defaultdict(WatchedWorker)
         self.faults: list[str] = []
         self.usage: Usage | None = None
         """None where nobody looks."""
@@ -197,14 +197,14 @@ class Watched:
         seen = msgspec.convert(record, known)
         if isinstance(seen, Reached):
             self.progress.advance(seen.version, seen.total_samples, seen.train_seconds, seen.uses)
-        if isinstance(seen, Arrived):
+        if isinstance(seen, WatchedArrival):
             self._recent.append((seen.train_seconds, seen.total_samples))
             worker = self.workers[seen.worker]
             worker.num_arrivals += 1
             worker.num_samples += seen.num_samples
             worker.wait_seconds += seen.wait_seconds
             worker.busy_seconds += seen.pull_seconds + seen.compute_seconds + seen.push_seconds
-        elif isinstance(seen, Evaluated):
+        elif isinstance(seen, WatchedEvaluation):
             self.evaluations.append(seen)
         elif isinstance(seen, Came):
             state = "left"
@@ -319,13 +319,13 @@ def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -
     return table
 
 
-def _evaluation(record: Evaluated, metrics: Iterable[str]) -> list[str]:
+def _evaluation(record: WatchedEvaluation, metrics: Iterable[str]) -> list[str]:
     values = [record.loss, *(record.metrics.get(name) for name in metrics)]
     shown = ["-" if value is None else f"{value:.4g}" for value in values]
     return [str(record.total_samples), f"{record.train_seconds:.1f}", *shown]
 
 
-def _worker(number: int, worker: Worker) -> list[str]:
+def _worker(number: int, worker: WatchedWorker) -> list[str]:
     total = worker.wait_seconds + worker.busy_seconds
     waits = f"{100 * worker.wait_seconds / total:.0f} %" if total > 0 else "-"
     return [str(number), str(worker.num_arrivals), str(worker.num_samples), waits, worker.state]

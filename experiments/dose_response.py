@@ -31,7 +31,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.studies.config import read_config
-from asyncsgd.studies.plan import Arm, Plan, make_plan
+from asyncsgd.studies.plan import Arm, SweepPlan, make_plan
 from asyncsgd.studies.runs import BASE
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
@@ -104,7 +104,7 @@ def make(config: Path, out: Path, flags: argparse.Namespace, stop: StopRequest) 
     return sweep.run(arguments, "sweep.py", "report", stop)
 
 
-def delays_of(plan: Plan, cores: int | None) -> list[int]:
+def delays_of(plan: SweepPlan, cores: int | None) -> list[int]:
     """The delays above 0; with `cores` those whose tau + 1 workers have a core for every thread.
 
     Raises:
@@ -143,7 +143,7 @@ def without(settings: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in keys}
 
 
-def measured_config(plan: Plan, delays: list[int], rates: dict[str, float], out: Path) -> dict[str, Any]:
+def measured_config(plan: SweepPlan, delays: list[int], rates: dict[str, float], out: Path) -> dict[str, Any]:
     """A sweep of the same pairs as real processes, at the learning rates of the arms: nothing is tuned again."""
     of_clock = {"clock", "speeds", "network"}
     base = without(plan.base, of_clock)

@@ -48,7 +48,7 @@ from asyncsgd.run.run import cache_folder, resolve_device, run_of
 from asyncsgd.run.written import text_of
 from asyncsgd.scripts.base import run_script
 from asyncsgd.studies.arms import words_of
-from asyncsgd.studies.runner import PRELOAD, Job, Runner
+from asyncsgd.studies.runner import PRELOAD, PlannedJob, Runner
 from asyncsgd.worker.evaluation import evaluate_sets, measured
 from asyncsgd.worker.profile import flops_per_sample, forget_peaks, hardware, peak_bytes
 from naive_loop import BATCH_SIZE, SEQ_LEN, naive_loop
@@ -187,7 +187,7 @@ class Trainings:
         self._labels = None if task == "masked_lm" else [corpus.labels.index(one) for one in corpus.train.labels or ()]
 
     def _task(self, **other: Any) -> Any:
-        return Job("", self._name, {**self.settings, **other, "samples": self._samples}).settings.task
+        return PlannedJob("", self._name, {**self.settings, **other, "samples": self._samples}).settings.task
 
     def train(self, folder: str, changes: Changes, seed: int) -> dict[str, Any]:
         """As `Train`."""
@@ -196,7 +196,7 @@ class Trainings:
         path = self._out / folder
         values = self._values(changes or {}, seed)
         own = {**values, "run_dir": str(path)}
-        job = Job(folder, self._name, own, saves_model=False, out=self._out, study="speed_ladder")
+        job = PlannedJob(folder, self._name, own, saves_model=False, out=self._out, study="speed_ladder")
         recorded = {
             "run": folder,
             "asked": {name: values[name] for name in values if name not in ("data", "cache_dir")},
@@ -224,7 +224,7 @@ class Trainings:
             values["batch_size"] //= number
         return values
 
-    def _naive(self, seed: int, job: Job) -> dict[str, Any]:
+    def _naive(self, seed: int, job: PlannedJob) -> dict[str, Any]:
         from transformers import AutoTokenizer
 
         device = torch.device(self.settings["device"])
@@ -262,7 +262,7 @@ class Trainings:
             "busy_gpu": statistics.fmean(busy_gpu) if busy_gpu else None,
         }
 
-    def _describe(self, job: Job, seed: int, weight: float | None) -> None:
+    def _describe(self, job: PlannedJob, seed: int, weight: float | None) -> None:
         """Write what the naive loop began from as every run does, so that it can be compared with one."""
         settings = job.settings
         device = self.settings["device"]

@@ -23,7 +23,7 @@ from asyncsgd.scripts.base import go_offline, run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.studies.config import read_config
-from asyncsgd.studies.plan import Plan, make_plan, share
+from asyncsgd.studies.plan import SweepPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.stages import carry_out, server_of
 from asyncsgd.studies.sweep import Sweep, check, locked
@@ -165,7 +165,7 @@ def counted(number: int, what: str, width: int = 0) -> str:
     return f"{number:{width}} {what}" if number == 1 else f"{number:{width}} {what}s"
 
 
-def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
+def announce(plan: SweepPlan, sweep: Sweep, out: Path) -> None:
     """What is planned and how far it is."""
     size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.config.seeds), 'seed')}"
     print(f"sweep  {plan.name}: {size}   folder {out}")
@@ -189,14 +189,14 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
     sys.stdout.flush()
 
 
-def budget_text(plan: Plan, reference: str, seconds: str) -> str:
+def budget_text(plan: SweepPlan, reference: str, seconds: str) -> str:
     """Who gets how many seconds in the test runs."""
     unit = "virtual s" if plan.arm(reference).virtual else "s"
     arms = ", ".join(name for name, timed_by in plan.timed_by.items() if timed_by == reference)
     return f"budget    {seconds} {unit}, what {reference} takes for its samples: every test run of {arms}"
 
 
-def power_text(plan: Plan) -> str:
+def power_text(plan: SweepPlan) -> str:
     """What the registered tests can find with the plan's seeds, at the level at which Holm's method judges first."""
     from analysis.stats import detectable_effect, minimum_pairs
 

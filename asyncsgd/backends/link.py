@@ -92,7 +92,7 @@ class Computed(Told):
     """Without the seconds that the server takes to apply it."""
 
 
-class Evaluated(Told):
+class ShardEvaluated(Told):
     """The sums of one shard."""
 
     shard: int
@@ -102,7 +102,7 @@ class Evaluated(Told):
     """See `asyncsgd.worker.profile.peak_bytes`."""
 
 
-class EvaluatedAgain(Evaluated):
+class EvaluatedAgain(ShardEvaluated):
     """The sums of shard 0, evaluated with running statistics that were estimated again."""
 
     statistics: bytes
@@ -113,7 +113,7 @@ class Holding(Told):
     """Hogwild only: a gradient is ready, and the worker waits for `Proceed` before it steps."""
 
 
-class Pushing(Told):
+class GradientFollows(Told):
     """A gradient comes through the group of two, before its `Computed`."""
 
 
@@ -131,10 +131,10 @@ Message = (
     | Stop
     | Ready
     | Computed
-    | Evaluated
+    | ShardEvaluated
     | EvaluatedAgain
     | Holding
-    | Pushing
+    | GradientFollows
     | Refused
 )
 
@@ -313,7 +313,7 @@ class Pair(Link):
                     self._post_bytes(payload)
             while True:
                 payload = self._receive_bytes()
-                if self._slot and payload == encode(Pushing()):
+                if self._slot and payload == encode(GradientFollows()):
                     for vector in self._slot:
                         self.receive_vector(vector)
                 else:

@@ -31,7 +31,6 @@ from asyncsgd.backends.link import (
     Compute,
     Computed,
     Evaluate,
-    Evaluated,
     EvaluatedAgain,
     Gone,
     Holding,
@@ -41,6 +40,7 @@ from asyncsgd.backends.link import (
     Proceed,
     Ready,
     Refused,
+    ShardEvaluated,
     Stop,
     Wake,
 )
@@ -211,7 +211,7 @@ class Workers:
             self._send(worker, Evaluate(shard, number), vectors)
         while self._ready and len(sums) < number:
             for worker, message in self._wait():
-                if isinstance(message, Evaluated):
+                if isinstance(message, ShardEvaluated):
                     sums[message.shard] = decode_sums(message.sums)
                     if isinstance(message, EvaluatedAgain) and self._statistics is not None:
                         self._statistics.reestimated = torch.frombuffer(

@@ -17,15 +17,15 @@ from asyncsgd.backends.link import (
     Compute,
     Computed,
     Evaluate,
-    Evaluated,
     EvaluatedAgain,
     Gone,
+    GradientFollows,
     Holding,
     Pair,
     Proceed,
-    Pushing,
     Ready,
     Refused,
+    ShardEvaluated,
     Stop,
     Way,
 )
@@ -122,7 +122,7 @@ class ServedWorker:
         if command.shard == 0 and reestimated is not None:
             self._link.send(EvaluatedAgain(0, sums, peaks, reestimated.numpy().tobytes()))
         else:
-            self._link.send(Evaluated(command.shard, sums, peaks))
+            self._link.send(ShardEvaluated(command.shard, sums, peaks))
 
     def _pull(self, exact_version: int | None) -> int:
         """Have one consistent version in the model, or the point in the slot; which version it is."""
@@ -147,7 +147,7 @@ class ServedWorker:
     def _push(self, gradients: Tensor) -> None:
         """Nothing to do where they were computed in the slot."""
         if self._through is not None:
-            self._through.send(Pushing())
+            self._through.send(GradientFollows())
             self._through.send_vector(gradients if gradients.is_cpu else self._staging.copy_(gradients))
             if self._statistics is not None:
                 self._through.send_vector(self._statistics.moved)

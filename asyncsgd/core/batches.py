@@ -10,7 +10,7 @@ from asyncsgd.records.events import Range
 
 
 class BatchSource(Protocol):
-    """Where batches come from; see `Batches` and `OwnStreams`."""
+    """Where batches come from; see `BatchStream` and `OwnStreams`."""
 
     def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
         """The next `count` batches for `worker`, or as many as the budget has left, and how many they are."""
@@ -19,10 +19,10 @@ class BatchSource(Protocol):
         """Return the batches of a lost or abandoned gradient."""
 
 
-class Batches:
+class BatchStream:
     """Hands out the batches of one stream: first those that were returned, lowest index first, then the next ones.
 
-    >>> batches = Batches(samples=64, batch_size=16)
+    >>> batches = BatchStream(samples=64, batch_size=16)
     >>> batches.take(worker=0, count=3)
     ((Range(stream=0, first=0, end=3),), 3)
     >>> batches.give_back((Range(0, 0, 1),))

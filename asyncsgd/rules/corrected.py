@@ -68,7 +68,7 @@ class DCASGD(Rule):
 
 
 @dataclasses.dataclass
-class Steps:
+class StepSizes:
     """The running mean square of the steps, and where the latest one began."""
 
     mean_square: Tensor
@@ -101,10 +101,10 @@ class GapAware(Rule):
 
     decay: float = parameter(0.999, at_least=0, below=1)
 
-    def init(self, like: Tensor) -> Steps:
-        return Steps(torch.zeros_like(like))
+    def init(self, like: Tensor) -> StepSizes:
+        return StepSizes(torch.zeros_like(like))
 
-    def arrive(self, state: Steps, arrival: Arrival, view: View) -> Reply:
+    def arrive(self, state: StepSizes, arrival: Arrival, view: View) -> Reply:
         direction = arrival.gradient
         before = state.before
         if before is None:

@@ -33,7 +33,7 @@ from asyncsgd.backends.segment import Segment
 from asyncsgd.backends.single import Single
 from asyncsgd.backends.virtual import Heap
 from asyncsgd.backends.worker_main import serve
-from asyncsgd.core.batches import Batches, indices_of
+from asyncsgd.core.batches import BatchStream, indices_of
 from asyncsgd.core.checkpoints import Found, Saver
 from asyncsgd.core.flat import FlatModel, Layout
 from asyncsgd.core.limits import POLL_SECONDS, Interrupted, Result, TrainingClock
@@ -103,7 +103,7 @@ def method_of(
     run: Run,
     parameters: Tensor,
     layout: Layout,
-    batches: Batches,
+    batches: BatchStream,
     *,
     rule: Rule | None = None,
     optimizer: Optimizer | StepTakenByWorker | None = None,
@@ -134,7 +134,7 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
     rule = named.get("rule") or live.run.rule
     # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
     samples = run.limits.samples if run.runtime.steps_in_workers else run.limits.to_hand_out(rule)
-    batches = Batches(samples, run.task.batch_size)
+    batches = BatchStream(samples, run.task.batch_size)
     named = {"num_workers": live.num_workers} | named
     statistics = live.flat.statistics if len(parameters) else None  # ranks that step by themselves keep their own
     named |= {"samples": run.limits.samples, "clock": clock, "statistics": statistics}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asyncsgd.backends.log import Replay, read_log
 from asyncsgd.backends.rounding import DRAWS, DataWithOtherBits, agreement, move_last_bits, parameters_agree
-from asyncsgd.core.batches import Batches
+from asyncsgd.core.batches import BatchStream
 from asyncsgd.core.flat import FlatModel, parameters_sha256
 from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
@@ -205,7 +205,7 @@ class PreparedReplay:
         worker = run.with_parts(parts).worker(run.flat(device=device_of_worker(run.device, 0)))
         if draw is not None and self._data_differ:
             worker.data = DataWithOtherBits(worker.data, draw)
-        batches = Batches(None, run.task.batch_size)
+        batches = BatchStream(None, run.task.batch_size)
         runtime = run.runtime
         number = runtime.num_workers * runtime.accumulate  # an update of one process is a round of pretend workers
         named: dict[str, Any] = {"num_workers": number, "starts": False, "statistics": flat.statistics}

@@ -13,7 +13,7 @@ from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.config import (
     CONDITION_KEYS,
-    Comparisons,
+    ComparisonsConfig,
     Conditions,
     Config,
     Settings,
@@ -122,7 +122,7 @@ def arms_of(
     return arms
 
 
-def compared(config: Comparisons) -> list[Arm]:
+def compared(config: ComparisonsConfig) -> list[Arm]:
     """The arms of all comparisons, each of every model."""
     return [
         _of_model(config, f"{name}/{model}/{arm}", model, settings)
@@ -132,7 +132,7 @@ def compared(config: Comparisons) -> list[Arm]:
     ]
 
 
-def of_grid(config: Comparisons) -> list[Arm]:
+def of_grid(config: ComparisonsConfig) -> list[Arm]:
     """The points of the grid, each of every model."""
     if (grid := config.grid) is None:
         return []
@@ -144,7 +144,7 @@ def of_grid(config: Comparisons) -> list[Arm]:
     return arms
 
 
-def _of_model(config: Comparisons, name: str, model: str, settings: Settings) -> Arm:
+def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settings) -> Arm:
     values = settings_of({"mode": "single", **config.models[model], **config.base, **settings}, f"arm {name}")
     task = str(values.pop("task", None))
     valid(f"arm {name}", values, task)  # refuses

@@ -202,7 +202,7 @@ class Comparison(Keys, frozen=True, kw_only=True):
             raise ValueError(f"arms must name the reference {self.reference!r}")
 
 
-class Points(Keys, frozen=True, kw_only=True):
+class TrainingGrid(Keys, frozen=True, kw_only=True):
     """A grid of trainings in one process, and the loss that the seconds to it are told of, for each model."""
 
     threshold: dict[str, float]
@@ -213,7 +213,7 @@ class Points(Keys, frozen=True, kw_only=True):
     seeds: Seeds = (0,)
 
 
-class Comparisons(Keys, frozen=True, kw_only=True):
+class ComparisonsConfig(Keys, frozen=True, kw_only=True):
     """The file of a study that compares arms after equal samples and tunes nothing; see docs/study.md."""
 
     name: Name
@@ -221,7 +221,7 @@ class Comparisons(Keys, frozen=True, kw_only=True):
     base: Settings = {}
     seeds: Seeds = (0,)
     comparisons: dict[str, Comparison] = {}
-    grid: Points | None = None
+    grid: TrainingGrid | None = None
 
     def __post_init__(self) -> None:
         if not self.comparisons and self.grid is None:

@@ -14,7 +14,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.run.runtimes import AllReduce, Virtual, kind_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.simulation.speeds import Constant
-from asyncsgd.studies.runner import Job
+from asyncsgd.studies.runner import PlannedJob
 from asyncsgd.tasks import task_class
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Estimator:
     def __init__(self) -> None:
         self._timed: dict[str, tuple[Run, float, float]] = {}
 
-    def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
+    def seconds(self, jobs: Sequence[PlannedJob], side_by_side: int) -> float:
         """Those that measure time one after another, the others `side_by_side` at a time."""
         alone = sum(self._of(job) for job in jobs if job.measures)
         return alone + sum(self._of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
 
-    def _of(self, job: Job) -> float:
+    def _of(self, job: PlannedJob) -> float:
         run, gradient, evaluation = self._time(job)
         training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
         if virtual:
@@ -49,7 +49,7 @@ class Estimator:
         number += run.limits.evaluate_at is not None
         return START_SECONDS + training + (1 + number) * evaluation
 
-    def training_seconds(self, job: Job) -> float:
+    def training_seconds(self, job: PlannedJob) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
         run, gradient, _ = self._time(job)
         if run.limits.samples is None:
@@ -58,7 +58,7 @@ class Estimator:
         seconds = run.limits.samples / run.task.batch_size / rate
         return seconds if virtual else seconds * gradient * num_workers / min(num_workers, available_cores())
 
-    def _time(self, job: Job) -> tuple[Run, float, float]:
+    def _time(self, job: PlannedJob) -> tuple[Run, float, float]:
         """See `_measure`. Fine-tunings that differ in the model that they start from are timed once."""
         from asyncsgd.run.run import run_of
 

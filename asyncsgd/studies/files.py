@@ -60,7 +60,7 @@ class PlanFile(Struct, kw_only=True):
     analysis_sha256: str | None = None
 
 
-class Question(Place, frozen=True, kw_only=True):
+class RegisteredQuestion(Place, frozen=True, kw_only=True):
     """The registered comparison."""
 
     endpoint: str
@@ -74,7 +74,7 @@ class Registration(Struct, kw_only=True):
     reference: str
     control: str | None = None
     differences: dict[str, Difference] = {}
-    primary: Question
+    primary: RegisteredQuestion
     alpha: Alpha = 0.05
     margins: dict[str, Positive] = {}
     margin_reasons: dict[str, str] = {}

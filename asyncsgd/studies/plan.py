@@ -64,7 +64,7 @@ from asyncsgd.studies.config import (
     OF_BASE_MODEL,
     OF_FINETUNE,
     Analysis,
-    Comparisons,
+    ComparisonsConfig,
     Config,
     Finetune,
     Settings,
@@ -76,7 +76,7 @@ from asyncsgd.tasks import task_class
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """Every run of a sweep, in the order in which they are run, stage by stage."""
 
     name: str
@@ -197,7 +197,7 @@ class Plan:
         return resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget})
 
 
-def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
+def make_plan(given: Mapping[str, Any], name: str = "the config") -> SweepPlan:
     """Turn a config into a plan, checking everything that can be checked without running anything.
 
     Args:
@@ -214,7 +214,7 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     sha256 = sha256_of(given)
     chain = Chain()
     if "models" in given:
-        return _comparisons(typed(given, Comparisons, name), sha256)
+        return _comparisons(typed(given, ComparisonsConfig, name), sha256)
     if "stages" in given:
         given, chain = two_stages(given)
         given = _by_its_last_stage(given)
@@ -238,10 +238,12 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> Plan:
     timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
     runs = tuple(runs_of(config, arms, base_model, finetune, analysis, chain))
     primary = tuple(family)
-    return Plan(config.name, config, base, base_model, arms, runs, finetune, analysis, primary, timed_by, sha256, chain)
+    return SweepPlan(
+        config.name, config, base, base_model, arms, runs, finetune, analysis, primary, timed_by, sha256, chain
+    )
 
 
-def _comparisons(config: Comparisons, sha256: str) -> Plan:
+def _comparisons(config: ComparisonsConfig, sha256: str) -> SweepPlan:
     """Test runs alone; comparisons and grid have seeds and orders of their own."""
     arms: list[Arm] = []
     runs: list[PlannedRun] = []
@@ -252,7 +254,7 @@ def _comparisons(config: Comparisons, sha256: str) -> Plan:
         arms += own
         runs += [PlannedRun(f"{arm.name}/s{n}", "test", arm.name, n) for n in seeds for arm in shuffled(own, word, n)]
     whole = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
-    return Plan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
+    return SweepPlan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
@@ -334,7 +336,7 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
     return {name: reference for name, reference in references.items() if budgets[name] is None}
 
 
-def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
+def share(plan: SweepPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
 
     Whole blocks where time is measured, so that what is compared was measured on one machine, and in a chain, whose

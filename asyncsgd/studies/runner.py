@@ -47,7 +47,7 @@ STOP_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """One run that is to be made."""
 
     folder: str
@@ -116,10 +116,10 @@ class Runner:
         self._context = context
         self._stop = stop
         self._side_by_side = side_by_side
-        self.failed: list[Job] = []
+        self.failed: list[PlannedJob] = []
         self._number = self._of = 0
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[PlannedJob]) -> None:
         """Make all runs: first those that measure time, alone, then the others.
 
         Raises:
@@ -137,8 +137,8 @@ class Runner:
                 self._stop.check()
             self._run_others([job for job in jobs if not job.measures])
 
-    def _run_others(self, waiting: list[Job]) -> None:
-        running: dict[int, tuple[BaseProcess, Job, float]] = {}
+    def _run_others(self, waiting: list[PlannedJob]) -> None:
+        running: dict[int, tuple[BaseProcess, PlannedJob, float]] = {}
         try:
             while (waiting or running) and not self._stop():
                 while waiting and len(running) < self._side_by_side:
@@ -161,7 +161,7 @@ class Runner:
                 process.kill()
         self._stop.check()
 
-    def _tell(self, job: Job, seconds: float) -> None:
+    def _tell(self, job: PlannedJob, seconds: float) -> None:
         self._number += 1
         status = status_of(job.path)
         summary = read_summary(job.path)
@@ -206,7 +206,7 @@ def output_to(path: Path) -> Iterator[None]:
                 os.close(fd)
 
 
-def _make_run_in_child(job: Job) -> None:
+def _make_run_in_child(job: PlannedJob) -> None:
     """Entry point of a run in a process of its own."""
     end_with_parent()  # so no run of a killed sweep writes into folders that the next sweep uses
     # The run leaves the terminal's process group. The sweep passes Ctrl-C on as SIGTERM, and two signals would mean to
@@ -218,7 +218,7 @@ def _make_run_in_child(job: Job) -> None:
     os._exit(code)
 
 
-def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | None) -> int:
+def _make_run(job: PlannedJob, context: ForkServerContext | None, stop: StopRequest | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
     from asyncsgd.run.lifecycle import lead
     from asyncsgd.run.run import run_of
@@ -240,7 +240,7 @@ def _make_run(job: Job, context: ForkServerContext | None, stop: StopRequest | N
     return code
 
 
-def _folder_of(job: Job, run: Run) -> RunFolder:
+def _folder_of(job: PlannedJob, run: Run) -> RunFolder:
     """Open the folder of a run. An earlier part of the run goes on from its last checkpoint where that gives the same
     bits. Otherwise it is set aside, because it may be torn anywhere.
     """

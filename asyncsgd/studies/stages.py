@@ -12,8 +12,8 @@ from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE
 from asyncsgd.run.runtimes import KINDS
-from asyncsgd.studies.plan import Plan
-from asyncsgd.studies.runner import PRELOAD, Job, Runner
+from asyncsgd.studies.plan import SweepPlan
+from asyncsgd.studies.runner import PRELOAD, PlannedJob, Runner
 from asyncsgd.studies.runs import STAGES, PlannedRun, Stage
 from asyncsgd.studies.sweep import Sweep
 from asyncsgd.tasks import task_class
@@ -24,7 +24,7 @@ BEHIND: Mapping[Stage, Stage] = MappingProxyType(
 """Stages that begin when every run of another one is finished."""
 
 
-def server_of(plan: Plan) -> ForkServerContext:
+def server_of(plan: SweepPlan) -> ForkServerContext:
     """Where the runs of a plan come from; to be called early, since it imports while this process does other work."""
     models = [model for model, _ in plan.models_and_data()]
     modes = {arm.settings.get("mode") for arm in plan.arms}
@@ -35,7 +35,7 @@ def server_of(plan: Plan) -> ForkServerContext:
 
 def carry_out(
     sweep: Sweep, context: ForkServerContext, stop: StopRequest, *, jobs: int, retry: bool, shard: tuple[int, int]
-) -> list[Job]:
+) -> list[PlannedJob]:
     """Run everything that is left, stage by stage; return the runs that failed.
 
     Raises:
@@ -43,7 +43,7 @@ def carry_out(
         UsageError: if what is there does not fit the plan.
         KeyboardInterrupt: if the user has asked for it.
     """
-    failed: list[Job] = []
+    failed: list[PlannedJob] = []
     for stage in STAGES:
         if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
             raise RunError(
@@ -71,7 +71,9 @@ def carry_out(
     return failed
 
 
-def _not_finished(stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[Job]) -> str:
+def _not_finished(
+    stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[PlannedJob]
+) -> str:
     do = "look at its log in logs/, then type the same command with --retry"
     if shard[1] > 1 and not failed:
         do = "run the other shards, then this command again"

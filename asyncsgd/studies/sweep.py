@@ -34,9 +34,9 @@ from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.studies.arms import Arm, resolve, valid
 from asyncsgd.studies.chain import Tuned
 from asyncsgd.studies.config import Analysis, Finetune, read_config
-from asyncsgd.studies.files import PlanFile, PlannedArm, PlannedStage, Question, Registration, Tried
-from asyncsgd.studies.plan import Plan, sha256_of, share
-from asyncsgd.studies.runner import NOT_STARTED, Job, status_of
+from asyncsgd.studies.files import PlanFile, PlannedArm, PlannedStage, RegisteredQuestion, Registration, Tried
+from asyncsgd.studies.plan import SweepPlan, sha256_of, share
+from asyncsgd.studies.runner import NOT_STARTED, PlannedJob, status_of
 from asyncsgd.studies.runs import BASE, TIMED, PlannedRun, Stage
 from asyncsgd.tasks.labelled_task import LabelledTask
 
@@ -52,7 +52,7 @@ class Sweep:
     `look` and `open` raise UsageError if `out` holds a sweep of another config, or cannot be written.
     """
 
-    def __init__(self, plan: Plan, config_text: str, out: Path, track: str | None = None) -> None:
+    def __init__(self, plan: SweepPlan, config_text: str, out: Path, track: str | None = None) -> None:
         self.plan = plan
         self.out = out
         self._config_text = config_text
@@ -98,7 +98,9 @@ class Sweep:
         """The runs of a stage that have no result yet."""
         return [run for run in self.plan.of_stage(stage) if self.status(run) not in FINISHED]
 
-    def to_do(self, stage: Stage, shard: tuple[int, int], *, retry: bool = False, pretend: bool = False) -> list[Job]:
+    def to_do(
+        self, stage: Stage, shard: tuple[int, int], *, retry: bool = False, pretend: bool = False
+    ) -> list[PlannedJob]:
         """The runs of a stage and shard that can be made here and are not yet, in the plan's order.
 
         Args:
@@ -111,7 +113,7 @@ class Sweep:
         jobs = [self.job(run, pretend=pretend) for run in left]
         return [job for job in jobs if job is not None and not job.lacks]
 
-    def job(self, run: PlannedRun, *, pretend: bool = False) -> Job | None:
+    def job(self, run: PlannedRun, *, pretend: bool = False) -> PlannedJob | None:
         """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
         plan = self.plan
         model = self._model_of(run, pretend)
@@ -140,7 +142,7 @@ class Sweep:
         values["run_dir"] = str(self.out / run.folder)
         tags = {"stage": run.stage, "arm": run.arm}
         kept = run.stage != "finetune"
-        return Job(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name)
+        return PlannedJob(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name)
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -183,7 +185,7 @@ class Sweep:
 
     def _tuned_by(self, tuned: Tuned) -> tuple[str | None, int]:
         """The score by which trials are chosen, None for the loss, and the sign that makes less of it the better."""
-        task = Job(tuned.name, tuned.task, tuned.settings).settings.task
+        task = PlannedJob(tuned.name, tuned.task, tuned.settings).settings.task
         if not isinstance(task, LabelledTask):
             return None, 1
         name, better = next(iter(task.scored_by().items()))
@@ -213,7 +215,7 @@ class Sweep:
             **{key: getattr(analysis, key) for key in ("reference", "control", "alpha", "margins", "margin_reasons")},
             differences=analysis.differences,
             study=plan.name,
-            primary=Question(**msgspec.structs.asdict(analysis.primary)),
+            primary=RegisteredQuestion(**msgspec.structs.asdict(analysis.primary)),
             family=list(plan.family),
             num_seeds=len(plan.config.seeds),
             seeds=list(plan.config.seeds),
@@ -270,7 +272,7 @@ class Sweep:
                 slowest = min(summary["num_samples"] / summary["train_seconds"] for summary in done)
                 self.looks[name] = max(1, int(SURE * slowest * self.budgets[name]))
 
-    def assume_budgets(self, seconds_of: Callable[[Job], float]) -> None:
+    def assume_budgets(self, seconds_of: Callable[[PlannedJob], float]) -> None:
         """Put an estimate in the place of the budgets that are not known yet."""
         for name in sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
             job = self.job(PlannedRun("", "pilot", name, 0), pretend=True)
@@ -375,7 +377,7 @@ def _check_score(finetune: Finetune, analysis: Analysis) -> None:
     """Refuse to compare by a score that the labels to score on leave undefined; the data are read for that."""
     from asyncsgd.run.run import run_of
 
-    job = Job("finetune", finetune.task, finetune.settings)
+    job = PlannedJob("finetune", finetune.task, finetune.settings)
     task = job.settings.task
     if analysis.primary.endpoint != finetune.score or task.data_name in BUILT_IN or not isinstance(task, LabelledTask):
         return
@@ -407,7 +409,7 @@ def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[Non
         yield
 
 
-def check(plan: Plan, left: Collection[str] = ()) -> None:
+def check(plan: SweepPlan, left: Collection[str] = ()) -> None:
     """Read every rule and every speed that the plan names as text, and look for the models, texts and folders of
     candidates of the arms in `left`.
 
@@ -420,7 +422,7 @@ def check(plan: Plan, left: Collection[str] = ()) -> None:
     tasks = {}
     for arm in plan.arms:
         for trial in arm.trials or ({},):
-            job = Job(arm.name, arm.task, resolve({**plan.base, **arm.settings, **trial}))
+            job = PlannedJob(arm.name, arm.task, resolve({**plan.base, **arm.settings, **trial}))
             try:
                 task = job.settings.task if job.lacks else run_of(arm.name, job.settings).task
             except UsageError as error:
@@ -431,7 +433,7 @@ def check(plan: Plan, left: Collection[str] = ()) -> None:
     if plan.finetune is not None:
         others["finetune"] = plan.finetune.task, plan.finetune.settings
     for name, (name_of_task, settings) in others.items():
-        job = Job(name, name_of_task, settings)
+        job = PlannedJob(name, name_of_task, settings)
         tasks[repr(job.settings.task)] = job.settings.task
         if not kind_of(job.settings.job.mode, job.settings.job.clock).in_one_process:
             raise UsageError(

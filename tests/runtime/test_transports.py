@@ -24,14 +24,14 @@ from tasks import Classes
 from asyncsgd.backends.link import (
     Computed,
     Evaluate,
-    Evaluated,
     Gone,
+    GradientFollows,
     Inherited,
     Link,
     Meeting,
     Pair,
-    Pushing,
     Ready,
+    ShardEvaluated,
     Stop,
     Wake,
     decode,
@@ -39,7 +39,7 @@ from asyncsgd.backends.link import (
 )
 from asyncsgd.backends.processes import Workers
 from asyncsgd.backends.segment import Segment
-from asyncsgd.core.batches import Batches
+from asyncsgd.core.batches import BatchStream
 from asyncsgd.core.limits import Limits, TrainingClock
 from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.optimizers import SGD, Optimizer
@@ -100,14 +100,14 @@ class Worker(threading.Thread):
             if segment is None:
                 link.receive_vector(pulled)
             if isinstance(command, Evaluate):
-                link.send(Evaluated(command.shard, encode_sums({"loss": 2.0, "weight": 4.0}), ()))
+                link.send(ShardEvaluated(command.shard, encode_sums({"loss": 2.0, "weight": 4.0}), ()))
                 continue
             version = command.exact_version
             if segment is not None:
                 version = segment.pull(pulled, link.check)
                 segment.slots[self.number].fill_(-1.0)
             else:
-                link.send(Pushing())
+                link.send(GradientFollows())
                 link.send_vector(torch.full((self.size,), -1.0))
                 link.flush()
             self.goes_on.wait(TIMEOUT)
@@ -132,7 +132,7 @@ def trained(
         rule,
         Optimizer(x, len(x), SGD()),
         lambda num_samples: 1.0,
-        Batches(None, 2),
+        BatchStream(None, 2),
         num_workers=len(links),
         samples=samples,
         writing=segment.writing,
@@ -312,7 +312,7 @@ def test_nothing_that_is_sent_is_executed_and_no_port_is_open_to_other_hosts(way
 
 
 def test_batches_come_back_lowest_first_and_before_new_ones():
-    batches = Batches(samples=100, batch_size=10)
+    batches = BatchStream(samples=100, batch_size=10)
     assert [batches.take(0, 1)[0] for _ in range(4)] == [((0, index, index + 1),) for index in range(4)]
     for index in (3, 1):
         batches.give_back(((0, index, index + 1),))
