@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "asyncsgd": Limits(186_300, 10.5, 5.0),
+    "asyncsgd": Limits(186_600, 10.4, 5.0),
     "analysis": Limits(72_600, 12.7, 5.0),
     "experiments": Limits(39_964, 11.9, 5.0),
     "tests": Limits(237_600, 14.2, 5.0),

@@ -60,26 +60,37 @@ class Anatomy:
                 f"the model has {num_blocks} blocks ({self.blocks}), which cannot be cut into {num_stages} stages; "
                 f"type --stages {num_blocks} or less"
             )
-        caps = {self._cost(range(*ends)) for ends in itertools.combinations(range(num_blocks + 1), 2)}
-        return next(cut for cap in sorted(caps) if (cut := self._filled(cap, num_stages)))
+        stages = itertools.combinations(range(num_blocks + 1), 2)
+        costs = {self._cost(range(start, stop)) for start, stop in stages}
+        for cap in sorted(costs):
+            cut = self._filled(cap, num_stages)
+            if cut is not None:
+                return cut
+        raise AssertionError("the cost of the whole model is enough for any stage")
 
     def _cost(self, blocks: range) -> int:
-        """Of these blocks, with what runs before the first block of the model and after its last one."""
-        return sum(
-            self.costs[blocks.start + (blocks.start > 0) : blocks.stop + 1 + (blocks.stop == len(self.costs) - 2)]
-        )
+        """The cost of a stage with these blocks, and with what runs before the first block or after the last one."""
+        cost = sum(self.costs[blocks.start + 1 : blocks.stop + 1])
+        if blocks.start == 0:
+            cost += self.costs[0]
+        if blocks.stop == len(self.costs) - 2:
+            cost += self.costs[-1]
+        return cost
 
     def _filled(self, cap: int, num_stages: int) -> tuple[range, ...] | None:
         """The stages filled one after the other up to a cost of `cap`; None where not all blocks find room."""
         num_blocks = len(self.costs) - 2
-        cut = list[range]()
-        for later in reversed(range(num_stages)):
-            start = cut[-1].stop if cut else 0
-            stops = range(start + 1, num_blocks - later + 1) if later else [num_blocks]
-            fitting = [blocks for stop in stops if self._cost(blocks := range(start, stop)) <= cap]
+        cut: list[range] = []
+        start = 0
+        for num_later in reversed(range(num_stages)):
+            last_stop = num_blocks - num_later  # a block is left for each later stage
+            first_stop = start + 1 if num_later else num_blocks
+            candidates = [range(start, stop) for stop in range(first_stop, last_stop + 1)]
+            fitting = [blocks for blocks in candidates if self._cost(blocks) <= cap]
             if not fitting:
                 return None
             cut.append(fitting[-1])
+            start = fitting[-1].stop
         return tuple(cut)
 
     def describe(self, num_stages: int) -> str:
@@ -88,11 +99,16 @@ class Anatomy:
         >>> Anatomy("layers", (), costs=(0, 4, 4, 4, 4, 8), width=16).describe(2)
         '2 stages of layers: 0-2, 3 and what follows; 50 % and 50 % of the operations'
         """
-        cut = self.cut(num_stages)
-        whole = sum(self.costs) or 1
-        parts = ", ".join(f"{r.start}" if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in cut)
-        percent = " and ".join(f"{100 * self._cost(blocks) / whole:.0f} %" for blocks in cut)
-        return f"{num_stages} stages of {self.blocks}: {parts} and what follows; {percent} of the operations"
+        total = sum(self.costs) or 1
+        ranges = []
+        percentages = []
+        for blocks in self.cut(num_stages):
+            ranges.append(f"{blocks.start}" if len(blocks) == 1 else f"{blocks.start}-{blocks.stop - 1}")
+            percentages.append(f"{100 * self._cost(blocks) / total:.0f} %")
+        return (
+            f"{num_stages} stages of {self.blocks}: {', '.join(ranges)} and what follows; "
+            f"{' and '.join(percentages)} of the operations"
+        )
 
 
 def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
@@ -104,11 +120,15 @@ def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    name, blocks = max(lists, key=lambda each: len(each[1]), default=("", nn.ModuleList()))
-    uncut = f"so {type(model).__name__} cannot be cut into stages; type --mode sync"
+    name = ""
+    blocks = nn.ModuleList()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) > len(blocks):
+            name = path
+            blocks = module
+    refusal = f"so {type(model).__name__} cannot be cut into stages; type --mode sync"
     if len(blocks) < 2:
-        raise UsageError(f"there is no list of two or more blocks (torch.nn.ModuleList), {uncut}")
+        raise UsageError(f"there is no list of two or more blocks (torch.nn.ModuleList), {refusal}")
     paths = [f"{name}.{index}" for index in range(len(blocks))]
     finished: list[str] = []
     before: list[str] = []
@@ -129,13 +149,21 @@ def anatomy(task: Task, model: nn.Module, batch: Batch) -> Anatomy:
     if [path for path in finished if path in paths] != paths or len(widths) < len(paths):
         raise UsageError(
             f"the blocks of {name} do not run one after the other, each once, with one tensor of hidden states from "
-            f"each to the next, {uncut}"
+            f"each to the next, {refusal}"
         )
-    before = [path for path in dict.fromkeys(before) if not any(path.startswith(f"{other}.") for other in before)]
-    # Modules are known to the counter by their paths behind the name of a class.
-    counts = {path.partition(".")[2]: sum(of.values()) for path, of in counter.get_flop_counts().items()}
-    costs = [sum(counts.get(path, 0) for path in before), *(counts.get(path, 0) for path in paths)]
-    return Anatomy(name, tuple(before), (*costs, counter.get_total_flops() - sum(costs)), widths[0])
+    largest = []
+    for path in dict.fromkeys(before):
+        is_inside = any(path.startswith(f"{other}.") for other in before)
+        if not is_inside:
+            largest.append(path)
+    counts = {}
+    for path, operations in counter.get_flop_counts().items():
+        _, _, name_in_model = path.partition(".")  # the counter puts the name of a class in front
+        counts[name_in_model] = sum(operations.values())
+    costs = [sum(counts.get(path, 0) for path in largest)]
+    costs += [counts.get(path, 0) for path in paths]
+    cost_behind = counter.get_total_flops() - sum(costs)
+    return Anatomy(name, tuple(largest), (*costs, cost_behind), widths[0])
 
 
 class _End(Exception):
@@ -163,11 +191,12 @@ class _Placeholder(nn.Module):
         first = next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
         if first.is_floating_point():
             return first
-        return torch.zeros((), device=first.device, dtype=torch.float32).expand(*first.shape, self._width)
+        zero = torch.zeros((), device=first.device, dtype=torch.float32)
+        return zero.expand(*first.shape, self._width)
 
 
 class Stage(nn.Module):
-    """One stage of a task's model: number `number`, from 0, of `num_stages`. It owns `model`, of which it keeps its own
+    """Stage `number`, from 0, of the `num_stages` stages of a task's model. It owns `model`, of which it keeps its own
     parameters.
     """
 
@@ -185,22 +214,29 @@ class Stage(nn.Module):
         for index in range(len(blocks)):
             if index not in own:
                 blocks[index] = _PassedBy()
-        for name in anatomy.before if not self.is_first else ():
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, _Placeholder(anatomy.width))
+        if not self.is_first:
+            for name in anatomy.before:
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, _Placeholder(anatomy.width))
         blocks[own.start].register_forward_pre_hook(self._begin)
         if not self.is_last:
             blocks[own.stop - 1].register_forward_hook(self._end)
             early = (*anatomy.before, anatomy.blocks)
             for path, module in model.named_modules():
-                # What stands in a module around the early ones may be used by any stage.
-                if path and not any(f"{path}.".startswith(f"{e}.") or e.startswith(f"{path}.") for e in early):
-                    module._parameters.update(dict.fromkeys(module._parameters))  # no pass of this stage comes to it
+                is_early = any(f"{path}.".startswith(f"{name}.") for name in early)
+                # A module around early ones may be used by any stage.
+                is_around = not path or any(name.startswith(f"{path}.") for name in early)
+                if not is_early and not is_around:
+                    # No pass of this stage comes to it.
+                    module._parameters.update(dict.fromkeys(module._parameters))
 
     def _begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Give the first block what the stage before has sent."""
         if self._only_shape:
             raise _End(inputs[0])
-        return None if self._received is None else (self._received, *inputs[1:])
+        if self._received is None:
+            return None
+        return (self._received, *inputs[1:])
 
     def _end(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         raise _End(output)

@@ -36,13 +36,16 @@ FIXED: dict[str, Any] = {
 
 
 def configuration(path: str | None) -> dict[str, Any]:
-    """Of DeepSpeed, from a file like ``experiments/configs/ds_config.json``; None: what that one holds.
+    """The configuration of DeepSpeed, from a file like ``experiments/configs/ds_config.json``; None: what that one
+    holds.
 
     Raises:
         UsageError: the file cannot be read, or would change the gradient.
     """
+    if path is None:
+        return dict(FIXED)
     try:
-        config: dict[str, Any] = FIXED | ({} if path is None else json.loads(Path(path).read_text(encoding="utf-8")))
+        config: dict[str, Any] = FIXED | json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
     if config | FIXED != config:
@@ -63,7 +66,8 @@ class DeepSpeedEngine:
         rank = dist.get_rank()
         num_stages = dist.get_world_size()
         self._number = 1
-        layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
+        # DeepSpeed only counts the layers of the other stages.
+        layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]
         layers[rank] = _Layer(stage)
         before = os.environ.copy()
         # It decides for the GPU at its import, also where this run is to use the CPU, and takes the index of a GPU from
@@ -97,8 +101,9 @@ class DeepSpeedEngine:
         views = [parameter.grad for parameter in self._parameters]
         self._number = number
         self._engine.set_train_batch_size(number)
+        micro_batches = [(torch.tensor([index]), ()) for index in range(number)]
         with contextlib.redirect_stdout(sys.stderr):
-            self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(number)]))
+            self._engine.train_batch(iter(micro_batches))
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = view
 

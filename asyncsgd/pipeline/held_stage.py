@@ -21,18 +21,22 @@ class Part:
 
     batch: Batch
     share: float
-    """Of its batch's loss terms."""
+    """Its share of its batch's loss terms."""
     scale: float
-    """What its loss is multiplied with before the backward pass."""
+    """Its loss is multiplied by this before the backward pass."""
     seed: int
-    """Of its dropout on this stage."""
+    """The seed of its dropout on this stage."""
     loss: Tensor | None = None
-    """Not scaled; the last stage puts it here."""
+    """Its loss, not scaled, which the last stage puts here."""
 
 
 def mean_loss(parts: Sequence[Part]) -> float:
-    """Of a batch, over all its loss terms; nan where its losses are not known."""
-    return sum(part.share * (math.nan if part.loss is None else float(part.loss)) for part in parts)
+    """The loss of a batch, the mean over all its loss terms; nan on stages that do not know it."""
+    terms = []
+    for part in parts:
+        loss = math.nan if part.loss is None else float(part.loss)
+        terms.append(part.share * loss)
+    return sum(terms)
 
 
 class HeldStage(nn.Module):
@@ -44,20 +48,21 @@ class HeldStage(nn.Module):
         super().__init__()
         task = run.task
         model = run.task.model(run.seed)
-        named = {id(parameter): name for name, parameter in model.named_parameters()}
+        name_of = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layout = Layout.of(model)
-        """Of the whole model."""
-        parts = anatomy(task, model, task.split(data.batch(0, 0), run.micro_batches)[0])
+        """The layout of the whole model."""
+        micro_batch = task.split(data.batch(0, 0), run.micro_batches)[0]
+        parts = anatomy(task, model, micro_batch)
         self.stage = Stage(task, model, parts, num_stages, number).to(run.device)
         self.flat = FlatModel(self.stage)
         own = dict(self.stage.named_parameters())
-        self.names = tuple(named[id(own[name])] for name in self.flat.layout.names)
-        """Of its parameters in the whole model, in the order of the flat vector."""
+        self.names = tuple(name_of[id(own[name])] for name in self.flat.layout.names)
+        """What the whole model calls the stage's parameters, in the order of the flat vector."""
         self.parts: Sequence[Part] = ()
         self._precision = run.precision
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Name in the whole model -> view of `vector`, which has the stage's layout."""
+        """The views of `vector`, which has the stage's layout, by the names of the whole model."""
         return dict(zip(self.names, self.flat.layout.views(vector).values(), strict=True))
 
     def put(self, whole: Tensor) -> None:
@@ -72,15 +77,16 @@ class HeldStage(nn.Module):
         lower = self._precision != torch.float32
         # The one allowed use of torch's default generator: dropout draws from nothing else.
         torch.manual_seed(part.seed)
-        with torch.autocast(self.flat.parameters.device.type, dtype=self._precision if lower else None, enabled=lower):
+        device_type = self.flat.parameters.device.type
+        with torch.autocast(device_type, dtype=self._precision if lower else None, enabled=lower):
             before = self.flat.before_forward()
-            said = self.stage(part.batch, hidden)
+            output = self.stage(part.batch, hidden)
             self.flat.check_forward(before)
             if not self.stage.is_last:
                 # Where all before is frozen, nothing needs a gradient, and torch's stage would fail.
-                return said if said.requires_grad else said.requires_grad_()
+                return output if output.requires_grad else output.requires_grad_()
             if part.share:
-                loss = self.stage.task.loss(said, part.batch)
+                loss = self.stage.task.loss(output, part.batch)
             else:  # the mean over no loss term at all may not be a number
                 assert hidden is not None
                 loss = hidden.sum() * 0.0

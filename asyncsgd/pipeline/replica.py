@@ -47,13 +47,15 @@ from asyncsgd.worker.evaluation import evaluate_sets
 from asyncsgd.worker.worker import Gradient
 
 COMPUTING, PASSING, EXCHANGING, SENT = range(4)
-"""What a stage uses: seconds of its passes, from the first pass of each batch to the last, of exchanging; bytes."""
+"""The places of what a stage uses: the seconds of its passes; the seconds from the first pass of each batch to the last
+one; the seconds in which it exchanges gradients; the bytes that it sends."""
 
 
 class TimedStage(PipelineStage):
     """torch's stage, which notes when a pass begins and ends: in this process, or in the queue of a GPU."""
 
     passes: list[tuple[Any, Any]]
+    """The beginning and the end of each pass."""
     finished: Callable[[int], None]
     """Called after each micro-batch's backward pass."""
 
@@ -82,6 +84,7 @@ class TimedStage(PipelineStage):
         return event
 
     def seconds(self) -> float:
+        """The seconds of all passes since the last call."""
         passes = self.passes
         self.passes = []
         if self.device.type != "cuda":
@@ -94,16 +97,19 @@ class Pipeline(Replica):
     """A replica as the rank of one of its stages sees it: rank = replica * stages + stage."""
 
     num_copies = 1
-    """Of its stage, which a rank holds."""
+    """How many copies of its stage a rank holds."""
 
     def __init__(self, run: Run) -> None:
         runtime = run.runtime
         assert isinstance(runtime, runtimes.Pipeline)
         super().__init__(run, runtime.stages)
-        self._stages, self._replicas = runtime.stages, len(self.speakers)
-        self._stage, self._data = self.ranks.rank % runtime.stages, self.task.data(run.seed)
-        self._row, self._column = self._group(range(self._stages)), self._group()
-        self._copies = [HeldStage(run, self._data, runtime.stages, self._stage) for _ in range(self.num_copies)]
+        self._stages = runtime.stages
+        self._replicas = len(self.speakers)
+        self._stage = self.ranks.rank % self._stages
+        self._data = self.task.data(run.seed)
+        self._row = self._group(range(self._stages))
+        self._column = self._group()
+        self._copies = [HeldStage(run, self._data, self._stages, self._stage) for _ in range(self.num_copies)]
         self._module: nn.Module = self._held
         layout = dataclasses.replace(self._held.flat.layout, names=self._held.names)
         self._optimizer = run.recipe.on(self._held.flat.parameters, layout)
@@ -118,7 +124,8 @@ class Pipeline(Replica):
         if runtime.schedule == "deepspeed":
             from asyncsgd.pipeline.deepspeed_engine import DeepSpeedEngine, configuration
 
-            self._deepspeed = DeepSpeedEngine(self._held, self.device, configuration(runtime.deepspeed_config))
+            config = configuration(runtime.deepspeed_config)
+            self._deepspeed = DeepSpeedEngine(self._held, self.device, config)
 
     @property
     def _held(self) -> HeldStage:
@@ -126,11 +133,13 @@ class Pipeline(Replica):
         return self._copies[0]
 
     def _group(self, stages: Sequence[int] = ()) -> dist.ProcessGroup | None:
-        """Of these stages of this rank's replica, or of this rank's stage in all replicas; None for a rank that is in
-        none. All ranks call it.
+        """The group of these stages of this rank's replica; without stages, of this rank's stage in all replicas.
+
+        It is None for a rank that is in no such group. All ranks call it.
         """
         rows = torch.arange(self.ranks.number).view(-1, self._stages)
-        group, _ = dist.new_subgroups_by_enumeration((rows[:, [*stages]] if stages else rows.T).tolist())
+        members = rows[:, [*stages]] if stages else rows.T
+        group, _ = dist.new_subgroups_by_enumeration(members.tolist())
         return group
 
     def _share_gradients(self) -> None:
@@ -138,12 +147,20 @@ class Pipeline(Replica):
         held = self._held
         texts = self.ranks.gather_texts(json.dumps(self._held.names))
         self._names: list[list[str]] = [json.loads(text) for text in texts[: self._stages]]
-        """Of the parameters of each stage."""
-        holders = {name: [stage for stage, own in enumerate(self._names) if name in own] for name in held.layout.names}
-        shared = {name: self._group(stages) for name, stages in holders.items() if len(stages) > 1}
-        self._shared = {name: group for name, group in shared.items() if name in held.names}
-        self._again = [name for name in self._shared if holders[name][0] != self._stage]
-        """What an earlier stage holds too."""
+        """The names of the parameters of each stage."""
+        self._shared: dict[str, dist.ProcessGroup | None] = {}
+        """The group of the stages that hold a parameter of this stage too, by its name."""
+        self._held_earlier: list[str] = []
+        """The parameters that an earlier stage holds too."""
+        for name in held.layout.names:
+            holders = [stage for stage, names in enumerate(self._names) if name in names]
+            if len(holders) < 2:
+                continue
+            group = self._group(holders)  # all ranks call it, for every shared parameter
+            if name in held.names:
+                self._shared[name] = group
+                if holders[0] != self._stage:
+                    self._held_earlier.append(name)
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
         held = self._held
@@ -153,8 +170,9 @@ class Pipeline(Replica):
         began = time.perf_counter()
         if self._replicas > 1:
             dist.all_reduce(held.flat.gradients, group=self._column)
-            # What a ring sends: each number twice, less a share.
-            self._used[SENT] += 2 * held.flat.gradients.nbytes * (self._replicas - 1) // self._replicas
+            # A ring sends each number twice, less a share.
+            num_bytes = 2 * held.flat.gradients.nbytes
+            self._used[SENT] += num_bytes * (self._replicas - 1) // self._replicas
         for exchange in self.add_up(held):
             exchange.wait()
         self._used[EXCHANGING] += time.perf_counter() - began
@@ -166,29 +184,31 @@ class Pipeline(Replica):
         Raises:
             RunError: if the hidden states of the first and the last micro-batch have different shapes.
         """
-        split = self.task.split(self._data.batch(0, index), self._micro_batches)
-        weights = [self.task.weight(part) for part in split]
-        whole = sum(weights)
-        parts = list[Part]()
-        share = weigh(whole)
-        if not whole:
+        micro_batches = self.task.split(self._data.batch(0, index), self._micro_batches)
+        weights = [self.task.weight(micro_batch) for micro_batch in micro_batches]
+        total = sum(weights)
+        batch_share = weigh(total)
+        if not total:
             raise RunError(
                 f"batch {index} has no loss term, and the stages of a pipeline cannot leave a batch out; train in "
                 f"another mode, or leave such samples out of the data"
             )
-        for number, (part, weight) in enumerate(zip(split, weights, strict=True)):
+        parts = []
+        for number, (micro_batch, weight) in enumerate(zip(micro_batches, weights, strict=True)):
             seed = dropout_seed(self._seed, 0, index, number * self._stages + self._stage)
-            parts.append(Part(to_device(part, self.device), weight / whole, share * weight / whole, seed))
-        shape, last = (self._held.stage.shape(part.batch) for part in (parts[0], parts[-1]))
-        if shape != last:
+            batch = to_device(micro_batch, self.device)
+            parts.append(Part(batch, share=weight / total, scale=batch_share * weight / total, seed=seed))
+        shape = self._held.stage.shape(parts[0].batch)
+        last_shape = self._held.stage.shape(parts[-1].batch)
+        if shape != last_shape:
             raise RunError(
-                f"micro-batches have hidden states of {tuple(shape)} and {tuple(last)}, and a pipeline needs one shape;"
-                f" type a --batch-size that --micro-batches divides"
+                f"micro-batches have hidden states of {tuple(shape)} and {tuple(last_shape)}, and a pipeline needs one "
+                f"shape; type a --batch-size that --micro-batches divides"
             )
-        return parts, whole, shape
+        return parts, total, shape
 
     def run(self, shape: torch.Size, number: int) -> float:
-        """All passes of `number` micro-batches, which add to the gradients; the seconds."""
+        """Compute all passes of `number` micro-batches, which add to the gradients; return the seconds."""
         began = time.perf_counter()
         if self._deepspeed is not None:
             self._deepspeed.run(number)
@@ -200,43 +220,54 @@ class Pipeline(Replica):
             index = torch.arange(number)
             self._schedule.step(index=index, target=index if self._held.stage.is_last else None)
             self._used[COMPUTING] += self._timed.seconds()
-        neighbours = (not self._held.stage.is_first) + (not self._held.stage.is_last)
-        self._used[SENT] += neighbours * number * 4 * shape.numel()  # hidden states, or their gradients
+        bytes_sent = number * 4 * shape.numel()  # hidden states, or their gradients
+        if not self._held.stage.is_first:
+            self._used[SENT] += bytes_sent
+        if not self._held.stage.is_last:
+            self._used[SENT] += bytes_sent
         seconds = time.perf_counter() - began
         self._used[PASSING] += seconds
         return seconds
 
     def _build(self, shape: torch.Size, number: int) -> None:
-        """torch's schedule for `number` micro-batches, each with hidden states of `shape`."""
+        """Build torch's schedule for `number` micro-batches, each with hidden states of `shape`."""
         held = self._held.stage
         # A stage has buffers for all that it receives. With shapes given, nobody sends them as pickles.
-        hidden, loss = (
-            torch.empty(size, device="meta", dtype=torch.float32, requires_grad=True) for size in (shape, (1,))
+        hidden = torch.empty(shape, device="meta", dtype=torch.float32, requires_grad=True)
+        loss = torch.empty(1, device="meta", dtype=torch.float32, requires_grad=True)
+        stage = TimedStage(
+            self._module,
+            self._stage,
+            self._stages,
+            self.device,
+            input_args=() if held.is_first else (hidden,),
+            output_args=(loss if held.is_last else hidden,),
+            group=self._row,
         )
-        given = () if held.is_first else (hidden,)
-        gives = (loss if held.is_last else hidden,)
-        place = self._stage, self._stages, self.device
-        self._timed = stage = TimedStage(self._module, *place, input_args=given, output_args=gives, group=self._row)
         stage.passes = []
         stage.finished = self._went_back
+        self._timed = stage
         # Losses come scaled: scale_grads would divide whatever is in .grad, once a step.
         self._schedule = self._kind(stage, number, loss_fn=lambda loss, index: loss.squeeze(0), scale_grads=False)
 
     def _went_back(self, micro_batch: int) -> None:
-        """Called after the backward pass of each."""
+        """Called after the backward pass of each micro-batch."""
 
     def add_up(self, held: HeldStage) -> list[Any]:
-        """Begin to add up the gradients of shared parameters over their stages; what to wait for."""
+        """Begin to add up the gradients of shared parameters over their stages; return the exchanges to wait for."""
         gradients = held.views(held.flat.gradients)
-        self._used[SENT] += sum(gradients[name].nbytes for name in self._shared)
-        return [dist.all_reduce(gradients[name], group=group, async_op=True) for name, group in self._shared.items()]
+        exchanges = []
+        for name, group in self._shared.items():
+            self._used[SENT] += gradients[name].nbytes
+            exchanges.append(dist.all_reduce(gradients[name], group=group, async_op=True))
+        return exchanges
 
     def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
         gradients = self._held.flat.gradients
         if self._clips:  # by the norm of the gradient of all stages
             views = self._held.views(gradients)
             square = torch.linalg.vector_norm(gradients) ** 2
-            for name in self._again:
+            for name in self._held_earlier:
                 square -= torch.linalg.vector_norm(views[name]) ** 2
             dist.all_reduce(square, group=self._row)
             self.norm = math.sqrt(max(float(square), 0.0))
@@ -254,16 +285,16 @@ class Pipeline(Replica):
             if not stage.is_first:
                 hidden = torch.empty(stage.shape(batch), device=self.device, dtype=torch.float32)
                 dist.recv(hidden, rank - 1, group=self._row)
-            said = stage(batch, hidden)
+            output = stage(batch, hidden)
             if stage.is_last:
-                return said
-            dist.send(said.contiguous(), rank + 1, group=self._row)
+                return output
+            dist.send(output.contiguous(), rank + 1, group=self._row)
             return None
 
         return evaluate_sets(self.task, stage, self._data.evaluation, self.number, self._replicas, self.device, outputs)
 
     def parameters(self, held: HeldStage | None = None) -> Tensor:
-        """Of all stages of the first replica, `(P,)`, on the CPU of every rank.
+        """The parameters of all stages of the first replica, `(P,)`, on the CPU of every rank.
 
         Args:
             held: which copy; None: the current one.
@@ -281,26 +312,31 @@ class Pipeline(Replica):
     def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
         table = self.ranks.gather(self._used).tolist()
         self._used.zero_()
-        return tuple(
-            (*divmod(rank, self._stages), None if math.isnan(computed) else computed, passed, exchanged, sent)
-            for rank, (computed, passed, exchanged, sent) in enumerate(table)
-        )
+        rows = []
+        for rank, (computed, passed, exchanged, sent) in enumerate(table):
+            replica, stage = divmod(rank, self._stages)
+            known = None if math.isnan(computed) else computed
+            rows.append((replica, stage, known, passed, exchanged, sent))
+        return tuple(rows)
 
     def state_dict(self) -> State:
         """The optimizers of the stages of the first replica, which are those of all, as bytes of `torch.save`."""
         file = io.BytesIO()
         if self.number == 0:
             torch.save(state_of(self._optimizer), file)
-        saved = self.ranks.gather_bytes(file.getvalue())[: self._stages]
-        optimizers = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in saved]
+        contents = self.ranks.gather_bytes(file.getvalue())
+        optimizers = []
+        for content in contents[: self._stages]:
+            optimizers.append(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         return {"parameters": self.parameters(), "optimizers": optimizers}
 
     def load_state_dict(self, state: State) -> None:
-        own = KeptState(state).of_ranks
-        assert own is not None
-        self._held.put(own["parameters"])
-        content = io.BytesIO(own["optimizers"][self._stage].cpu().numpy().tobytes())
-        restore(self._optimizer, torch.load(content, map_location=self.device, weights_only=True))
+        kept = KeptState(state).of_ranks
+        assert kept is not None
+        self._held.put(kept["parameters"])
+        content = kept["optimizers"][self._stage].cpu().numpy()
+        file = io.BytesIO(content.tobytes())
+        restore(self._optimizer, torch.load(file, map_location=self.device, weights_only=True))
 
 
 class Chosen(nn.Module):
@@ -330,13 +366,16 @@ class TwoVersions(Pipeline):
     """
 
     num_copies = 2
-    _taken = 0  # updates, since the beginning of the run
+    _taken = 0
+    """How many updates were taken since the beginning of the run."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._module = Chosen(self._copy_of)
-        self._first = 0  # batch of the group
-        self._exchanging: dict[int, list[Any]] = {}  # by batch, what its gradient lacks
+        self._first = 0
+        """The first batch of the group."""
+        self._exchanging: dict[int, list[Any]] = {}
+        """The exchanges that the gradient of a batch waits for, by the batch."""
 
     @property
     def _held(self) -> HeldStage:
@@ -344,25 +383,31 @@ class TwoVersions(Pipeline):
 
     def update(self, first: int, count: int) -> list[Computed]:
         """Take an update with each batch from `first` on whose hidden states have one shape, `count` at most."""
-        coming = (self.parts(index, lambda weight: 1.0) for index in range(first, first + count))
-        group = [next(coming)]
-        shape = group[0][2]
-        group.extend(itertools.takewhile(lambda each: each[2] == shape, coming))
+        parts, weight, shape = self.parts(first, lambda weight: 1.0)
+        group = [parts]
+        weights = [weight]
+        for index in range(first + 1, first + count):
+            parts, weight, next_shape = self.parts(index, lambda weight: 1.0)
+            if next_shape != shape:
+                break
+            group.append(parts)
+            weights.append(weight)
         self._first = first
         for copy in self._copies:
-            copy.parts = [part for parts, *_ in group for part in parts]
+            copy.parts = list(itertools.chain(*group))
         seconds = self.run(shape, len(group) * self._micro_batches)
         while self._exchanging:
             self._take(min(self._exchanging))
-        losses = torch.tensor([mean_loss(parts) for parts, *_ in group], dtype=torch.float64)
+        own_losses = torch.tensor([mean_loss(parts) for parts in group], dtype=torch.float64)
+        losses = self.ranks.gather(own_losses)[self.speakers[0]]
         taken = Taken(compute=seconds / len(group))  # to apply is a part of the pipeline's own time
-        return [
-            (Gradient(loss, weight, self.task.batch_size), taken)
-            for loss, (_, weight, _) in zip(self.ranks.gather(losses)[self.speakers[0]].tolist(), group, strict=True)
-        ]
+        computed = []
+        for loss, weight in zip(losses.tolist(), weights, strict=True):
+            computed.append((Gradient(loss, weight, self.task.batch_size), taken))
+        return computed
 
     def _copy_of(self, micro_batch: int) -> HeldStage:
-        """Which copy computes a micro-batch of the group; it is ready then."""
+        """The copy that computes a micro-batch of the group, ready to compute it."""
         number, part = divmod(micro_batch, self._micro_batches)
         batch = self._first + number
         copy = self._copies[batch % 2]
@@ -379,8 +424,8 @@ class TwoVersions(Pipeline):
             self._exchanging[batch] = self.add_up(self._copies[batch % 2])
 
     def _take(self, batch: int) -> None:
-        """Update `batch`. What other stages add to its gradient is waited for here, when a later batch needs it: to
-        wait for it at once would stop the pipeline.
+        """Take the update of a batch. It waits for what other stages add to the gradient. This is done when a later
+        batch needs the update, since to wait at once would stop the pipeline.
         """
         began = time.perf_counter()
         for exchange in self._exchanging.pop(batch):
@@ -395,7 +440,8 @@ class TwoVersions(Pipeline):
         self._taken = batch + 1
 
     def state_dict(self) -> State:
-        return super().state_dict() | {"before": self.parameters(self._copies[self._taken % 2])}
+        before = self._copies[self._taken % 2]
+        return super().state_dict() | {"before": self.parameters(before)}
 
     def load_state_dict(self, state: State) -> None:
         kept = KeptState(state)
