@@ -132,10 +132,10 @@ class Task(abc.ABC):
         from safetensors.torch import save_file
 
         # Copies, since all parameters of a model that is trained lie in one vector, and buffers may share memory.
-        tensors = {
-            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in model.state_dict().items()
-        }
+        tensors = {}
+        for name, tensor in model.state_dict().items():
+            on_cpu = tensor.detach().cpu()
+            tensors[name] = on_cpu.clone(memory_format=torch.contiguous_format)
         save_file(tensors, folder / "model.safetensors")
 
     @abc.abstractmethod

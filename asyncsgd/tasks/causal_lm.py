@@ -90,10 +90,9 @@ class CausalLM(LanguageModel):
     def build(self, model: str, tokenizer: Any, seed: int) -> Built:
         from asyncsgd.tasks.models import Built, load_model, padded_size, seeded
 
+        dropout = self.dropout
         if model not in SHAPES:
-            size = self.seq_len
-            dropout = self.dropout
-            built = load_model(model, len(tokenizer), self.starts_as, seq_len=size, dropout=dropout, seed=seed)
+            built = load_model(model, len(tokenizer), self.starts_as, seq_len=self.seq_len, dropout=dropout, seed=seed)
             if _sees_later_tokens(built.model):
                 raise UsageError(
                     f"{model} is no causal language model: what it says of a token depends on later ones; choose a "
@@ -108,9 +107,9 @@ class CausalLM(LanguageModel):
             n_positions=max(512, self.seq_len),
             bos_token_id=end_id,
             eos_token_id=end_id,
-            resid_pdrop=self.dropout,
-            embd_pdrop=self.dropout,
-            attn_pdrop=self.dropout,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
             **SHAPES[model],
         )
         with seeded(seed):
@@ -129,8 +128,12 @@ class CausalLM(LanguageModel):
         """Rows of documents; ``position_ids`` count from 0 in each document."""
         pieces = self.rows(corpus, side, tokenizer, end_id=self.known["end_id"])
         _, suffix = special_around(tokenizer)
-        documents = [ids[: len(ids) - len(suffix)] for ids in pieces.rows("ids", range(len(pieces)))]
-        positions = [np.arange(len(ids), dtype=np.int32) for ids in documents]
+        documents = []
+        positions = []
+        for ids in pieces.rows("ids", range(len(pieces))):
+            length = len(ids) - len(suffix)
+            documents.append(ids[:length])
+            positions.append(np.arange(length, dtype=np.int32))
         if not self.known["packed"]:
             return Samples.of(ids=documents, position_ids=positions)
         packed_ids = []

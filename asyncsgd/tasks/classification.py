@@ -180,7 +180,8 @@ class Classification(LabelledTask):
     def row_kind(self) -> Kind:
         if self.labels == "single" and not self.is_pair:
             return LABELLED
-        return LabelledRows(self.is_pair, self.labels, self.label_separator, self.label_columns).kind()
+        rows = LabelledRows(self.is_pair, self.labels, self.label_separator, self.label_columns)
+        return rows.kind()
 
     def scored_by(self) -> Directions:
         names = list(self.scored.usual)
@@ -240,7 +241,8 @@ class Classification(LabelledTask):
     def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:
         """The labels of some documents as batches have them, int64 or float32; 0 where none is known."""
         if self.labels == "number":
-            return np.array([float(label or 0) for label in documents.labels], dtype=np.float32)
+            values = [float(label or 0) for label in documents.labels]
+            return np.array(values, dtype=np.float32)
         number_of = {label: number for number, label in enumerate(corpus.labels)}
         if self.labels == "single":
             numbers = [number_of[label] if label else 0 for label in documents.labels]
@@ -305,7 +307,8 @@ class Classification(LabelledTask):
 
     def _undefined(self, held_out: Samples) -> Mapping[str, str]:
         """The scores that the labels to score on leave undefined, and why."""
-        truth = self.scored.truth_of(held_out.values["labels"], len(self.known["labels"]))
+        num_labels = len(self.known["labels"])
+        truth = self.scored.truth_of(held_out.values["labels"], num_labels)
         return self.scored.undefined(truth, self._positive)
 
     def notes_on(self, held_out: Samples) -> Sequence[str]:
@@ -315,7 +318,10 @@ class Classification(LabelledTask):
     @property
     def _positive(self) -> int | None:
         """The number of the class that `positive` names."""
-        return None if self.positive is None else self.known["labels"].index(self.positive)
+        if self.positive is None:
+            return None
+        number: int = self.known["labels"].index(self.positive)
+        return number
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch

@@ -109,7 +109,8 @@ class SingleLabel(Head):
         return {"confusion": counts.reshape(num_classes, num_classes)}
 
     def said(self, logits: Tensor, labels: Sequence[str]) -> Sequence[Said]:
-        return [labels[number] for number in logits.float().argmax(-1).tolist()]
+        predicted = logits.float().argmax(-1)
+        return [labels[number] for number in predicted.tolist()]
 
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
         confusion = sums["confusion"]
@@ -220,8 +221,9 @@ class Number(Head):
     def sums(self, logits: Tensor, batch: Batch) -> Sums:
         num_rows = int(batch["num_rows"])
         rows = batch["rows"].cpu().numpy()
+        numbers = logits.float().squeeze(-1)
         predicted = np.zeros(num_rows)
-        predicted[rows] = logits.float().squeeze(-1).cpu().numpy()
+        predicted[rows] = numbers.cpu().numpy()
         true = np.zeros(num_rows)
         true[rows] = batch["labels"].cpu().numpy()
         return {"predicted": predicted, "true": true}
@@ -260,7 +262,10 @@ def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> float | 
 
     It is None where the predictions leave it undefined: they are one number for all, or some are not finite.
     """
-    if not np.isfinite(predicted).all() or np.ptp(predicted) == 0 or np.ptp(true) == 0:
+    if not np.isfinite(predicted).all():
+        return None
+    is_constant = np.ptp(predicted) == 0 or np.ptp(true) == 0
+    if is_constant:
         return None
     from scipy import stats
 

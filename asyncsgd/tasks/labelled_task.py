@@ -193,7 +193,8 @@ class LabelledTask(HeadTask):
     def summed_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         import torch
 
-        losses = self.scored.losses(outputs.flatten(0, -2), self.targets(batch))
+        logits = outputs.flatten(0, -2)
+        losses = self.scored.losses(logits, self.targets(batch))
         return losses.sum(dtype=torch.float64)
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:

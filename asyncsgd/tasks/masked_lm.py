@@ -192,10 +192,12 @@ class MaskedLM(LanguageModel):
     def masking(self, strategy: Strategy, share: float) -> Masking:
         """How rows are masked."""
         known = self.known
-        return _masking(strategy, share, known["mask_id"], known["vocabulary_size"], tuple(known["special_ids"]))
+        special_ids = tuple(known["special_ids"])
+        return _masking(strategy, share, known["mask_id"], known["vocabulary_size"], special_ids)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-        return self.masked(samples, numbers, draw, self.masking(self.strategy, self.mask_prob))
+        masking = self.masking(self.strategy, self.mask_prob)
+        return self.masked(samples, numbers, draw, masking)
 
     def masked(self, samples: Samples, numbers: np.ndarray, draw: Draw, masking: Masking) -> Batch:
         """The batch of some rows with these masks."""
@@ -241,6 +243,7 @@ _masking = functools.lru_cache(maxsize=8)(Masking)  # it sorts a vocabulary when
 
 def _with_candidates(samples: Samples) -> np.ndarray:
     """Which rows have a candidate, bool `(S,)`."""
-    num_before = np.concatenate([[0], np.cumsum(samples.values["candidates"])])
+    totals = np.cumsum(samples.values["candidates"])
+    num_before = np.concatenate([[0], totals])
     starts = samples.starts["candidates"]
     return np.diff(num_before[starts]) > 0

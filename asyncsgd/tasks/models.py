@@ -140,7 +140,9 @@ def _longest_sequence(model: Any) -> int | None:
     positions.
     """
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        if not name.endswith("position_embeddings") or not isinstance(module, nn.Embedding):
+            continue
+        if module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and limit <= 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 Said = str | float | list[str]
-"""Of a text: a label, a number, or all labels that it has."""
+"""What a model says of a text: a label, a number, or all labels that it has."""
 
 
 def write_predictions(path: Path, rows: Sequence[int], said: Sequence[Said]) -> None:
@@ -17,12 +17,15 @@ def write_predictions(path: Path, rows: Sequence[int], said: Sequence[Said]) -> 
 
     Args:
         path: its folder is there.
-        rows: of each text its place among the rows of its source, from 0.
-        said: of each text.
+        rows: the place of each text among the rows of its source, from 0.
+        said: what the model says of each text.
     """
-    lines = ["index\tprediction", *(f"{row}\t{in_a_line(one)}" for row, one in zip(rows, said, strict=True))]
+    lines = ["index\tprediction"]
+    for row, prediction in zip(rows, said, strict=True):
+        lines.append(f"{row}\t{in_a_line(prediction)}")
+    content = "\n".join(lines) + "\n"
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.write_text(content, encoding="utf-8")
     partial.replace(path)
 
 

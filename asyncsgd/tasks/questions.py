@@ -56,9 +56,11 @@ class QuestionCorpus(Corpus):
     @property
     def evaluations(self) -> tuple[Self, ...]:
         first, *others = super().evaluations
-        for number, questions in enumerate(self.further):
-            others[number] = dataclasses.replace(others[number], questions={**self.questions, "eval": questions})
-        return (first, *others)
+        corpora = [first]
+        for other, questions in zip(others, self.further, strict=True):
+            sides = {**self.questions, "eval": questions}
+            corpora.append(dataclasses.replace(other, questions=sides))
+        return tuple(corpora)
 
 
 def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tuple[int, int] = (0, 0)) -> QuestionCorpus:
@@ -85,7 +87,8 @@ def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tupl
     sources, scored = question_sources(data, eval_data)
     name = "+".join(source.name for source in sources)
     if eval_data is None:
-        scored = {ALONE: [source for source in sources if source.path is None or source.path.is_dir()]}
+        may_have_others = [source for source in sources if source.path is None or source.path.is_dir()]
+        scored = {ALONE: may_have_others}
     evaluations = []
     contexts: set[str] = set()
     for set_sources in scored.values():
@@ -103,7 +106,10 @@ def load_questions(data: str, *, eval_data: EvalData | None = None, limits: tupl
     train = _placed(_some(train, limits[0]), notes)
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
-    texts = dict.fromkeys(text for question in train for text in (question.context, question.question))
+    texts: dict[str, None] = {}
+    for question in train:
+        texts[question.context] = None
+        texts[question.question] = None
     no_documents = Documents(())
     evaluation, *further = evaluations
     first_name, *further_names = scored

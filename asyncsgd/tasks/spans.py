@@ -67,9 +67,10 @@ class Tagging:
         [[0, 1, 0], [4, 4, 0], [5, 5, 0]]
         """
         # A word outside behind every sentence, so that none goes on in the next.
-        tags = np.pad(np.asarray(tags), ((0, 0), (0, 1)), constant_values=OUTSIDE).ravel()
-        kind = self.type_of[tags]
-        begins = self.begins[tags]
+        padded = np.pad(np.asarray(tags), ((0, 0), (0, 1)), constant_values=OUTSIDE)
+        places = padded.ravel()
+        kind = self.type_of[places]
+        begins = self.begins[places]
         before = np.concatenate([[-1], kind[:-1]])
         starts = (kind >= 0) & (begins | (kind != before))
         next_goes_on = (kind[1:] == kind[:-1]) & ~starts[1:]
@@ -82,13 +83,16 @@ class Tagging:
         """Count spans by type, int64 `(T, 3)`: true spans, predicted spans, and those that are in both."""
         true_spans = self.spans(true)
         predicted_spans = self.spans(predicted)
+        first_words = true_spans[:, 0]
+        predicted_first_words = predicted_spans[:, 0]
         # At most one span of a sentence begins at a word, so a place finds its partner.
-        _, here, there = np.intersect1d(true_spans[:, 0], predicted_spans[:, 0], return_indices=True)
-        is_right = (true_spans[here] == predicted_spans[there]).all(axis=1)
-        right_spans = true_spans[here][is_right]
+        _, here, there = np.intersect1d(first_words, predicted_first_words, return_indices=True)
+        paired = true_spans[here]
+        is_right = (paired == predicted_spans[there]).all(axis=1)
         counts = []
-        for spans in (true_spans, predicted_spans, right_spans):
-            counts.append(np.bincount(spans[:, 2], minlength=len(self.types)))
+        for spans in (true_spans, predicted_spans, paired[is_right]):
+            kinds = spans[:, 2]
+            counts.append(np.bincount(kinds, minlength=len(self.types)))
         return np.stack(counts, axis=1)
 
 

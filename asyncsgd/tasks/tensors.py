@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -49,10 +50,11 @@ class TensorData:
             raise UsageError(f"batch_size must be at least 1, got {batch_size}")
         self.train, self._num_train = _tensors(train, "train")
         main, num_evaluation = _tensors(evaluation, "evaluation")
-        bounds = range(0, num_evaluation, batch_size)
-        self.evaluation: Mapping[str, Batches] = {
-            "main": [map_tensors(operator.itemgetter(slice(a, a + batch_size)), main) for a in bounds]
-        }
+        batches = []
+        for first in range(0, num_evaluation, batch_size):
+            rows_of_batch = operator.itemgetter(slice(first, first + batch_size))
+            batches.append(map_tensors(rows_of_batch, main))
+        self.evaluation: Mapping[str, Batches] = {"main": batches}
         self._batch_size = batch_size
         self._seed = seed
         # Two, since a batch may lie in two epochs.
@@ -60,18 +62,24 @@ class TensorData:
 
     def batch(self, stream: int, index: int) -> Batch:
         """Batch `index` of a stream: new tensors of `batch_size` rows."""
-        positions = np.arange(index * self._batch_size, (index + 1) * self._batch_size)
+        first = index * self._batch_size
+        positions = np.arange(first, first + self._batch_size)
         epochs, places = np.divmod(positions, self._num_train)
-        orders = [self._order(stream, int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)]
-        rows = torch.from_numpy(np.concatenate(orders))
+        parts = []
+        for epoch in np.unique(epochs):
+            order = self._order(stream, int(epoch))
+            parts.append(order[places[epochs == epoch]])
+        rows = torch.from_numpy(np.concatenate(parts))
         return map_tensors(lambda tensor: tensor[rows], self.train)
 
     def _shuffle(self, stream: int, epoch: int) -> np.ndarray:
-        return generator(self._seed, Purpose.ORDER, stream, epoch).permutation(self._num_train)
+        """The order of the samples in an epoch of a stream, int64 `(S,)`."""
+        draw = generator(self._seed, Purpose.ORDER, stream, epoch)
+        return draw.permutation(self._num_train)
 
 
 FINGERPRINT_BATCHES = 64
-"""The most that are read to tell training data apart which are made batch by batch."""
+"""At most so many batches are read for the fingerprint of training data that are made batch by batch."""
 
 
 def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str | None:
@@ -91,13 +99,14 @@ def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str |
         return digest.hexdigest()[:16]
     number = FINGERPRINT_BATCHES
     if samples is not None:
-        number = min(number, -(-samples // batch_size))
-    num_read = num_tensors = 0
+        number = min(number, math.ceil(samples / batch_size))
+    num_read = 0
+    num_tensors = 0
     try:
         for index in range(number):
             num_tensors += digest_tensors(digest, data.batch(0, index))
             num_read += 1
-    except Exception:  # of data of one's own; training says what is wrong, if it comes so far
+    except Exception:  # a user's own data may raise any; training says what is wrong, if it comes so far
         digest.update(b"ended")
     if not num_tensors:
         return None
@@ -106,6 +115,7 @@ def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str |
 
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
+    """The samples with tensors in place of arrays, and how many there are."""
     samples = map_tensors(torch.as_tensor, samples, kinds=(np.ndarray,))
     lengths = row_counts(samples)
     if len(set(lengths)) != 1:

@@ -21,8 +21,9 @@ Draw = Callable[[int], np.random.Generator]
 
 def by_length(samples: Samples, batch_size: int, limit: int = 0) -> list[np.ndarray]:
     """The rows of evaluation batches, similar lengths together: at most `limit` rows, evenly over all; 0 for all."""
-    rows = evenly(len(samples), limit)
-    rows = rows[np.argsort(samples.lengths[rows], kind="stable")]
+    chosen = evenly(len(samples), limit)
+    shortest_first = np.argsort(samples.lengths[chosen], kind="stable")
+    rows = chosen[shortest_first]
     return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
 
 
@@ -33,11 +34,15 @@ class EvaluationBatches:
     collate: Callable[[Samples, np.ndarray, Draw], Batch]
     samples: Samples
     rows: Sequence[np.ndarray]
-    """Of each batch, int64."""
+    """The numbers of the rows of each batch, int64."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Batch:
         numbers = self.rows[index]
-        return self.collate(self.samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
+
+        def draw(row: int) -> np.random.Generator:
+            return generator(0, Purpose.EVALUATION, 0, int(numbers[row]))
+
+        return self.collate(self.samples, numbers, draw)

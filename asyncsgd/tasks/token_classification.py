@@ -185,12 +185,14 @@ class TokenClassification(LabelledTask):
         """The tags of each sentence, with spaces between them; O for a word without a piece."""
         labels = self.known["labels"]
         sentences = []
-        rows = zip(outputs.argmax(-1).cpu(), batch["pieces"].cpu(), batch["tags"].cpu(), strict=True)
-        for predicted, pieces, tags in rows:
-            is_word = tags >= 0
+        predicted = outputs.argmax(-1).tolist()
+        pieces = batch["pieces"].tolist()
+        num_words = (batch["tags"] >= 0).sum(1).tolist()
+        for row, length in enumerate(num_words):
             words = []
-            for number, piece in zip(predicted[is_word].tolist(), pieces[is_word].tolist(), strict=True):
-                words.append(labels[number] if piece >= 0 else "O")
+            for word in range(length):
+                label = labels[predicted[row][word]]
+                words.append(label if pieces[row][word] >= 0 else "O")
             sentences.append(" ".join(words))
         return sentences
 
@@ -216,7 +218,8 @@ class TokenClassification(LabelledTask):
     def _majority(self) -> dict[str, Any]:
         """The commonest tag of the training words, and the scores of saying nothing else."""
         labels = self.known["labels"]
-        frequencies = np.bincount(self.samples("train").values["tags"], minlength=len(labels))
+        train_tags = self.samples("train").values["tags"]
+        frequencies = np.bincount(train_tags, minlength=len(labels))
         commonest = int(frequencies.argmax())
         held_out = self.samples("eval")
         tags = held_out.values["tags"].astype(np.int64)
