@@ -38,7 +38,7 @@ from asyncsgd.run.lifecycle import carry_out
 from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
 from asyncsgd.run.run import Run, cache_folder, implied_rule, run_of, steps_of
-from asyncsgd.run.written import Given, read_task, run_beside, settings_of_training
+from asyncsgd.run.written import Given, run_beside, task_and_seed
 from asyncsgd.settings.flags import checked
 from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps, common_contradictions
 from asyncsgd.settings.yaml_reader import EXPERIMENT, SIMULATION, read_of_run, read_settings
@@ -458,9 +458,7 @@ def _saved_model(folder: Path, task: Task | type[Task] | None, best: bool) -> nn
     weights = folder / (BEST_MODEL if best else LAST_MODEL) / "model.safetensors"
     if not weights.is_file():
         raise UsageError(_NO_BEST if best else f"{folder} holds no model; run it again")
-    settings = settings_of_training(folder)
-    task_of_run = read_task(settings, task)
-    seed = settings["seed"]
+    task_of_run, seed = task_and_seed(folder, task)
     model = task_of_run.prepare(seed, cache_folder(None)).model(seed)
     try:
         model.load_state_dict(load_file(weights))

@@ -168,3 +168,27 @@ def test_a_setting_that_an_older_folder_lacks_is_its_default(tmp_path):
     with pytest.raises(UsageError, match="keep_best False -> True"):
         train(Plane(), samples=16, resume=True, keep_best=True, **more)
     assert train(Plane(), samples=16, resume=True, **more).status == "DONE"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ({"batch_size": "x"}, "--batch-size must be a whole number, got 'x'"),
+        ({"seq_len": -5}, "--seq-len must be 8 or more, got -5"),
+        ({"model": 7}, "--model must be text, got 7"),
+        ({"mode": [1]}, r"--mode must be text, got \[1\]"),
+        ({"threads": "two"}, "--threads must be a whole number, got 'two'"),
+        ({"task": 5}, "task is 5, and a folder is not believed about code; type --task MODULE:CLASS"),
+        ({"width": 8}, "MaskedLM has other fields: it has no width"),
+        ({"settings_format": "2"}, "in format '2', of an older asyncsgd, and this one reads format 2"),
+        ({"experiment": "simulate"}, "holds a simulation, which has no task and no checkpoint"),
+    ],
+    ids=str,
+)
+def test_a_damaged_setting_is_refused_by_its_flag(tmp_path, damage, told):
+    whole = {"settings_format": 2, "task": "masked_lm", "mode": "single", "seed": 3}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(whole))
+    assert run_of_folder(tmp_path, Given()).seed == 3
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(whole | damage))
+    with pytest.raises(UsageError, match=told):
+        run_of_folder(tmp_path, Given())

@@ -192,6 +192,13 @@ def run_beside(folder: Path, given: Given, changes: Mapping[str, Any] = TO_REPLA
     return dataclasses.replace(run, task=dataclasses.replace(task, **written))
 
 
+def task_and_seed(folder: Path, given: Task | type[Task] | None) -> tuple[Task, int]:
+    """The task of a folder's run, not prepared, and its seed; whatever else of it may not be at hand."""
+    values = settings_of_training(folder)
+    job: Job = _read(Job, values)
+    return read_task(values, given), job.seed
+
+
 def settings_of_training(folder: Path) -> dict[str, Any]:
     """The settings of a folder's run, which has trained a model.
 
@@ -239,6 +246,8 @@ def read_task(values: Mapping[str, Any], given: Task | type[Task] | None) -> Tas
     same_module = module == kind.__module__ or "__main__" in (module, kind.__module__)
     if class_name != kind.__qualname__ or not same_module:
         say(f"note   the run's task was {named}, and {class_of(kind)} was given")
+    if not isinstance(given, Task):
+        return task  # its fields are the folder's, and where this has none they have their defaults
     fields = fields_of(task)
     for name in sorted(fields.keys() | recorded.keys()):
         if fields.get(name) != recorded.get(name):
@@ -261,7 +270,14 @@ def _made(kind: type[Task], recorded: Mapping[str, Any], named: str) -> Task:
 
 
 def read_fields(kind: type[Task], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a task, each as its type; of a type that no flag could give, lists are tuples."""
+    """Fields of a task, each as its type; of a type that no flag could give, lists are tuples.
+
+    Raises:
+        UsageError: if one of the library's own tasks cannot have such a value.
+    """
+    if kind.__module__.startswith("asyncsgd."):
+        specs = {spec.field: spec for spec in specs_of(kind).values()}
+        return {field: specs[field].checked(value) for field, value in values.items()}
     read = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
     try:
         types = typing.get_type_hints(kind)
@@ -277,6 +293,9 @@ def read_fields(kind: type[Task], values: Mapping[str, Any]) -> dict[str, Any]:
 def not_believed(named: str) -> UsageError:
     """Refuse to import what a run folder says that its task is."""
     module, _, class_name = named.partition(":")
+    if not class_name:
+        module = "MODULE"
+        class_name = "CLASS"
     if module == "__main__":
         module = "FILE"
     return UsageError(

@@ -88,7 +88,7 @@ def check_format(settings: Mapping[str, Any], path: Path) -> None:
         is_newer = isinstance(written, int) and written > SETTINGS_FORMAT
         other = "a newer" if is_newer else "an older"
         raise UsageError(
-            f"{path} is in format {written}, of {other} asyncsgd, and this one reads format {SETTINGS_FORMAT}; read "
+            f"{path} is in format {written!r}, of {other} asyncsgd, and this one reads format {SETTINGS_FORMAT}; read "
             f"the run with the commit that its environment.json names"
         )
 
