@@ -128,7 +128,8 @@ def differences(path: Path, run: Run) -> list[tuple[str, Any, Any]]:
     from asyncsgd.run.written import compared, defaults_of, values_of
 
     here = compared(values_of(run))
-    there = compared(defaults_of(run.task) | read_settings(path))
+    defaults = {name: default for name, default in defaults_of(run.task).items() if name in here}
+    there = compared(defaults | read_settings(path))
     return [(key, there.get(key), here.get(key)) for key in {**there, **here} if there.get(key) != here.get(key)]
 
 
