@@ -142,7 +142,7 @@ def test_what_cannot_be_meant_is_one_line_and_leaves_nothing_behind(line, words,
         ("mode: [", "not YAML"),
         ("mode: sync\naccumulate: 2", "and the command line together"),
         ("checkpoint_every: 5000.5", "'5000.5'"),
-        ("task: causal_lm", "'task'"),
+        ("task: causal_lm", "config.yaml causal_lm masked_lm command"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_by_name(text, words, folder):
