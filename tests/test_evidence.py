@@ -62,6 +62,8 @@ def in_one_format(path):
         named = json.loads(path.with_name("events.jsonl").read_text("utf-8").partition("\n")[0]).get("task")
     built_in = {f"asyncsgd.tasks.{name}:{kind}": name for name, kind in asyncsgd.tasks.TASKS.items()}
     known = {"settings_format": 2, "experiment": "train", "task": built_in.get(named, named)}
+    if known["task"] in asyncsgd.tasks.TASKS:
+        known["sample_order"] = 1  # the only order that there was
     of_masked_lm = {"model_name": "model", "data_name": "data", "eval_split": "split"}
     fields = {of_masked_lm.get(name, name): value for name, value in fields.items()}
     return known | content | options | fields
