@@ -11,37 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from doors import ROOT, Task, TensorData, UsageError, check, cli, seeded
+from doors import ROOT, UsageError, check, cli
+from tasks import Branches, Regression, Tokens, X, Y
 from torch import nn
 from torch.nn import functional
-
-X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-Y = X @ torch.tensor([1.0, -2.0, 0.5]) + 0.3
-
-
-@dataclasses.dataclass(frozen=True)
-class Regression(Task):
-    """A right task, and small; the wrong ones below differ from it in one thing each."""
-
-    name: ClassVar[str] = "regression"
-    batch_size: int = 8
-    field: Any = None
-
-    def layers(self):
-        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-    def model(self, seed):
-        with seeded(seed):
-            return self.layers()
-
-    def data(self, seed):
-        return TensorData((X, Y), (X, Y), self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])[:, 0]
-
-    def loss(self, outputs, batch):
-        return functional.mse_loss(outputs, batch[1])
 
 
 def but(*, batch_size=8, **methods):
@@ -91,48 +64,6 @@ class Recurrent(nn.Module):
     def forward(self, x):
         x = functional.dropout(self.drop(self.linear(x)), 0.3, self.training)
         return self.last(self.recurrent(x[None])[0][0])
-
-
-class Branches(nn.Module):
-    """Two heads, of which the second does nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(3, 1)
-        self.second = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.first(x)
-
-
-class Tied(nn.Module):
-    """One matrix on the way in and out, integers in, a frozen part."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(5, 4)
-        self.out = nn.Linear(4, 5, bias=False)
-        self.frozen = nn.Linear(4, 4).requires_grad_(False)
-        self.out.weight = self.table.weight
-
-    def forward(self, x):
-        return self.out(self.frozen(self.table(x)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokens(Regression):
-    def layers(self):
-        return Tied()
-
-    def data(self, seed):
-        ids = torch.arange(20) % 5
-        return TensorData(ids, ids, self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch)
-
-    def loss(self, outputs, batch):
-        return functional.cross_entropy(outputs, (batch + 1) % 5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +151,7 @@ def test_tied_weights_frozen_parameters_integer_inputs_and_a_single_tensor_pass(
 
 
 def test_unused_parameters_are_listed():
-    assert check(but(layers=Branches), processes=False).unused == ("second.weight", "second.bias")
+    assert check(but(layers=lambda: Branches(3)), processes=False).unused == ("second.weight", "second.bias")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from doors import UsageError, asyncsgd
-from test_resume import SAMPLES, checkpointed, log, sha256, train
+from stopped_runs import SAMPLES, checkpointed, log, sealed, sha256, train
 
 find = importlib.import_module("asyncsgd.core.checkpoints").find
 read_summary = importlib.import_module("asyncsgd.run.choose_folder").read_summary
@@ -29,13 +29,6 @@ def stopped(tmp_path_factory):
 @pytest.fixture
 def damaged(stopped, tmp_path):
     return Path(shutil.copytree(stopped, tmp_path / "run"))
-
-
-def sealed(description):
-    """A description with the hash of its text, as a stranger can write one."""
-    text = json.dumps(description, indent=2)
-    seal = hashlib.sha256(text.encode()).hexdigest()
-    return text.removesuffix("\n}") + f',\n  "description_sha256": "{seal}"\n}}\n'
 
 
 def described(path, **changes):

@@ -8,8 +8,8 @@ import types
 import pytest
 import yaml
 from doors import UsageError, Virtual, asyncsgd, cli
+from stopped_runs import sealed
 from tasks import Plane
-from test_damaged_runs import sealed
 
 BELIEVED = "and a folder is not believed about code; type --task"
 

@@ -15,8 +15,8 @@ from doors import (
     cli,
     parameters_sha256,
 )
-from test_resume import SAMPLES, Noisy, checkpointed
-from test_resume import train as train_noisy
+from stopped_runs import SAMPLES, Noisy, checkpointed
+from stopped_runs import train as train_noisy
 from torch import nn
 
 # At this learning rate the loss rises and falls, so that the best version is neither the first nor the last.

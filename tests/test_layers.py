@@ -116,6 +116,11 @@ def test_only_doors_imports_the_library_and_only_public_names_but_for_a_list_tha
     assert {name for name in imports_of(tests / "doors.py") if name.partition(".")[0] in library} <= public
 
 
+def test_no_test_module_is_imported_by_another_one():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not [name for name in imports_of(path) if ".test_" in f".{name}"], f"{path}: put it into a helper"
+
+
 def test_help_imports_nothing_heavy():
     scripts = [str(path) for path in SCRIPTS if "\nimport torch" not in path.read_text("utf-8")]
     program = """

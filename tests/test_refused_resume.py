@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 from doors import Exponential, Leave, Network, Synchronous, TensorData, UsageError, Virtual, seeded
-from test_resume import SAMPLES, Noisy, files_in, train
+from stopped_runs import SAMPLES, Noisy, files_in, train
 
 LONGER = {"samples": 2 * SAMPLES}
 DATA = Noisy.data

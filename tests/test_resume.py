@@ -1,10 +1,8 @@
 """A run that was stopped and goes on from a checkpoint is the run that was never stopped."""
 
-import dataclasses
 import json
 import os
 import shutil
-import signal
 import threading
 from pathlib import Path
 
@@ -19,69 +17,20 @@ from doors import (
     AllReduce,
     DiLoCo,
     Exponential,
-    Finished,
     FixedDelay,
     Hogwild,
     InProcess,
     Processes,
     StreamingDiLoCo,
     Synchronous,
-    Task,
-    TensorData,
     UsageError,
     Virtual,
     asyncsgd,
-    seeded,
 )
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from marks import slow
-from torch import nn
-
-SAMPLES = 240
-BATCH = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Noisy(Task):
-    """A small net with dropout on two noisy classes."""
-
-    name = "noisy"
-    batch_size: int = BATCH
-
-    def model(self, seed):
-        with seeded(seed):
-            return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
-
-    def data(self, seed):
-        draw = torch.Generator().manual_seed(seed)
-        x = torch.randn(96, 3, generator=draw)
-        y = (x.sum(1) + torch.randn(96, generator=draw) > 0).long()
-        return TensorData((x, y), (x, y), self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch[1])
-
-
-def train(folder, stop_at=None, also=lambda record: None, task=Noisy(), **arguments):
-    """A run, asked to stop as soon as it has reported `stop_at` samples; `also` gets each record."""
-    asked = []
-
-    def stop(record):
-        also(record)
-        if stop_at is not None and not asked and getattr(record, "total_samples", 0) >= stop_at:
-            asked.append(True)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    chosen = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"}
-    return asyncsgd.train(task, folder=folder, quiet=True, report=stop, **(chosen | arguments))
-
-
-def log(folder, *kinds):
-    return Finished(folder).records(*kinds)
+from stopped_runs import BATCH, SAMPLES, Noisy, checkpointed, log, sha256, summary, train
 
 
 def records(folder):
@@ -93,14 +42,6 @@ def records(folder):
     ]
 
 
-def summary(folder):
-    return Finished(folder).summary
-
-
-def sha256(folder):
-    return summary(folder)["parameters_sha256"]
-
-
 def results(folder):
     measured = ("seconds", "per_second", "memory", "usage", "machine_load", "throughput")
     measured += ("events_bytes", "last_record")  # records tell seconds, and a run that went on tells where
@@ -110,10 +51,6 @@ def results(folder):
 def checkpoints(folder):
     """The descriptions of its checkpoints, oldest first."""
     return [json.loads(path.read_text()) for path in sorted((folder / "checkpoints").glob("*.json"))]
-
-
-def checkpointed(folder):
-    return [int(path.stem) for path in sorted((folder / "checkpoints").glob("*.pt"))]
 
 
 IN_ONE_PROCESS = {
@@ -198,10 +135,6 @@ def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_reco
     seams = [seam, *(record for record in discarded if record["kind"] == "resume")]
     assert len(seams) == 2
     assert sum(each["discarded"] for each in seams) == [each["kind"] for each in discarded].count("arrival") > 0
-
-
-def files_in(folder):
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("rule", [*ALL[:3], *slow(*ALL[3:])], ids=str)

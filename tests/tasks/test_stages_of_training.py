@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from test_heads import MODELS, save_model
+from encoders import MODELS, save_model
 
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.classification import Classification
