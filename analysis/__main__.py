@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import runpy
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from asyncsgd.errors import nearest
 
@@ -21,27 +21,39 @@ COMMANDS = (
     "timeline",
     "watch",
 )
+DOOR = "python -m analysis"
 
 
-def summary(command: str) -> str:
+def summary(command: str, door: str = DOOR) -> str:
     """How it is typed and what it shows: the first line of its docstring. It is read and not imported, which would
     load pandas and matplotlib.
     """
-    source = (Path(__file__).parent / f"{command}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].replace("``", "")
+    with open(Path(__file__).parent / f"{command}.py", encoding="utf-8") as source:
+        line = source.readline()
+    return line.strip().lstrip('r"').replace("``", "").replace(DOOR, door)
 
 
-def main(argv: list[str]) -> int:
+def is_command(name: str) -> bool:
+    """Whether a command is called so; a dash is an underscore."""
+    return name.replace("-", "_") in COMMANDS
+
+
+def main(argv: list[str], door: str = DOOR) -> int:
+    """Carry out a command, or list them; the exit code.
+
+    Args:
+        door: how the commands were reached, for their help.
+    """
     if argv[:1] in ([], ["-h"], ["--help"]):
         print("\n".join(map(summary, COMMANDS)))
         return 0
-    name = argv[0].replace("-", "_")
-    if name not in COMMANDS:
-        print(f"error: {argv[0]!r} is no command of python -m analysis{nearest(name, COMMANDS)}", file=sys.stderr)
+    if not is_command(argv[0]):
+        print(f"error: {argv[0]!r} is no command of {door}{nearest(argv[0], COMMANDS)}", file=sys.stderr)
         return 2
-    sys.argv = [f"analysis.{name}", *argv[1:]]
-    runpy.run_module(f"analysis.{name}", run_name="__main__")
-    return 0
+    name = argv[0].replace("-", "_")
+    module: Any = importlib.import_module(f"analysis.{name}")
+    sys.argv = [f"{door} {name}", *argv[1:]]
+    return int(module.main())
 
 
 if __name__ == "__main__":

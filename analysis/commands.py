@@ -24,12 +24,14 @@ def begun(
     """Parse the flags of a command, and carry it out with them; the exit code is 0, or 2 for what a user can change.
 
     Args:
-        doc: of its module; the first line says how it is typed and what it shows.
+        doc: of its module; the first line says how it is typed and what it shows. Where another door was typed,
+            `sys.argv` begins with that.
         flags: name -> what `ArgumentParser.add_argument` takes.
     """
     typed, _, shows = str(doc).partition("\n")[0].partition(": ")
+    *door, name = typed.strip("`").split()[:4]
     parser = argparse.ArgumentParser(
-        prog=" ".join(typed.strip("`").split()[:4]),
+        prog=sys.argv[0] if sys.argv[0].endswith(f" {name}") else " ".join([*door, name]),
         description=shows[:1].upper() + shows[1:],
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,52 +1,99 @@
-"""``python -m asyncsgd``: what is installed here; ``python -m asyncsgd COMMAND RUN`` does something with a run."""
+"""The door to every command: ``asyncsgd COMMAND ...``, which is also ``python -m asyncsgd COMMAND ...``.
+
+Without a command it says which there are. Nothing that a command needs is imported before it is named."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest, reason
-from asyncsgd.records.console import best_effort
 
-COMMANDS = {
-    "resume": "go on with it where it was stopped",
-    "replay": "run it again in one process, and compare it bit for bit",
-    "export": "write its model, or that of a checkpoint, for transformers",
-    "predict": "predict it on the virtual clock, and compare",
+SCRIPTS = {
+    "train": ("TASK", "train a model: masked_lm, causal_lm, ..., or a task of your own"),
 }
+"""Name -> its first argument, and what it does. Each is a module of `asyncsgd.scripts`, with a function
+``run(argv, stop, typed)``."""
 
-CHECKOUT = """\
-  torchrun experiments/stilt_mlm.py --mode async --nproc 4   train a model
-  python experiments/sweep.py --help                         run a study"""
+OF_RUNS = {
+    "resume": ("RUN", "go on with it where it was stopped"),
+    "replay": ("RUN", "run it again in one process, and compare it bit for bit"),
+    "export": ("RUN", "write its model, or that of a checkpoint, for transformers"),
+    "predict": ("RUN", "predict it on the virtual clock, and compare"),
+}
+"""The same, with a function ``run(argv, prog)``."""
 
-NO_CHECKOUT = """\
-  The experiments run from a checkout of the repository. This installation has the library and the analysis only.
-  In a checkout, type: python -m pip install -c constraints.txt -e ."""
+ANALYSIS = "analysis.__main__"
+"""Its commands are commands of this door too. The library does not import the analysis: it is asked by name, here."""
 
 
-@best_effort()
 def main(argv: list[str] | None = None) -> int:
+    """Carry out a command and return its exit code.
+
+    Args:
+        argv: None: this process's own, which then ends with the command.
+    """
+    door = "python -m asyncsgd" if sys.argv[0] == __file__ else "asyncsgd"
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
-    if name in ("", "-h", "--help"):
-        home = Path(__file__).parent
-        print(f"asyncsgd {__version__} in {home}")
-        print(CHECKOUT if (home.parent / "experiments" / "stilt_mlm.py").is_file() else NO_CHECKOUT)
-        for command, what in COMMANDS.items():
-            print(f"  {f'python -m asyncsgd {command} RUN':58} {what}")
-        print(f"  {'python -m analysis':58} tables, pictures and verdicts from run folders")
-        return 0
+    if name in SCRIPTS or name in OF_RUNS:
+        return run_command(name, arguments, door, ends_with_process=argv is None)
+    analysis: Any = importlib.import_module(ANALYSIS)
+    if analysis.is_command(name):
+        return int(analysis.main([name, *arguments], door))
+    from asyncsgd.records.console import best_effort
+
+    with best_effort():
+        if name in ("", "-h", "--help"):
+            print(described(door, analysis))
+            return 0
+        if name == "--version":
+            print(f"asyncsgd {__version__}")
+            return 0
+        print(f"error: {refusal(name, door, [*SCRIPTS, *OF_RUNS, *analysis.COMMANDS])}", file=sys.stderr)
+        return UsageError.exit_code
+
+
+def run_command(name: str, arguments: list[str], door: str, *, ends_with_process: bool) -> int:
+    """Carry out a command of this library."""
+    from asyncsgd.scripts.base import Typed, run_script
+
+    typed = Typed.at_door(door, name)
+    module: Any = importlib.import_module(f"asyncsgd.scripts.{name}")
+    if name in SCRIPTS:
+        return run_script(
+            lambda given, stop: module.run(given, stop, typed), arguments, ends_with_process=ends_with_process
+        )
     try:
-        if name not in COMMANDS:
-            raise UsageError(f"{name!r} is no command of python -m asyncsgd{nearest(name, COMMANDS)}")
-        return int(importlib.import_module(f"asyncsgd.scripts.{name}").run(arguments))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return run_script(lambda given, stop: module.run(given, typed.prog), arguments)
     except OSError as error:
         print(f"error: {error.filename or 'standard output'}: {reason(error)}", file=sys.stderr)
-        return 2
+        return UsageError.exit_code
+
+
+def described(door: str, analysis: Any) -> str:
+    """The commands, each with what it does."""
+    lines = [f"asyncsgd {__version__} in {Path(__file__).parent}"]
+    for name, (argument, shows) in (SCRIPTS | OF_RUNS).items():
+        lines.append(f"  {f'{door} {name} {argument}':40} {shows}")
+    lines.append("\ntables, pictures and verdicts from run folders:")
+    for name in analysis.COMMANDS:
+        typed, _, shows = analysis.summary(name, door).partition(": ")
+        lines.append(f"  {typed:40} {shows}")
+    lines.append(f"\n{door} COMMAND --help says more.")
+    return "\n".join(lines)
+
+
+def refusal(name: str, door: str, commands: list[str]) -> str:
+    """Why `name` is no command, and what was meant."""
+    from asyncsgd.tasks import TASKS
+
+    if name in TASKS or ":" in name:
+        return f"{name!r} is no command but a task; type {door} train {name}"
+    hint = nearest(name, commands) or f"; {door} --help lists them"
+    return f"{name!r} is no command of {door}{hint}"
 
 
 if __name__ == "__main__":

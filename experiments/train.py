@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.task import run_task
+from asyncsgd.scripts.train import run_task
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ def _main(name, arguments):
     before = sys.argv
     sys.argv = [name, *arguments]
     try:
-        return int(module.main() or 0)
+        return int((module.main(arguments) if name == "asyncsgd" else module.main()) or 0)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1 if end.code else 0
     finally:

@@ -12,7 +12,7 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 # From bottom to top: a room imports rooms of its own floor and of lower ones. A file that is named has its own floor.
 FLOORS = """
 errors
-__main__ torchrun records
+torchrun records
 settings
 simulation.speeds simulation.churn
 rules
@@ -26,6 +26,7 @@ simulation
 run
 api studies __init__
 scripts
+__main__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}
 JUDGING = """

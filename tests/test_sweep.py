@@ -25,7 +25,7 @@ import sweep as sweep_script
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.records.events import read_events
 from asyncsgd.records.machine import available_cores
-from asyncsgd.scripts.task import run_task
+from asyncsgd.scripts.train import run_task
 from asyncsgd.studies.estimate import Estimator
 from asyncsgd.studies.plan import make_plan, sha256_of, share
 from asyncsgd.studies.sweep import Sweep

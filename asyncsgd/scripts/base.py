@@ -8,10 +8,43 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
+from typing import NamedTuple
 
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
+
+
+class Typed(NamedTuple):
+    """How a command was typed, for its help, for what it records and for what it says to type next.
+
+    >>> Typed.of_script("train.py").with_word("masked_lm").line
+    'python experiments/train.py masked_lm'
+    >>> Typed.at_door("asyncsgd", "train").with_word("masked_lm").line
+    'asyncsgd train masked_lm'
+    """
+
+    prog: str
+    """In ``--help``."""
+    line: str
+    """How a line that starts it again begins."""
+    analysis: str
+    """How a command of the analysis begins."""
+
+    @classmethod
+    def of_script(cls, name: str) -> Typed:
+        """A script under experiments/ was typed."""
+        return cls(name, f"python experiments/{name}", "python -m analysis")
+
+    @classmethod
+    def at_door(cls, door: str, command: str) -> Typed:
+        """A command was typed behind ``asyncsgd`` or ``python -m asyncsgd``."""
+        prog = f"{door} {command}"
+        return cls(prog, prog, door)
+
+    def with_word(self, word: str) -> Typed:
+        """The first argument was `word`, which belongs to the command."""
+        return self._replace(prog=f"{self.prog} {word}", line=f"{self.line} {word}")
 
 
 def run_script(

@@ -20,9 +20,9 @@ from asyncsgd.run.choose_folder import read_summary
 from asyncsgd.scripts.base import add_task_flag
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], prog: str) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m asyncsgd export",
+        prog=prog,
         description="Write the last model of a run, or that of a checkpoint.",
         allow_abbrev=False,
     )

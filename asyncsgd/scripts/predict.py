@@ -27,9 +27,9 @@ Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], prog: str) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m asyncsgd predict",
+        prog=prog,
         description="Predict a measured run on the virtual clock.",
         allow_abbrev=False,
     )

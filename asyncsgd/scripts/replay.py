@@ -27,10 +27,8 @@ if TYPE_CHECKING:  # it imports torch
     from asyncsgd.run.replay import Replayed
 
 
-def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m asyncsgd replay", description="Replay a recorded run, bit for bit.", allow_abbrev=False
-    )
+def run(argv: list[str], prog: str) -> int:
+    parser = argparse.ArgumentParser(prog=prog, description="Replay a recorded run, bit for bit.", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="a run of mode async or single: its folder, how it begins, or last")
     add_task_flag(parser)
     parser.add_argument("--to", type=int, metavar="VERSION", help="stop at this version and save its model")

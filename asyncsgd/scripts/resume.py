@@ -17,10 +17,8 @@ from asyncsgd.settings.flags import specs_of
 from asyncsgd.settings.groups import Budget
 
 
-def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m asyncsgd resume", description="Go on with a run that was stopped.", allow_abbrev=False
-    )
+def run(argv: list[str], prog: str) -> int:
+    parser = argparse.ArgumentParser(prog=prog, description="Go on with a run that was stopped.", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="a run folder with a checkpoint, how its name begins, or last")
     parser.add_argument("--samples", metavar="N", help="go on to so many samples in all")
     parser.add_argument("--epochs", metavar="N", help="go on to so many passes in all")

@@ -22,7 +22,7 @@ from asyncsgd.records.console import say
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.run.choose_folder import open_run_folder
-from asyncsgd.scripts.base import go_offline
+from asyncsgd.scripts.base import Typed, go_offline
 from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks import TASKS, task_class
@@ -43,8 +43,8 @@ class TaskScript:
     description: str = ""
     """Empty: the first line of the task's docstring."""
     examples: str = ""
-    command: str = ""
-    """What is typed behind ``python experiments/``; empty: the name and .py."""
+    typed: Typed | None = None
+    """None: as a script under experiments/ that is called after its runs."""
 
     @property
     def flags(self) -> Flags:
@@ -53,9 +53,9 @@ class TaskScript:
     def run(self, argv: list[str], stop: StopRequest) -> int:
         if told_names(argv):
             return 0
-        command = self.command or f"{self.name}.py"
+        typed = self.typed or Typed.of_script(f"{self.name}.py")
         description = self.description or (self.kind.__doc__ or "").partition("\n")[0]
-        parsed = self.flags.parse(argv, prog=command, description=description, examples=self.examples)
+        parsed = self.flags.parse(argv, prog=typed.prog, description=description, examples=self.examples)
         settings, launch = adapt(parsed, self.flags)
         if (rules := values_of(argv, "--rule")) and settings.job.mode in ("sync", "pipeline"):
             # Of a file it may be the default that a synchronous run has written down.
@@ -89,11 +89,11 @@ class TaskScript:
             return 0
         from asyncsgd.run.lifecycle import lead
 
-        folder = open_run_folder(asked, f"python experiments/{command} {' '.join(argv)}")
+        folder = open_run_folder(asked, f"{typed.line} {' '.join(argv)}")
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(asked, launch, folder, context, stop, tracking)
-        say(f"next   python -m analysis compare {shlex.quote(str(folder.path.parent))}")
+        say(f"next   {typed.analysis} compare {shlex.quote(str(folder.path.parent))}")
         return exit_code
 
     def run_of(self, settings: Any) -> Run:
@@ -102,15 +102,6 @@ class TaskScript:
 
         settings.task.check_names()
         return run_of(self.name, settings)
-
-
-def run_task(argv: list[str], stop: StopRequest) -> int:
-    name, *flags = argv or [""]
-    if name in ("", "-h", "--help"):
-        print(f"usage: train.py TASK [--FLAG VALUE ...]\n\ntasks: {', '.join(TASKS)}, or MODULE:CLASS for your own")
-        return 2 if not name else 0
-    kind = class_named(name)
-    return TaskScript(kind, kind.name, command=f"train.py {name}").run(flags, stop)
 
 
 def class_named(name: str) -> type[Task]:

@@ -1,0 +1,154 @@
+"""``asyncsgd COMMAND``: the same settings, runs and words as by the scripts and modules that it stands for."""
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import Command, until
+from doors import ROOT, Finished, asyncsgd, cli
+
+TASKS = ["masked_lm", "causal_lm", "classification", "token_classification", "question_answering", "tasks:Plane"]
+FLAGS = {
+    "--mode": ["single", "sync", "async", "hogwild", "pipeline", "asynch"],
+    "--nproc": ["1", "2", "5", "0", "two"],
+    "--clock": ["virtual", "measured"],
+    "--times": ["exponential:1", "slow:worker=0,factor=3", "slow"],
+    "--rule": ["asynchronous", "ringmaster:threshold=4", "koloskova", "rennala", "help"],
+    "--samples": ["0", "64", "1e3", "-1", "none"],
+    "--epochs": ["1", "2.5"],
+    "--seed": ["0", "7"],
+    "--batch-size": ["4", "16"],
+    "--batch_size": ["3"],
+    "--learning-rate": ["1e-3", ".5", "fast"],
+    "--optimizer": ["adamw", "sgd", "adam"],
+    "--schedule": ["constant", "linear"],
+    "--evaluations": ["1", "4"],
+    "--warmup": ["0", ".1"],
+    "--data": ["text.txt", "posts.csv"],
+    "--model": ["tiny", "nowhere"],
+    "--config": ["some.yaml", "none.yaml"],
+    "--resume": ["last", "nothing"],
+    "--run-dir": ["run"],
+    "--sampels": ["3"],
+    "--micro-batches": ["4"],
+    "--keep-best": [],
+    "--help": [],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder of a new user, which holds no checkout."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def drawn_line(draw):
+    words = [draw.choice(TASKS)]
+    for flag in draw.sample(sorted(FLAGS), draw.choice([0, 1, 2, 4])):
+        words += [flag, *(draw.sample(FLAGS[flag], 1) if FLAGS[flag] else [])]
+    return words
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_line_means_the_same_at_both_doors_and_is_refused_in_the_same_words(seed, folder):
+    Path("some.yaml").write_text("mode: async\nnproc: 3\nseed: 5\n")
+    draw = random.Random(seed)
+    codes = set()
+    for _ in range(30):
+        words = [*drawn_line(draw), "--print-config"]
+        script = cli(["train.py", *words])
+        door = cli(["asyncsgd", "train", *words])
+        assert (door.code, door.err) == (script.code, script.err), words
+        assert door.out == script.out.replace("train.py", "asyncsgd train"), words
+        codes.add(door.code)
+    assert codes == {0, 2}
+    assert [path.name for path in folder.iterdir()] == ["some.yaml"]
+
+
+def settings_and_comment(run):
+    """What settings.yaml holds but for where the run is kept, and the line that began the run."""
+    first, *rest = (run.path / "settings.yaml").read_text().splitlines()
+    return yaml.safe_load("\n".join(rest)) | {"runs_dir": None}, first
+
+
+@pytest.mark.parametrize("flags", ["--seed 3", "--rule ringmaster:threshold=2 --nproc 3", "--nproc 2 --batch-size 5"])
+def test_a_run_has_the_same_name_settings_and_bits_and_records_what_was_typed(flags, folder):
+    line = f"tasks:Plane --clock virtual --samples 24 --device cpu {flags}"
+    runs = []
+    for command in ("train.py", "asyncsgd train"):
+        runs_dir = f"by_{command[:2]}"
+        ended = cli(f"{command} {line} --runs-dir {runs_dir}")
+        assert ended.code == 0, ended.err
+        (path,) = Path(runs_dir).iterdir()
+        runs.append(Finished(path))
+        typed = {"train.py": "python experiments/train.py"}.get(command, command)
+        _, comment = settings_and_comment(runs[-1])
+        assert comment == f"# {typed} {line} --runs-dir {runs_dir}"
+        door = {"train.py": "python -m analysis"}.get(command, "asyncsgd")
+        assert ended.out.splitlines()[-1] == f"next   {door} compare {runs_dir}"
+    script, door = runs
+    assert door.path.name == script.path.name
+    assert settings_and_comment(door)[0] == settings_and_comment(script)[0]
+    assert door.summary["parameters_sha256"] == script.summary["parameters_sha256"]
+    assert cli(f"asyncsgd compare {door.path.parent} --format csv").code == 0
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_without_a_command_every_one_is_listed(words, folder):
+    ended = cli(["asyncsgd", *words])
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"asyncsgd {asyncsgd.__version__} in ")
+    for command in ("train TASK", "replay RUN", "resume RUN", "export RUN", "predict RUN", "compare RUNS_DIR", "watch"):
+        assert f"\n  asyncsgd {command} " in ended.out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trian masked_lm", "'trian' is no command of asyncsgd; did you mean 'train'?"),
+        ("raport runs", "'raport' is no command of asyncsgd; did you mean 'report'?"),
+        ("zzz", "'zzz' is no command of asyncsgd; asyncsgd --help lists them"),
+        ("masked_lm --mode async", "'masked_lm' is no command but a task; type asyncsgd train masked_lm"),
+        ("train maskd_lm", "; got 'maskd_lm'; did you mean 'masked_lm'?"),
+        ("train masked_lm --sampels 3", "unknown flag --sampels; did you mean '--samples'?"),
+        ("report nowhere", "nowhere: no such folder; make one: "),
+        ("replay nowhere", "nowhere is no folder"),
+    ],
+)
+def test_a_slip_is_refused_with_what_to_type(line, said, folder):
+    ended = cli(f"asyncsgd {line}")
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train", "train causal_lm", "resume", "replay", "export", "predict", "report"])
+def test_help_names_the_command_as_it_was_typed(command, folder):
+    ended = cli(f"asyncsgd {command} --help")
+    assert ended.code == 0
+    assert ended.out.startswith(f"usage: asyncsgd {command} ")
+
+
+@pytest.mark.processes
+def test_a_training_of_the_module_stops_at_ctrl_c_and_says_how_it_goes_on(folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    line = "train tasks:Plane --clock virtual --samples 100000000 --device cpu --run-dir run"
+    command = Command([sys.executable, "-m", "asyncsgd", *line.split()], folder)
+    try:
+        until(lambda: Path("run/events.jsonl").exists() and Path("run/events.jsonl").stat().st_size, "it trains")
+        os.kill(command.process.pid, signal.SIGINT)
+        assert command.process.wait(60) == 130
+        assert Finished(Path("run")).summary["status"] == "INTERRUPTED"
+        assert "# python -m asyncsgd train tasks:Plane" in Path("run/settings.yaml").read_text()
+        assert "next   python -m asyncsgd compare" in Path("out.txt").read_text()
+        assert command.pids() == []
+    finally:
+        command.end()
