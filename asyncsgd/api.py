@@ -293,17 +293,20 @@ def start(
     recipe = run.recipe
     trackers = names_in(run.output.track)
     launch = _launch(runtime)
-    if launch.rank is not None and not launch.leads:
-        raise SystemExit(follow(run))
+    if not launch.is_needed(has_server=runtime.has_server):
+        raise SystemExit(0)
+    if not launch.leads:
+        follow(run)
+    starts_workers = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
         refuse_in_worker()
         check_can_be_sent(task, f"the task {type(task).__name__}")
-        if launch.rank is None:
+        if starts_workers:
             check_can_be_sent(recipe.build, f"optimizer {recipe.name}")
             _check_guard()
     with _threads_as_before():
         context = None
-        if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
+        if starts_workers:
             context = fork_server(None, *runtime.preload, *task.preload)
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []

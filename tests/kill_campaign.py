@@ -199,8 +199,10 @@ def main():
             wholes[mode].carry_out([])
             assert not wholes[mode].wrong, (wholes[mode].folder, wholes[mode].wrong)
         trial = Trial(folder / str(number), mode, torchrun=draw.random() < 0.3, whole=wholes[mode])
-        # torchrun ends all of its ranks when one ends, so there a worker is not hit alone
-        names = ["leader", "all", *["worker"] * (trial.num_ranks == 2 and not trial.torchrun)]
+        names = ["leader", "all"]
+        # torchrun ends all of its ranks when one ends; where there is a server, workers are none of its ranks
+        if trial.num_ranks == 2 and (not trial.torchrun or mode in RACES):
+            names.append("worker")
         kills = [Kill(draw.choice(SIGNALS), draw.choice(names), draw.uniform(-0.25, 1.1)) for _ in range(2)]
         kills = kills[: draw.choice([1, 1, 2])]
         trial.carry_out(kills)

@@ -12,7 +12,9 @@ import sys
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
+from commands import Command, until
 from doors import ROOT, cli, marked
 
 TIMEOUT = 90
@@ -77,6 +79,18 @@ def test_a_mode_that_cannot_use_torchruns_ranks_says_so(mode, environment, said,
     assert said in ended.err
 
 
+@pytest.mark.parametrize("mode", ["async", "hogwild"])
+def test_a_second_rank_has_no_part_in_a_run_whose_leader_starts_the_workers(mode, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    began = psutil.Process().children()
+    ended = cli(f"stilt_mlm.py --mode {mode}")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    assert psutil.Process().children() == began
+    assert list(tmp_path.iterdir()) == []
+
+
 @needs_entry_point
 @pytest.mark.processes
 def test_the_documented_command_trains_with_four_workers(command, small, tmp_path):
@@ -117,6 +131,32 @@ def test_ranks_made_by_torchrun_train_together(start, script, mode, num_updates,
     assert told == ["DONE", mode, 2, 48, num_updates]
     assert (run / "model" / "config.json").is_file()
     assert done.stdout.count("rule   ") == 1  # rank 0 alone speaks
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_killed_worker_takes_none_of_torchruns_ranks_along(small, tmp_path):
+    started = Command(
+        [
+            *(TORCHRUN, "--nproc-per-node", "2", str(ROOT / "experiments/stilt_mlm.py"), *small),
+            *("--run-dir", "run", "--samples", "1600", "--evaluations", "40"),
+        ],
+        tmp_path,
+    )
+    try:
+        events = tmp_path / "run" / "events.jsonl"
+        until(lambda: events.exists() and events.read_bytes().count(b'"kind":"evaluate"') >= 3, "three evaluations")
+        processes = map(psutil.Process, started.pids())
+        of_fork_server = [one.pid for one in processes if "multiprocessing.forkserver" in " ".join(one.cmdline())]
+        workers = [pid for pid in of_fork_server if psutil.Process(pid).ppid() in of_fork_server]
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        assert started.process.wait(TIMEOUT) == 0, started.err
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert (summary["status"], summary["num_samples"]) == ("DONE", 1600)
+        until(lambda: not started.pids(), "that every process has ended")
+    finally:
+        started.end()
 
 
 @pytest.mark.slow

@@ -59,8 +59,11 @@ class Launch:
 
     >>> Launch.read({}, 4, nproc_given=True)
     Launch(num_workers=4, rank=None, several_hosts=False)
-    >>> Launch.read({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, nproc_given=False)
+    >>> second = Launch.read({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, nproc_given=False)
+    >>> second
     Launch(num_workers=2, rank=1, several_hosts=False)
+    >>> second.leads, second.is_needed(has_server=True), second.is_needed(has_server=False)
+    (False, False, True)
     """
 
     num_workers: int
@@ -100,6 +103,15 @@ class Launch:
     def leads(self) -> bool:
         """Whether this process prepares the run, keeps the record and speaks to the user."""
         return self.rank in (None, 0)
+
+    def is_needed(self, *, has_server: bool) -> bool:
+        """Whether this process has a part in the run. Where there is a server, rank 0 starts the workers itself, since
+        torchrun ends all ranks when one of them dies; so its other ranks end at once."""
+        return self.leads or not has_server
+
+    def starts_workers(self, *, has_server: bool) -> bool:
+        """Whether the leader starts the other processes of the run; else torchrun has made them."""
+        return self.rank is None or has_server
 
 
 @functools.cache  # once in a process

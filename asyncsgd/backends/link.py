@@ -1,8 +1,8 @@
 """What a server and a worker say to each other, and the two ways it travels: a pipe, or a gloo group of two.
 
-Messages are JSON of known tuples; what is received is never unpickled, and whoever sends anything else is lost. A child
-of the server inherits its end of a pipe, which nobody else has. A worker that torchrun made meets the server through a
-file in a folder that only this user can enter; gloo listens on loopback.
+Messages are JSON of known tuples; what is received is never unpickled, and whoever sends anything else is lost. A
+worker inherits its end of a pipe, which nobody else has. Where vectors travel too, it meets the server through a file
+in a folder that only this user can enter, and gloo listens on loopback.
 
 A worker obeys: it receives a command, carries it out, answers, and receives the next. So it never waits for another
 worker. It has at most one gradient, one `Wake` and the shards of one evaluation unanswered, for which every pipe has
@@ -17,10 +17,7 @@ import dataclasses
 import datetime
 import json
 import multiprocessing
-import os
-import stat
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -28,14 +25,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 import torch.distributed as dist
 from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.backends.segment import Segment
-from asyncsgd.errors import RunError
 from asyncsgd.records.events import Gradient, Range, Taken
 
 
@@ -162,9 +157,6 @@ class Link:
     (None, Evaluate(shard=0, num_shards=2))
     """
 
-    carries_vectors = False
-    """Whether vectors travel through it, since the two ends share no segment."""
-
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ahead: collections.deque[Message] = collections.deque()
@@ -237,24 +229,21 @@ _LENGTH = struct.Struct("!I")
 
 
 class Pair(Link):
-    """One end of a gloo group of two; a thread, since a gloo receive cannot be polled, hands on what comes to a pipe.
+    """One end of a gloo group of two, through which vectors travel too.
 
-    A group per worker, because a gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
+    A gloo receive cannot be polled, so a thread hands on what comes to a pipe. There is a group per worker, because a
+    gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
 
     Args:
         folder: where the two meet.
         worker: whose link it is.
         slot: at the server, where the worker's vectors are received, `(P,)`, and behind it what its gradients make of
-            running statistics, where a model has some; empty: it is the worker's end, or the two share a segment.
-        carries_vectors: whether they do not.
+            running statistics, where a model has some; empty: it is the worker's end.
     """
 
-    def __init__(
-        self, folder: str, worker: int, *, serves: bool, carries_vectors: bool, slot: Sequence[Tensor] = ()
-    ) -> None:
+    def __init__(self, folder: str, worker: int, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
         ours, self._handed_on = multiprocessing.Pipe(duplex=False)
         super().__init__(ours)
-        self.carries_vectors = carries_vectors
         self._slot = slot
         self._rank, self._peer = (_SERVER, _WORKER) if serves else (_WORKER, _SERVER)
         self._group: Any = None
@@ -352,57 +341,15 @@ class Inherited:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeetingOfParent:
+class Meeting:
     """Where a child meets its server if vectors travel too. The folder is its parent's word, who may have set another
     folder for temporary files since children are forked; can be pickled for a child alone."""
 
     folder: str
 
     def join(self, worker: int) -> tuple[Link, Segment | None]:
-        return Pair(self.folder, worker, serves=False, carries_vectors=True), None
+        return Pair(self.folder, worker, serves=False), None
 
 
-class Meeting(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Where workers meet the server that are not its children, or share no segment with it; names and numbers only."""
-
-    folder: str
-    """The name of a folder for temporary files, and never a path; empty where no worker needs one."""
-    segment: tuple[int, ...] | None
-    """`Segment.place`; None: vectors travel too."""
-
-    def join(self, worker: int) -> tuple[Link, Segment | None]:
-        """Meet the server.
-
-        Raises:
-            RunError: if what was told is no place that a server of this user has made; then nothing was written.
-        """
-        try:
-            folder = private_folder(self.folder)
-            segment = None if self.segment is None else Segment.opened(*self.segment)
-        except (TypeError, ValueError, OSError, psutil.Error) as error:
-            raise RunError(f"rank 0 sent a start message that cannot be used ({error}); start the run again") from error
-        return Pair(folder, worker, serves=False, carries_vectors=segment is None), segment
-
-
-Way = Inherited | MeetingOfParent | Meeting
+Way = Inherited | Meeting
 """How a worker comes to its link."""
-
-FOLDERS = "asyncsgd-"
-"""How the names of the folders begin in which processes meet."""
-
-
-def private_folder(name: str) -> str:
-    """The path of a folder in which the processes of this user meet.
-
-    Raises:
-        ValueError: if it is not one that only this user can enter.
-        OSError: if there is none.
-    """
-    path = os.path.join(tempfile.gettempdir(), name)
-    if os.path.basename(name) != name or not name.startswith(FOLDERS):
-        raise ValueError(f"{name!r} is no name of a folder in which processes meet")
-    folder = os.lstat(path)
-    is_private = stat.S_ISDIR(folder.st_mode) and stat.S_IMODE(folder.st_mode) == stat.S_IRWXU
-    if not is_private or folder.st_uid != os.getuid():
-        raise ValueError(f"{path} is no folder that this user alone can enter")
-    return path

@@ -274,7 +274,7 @@ class Workers:
         exact = None if work.point is None else work.version
         segment = self._segment
         statistics = work.statistics
-        if point is None and self._links[worker].carries_vectors:
+        if point is None and isinstance(self._links[worker], Pair):
             point = segment.parameters
             exact = segment.version
             statistics = segment.statistics
@@ -296,7 +296,7 @@ class Workers:
         link = self._links[worker]
         with contextlib.suppress(Gone):
             link.send(message)
-            if isinstance(link, Pair) and link.carries_vectors:
+            if isinstance(link, Pair):
                 for vector in vectors:
                     link.send_vector(vector)
 

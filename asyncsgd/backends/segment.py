@@ -14,7 +14,6 @@ import contextlib
 import math
 import mmap
 import os
-import stat
 import tempfile
 import time
 import weakref
@@ -22,7 +21,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -77,38 +75,6 @@ class Segment:
 
     def __reduce__(self) -> tuple[Callable[..., Segment], tuple[Any, ...]]:
         return _inherited, (*self._shape, DupFd(self._descriptor))
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """What `opened` takes in a process that is no child, as long as this process lives: this process, the
-        descriptor, and the shape.
-        """
-        shape = self._shape if self._shape[-1] else self._shape[:-1]
-        return (os.getpid(), self._descriptor, *shape)
-
-    @classmethod
-    def opened(cls, process: int, descriptor: int, size: int, slots: int, extra: int, statistics: int = 0) -> Segment:
-        """The segment of another process of this user; on Linux.
-
-        The numbers may come from a stranger. So nothing is opened for writing but a file without a name, of this user
-        and of the right length, of a process that has the parent of this one, as the ranks of a torchrun have.
-
-        Raises:
-            ValueError: if they are of anything else.
-            OSError: if there is no such process or descriptor.
-        """
-        looked_at = os.open(f"/proc/{process}/fd/{descriptor}", os.O_PATH)  # opened, and not for reading or writing
-        try:
-            file = os.fstat(looked_at)
-            is_nameless = stat.S_ISREG(file.st_mode) and file.st_nlink == 0
-            is_ours = file.st_uid == os.getuid() and psutil.Process(process).ppid() == os.getppid()
-            numbers = size, slots, extra, statistics
-            fits = min(numbers) >= 0 and file.st_size == _length(*numbers)
-            if not (is_nameless and is_ours and fits):
-                raise ValueError(f"descriptor {descriptor} of process {process} is no segment of this run")
-            return cls(*numbers, os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR))
-        finally:
-            os.close(looked_at)
 
     @property
     def version(self) -> int:

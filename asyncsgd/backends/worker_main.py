@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from multiprocessing import parent_process
 
 import torch
 from torch import Tensor
@@ -77,7 +76,7 @@ class ServedWorker:
         self._num_batches = run.limits.num_batches(run.task.batch_size)
         self._device = torch.device(run.device)
         self._link, self._segment = way.join(number)
-        self._through = self._link if isinstance(self._link, Pair) and self._link.carries_vectors else None
+        self._through = self._link if isinstance(self._link, Pair) else None
         self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
         self._flat = self._bound(run.task.model(run.seed).to(self._device))
         self._statistics = self._flat.statistics
@@ -163,8 +162,7 @@ class ServedWorker:
         indices = indices_of(command.batches)
         worker = self._worker
         if indices[-1] >= self._num_batches and not worker.has_batch(indices[-1]):
-            # Others compute what is left of the budget. Torchrun would end them all because of an exit code.
-            os._exit(0 if parent_process() is None else NO_BATCH_LEFT)
+            os._exit(NO_BATCH_LEFT)  # others compute what is left of the budget
         if command.learning_rate is None:
             gradient = worker.gradient(indices[0])
         else:

@@ -117,9 +117,9 @@ class MachineWatch:
 
     def start(self) -> None:
         self.follow("leader", os.getpid())
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started other ranks beside this process
+        if self._root != os.getpid():  # torchrun has started other ranks beside this process
             with contextlib.suppress(psutil.Error):
-                for process in psutil.Process(os.getppid()).children():
+                for process in psutil.Process(self._root).children():
                     if process.pid != os.getpid() and "RANK" in (environment := process.environ()):
                         self.follow(f"worker {environment['RANK']}", process.pid)
         if self._folder is not None:

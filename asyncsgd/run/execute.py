@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.backends.launch import ChildProcesses, World, end_with_launcher
-from asyncsgd.backends.link import FOLDERS, Inherited, Link, Meeting, MeetingOfParent, Pair, Way
+from asyncsgd.backends.link import Inherited, Link, Meeting, Pair, Way
 from asyncsgd.backends.processes import Dead, Workers
 from asyncsgd.backends.rank_main import in_step, serve_rank
 from asyncsgd.backends.ranks import (
@@ -210,13 +210,13 @@ def _train_virtual(live: Live, board: World | None) -> Result:
 
 
 def _train_async(live: Live, board: World | None) -> Result:
-    """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
+    """This process is the server, and starts the workers."""
     statistics = live.flat.statistics
     num_statistics = 0 if statistics is None else statistics.size
     segment = Segment(live.flat.layout.size, live.num_workers, statistics=num_statistics)
     if statistics is not None:
         statistics.lie_in(segment.statistics)
-    return _serve_workers(live, segment, board, live.run.server_recipe.on(segment.parameters, live.flat.layout))
+    return _serve_workers(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
 
 
 def _train_hogwild(live: Live, board: World | None) -> Result:
@@ -229,13 +229,11 @@ def _train_hogwild(live: Live, board: World | None) -> Result:
         trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
         trial.create_state()
         extra = trial.state_size
-    return _serve_workers(live, Segment(size, 0, extra), board, StepTakenByWorker())
+    return _serve_workers(live, Segment(size, 0, extra), StepTakenByWorker())
 
 
-def _serve_workers(
-    live: Live, segment: Segment, board: World | None, optimizer: Optimizer | StepTakenByWorker
-) -> Result:
-    """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
+def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTakenByWorker) -> Result:
+    """Start the workers and serve them."""
     assert live.context is not None
     segment.parameters.copy_(live.flat.parameters)
     shares = live.run.runtime.transport == "shared_memory"
@@ -243,32 +241,24 @@ def _serve_workers(
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
         folder = ""
-        meeting = Meeting("", None)
-        if board is not None or not shares:
-            folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True))
-            meeting = Meeting(Path(folder).name, segment.place if shares else None)
+        if not shares:
+            folder = closing.enter_context(_private_folder())
         processes = closing.enter_context(ChildProcesses(live.context))
-        if board is not None:
-            board.put("run", _notice(live, meeting))
         for worker in range(live.num_workers):
-            child = board is None or worker == 0
             pipe = None
-            way: Way = meeting
-            if child and shares:
+            if shares:
                 ours, pipe = live.context.Pipe()
-                links[worker], way = Link(ours), Inherited(pipe, segment)
+                links[worker] = Link(ours)
+                way: Way = Inherited(pipe, segment)
             else:
-                slot: list[Tensor] = []
-                if not shares:
-                    slot.append(segment.slots[worker])
-                if not shares and len(segment.statistics):
+                slot = [segment.slots[worker]]
+                if len(segment.statistics):
                     slot.append(segment.moved[worker])
-                links[worker] = Pair(folder, worker, serves=True, carries_vectors=not shares, slot=slot)
-                if child:
-                    way = MeetingOfParent(folder)
-            if child:
-                processes.start(worker, serve, live.run.at(worker), way, worker, *(() if worker else at_zero))
-                live.machine.follow(f"worker {worker}", processes.pid(worker))
+                links[worker] = Pair(folder, worker, serves=True, slot=slot)
+                way = Meeting(folder)
+            more = () if worker else at_zero
+            processes.start(worker, serve, live.run.at(worker), way, worker, *more)
+            live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
         result = _serve(live, links, segment, optimizer, processes.how_it_ended)
@@ -304,6 +294,11 @@ def _serve(
             live.record(server.drop(left.worker, left.reason))
 
 
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """In which processes meet; this user alone can enter it."""
+    return tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
+
+
 def _train_sync(live: Live, board: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
@@ -315,10 +310,9 @@ def _train_sync(live: Live, board: World | None) -> Result:
         world = board
         processes = None
         if board is not None:
-            board.put("run", _notice(live, _Resume(*map(str, resume or ("", "")))))
+            board.put("run", _notice(live, resume))
         if world is None:
-            folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
-            world = World(0, number, closing.enter_context(folder))
+            world = World(0, number, closing.enter_context(_private_folder()))
             assert live.context is not None
             processes = closing.enter_context(ChildProcesses(live.context))
             for rank in range(1, number):
@@ -405,14 +399,6 @@ def execute(live: Live, board: World | None) -> Result:
     return _TRAIN[type(live.run.runtime)](live, board)
 
 
-class _Resume(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """What the ranks of a synchronous run go on from; empty: nothing."""
-
-    folder: str
-    """Of the run; every rank can read it."""
-    checkpoint: str
-
-
 class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What rank 0 tells the others. Every rank knows from its own settings what to do with it. So a stranger who writes
     in rank 0's place can name no code.
@@ -422,18 +408,20 @@ class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     """What the task's `prepare` has found out."""
     micro_batches: int
     """Parts of a batch."""
-    way: Meeting | _Resume
+    resume: tuple[str, str] | None = None
+    """The folder of the run that it goes on from, which every rank can read, and the name of its checkpoint."""
     moving: tuple[str, ...] | None = None
     """`Run.moving`."""
 
 
-def _notice(live: Live, way: Meeting | _Resume) -> bytes:
+def _notice(live: Live, resume: tuple[Path, str] | None) -> bytes:
     found = {name: getattr(live.run.task, name) for name in found_by(live.run.task)}
-    return msgspec.json.encode(_Notice(found, live.run.micro_batches, way, live.run.moving))
+    checkpoint = None if resume is None else (str(resume[0]), resume[1])
+    return msgspec.json.encode(_Notice(found, live.run.micro_batches, checkpoint, live.run.moving))
 
 
-def follow(run: Run) -> int:
-    """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
+def follow(run: Run) -> NoReturn:
+    """A rank other than 0 of ranks in step: wait for what rank 0 has prepared, do its part, and end the process."""
     end_with_launcher(leads=False)
     board = World.of_torchrun()
     if board.several_hosts:
@@ -447,14 +435,8 @@ def follow(run: Run) -> int:
     found = {name: _tuples(value) for name, value in notice.found.items()}
     task: Task = dataclasses.replace(run.task, **found)  # type: ignore[type-var]
     run = dataclasses.replace(run, task=task, moving=notice.moving).with_parts(notice.micro_batches)
-    mine = run.at(board.rank)
-    if not run.runtime.has_server:
-        assert isinstance(notice.way, _Resume)
-        resume = (Path(notice.way.folder), notice.way.checkpoint) if notice.way.folder else None
-        serve_rank(mine, resume, board)
-    assert isinstance(notice.way, Meeting)
-    serve(mine, notice.way, board.rank)
-    return 0  # not reached: each ends the process
+    resume = None if notice.resume is None else (Path(notice.resume[0]), notice.resume[1])
+    serve_rank(run.at(board.rank), resume, board)
 
 
 def found_by(task: Task) -> list[str]:

@@ -127,7 +127,8 @@ def carry_out(
                     closing.enter_context(one_writer(Path(output), flag_of(name)))
             listening.check()
             end_with_launcher(leads=True)
-            board = None if launch.rank is None else World.of_torchrun()
+            starts_workers = launch.starts_workers(has_server=run.runtime.has_server)
+            board = None if starts_workers else World.of_torchrun()
             opened = _open(run, launch, board, folder, context, listening, quiet, receivers, shown)
             listening.check()
             closing.enter_context(listening.during_a_run())
@@ -269,7 +270,7 @@ def _open(
         tell(line)
     tracking.start(tell, None if folder is None else folder.settings_yaml)
     forget_peaks(flat.parameters.device)
-    root = os.getpid() if launch.rank is None else os.getppid()  # a launcher has made all ranks
+    root = os.getpid() if board is None else os.getppid()  # a launcher has made all ranks
     machine = MachineWatch(None if folder is None else folder.path, root)
     receivers = (*receivers, tracking, machine)
     record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers)

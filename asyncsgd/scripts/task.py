@@ -61,6 +61,11 @@ class TaskScript:
             # Of a file it may be the default that a synchronous run has written down.
             mode = settings.job.mode
             raise UsageError(f"--rule {rules[-1]} is for --mode async, got --mode {mode}; drop one of them")
+        from asyncsgd.run.runtimes import kind_of
+
+        kind = kind_of(settings.job.mode, settings.job.clock)
+        if not launch.is_needed(has_server=kind.has_server):
+            return 0
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -68,14 +73,11 @@ class TaskScript:
 
             from asyncsgd.run.execute import follow
 
-            return follow(self.run_of(settings))
+            follow(self.run_of(settings))
         announce(settings)
-        from asyncsgd.run.runtimes import kind_of
-
-        kind = kind_of(settings.job.mode, settings.job.clock)
         model = getattr(settings.task, "model_name", None)
         context = None
-        if not kind.in_one_process and (launch.rank is None or kind.has_server):
+        if not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
         if model is not None:
             names = (str(getattr(settings.task, field, None)) for field in ("data_name", "eval_data"))

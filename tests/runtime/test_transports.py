@@ -44,13 +44,12 @@ from asyncsgd.core.limits import Limits, TrainingClock
 from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.optimizers import SGD, Optimizer
 from asyncsgd.core.server import Server
-from asyncsgd.errors import RunError
 from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.tasks.base import encode_sums
 
 TIMEOUT = 60.0
-WAYS = ["a pipe and a segment", "a group of two and a segment", "a group of two"]
+WAYS = ["a pipe and a segment", "a group of two"]
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
@@ -59,11 +58,8 @@ def joined(way, segment, number, folder):
     if way == WAYS[0]:
         ours, theirs = multiprocessing.Pipe()
         return Link(ours), Inherited(theirs, segment)
-    carries = way == WAYS[2]
-    slot = [segment.slots[number]] if carries else []
     path = met_in(folder)
-    link = Pair(path, number, serves=True, carries_vectors=carries, slot=slot)
-    return link, Meeting(os.path.basename(path), None if carries else segment.place)
+    return Pair(path, number, serves=True, slot=[segment.slots[number]]), Meeting(path)
 
 
 @functools.cache
@@ -324,34 +320,3 @@ def listening():
     mine = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
-
-
-@pytest.mark.parametrize("kind", ["named file", "stranger's process", "another length", "folder", "nothing"])
-def test_a_rank_opens_nothing_for_writing_that_is_no_segment_of_its_siblings(kind, tmp_path):
-    segment = Segment(4, 1)
-    process, descriptor, *shape = segment.place
-    assert torch.equal(Segment.opened(process, descriptor, *shape).parameters, torch.zeros(4))
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"x" * (4096 + 4 * 8))
-    with open(victim, "r+b") as file:
-        place = {
-            "named file": (process, file.fileno(), *shape),
-            "stranger's process": (os.getppid(), 0, *shape),
-            "another length": (process, descriptor, 5, 1, 0),
-            "folder": (process, os.open(tmp_path, os.O_RDONLY), *shape),
-            "nothing": (process, 9999, *shape),
-        }[kind]
-        with pytest.raises(RunError, match="rank 0 sent a start message that cannot be used"):
-            Meeting(os.path.basename(met_in(tmp_path)), place).join(0)
-    assert victim.read_bytes() == b"x" * (4096 + 4 * 8)
-
-
-@pytest.mark.parametrize("name", ["/etc", "../x", "asyncsgd-/../x", "", "asyncsgd-open", "asyncsgd-link"])
-def test_a_rank_meets_nobody_in_a_folder_that_others_can_enter(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "asyncsgd-open").mkdir(mode=0o755)
-    (tmp_path / "mine").mkdir(mode=0o700)
-    (tmp_path / "asyncsgd-link").symlink_to(tmp_path / "mine")
-    with pytest.raises(RunError, match="rank 0 sent a start message that cannot be used"):
-        Meeting(name, None).join(0)
-    assert list(tmp_path.rglob("store")) == []
