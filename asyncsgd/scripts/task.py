@@ -5,19 +5,15 @@ Nothing heavy is imported before the flags are understood and the fork server im
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
-import re
 import shlex
 import signal
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
 from asyncsgd.backends.launch import Launch, fork_server
 from asyncsgd.core.signals import StopRequest
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.errors import UsageError
 from asyncsgd.records.console import say
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import Identity, Tracking, names_in
@@ -25,7 +21,7 @@ from asyncsgd.run.choose_folder import open_run_folder
 from asyncsgd.scripts.base import Typed, go_offline
 from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
-from asyncsgd.tasks import TASKS, task_class
+from asyncsgd.tasks import class_named
 
 if TYPE_CHECKING:
     from asyncsgd.run.run import Run
@@ -104,38 +100,6 @@ class TaskScript:
 
         settings.task.check_names()
         return run_of(self.name, settings)
-
-
-def class_named(name: str) -> type[Task]:
-    """The class of a task: one of the library's, or ``MODULE:CLASS``, which may lie in the working folder.
-
-    Raises:
-        UsageError: if there is none.
-    """
-    module, colon, class_name = name.partition(":")
-    if not colon:
-        if name not in TASKS:
-            raise UsageError(
-                f"name a task first: {', '.join(TASKS)} or MODULE:CLASS; got {name!r}{nearest(name, TASKS)}"
-            )
-        return task_class(name)
-    from asyncsgd.tasks.base import Task
-
-    file = Path(module.removesuffix(".py")).name
-    if module.endswith(".py") or not all(map(str.isidentifier, [*module.split("."), class_name])):
-        module_name = re.sub(r"\W", "_", file) or "my_task"
-        raise UsageError(
-            f"{name} names no class in a module; put the task into {module_name}.py in this folder, since Python "
-            f"imports only what letters, digits and _ spell, and type {module_name}:{class_name or 'CLASS'}"
-        )
-    sys.path.insert(0, os.getcwd())
-    try:
-        kind = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"there is no task {name}: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Task) and dataclasses.is_dataclass(kind)):
-        raise UsageError(f"{name} is no task: it must be a dataclass that is a subclass of asyncsgd.Task")
-    return kind
 
 
 def class_given(name: str | None) -> type[Task] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.scripts.base import Typed
-from asyncsgd.scripts.task import TaskScript, class_named
-from asyncsgd.tasks import TASKS
+from asyncsgd.scripts.task import TaskScript
+from asyncsgd.tasks import TASKS, class_named
 
 
 def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:

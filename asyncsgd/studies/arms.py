@@ -22,7 +22,7 @@ from asyncsgd.studies.config import (
     settings_of,
     typed,
 )
-from asyncsgd.tasks import task_class
+from asyncsgd.tasks import class_named
 
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
 """Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
@@ -71,7 +71,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dict[str, Any]:
     """All settings of a run of a task that `values` make, converted to their types."""
     try:
-        flags = task_flags(task_class(task))
+        flags = task_flags(class_named(task))
         return dict(flags.flatten(flags.make(values)))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
@@ -232,7 +232,8 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
     places = {}
     for arm in arms:
         settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}), arm.task)
-        places[arm.name] = [settings[key] for key in (*CONDITION_KEYS, "batch_size")]
+        # a task of one's own may have one batch size for all
+        places[arm.name] = [settings.get(key) for key in (*CONDITION_KEYS, "batch_size")]
     references = {}
     for arm in arms:
         fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]

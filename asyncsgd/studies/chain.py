@@ -49,7 +49,7 @@ OF_ARMS = ("arms", "conditions", "exclude")
 """Keys that only the stage with the arms may have."""
 OF_LAST = ("repetitions",)
 """Keys that only the last stage may have."""
-OF_TWO_STAGES = ("algorithms", "base", "conditions", "exclude", "finetune")
+OF_TWO_STAGES = ("algorithms", "base", "task", "conditions", "exclude", "finetune")
 """Keys of a study of two stages, which a chain says in its stages."""
 
 Tasks = Literal["masked_lm", "classification", "token_classification", "question_answering"]

@@ -44,6 +44,8 @@ def words_of_score(name: str) -> str:
     return WORDS.get(name, name.replace("_", " "))
 
 
+MASKED_LM = "masked_lm"
+"""The task that a base model is made by, and that fine-tuning starts from."""
 FINETUNE_SEEDS = 1000
 """Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
 
@@ -139,6 +141,8 @@ class Config(Keys, frozen=True, kw_only=True):
 
     algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
     name: Name = "sweep"
+    task: str = MASKED_LM
+    """What is learned: one of the library's tasks, or MODULE:CLASS of one's own, whose fields are settings too."""
     base: Settings = {}
     base_model: Settings | None = None
     conditions: Conditions = {}
@@ -159,6 +163,9 @@ class Config(Keys, frozen=True, kw_only=True):
             )
         if self.finetune is not None and max(counts) >= (most := SEED_LIMIT // FINETUNE_SEEDS):
             raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(counts)}")
+        for key in ("base_model", "finetune"):
+            if self.task != MASKED_LM and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for task: {MASKED_LM}, got task: {self.task}; take {key} out")
         if self.base_model is not None and "model" in self.base:
             raise ValueError("base_model makes the model that every run starts from; take model out of base")
         if (analysis := self.analysis) is None:

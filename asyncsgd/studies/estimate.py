@@ -15,7 +15,7 @@ from asyncsgd.run.runtimes import AllReduce, Virtual, kind_of
 from asyncsgd.settings.task import task_flags
 from asyncsgd.simulation.speeds import Constant
 from asyncsgd.studies.runner import PlannedJob
-from asyncsgd.tasks import task_class
+from asyncsgd.tasks import class_named
 
 if TYPE_CHECKING:
     from asyncsgd.run.run import Run
@@ -63,10 +63,10 @@ class Estimator:
         from asyncsgd.run.run import run_of
 
         settings = job.settings
-        specs = task_flags(task_class(job.task)).specs.items()
+        specs = task_flags(class_named(job.task)).specs.items()
         key = {name: spec.of(settings) for name, spec in specs if spec.group in ("task", "machine")}
         key |= {"model": key.get("model") if job.task == "masked_lm" else job.task}
-        text = json.dumps(key)
+        text = json.dumps(key, default=str)
         if text not in self._timed:
             self._timed[text] = _measure(run_of(job.experiment, settings))
         run, gradient, evaluation = self._timed[text]

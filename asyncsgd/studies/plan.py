@@ -61,6 +61,7 @@ from asyncsgd.studies.arms import Arm, arms_of, compared, of_grid, references_of
 from asyncsgd.studies.chain import CHOSEN, Chain, Tuned, two_stages
 from asyncsgd.studies.config import (
     ENDPOINTS,
+    MASKED_LM,
     OF_BASE_MODEL,
     OF_FINETUNE,
     Analysis,
@@ -103,7 +104,7 @@ class SweepPlan:
     def task(self, run: PlannedRun) -> str:
         """What is learned in it."""
         if run.stage == "base":
-            return "masked_lm"
+            return MASKED_LM
         given = self.given(run)
         return self.arm(run.arm).task if given is None else given[0]
 
@@ -213,11 +214,13 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> SweepPlan:
     """
     sha256 = sha256_of(given)
     chain = Chain()
+    task = None
     if "models" in given:
         return _comparisons(typed(given, ComparisonsConfig, name), sha256)
     if "stages" in given:
         given, chain = two_stages(given)
         given = _by_its_last_stage(given)
+        task = chain.task
     config: Config = typed(given, Config, name)
     base = settings_of(config.base, "base")
     base_model = None
@@ -227,7 +230,7 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> SweepPlan:
         base_model = {key: all_settings[key] for key in base_model}
     if config.base_model is not None and chain.before and "model" in chain.before[0].settings:
         raise UsageError("base_model makes the model that the first stage starts from; take model out of that stage")
-    arms = arms_of(config, base, chain.task, (any(stage.trials for stage in chain.before), bool(chain.later)))
+    arms = arms_of(config, base, task or config.task, (any(stage.trials for stage in chain.before), bool(chain.later)))
     finetune = None if config.finetune is None else _finetune(config.finetune)
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
     family: list[str] = []

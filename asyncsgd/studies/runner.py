@@ -29,7 +29,7 @@ from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summar
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import words_of
 from asyncsgd.studies.config import words_of_score
-from asyncsgd.tasks import task_class
+from asyncsgd.tasks import class_named
 
 if TYPE_CHECKING:  # it imports torch
     from asyncsgd.run.run import Run
@@ -37,11 +37,14 @@ if TYPE_CHECKING:  # it imports torch
 PRELOAD = (
     "asyncsgd.run.lifecycle",
     "asyncsgd.run.run",
+)
+"""What runs in processes of their own import beside what workers do, and what their task and mode name."""
+OF_TRANSFORMERS = (
     "asyncsgd.data.corpora",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
 )
-"""What runs in processes of their own import beside what workers do, and what their task and mode name."""
+"""What they import besides for the library's own tasks."""
 NOT_STARTED = "NOT STARTED"
 STOP_SECONDS = 30.0
 
@@ -76,7 +79,7 @@ class PlannedJob:
     @property
     def settings(self) -> Any:
         try:
-            return task_flags(task_class(self.task)).make(self.values)
+            return task_flags(class_named(self.task)).make(self.values)
         except UsageError as error:
             raise UsageError(f"{self.folder}: {error}") from error
 
@@ -89,7 +92,7 @@ class PlannedJob:
 
     @property
     def experiment(self) -> str:
-        return "stilt_mlm" if self.task == "masked_lm" else self.task
+        return "stilt_mlm" if self.task == "masked_lm" else class_named(self.task).name
 
     @property
     def command(self) -> list[str]:

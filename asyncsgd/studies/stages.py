@@ -13,10 +13,10 @@ from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE
 from asyncsgd.run.runtimes import KINDS
 from asyncsgd.studies.plan import SweepPlan
-from asyncsgd.studies.runner import PRELOAD, PlannedJob, Runner
+from asyncsgd.studies.runner import OF_TRANSFORMERS, PRELOAD, PlannedJob, Runner
 from asyncsgd.studies.runs import STAGES, PlannedRun, Stage
 from asyncsgd.studies.sweep import Sweep
-from asyncsgd.tasks import task_class
+from asyncsgd.tasks import TASKS, class_named
 
 BEHIND: Mapping[Stage, Stage] = MappingProxyType(
     {"tuning": "before", "trial": "tuning", "pilot": "trial", "test": "pilot"}
@@ -26,11 +26,16 @@ BEHIND: Mapping[Stage, Stage] = MappingProxyType(
 
 def server_of(plan: SweepPlan) -> ForkServerContext:
     """Where the runs of a plan come from; to be called early, since it imports while this process does other work."""
-    models = [model for model, _ in plan.models_and_data()]
+    tasks = {plan.task(run) for run in plan.runs}
+    model = None
+    modules: set[str] = set()
+    if not tasks.isdisjoint(TASKS):  # a model of one's own needs no transformers
+        model = plan.models_and_data()[0][0]
+        modules |= {*OF_TRANSFORMERS}
     modes = {arm.settings.get("mode") for arm in plan.arms}
-    modules = {name for kind in KINDS if kind.mode in modes for name in kind.preload}
-    modules |= {name for run in plan.runs for name in task_class(plan.task(run)).preload}
-    return fork_server(models[0], *PRELOAD, *sorted(modules))
+    modules |= {name for kind in KINDS if kind.mode in modes for name in kind.preload}
+    modules |= {name for task in tasks for name in class_named(task).preload}
+    return fork_server(model, *PRELOAD, *sorted(modules))
 
 
 def carry_out(

@@ -38,6 +38,7 @@ from asyncsgd.studies.files import PlanFile, PlannedArm, PlannedStage, Registere
 from asyncsgd.studies.plan import SweepPlan, sha256_of, share
 from asyncsgd.studies.runner import NOT_STARTED, PlannedJob, status_of
 from asyncsgd.studies.runs import BASE, TIMED, PlannedRun, Stage
+from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.labelled_task import LabelledTask
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
@@ -365,6 +366,8 @@ def _missing(task: Any) -> Iterator[str]:
         task.check_names()
     except UsageError as error:
         yield str(error)
+    if not is_built_in(task):
+        return
     try:
         if task.model_name not in task.shapes:
             pretrained_tokenizer(task.origin().model)

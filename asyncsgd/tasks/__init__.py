@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import os
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncsgd.errors import UsageError, nearest
@@ -42,4 +47,37 @@ def task_class(name: str) -> type[Task]:
     if name not in TASKS:
         raise UsageError(f"{name!r} is no task of this library{nearest(name, TASKS)}; name one of {', '.join(TASKS)}")
     kind: type[Task] = getattr(importlib.import_module(f"asyncsgd.tasks.{name}"), TASKS[name])
+    return kind
+
+
+def class_named(name: str) -> type[Task]:
+    """The class of a task: one of the library's, or ``MODULE:CLASS``, which may lie in the working folder.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    module, colon, class_name = name.partition(":")
+    if not colon:
+        if name not in TASKS:
+            raise UsageError(
+                f"name a task first: {', '.join(TASKS)} or MODULE:CLASS; got {name!r}{nearest(name, TASKS)}"
+            )
+        return task_class(name)
+    from asyncsgd.tasks.base import Task
+
+    file = Path(module.removesuffix(".py")).name
+    if module.endswith(".py") or not all(map(str.isidentifier, [*module.split("."), class_name])):
+        module_name = re.sub(r"\W", "_", file) or "my_task"
+        raise UsageError(
+            f"{name} names no class in a module; put the task into {module_name}.py in this folder, since Python "
+            f"imports only what letters, digits and _ spell, and type {module_name}:{class_name or 'CLASS'}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        kind = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"there is no task {name}: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Task) and dataclasses.is_dataclass(kind)):
+        raise UsageError(f"{name} is no task: it must be a dataclass that is a subclass of asyncsgd.Task")
     return kind
