@@ -105,12 +105,13 @@ class Study:
 
         return gallery.plot(self, kind, **options)
 
-    def report(self, out: Path | str) -> Path:
-        """Write the page, one file without scripts."""
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the page, one file without scripts; None: to report.html in the folder."""
         from analysis import page
 
-        write(Path(out), page.render(page.page(self, Path(out))))
-        return Path(out)
+        file = self.folder / "report.html" if out is None else Path(out)
+        write(file, page.render(page.page(self, file)))
+        return file
 
     def __repr__(self) -> str:
         return self.verdict

@@ -59,9 +59,8 @@ def _run(
     from analysis.load import load
 
     study = load(runs_dir, [name.strip() for name in arms.split(",")] if arms else ())
-    file = runs_dir / "report.html" if out is None else out
     if form == "html":
-        study.report(file)
+        file = study.report(out)
         print(study.verdict, file, sep="\n")
     else:
         text = f"{study.verdict}\n" if form == "sentence" else tables_of(study, form, table)

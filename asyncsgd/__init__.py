@@ -21,6 +21,7 @@ _HOME = {
     "load_run": "api",
     "load": "api",
     "compare": "api",
+    "study": "studies.from_python",
     "simulate": "simulation.simulate",
     "check": "run.dry_run",
     "seeded": "tasks.models",

@@ -103,6 +103,7 @@ from asyncsgd.simulation.speeds import Slow as Slow
 from asyncsgd.simulation.speeds import Trace as Trace
 from asyncsgd.simulation.speeds import TwoGroups as TwoGroups
 from asyncsgd.simulation.speeds import parse_speeds as parse_speeds
+from asyncsgd.studies.from_python import study as study
 from asyncsgd.tasks.base import Batch as Batch
 from asyncsgd.tasks.base import Sums as Sums
 from asyncsgd.tasks.base import Task as Task

@@ -273,7 +273,7 @@ def train(
     )
     for problem in common_contradictions(Common(job, budget, steps, machine, output), task.batch_size):
         raise UsageError(problem)
-    rule = _rule_of(rule, runtime)
+    rule = rule_of(rule, runtime)
     if runtime.follows_rule:
         job = dataclasses.replace(job, rule=str(rule))
     settings = Common(job, budget, steps, machine, output)
@@ -303,8 +303,8 @@ def start(
         check_can_be_sent(task, f"the task {type(task).__name__}")
         if starts_workers:
             check_can_be_sent(recipe.build, f"optimizer {recipe.name}")
-            _check_guard()
-    with _threads_as_before():
+            check_guard()
+    with threads_as_before():
         context = None
         if starts_workers:
             context = fork_server(None, *runtime.preload, *task.preload)
@@ -374,7 +374,7 @@ def replay(
         return replayed(PreparedSimulation(read_simulation(settings), folder, summary))[0]
     given = Given(task, rule, optimizer, None if cache is None else str(cache))
     run = run_beside(folder, given)
-    with _threads_as_before():
+    with threads_as_before():
         return replayed(PreparedReplay(run, folder, summary))[0]
 
 
@@ -442,7 +442,12 @@ def compare(
     return compare(a, b, margin, lower_is_better=lower_is_better, alpha=alpha)
 
 
-def _rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
+def rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
+    """The rule of a run, where the user may have given none.
+
+    Raises:
+        UsageError: for another one than the runtime is by definition.
+    """
     if runtime.follows_rule:
         return rule or Asynchronous()
     default = implied_rule(runtime)
@@ -477,7 +482,7 @@ def _launch(runtime: runtimes.Runtime) -> Launch:
     return launch
 
 
-def _check_guard() -> None:
+def check_guard() -> None:
     """Refuse a script that worker processes cannot import without training in turn."""
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     if is_main_of_package() or not script.is_file():
@@ -490,7 +495,7 @@ def _check_guard() -> None:
 
 
 @contextlib.contextmanager
-def _threads_as_before() -> Iterator[None]:
+def threads_as_before() -> Iterator[None]:
     """Put torch's number of threads back afterwards."""
     before = torch.get_num_threads()
     try:

@@ -83,7 +83,7 @@ def _parts_of(run: Run) -> dict[str, dict[str, Any]]:
     groups = {"job": run.job, "budget": run.budget, "optimization": run.steps, "machine": run.machine}
     for name, group in groups.items():
         parts[titles[name]] = {field: kinds.plain(value) for field, value in vars(group).items()}
-    if not _is_known(run.rule):
+    if not is_known(run.rule):
         parts[titles["job"]]["rule"] = None
     recipe = run.recipe
     if recipe.known_name is None:
@@ -109,7 +109,7 @@ def compared(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _is_known(rule: Rule) -> bool:
+def is_known(rule: Rule) -> bool:
     """Whether the text of a rule says all of it, so that it is none of the user's own."""
     try:
         return parse_rule(str(rule)) == rule

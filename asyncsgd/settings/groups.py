@@ -91,7 +91,7 @@ class Defaults:
         return self.schedule if has_samples else "constant"
 
 
-OF_TRANSFORMERS = Defaults(5e-4, "linear", 640, 0.01, 1.0)
+OF_TRANSFORMERS: Defaults = Defaults(5e-4, "linear", 640, 0.01, 1.0)
 """Of the library's own tasks."""
 
 

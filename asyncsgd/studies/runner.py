@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd.backends.launch import Launch, end_with_parent
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Identity, Tracking, names_in
@@ -110,12 +111,13 @@ class Runner:
     """Makes runs, one at a time where time is measured, several at a time where it is not.
 
     Args:
-        context: of `asyncsgd.backends.launch.fork_server`, with `PRELOAD`.
+        context: of `asyncsgd.backends.launch.fork_server`, with `PRELOAD`. None: no run needs another process.
         stop: of the script.
-        side_by_side: how many runs may go on at once.
+        side_by_side: how many runs may go on at once, each in a process of its own. None: all runs are made in this
+            process, one after the other.
     """
 
-    def __init__(self, context: ForkServerContext, stop: StopRequest, side_by_side: int) -> None:
+    def __init__(self, context: ForkServerContext | None, stop: StopRequest, side_by_side: int | None) -> None:
         self._context = context
         self._stop = stop
         self._side_by_side = side_by_side
@@ -131,22 +133,28 @@ class Runner:
         """
         self._number = 0
         self._of = len(jobs)
+        alone = [job for job in jobs if job.measures]
+        others = [job for job in jobs if not job.measures]
+        if self._side_by_side is None:
+            alone += others
+            others = []
         with self._stop.during_a_run():
-            for job in (job for job in jobs if job.measures):
+            for job in alone:
                 began = time.monotonic()
                 with output_to(job.log):
                     _make_run(job, self._context, self._stop)
                 self._tell(job, time.monotonic() - began)
                 self._stop.check()
-            self._run_others([job for job in jobs if not job.measures])
+            if self._context is not None and self._side_by_side is not None:
+                self._run_others(others, self._context, self._side_by_side)
 
-    def _run_others(self, waiting: list[PlannedJob]) -> None:
+    def _run_others(self, waiting: list[PlannedJob], context: ForkServerContext, side_by_side: int) -> None:
         running: dict[int, tuple[BaseProcess, PlannedJob, float]] = {}
         try:
             while (waiting or running) and not self._stop():
-                while waiting and len(running) < self._side_by_side:
+                while waiting and len(running) < side_by_side:
                     job = waiting.pop(0)
-                    process: BaseProcess = self._context.Process(target=_make_run_in_child, args=(job,))
+                    process: BaseProcess = context.Process(target=_make_run_in_child, args=(job,))
                     process.start()
                     running[process.sentinel] = (process, job, time.monotonic())
                 for sentinel in wait(list(running), 0.2):
@@ -195,11 +203,13 @@ def output_to(path: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         try:
-            yield
+            # A notebook's streams are no file descriptors.
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file), best_effort():
+                yield
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(io.UnsupportedOperation, ValueError):

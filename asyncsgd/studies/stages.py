@@ -39,9 +39,20 @@ def server_of(plan: SweepPlan) -> ForkServerContext:
 
 
 def carry_out(
-    sweep: Sweep, context: ForkServerContext, stop: StopRequest, *, jobs: int, retry: bool, shard: tuple[int, int]
+    sweep: Sweep,
+    context: ForkServerContext | None,
+    stop: StopRequest,
+    *,
+    jobs: int | None,
+    retry: bool,
+    shard: tuple[int, int],
+    again: str = "type the same command with --retry",
 ) -> list[PlannedJob]:
     """Run everything that is left, stage by stage; return the runs that failed.
+
+    Args:
+        context, jobs: see `Runner`.
+        again: how runs that failed are made again, for messages.
 
     Raises:
         RunError: if a stage cannot begin because the one before it is not complete; the message says what to type.
@@ -52,13 +63,13 @@ def carry_out(
     for stage in STAGES:
         if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
             raise RunError(
-                f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
-                f"command with --retry, or mend the config and type another --out"
+                f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then {again}, "
+                f"or mend the config and name another folder"
             )
         if stage in BEHIND:
             sweep.choose()
             if missing := sweep.unfinished(BEHIND[stage]):
-                raise RunError(_not_finished(BEHIND[stage], missing, shard, failed))
+                raise RunError(_not_finished(BEHIND[stage], missing, shard, failed, again))
         if stage == "test":
             sweep.register()
             for name, tried in sweep.tried.items():
@@ -77,9 +88,9 @@ def carry_out(
 
 
 def _not_finished(
-    stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[PlannedJob]
+    stage: Stage, missing: Sequence[PlannedRun], shard: tuple[int, int], failed: Sequence[PlannedJob], again: str
 ) -> str:
-    do = "look at its log in logs/, then type the same command with --retry"
+    do = f"look at its log in logs/, then {again}"
     if shard[1] > 1 and not failed:
         do = "run the other shards, then this command again"
     are = "run is" if len(missing) == 1 else "runs are"
