@@ -191,7 +191,7 @@ def test_an_arm_takes_the_learning_rate_that_ends_at_the_lowest_loss(whole):
             assert settings["learning_rate"] == best
 
 
-@pytest.mark.parametrize(("what", "call"), [("gradient", 30), ("model", 5), ("gradient", 250)])
+@pytest.mark.parametrize(("what", "call"), [("gradient", 30), ("model", 5), *slow(("gradient", 250))])
 def test_a_study_that_was_stopped_and_goes_on_ends_at_the_same_parameters(whole, tmp_path, what, call):
     folder, result = whole
     STOP[what] = call
@@ -309,7 +309,7 @@ def test_a_class_of_a_notebook_is_studied_in_this_process_and_in_no_other_one(tm
     assert yaml.safe_load((tmp_path / "done" / "config.yaml").read_text())["task"] == "__main__:Line"
 
 
-@slow
+@pytest.mark.slow
 def test_runs_side_by_side_end_at_the_same_parameters(tmp_path):
     asked = {**ASKED, "base": {"optimizer": SGD(), "batch_size": 4}}
     for jobs in (1, 2):
@@ -317,7 +317,7 @@ def test_runs_side_by_side_end_at_the_same_parameters(tmp_path):
     assert hashes(tmp_path / "1") == hashes(tmp_path / "2")
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.processes
 def test_arms_may_differ_in_more_than_the_rule(tmp_path):
     arms = {"sync": {"runtime": AllReduce(2)}, "ringmaster": {"runtime": Processes(2), "rule": Ringmaster(2)}}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # it imports torch
 PRELOAD = (
     "asyncsgd.run.lifecycle",
     "asyncsgd.run.run",
+    "torch._dynamo",
 )
 """What runs in processes of their own import beside what workers do, and what their task and mode name."""
 OF_TRANSFORMERS = (
