@@ -67,8 +67,8 @@ def _run(
         if out is None:
             print(text, end="", flush=True)
         else:
-            write(file, text)
-            print(file)
+            write(out, text)
+            print(out)
     if figures is not None:
         from analysis.gallery import save
 
