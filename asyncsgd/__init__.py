@@ -31,6 +31,7 @@ _HOME = {
     # what is learned
     "Task": "tasks.base",
     "TensorData": "tasks.tensors",
+    "DatasetData": "tasks.map_style",
     "found": "tasks.base",
     "Batch": "tasks.base",
     "Sums": "tasks.base",

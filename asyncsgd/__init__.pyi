@@ -108,6 +108,7 @@ from asyncsgd.tasks.base import Batch as Batch
 from asyncsgd.tasks.base import Sums as Sums
 from asyncsgd.tasks.base import Task as Task
 from asyncsgd.tasks.base import found as found
+from asyncsgd.tasks.map_style import DatasetData as DatasetData
 from asyncsgd.tasks.models import seeded as seeded
 from asyncsgd.tasks.tensors import TensorData as TensorData
 from asyncsgd.worker.worker import Worker as Worker

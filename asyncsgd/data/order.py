@@ -80,12 +80,28 @@ def whole_epochs(
         shuffled = [draw.permutation(groups[number]) for number in draw.permutation(len(groups))]
         return np.concatenate([order[:first], *shuffled, order[end:]])
 
+    return batches_of_epochs(epoch_at, size, batch_size)
+
+
+def batches_of_epochs(order_of: Callable[[int], np.ndarray], size: int, batch_size: int) -> Callable[[int], np.ndarray]:
+    """Batches of B samples from epochs of S samples that follow each other without a seam.
+
+    Args:
+        order_of: gives the order of the samples in an epoch, by its number; at least S of them.
+        size: S.
+        batch_size: B.
+
+    Returns:
+        A function from the index of a batch to its samples, int64 `(B,)`, new: position p of the stream, of i B to
+        i B + B - 1, is sample ``order_of(p div S)[p mod S]``.
+    """
+
     def samples(index: int) -> np.ndarray:
         first = index * batch_size
         epochs, places = np.divmod(np.arange(first, first + batch_size), size)
         parts = []
         for epoch in np.unique(epochs):
-            order = epoch_at(int(epoch))
+            order = order_of(int(epoch))
             parts.append(order[places[epochs == epoch]])
         return np.concatenate(parts)
 

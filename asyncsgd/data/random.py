@@ -19,6 +19,7 @@ class Purpose(enum.IntEnum):
     DROPOUT = 3
     EVALUATION = 4
     NOISE = 5
+    ITEM = 6
 
 
 def generator(seed: int, purpose: Purpose, stream: int = 0, position: int = 0) -> np.random.Generator:
@@ -45,6 +46,16 @@ def dropout_seed(seed: int, stream: int, index: int, part: int = 0) -> int:
     draw = generator(seed, Purpose.DROPOUT, stream, index)
     seeds = draw.integers(2**63, size=part + 1)
     return int(seeds[part])
+
+
+def item_seed(seed: int, stream: int, position: int) -> int:
+    """Return the seed of the default generators while sample `position` of `stream` is read, in [0, 2^63).
+
+    >>> item_seed(0, 0, 7) == item_seed(0, 0, 7) != item_seed(0, 0, 8)
+    True
+    """
+    draw = generator(seed, Purpose.ITEM, stream, position)
+    return int(draw.integers(2**63))
 
 
 def noise_seed(name: str, index: int) -> int:

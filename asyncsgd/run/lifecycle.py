@@ -43,6 +43,7 @@ from asyncsgd.settings.flags import flag_of
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check, normalising_over_batch
+from asyncsgd.tasks.map_style import DatasetData
 from asyncsgd.worker.profile import by_ranks, forget_peaks, hardware
 from asyncsgd.worker.worker import check_compiler, checkpoint_activations
 
@@ -226,6 +227,11 @@ def _open(
     limits = run.limits
     if run.micro_batches > 1:
         task.split(task.data(run.seed).batch(0, 0), run.micro_batches)  # refused here, and not in every worker
+    if run.machine.prefetch and isinstance(task.data(run.seed), DatasetData):
+        raise UsageError(
+            "--prefetch makes batches in a thread, and an item of a dataset may draw from torch's default generator, "
+            "which dropout uses meanwhile; drop --prefetch"
+        )
     if not is_built_in(task):
         run = dataclasses.replace(run, moving=_check(run, processes=context is not None))
     on_device = not run.runtime.has_server and not run.runtime.cuts_model

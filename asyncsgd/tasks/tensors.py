@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncsgd.data.order import batches_of_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Batch, Batches, Data, digest_tensors, map_tensors, row_counts
+from asyncsgd.tasks.map_style import DatasetData
 
 Samples = Any
 """Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or mapping of them."""
@@ -62,14 +64,9 @@ class TensorData:
 
     def batch(self, stream: int, index: int) -> Batch:
         """Batch `index` of a stream: new tensors of `batch_size` rows."""
-        first = index * self._batch_size
-        positions = np.arange(first, first + self._batch_size)
-        epochs, places = np.divmod(positions, self._num_train)
-        parts = []
-        for epoch in np.unique(epochs):
-            order = self._order(stream, int(epoch))
-            parts.append(order[places[epochs == epoch]])
-        rows = torch.from_numpy(np.concatenate(parts))
+        order_of = functools.partial(self._order, stream)
+        batches = batches_of_epochs(order_of, self._num_train, self._batch_size)
+        rows = torch.from_numpy(batches(index))
         return map_tensors(lambda tensor: tensor[rows], self.train)
 
     def _shuffle(self, stream: int, epoch: int) -> np.ndarray:
@@ -83,9 +80,10 @@ FINGERPRINT_BATCHES = 64
 
 
 def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str | None:
-    """16 hexadecimal digits that change with the training samples: of `TensorData` with any of them; of other data with
-    those of the first batches of stream 0, up to 64 and no more than a run of `samples` takes. Then a slash and the
-    batch size follow, since only such fingerprints of one batch size can be compared.
+    """16 hexadecimal digits that change with the training samples: of `TensorData` with any of them; of `DatasetData`
+    with their number and with up to 64 of them; of other data with those of the first batches of stream 0, up to 64 and
+    no more than a run of `samples` takes. Then a slash and the batch size follow, since only such fingerprints of one
+    batch size can be compared.
 
     None where no batch has a tensor. Data that end early, by an exception, are read up to there.
 
@@ -97,6 +95,8 @@ def train_fingerprint(data: Data, batch_size: int, samples: int | None) -> str |
     if isinstance(data, TensorData) and type(data).batch is TensorData.batch:
         digest_tensors(digest, data.train)
         return digest.hexdigest()[:16]
+    if isinstance(data, DatasetData) and type(data).batch is DatasetData.batch:
+        return data.fingerprint()
     number = FINGERPRINT_BATCHES
     if samples is not None:
         number = min(number, math.ceil(samples / batch_size))
