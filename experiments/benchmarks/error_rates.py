@@ -99,36 +99,53 @@ QUIET = 0.02
 def differences_of(name: str, shape: tuple[int, ...], generator: Generator) -> Array:
     """Paired differences of runs that are alike, with a standard deviation of 1."""
     noise, sd = NOISES[name]
-    return (noise(generator, shape) - noise(generator, shape)) / (math.sqrt(2) * sd)
+    treatment = noise(generator, shape)
+    reference = noise(generator, shape)
+    return (treatment - reference) / (math.sqrt(2) * sd)
 
 
 def found(differences: Array) -> bool:
-    return sign_flip(differences, numpy.zeros(len(differences)))[0] < ALPHA
+    nothing = numpy.zeros(len(differences))
+    p = sign_flip(differences, nothing)[0]
+    return p < ALPHA
 
 
 def equivalent(differences: Array, margin: float = 1.0) -> float:
-    return equivalence(differences, numpy.zeros(len(differences)), margin, 1 - 2 * ALPHA)[0]
+    nothing = numpy.zeros(len(differences))
+    level = 1 - 2 * ALPHA
+    return equivalence(differences, nothing, margin, level)[0]
+
+
+def seconds_to_target(losses: Array, generator: Generator) -> Array:
+    """Times that grow with what the losses lack; one run in ten diverges and never gets there."""
+    diverged = generator.random(len(losses)) < 0.1
+    seconds = numpy.where(diverged, math.inf, 40 * numpy.exp(losses / 2))
+    return numpy.minimum(seconds, BUDGET_SECONDS)
 
 
 def false_positives(name: str, n: int, studies: int, generator: Generator) -> Studies:
     noise, sd = NOISES[name]
     levels = generator.normal(size=(studies, n))
-    treatment, reference = (levels + noise(generator, (studies, n)) for _ in range(2))
+    treatment = levels + noise(generator, (studies, n))
+    reference = levels + noise(generator, (studies, n))
+    margin = math.sqrt(2) * sd
     for ours, theirs in zip(treatment, reference, strict=True):
-        # Times grow with what the losses lack; one run in ten diverges and never gets there.
-        times = (numpy.where(generator.random(n) < 0.1, math.inf, 40 * numpy.exp(side / 2)) for side in (ours, theirs))
-        first, second = (numpy.minimum(own, BUDGET_SECONDS) for own in times)
+        first = seconds_to_target(ours, generator)
+        second = seconds_to_target(theirs, generator)
+        differ = bool(numpy.ptp(first - second) > 0)
+        worse = ours - theirs + margin
         yield {
             "S1 sign-flip": sign_flip(ours, theirs)[0] < ALPHA,
             "S1 t": stats.ttest_rel(ours, theirs).pvalue < ALPHA,
-            "S2 TOST at margin": equivalent(ours - theirs + math.sqrt(2) * sd, math.sqrt(2) * sd) < ALPHA,
-            "S3 sign-flip": numpy.ptp(first - second) > 0 and sign_flip(first, second)[0] < ALPHA,
+            "S2 TOST at margin": equivalent(worse, margin) < ALPHA,
+            "S3 sign-flip": differ and sign_flip(first, second)[0] < ALPHA,
         }
 
 
 def one_arm(name: str, n: int, studies: int, generator: Generator) -> Studies:
     noise = ONE_ARM[name](generator, (studies, n))
-    for differences in noise + QUIET * generator.normal(size=noise.shape):
+    quiet = QUIET * generator.normal(size=noise.shape)
+    for differences in noise + quiet:
         better = differences.mean() < 0
         different = found(differences)
         yield {
@@ -140,10 +157,12 @@ def one_arm(name: str, n: int, studies: int, generator: Generator) -> Studies:
 
 
 def families(name: str, n: int, studies: int, generator: Generator) -> Studies:
+    nothing = numpy.zeros(n)
     for rows in differences_of(name, (studies, len(FAR), n), generator):
         p = [equivalent(row + 1.0) for row in rows]
+        p_different = [sign_flip(row, nothing)[0] for row in rows]
         yield {
-            "any different": min(holm([sign_flip(row, numpy.zeros(n))[0] for row in rows])) < ALPHA,
+            "any different": min(holm(p_different)) < ALPHA,
             "any equivalent": min(holm(p)) < ALPHA,
             "without correction": min(p) < ALPHA,
         }
@@ -159,16 +178,20 @@ class Arms(NamedTuple):
 def arms_of(name: str, n: int, longer: float, effect: float, generator: Generator) -> Arms:
     """Exponential curves in the question's own coordinate; `effect` in SD of the paired differences of the times."""
     share = math.log(FALL / (TARGET - PLATEAU))
-    crossings = CROSSING + LEVEL * generator.normal(size=(n, 1)) + SPREAD * generator.normal(size=(n, 2))
+    of_seeds = LEVEL * generator.normal(size=(n, 1))
+    of_runs = SPREAD * generator.normal(size=(n, 2))
+    crossings = CROSSING + of_seeds + of_runs
     crossings[:, 0] += effect * SPREAD * math.sqrt(2)
     crossings = numpy.maximum(crossings, EARLIEST)
+    ends = (LOOK_END * longer, LOOK_END)
     curves = []
     for of_pair in crossings:
         pair = []
-        for number, at, end in zip(LOOKS[name], of_pair, (LOOK_END * longer, LOOK_END), strict=True):
+        for number, at, end in zip(LOOKS[name], of_pair, ends, strict=True):
             x = numpy.linspace(0, end, number)
             noise = FLUCTUATION * generator.normal(size=number) * (x > 0)
-            pair.append((x, PLATEAU + FALL * numpy.exp(-share * x / at) + noise))
+            losses = PLATEAU + FALL * numpy.exp(-share * x / at)
+            pair.append((x, losses + noise))
         curves.append((pair[0], pair[1]))
     return Arms(curves, crossings)
 
@@ -176,14 +199,16 @@ def arms_of(name: str, n: int, longer: float, effect: float, generator: Generato
 def word_on_times(arms: Arms, *, own: bool) -> str:
     """From curves to the word on time to the target; `own`: that of the reference's runs and not a fixed one."""
     references = [reference[1] for _, reference in arms.curves]
-    first = numpy.mean([y[0] for y in references])
-    best = numpy.mean([y.min() for y in references])
-    target = first - AFTERWARDS * (first - best) if own else TARGET
+    target = TARGET
+    if own:
+        first = float(numpy.mean([y[0] for y in references]))
+        best = float(numpy.mean([y.min() for y in references]))
+        target = first - AFTERWARDS * (first - best)
     brackets = numpy.array([[bracket(one, target) for one in on_common_looks(pair)] for pair in arms.curves])
     ends = numpy.array([[one[0][-1] for one in pair] for pair in arms.curves])
-    missed = ends[numpy.isinf(brackets[:, :, 1])]
-    capped = numpy.minimum(brackets, missed.min() if len(missed) else ends.max())
-    return word_of(capped)
+    is_missed = numpy.isinf(brackets[:, :, 1])
+    cap = ends[is_missed].min() if is_missed.any() else ends.max()
+    return word_of(numpy.minimum(brackets, cap))
 
 
 def word_on_losses(arms: Arms) -> str:
@@ -197,7 +222,9 @@ def word_on_losses(arms: Arms) -> str:
 
 
 def word_of(ends: Array) -> str:
-    return answer([of_numbers(ends[:, 0], ends[:, 1], between="two looks")])[0].word
+    measured = of_numbers(ends[:, 0], ends[:, 1], between="two looks")
+    answers = answer([measured])
+    return answers[0].word
 
 
 def between_looks(name: str, n: int, studies: int, generator: Generator, *, effect: float = 0.0) -> Columns:
@@ -218,30 +245,37 @@ def reversed_between_looks(name: str, n: int, studies: int, generator: Generator
 
 
 def power_between_looks(name: str, n: int, studies: int, generator: Generator) -> Columns:
-    drawn = [arms_of(name, n, 1.0, detectable_effect(n, ALPHA), generator) for _ in range(studies)]
+    effect = detectable_effect(n, ALPHA)
+    drawn = [arms_of(name, n, 1.0, effect, generator) for _ in range(studies)]
     known = [found(numpy.minimum(arms.known, LOOK_END) @ (1.0, -1.0)) for arms in drawn]
-    return {"known crossings": known, "both ends": [word_on_times(arms, own=False) == "worse" for arms in drawn]}
+    both = [word_on_times(arms, own=False) == "worse" for arms in drawn]
+    return {"known crossings": known, "both ends": both}
 
 
 def power_and_guard(name: str, n: int, studies: int, generator: Generator) -> Studies:
     effect = detectable_effect(n, ALPHA)
     nothing = numpy.zeros(n)
     for differences in differences_of(name, (studies, n), generator):
+        at_tolerance = guarded(differences + TOLERANCE, nothing, TOLERANCE)[0]
+        at_zero = guarded(differences, nothing, TOLERANCE)[0]
         yield {
             "power, nominal 80 %": found(differences + effect),
-            "guard at tolerance": guarded(differences + TOLERANCE, nothing, TOLERANCE)[0] == "passed",
-            "guard at 0": guarded(differences, nothing, TOLERANCE)[0] == "passed",
+            "guard at tolerance": at_tolerance == "passed",
+            "guard at 0": at_zero == "passed",
         }
 
 
 def coverage(name: str, n: int, studies: int, generator: Generator) -> Studies:
+    of_family = 1 - ALPHA / len(FAR)
+
     def holds(differences: Array, truth: float, level: float) -> bool:  # an interval without ends leaves nothing out
         interval = sign_flip(differences + truth, numpy.zeros(n), level)[1]
         return not (truth < interval.low or truth > interval.high)
 
     for rows in differences_of(name, (studies, len(FAR), n), generator):
-        every = [holds(row, truth, 1 - ALPHA / len(FAR)) for row, truth in zip(rows, FAR, strict=True)]
-        yield {"interval, 95 %": holds(rows[0], 0.0, 1 - ALPHA), "all 3 of a family": all(every)}
+        every = [holds(row, truth, of_family) for row, truth in zip(rows, FAR, strict=True)]
+        one = holds(rows[0], 0.0, 1 - ALPHA)
+        yield {"interval, 95 %": one, "all 3 of a family": all(every)}
 
 
 def improvement_coverage(name: str, n: int, studies: int, generator: Generator) -> Columns:
@@ -253,7 +287,9 @@ def improvement_coverage(name: str, n: int, studies: int, generator: Generator) 
             levels, ours, theirs = generator.normal(size=(3, n, 3))
             shared = math.sqrt(correlation) * levels
             own = math.sqrt(1 - correlation)
-            tables = [shared + own * ours + shift, shared + own * theirs]
+            treatment = shared + own * ours + shift
+            reference = shared + own * theirs
+            tables = [treatment, reference]
             interval = stratified_bootstrap(tables, mean_improvement, generator, 199)  # a tenth of those in reports
             hits.append(interval.low <= truth <= interval.high)
     return columns
@@ -277,7 +313,9 @@ def rates(title: str, name: str, n: int, studies: int, seed: int) -> pandas.Seri
     """The share of studies with each outcome, in a row of the table with this title."""
     ((_, test, stream, noises),) = (table for table in TABLES if table[0] == title)
     row = [list(noises).index(name)] if name else []
-    return pandas.DataFrame(test(name, n, studies, numpy.random.default_rng([seed, *stream, n, *row]))).mean()
+    generator = numpy.random.default_rng([seed, *stream, n, *row])
+    outcomes = pandas.DataFrame(test(name, n, studies, generator))
+    return outcomes.mean()
 
 
 def run(argv: list[str], stop: object) -> int:
@@ -296,14 +334,15 @@ def run(argv: list[str], stop: object) -> int:
         rows = [(name, n) for name in noises for n in counts] or [("", 6), ("", 10)]
         for name, n in rows:
             shares = rates(title, name, n, studies, arguments.seed)
+            first = f"{name:<10}{n:>3}" if name else f"{n:>11}"
             if (name, n) == rows[0]:
-                print(
-                    (f"{'noise':<10}{'n':>3}" if name else f"{'seeds':>11}")
-                    + "".join(f"{one:>21}" for one in shares.index)
-                )
+                over_first = f"{'noise':<10}{'n':>3}" if name else f"{'seeds':>11}"
+                headings = "".join(f"{heading:>21}" for heading in shares.index)
+                print(over_first + headings)
             errors = numpy.sqrt(shares * (1 - shares) / studies)
             cells = [f"{100 * share:.2f} ± {100 * error:.2f} %" for share, error in zip(shares, errors, strict=True)]
-            print((f"{name:<10}{n:>3}" if name else f"{n:>11}") + "".join(f"{cell:>21}" for cell in cells), flush=True)
+            shown = "".join(f"{cell:>21}" for cell in cells)
+            print(first + shown, flush=True)
         print()
     return 0
 
