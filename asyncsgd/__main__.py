@@ -14,6 +14,9 @@ from asyncsgd.errors import UsageError, nearest, reason
 
 SCRIPTS = {
     "train": ("TASK", "train a model: masked_lm, causal_lm, ..., or a task of your own"),
+    "study": ("CONFIG", "make the runs of a study: tune, register, test, go on later"),
+    "simulate": ("--rule RULE", "simulate a rule on a closed-form problem, with any number of workers"),
+    "check": ("TASK", "look for mistakes in a task of your own before it is trained"),
 }
 """Name -> its first argument, and what it does. Each is a module of `asyncsgd.scripts`, with a function
 ``run(argv, stop, typed)``."""
@@ -64,7 +67,10 @@ def run_command(name: str, arguments: list[str], door: str, *, ends_with_process
     module: Any = importlib.import_module(f"asyncsgd.scripts.{name}")
     if name in SCRIPTS:
         return run_script(
-            lambda given, stop: module.run(given, stop, typed), arguments, ends_with_process=ends_with_process
+            lambda given, stop: module.run(given, stop, typed),
+            arguments,
+            ends_with_process=ends_with_process,
+            goes_on=name == "study",
         )
     try:
         return run_script(lambda given, stop: module.run(given, typed.prog), arguments)

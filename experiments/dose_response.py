@@ -24,17 +24,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import sweep
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.study import SWEEP, carry_out_study, parser_of
+from asyncsgd.settings.shipped import CONFIGS
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import Arm, SweepPlan, make_plan
 from asyncsgd.studies.runs import BASE
 
-CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
+CONFIG = CONFIGS / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
 
 
@@ -100,8 +101,7 @@ def make(config: Path, out: Path, flags: argparse.Namespace, stop: StopRequest) 
     words = [str(config), "--out", str(out), "--jobs", str(flags.jobs)]
     if flags.retry:
         words.append("--retry")
-    arguments = sweep.parser("sweep.py", "").parse_args(words)
-    return sweep.run(arguments, "sweep.py", "report", stop)
+    return carry_out_study(parser_of(SWEEP).parse_args(words), SWEEP, stop)
 
 
 def delays_of(plan: SweepPlan, cores: int | None) -> list[int]:

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import sys
 
-import sweep
+from asyncsgd.scripts import study
+from asyncsgd.scripts.base import Typed
+
+COMMAND = study.StudyCommand(
+    Typed.of_script("language_model.py"), str(__doc__).partition("\n")[0], "language_model-quick", "language_model"
+)
 
 
 def main() -> int:
-    return sweep.main("language_model.py", str(__doc__), "language_model")
+    return study.main(COMMAND)
 
 
 if __name__ == "__main__":

@@ -40,10 +40,11 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import open_run_folder, read_summary
 from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.shipped import CONFIGS
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.config import Keys, Name, Part, Positive, Seeds, Settings, read_config, typed
 
-CONFIG = Path(__file__).parent / "configs" / "norm_under_delay.yaml"
+CONFIG = CONFIGS / "norm_under_delay.yaml"
 REGISTERED = "registered.json"
 MOST_WIDENED = 6
 """Learning rates that tuning tries beside those of the config."""

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import sys
 
-import sweep
+from asyncsgd.scripts import study
+from asyncsgd.scripts.base import Typed
+
+COMMAND = study.StudyCommand(
+    Typed.of_script("parallelism.py"), str(__doc__).partition("\n")[0], "parallelism-quick", "parallelism"
+)
 
 
 def main() -> int:
-    return sweep.main("parallelism.py", str(__doc__), "parallelism")
+    return study.main(COMMAND)
 
 
 if __name__ == "__main__":

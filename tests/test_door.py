@@ -101,6 +101,77 @@ def test_a_run_has_the_same_name_settings_and_bits_and_records_what_was_typed(fl
     assert cli(f"asyncsgd compare {door.path.parent} --format csv").code == 0
 
 
+def commands_of(ended, script, door):
+    """The runs that a study would make, one command a line, each typed at the door."""
+    assert ended.code == 0, ended.err
+    runs = [line for line in ended.out.splitlines() if line.startswith((script, door))]
+    return [line.replace("python experiments/stilt_mlm.py", "asyncsgd train masked_lm") for line in runs]
+
+
+def test_a_config_is_found_in_the_package_by_its_name_and_as_it_was_typed_in_a_checkout(folder):
+    names = ["quick", "quick.yaml", "configs/quick.yaml", "experiments/configs/quick.yaml"]
+    script = cli(f"sweep.py {names[-1]} --print-commands")
+    expected = commands_of(script, "python experiments/", "asyncsgd train ")
+    assert len(expected) == 28  # the base model and the tuning runs
+    for name in [*names, "--quick"]:
+        door = cli(f"asyncsgd study {name} --print-commands")
+        assert commands_of(door, "python ", "asyncsgd train ") == expected
+        assert (door.err, "python" in door.out) == (script.err, False)
+    ended = cli("asyncsgd train masked_lm --config experiments/configs/quick.yaml --print-config")
+    assert (ended.code, "quick.yaml: unknown key 'name'" in ended.err) == (2, True)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_of_one_s_own_goes_before_a_config_of_the_package(folder):
+    small = {"name": "mine", "base": {"samples": 8}, "algorithms": {"one": {"mode": "single"}}, "seeds": [0]}
+    Path("configs").mkdir()
+    for path in ("quick", "configs/quick.yaml"):
+        Path(path).write_text(yaml.safe_dump({**small, "name": path.replace("/", "-")}))
+        ended = cli(f"asyncsgd study {path} --dry-run --print-commands")
+        assert ended.code == 0, ended.err
+        assert ended.out.startswith(f"sweep  {path.replace('/', '-')}: 1 arm, 1 seed ")
+    for path in ("elsewhere/quick.yaml", "quack"):
+        ended = cli(f"asyncsgd study {path} --dry-run")
+        assert (ended.code, f"error: {path} cannot be read " in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "line", ["--rule help", "--nproc 3 --samples 30 --seed 4", "--nproc 0", "--samplse 3", "--help"]
+)
+def test_a_simulation_is_the_same_at_both_doors(line, folder):
+    ended = [cli(f"{command} {line} --runs-dir runs") for command in ("simulate.py", "asyncsgd simulate")]
+    script, door = ended
+    said = script.out.replace("python experiments/simulate.py", "asyncsgd simulate")
+    said = said.replace("simulate.py", "asyncsgd simulate")
+    runs = sorted(folder.glob("runs/*"))
+    assert (door.code, door.err) == (script.code, script.err)
+    assert door.out == (said.replace(runs[0].name, runs[1].name) if runs else said)
+    if runs:
+        one, other = ((run / "settings.yaml").read_text().splitlines() for run in runs)
+        assert other[1:] == one[1:]
+        assert (one[0], other[0]) == tuple(
+            f"# {command} {line} --runs-dir runs" for command in ("python experiments/simulate.py", "asyncsgd simulate")
+        )
+
+
+def test_a_task_is_checked_from_the_command_line(folder):
+    ended = cli("asyncsgd check tasks:Plane --batch-size 4")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == "model  16 numbers are trained"
+    assert lines[1].endswith("on the first batch, of weight 4")
+    assert lines[-2:] == ["no mistake was found in tasks:Plane", "next   asyncsgd train tasks:Plane"]
+    Path("wrong_door.py").write_text(
+        "import dataclasses, torch, tasks\n@dataclasses.dataclass(frozen=True)\nclass Wrong(tasks.Plane):\n"
+        "    name = 'wrong'\n    def model(self, seed):\n        return torch.nn.Linear(16, 1)\n"
+    )
+    refused = cli("asyncsgd check wrong_door:Wrong")
+    assert (refused.code, refused.out) == (2, "")
+    assert "write `with asyncsgd.seeded(seed):`" in refused.err
+    assert "unknown flag --mode" in cli("asyncsgd check tasks:Plane --mode sync").err
+    assert list(folder.glob("runs")) == []
+
+
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_without_a_command_every_one_is_listed(words, folder):
     ended = cli(["asyncsgd", *words])
@@ -121,6 +192,9 @@ def test_without_a_command_every_one_is_listed(words, folder):
         ("train masked_lm --sampels 3", "unknown flag --sampels; did you mean '--samples'?"),
         ("report nowhere", "nowhere: no such folder; make one: "),
         ("replay nowhere", "nowhere is no folder"),
+        ("study", "name a config, e.g. quick, or type --quick"),
+        ("study quikc", "quikc cannot be read "),
+        ("check maskd_lm", "; got 'maskd_lm'; did you mean 'masked_lm'?"),
     ],
 )
 def test_a_slip_is_refused_with_what_to_type(line, said, folder):
@@ -130,7 +204,10 @@ def test_a_slip_is_refused_with_what_to_type(line, said, folder):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["train", "train causal_lm", "resume", "replay", "export", "predict", "report"])
+@pytest.mark.parametrize(
+    "command",
+    [*("train", "train causal_lm", "resume", "replay", "export", "predict", "report"), "study", "simulate", "check"],
+)
 def test_help_names_the_command_as_it_was_typed(command, folder):
     ended = cli(f"asyncsgd {command} --help")
     assert ended.code == 0

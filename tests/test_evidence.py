@@ -23,7 +23,7 @@ from asyncsgd.studies.plan import make_plan
 from own_model import Shapes
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
-CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "asyncsgd" / "configs"
 
 pytestmark = pytest.mark.skipif(
     not EVIDENCE.is_dir(), reason="the evidence is not beside the repository (../shared/evidence)"

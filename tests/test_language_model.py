@@ -17,7 +17,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import make_plan
 
-CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "asyncsgd" / "configs"
 SEEDS = range(8)
 
 

@@ -268,7 +268,7 @@ OF_ONE_SCRIPT = {"norm_under_delay.yaml"}
 """Configs that no plan is made of; the script that reads one has a test of its own."""
 CONFIGS = sorted(
     path
-    for path in (Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml")
+    for path in (Path(__file__).parents[1] / "asyncsgd" / "configs").glob("*.yaml")
     if path.name not in OF_ONE_SCRIPT
 )
 

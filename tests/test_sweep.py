@@ -25,6 +25,7 @@ import sweep as sweep_script
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.records.events import read_events
 from asyncsgd.records.machine import available_cores
+from asyncsgd.scripts.study import power_text
 from asyncsgd.scripts.train import run_task
 from asyncsgd.studies.estimate import Estimator
 from asyncsgd.studies.plan import make_plan, sha256_of, share
@@ -384,9 +385,7 @@ def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys
 @pytest.mark.parametrize(("num_seeds", "num_arms", "level", "least"), [(6, 1, "0.05", 6), (7, 3, "0.05 / 3", 7)])
 def test_a_plan_says_what_its_seeds_can_find(num_seeds, num_arms, level, least, small):
     algorithms = {"sync": {"mode": "sync"}} | {f"async{k}": {"mode": "async"} for k in range(num_arms)}
-    told = sweep_script.power_text(
-        make_plan({**small, "algorithms": algorithms, "seeds": [*range(100, 100 + num_seeds)]})
-    )
+    told = power_text(make_plan({**small, "algorithms": algorithms, "seeds": [*range(100, 100 + num_seeds)]}))
     # 2 / 2^n is the only p below alpha / m: all differences have one sign, which n normal ones have with Phi(d)^n
     effect = stats.norm.ppf(0.8 ** (1 / num_seeds))
     assert f"the sign-flip test at {level} " in told

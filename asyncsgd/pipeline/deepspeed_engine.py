@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
 from asyncsgd.pipeline.held_stage import HeldStage
+from asyncsgd.settings.shipped import config_file
 
 FIXED: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
@@ -36,7 +36,7 @@ FIXED: dict[str, Any] = {
 
 
 def configuration(path: str | None) -> dict[str, Any]:
-    """The configuration of DeepSpeed, from a file like ``experiments/configs/ds_config.json``; None: what that one
+    """The configuration of DeepSpeed, from a file like ``asyncsgd/configs/ds_config.json``; None: what that one
     holds.
 
     Raises:
@@ -45,7 +45,7 @@ def configuration(path: str | None) -> dict[str, Any]:
     if path is None:
         return dict(FIXED)
     try:
-        config: dict[str, Any] = FIXED | json.loads(Path(path).read_text(encoding="utf-8"))
+        config: dict[str, Any] = FIXED | json.loads(config_file(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
     if config | FIXED != config:

@@ -210,7 +210,7 @@ class Pipeline(Runtime):
     schedule: groups.PipelineSchedule = "1f1b"
     threads: int = 1
     deepspeed_config: str | None = None
-    """A file as ``experiments/configs/ds_config.json``, for the schedule ``deepspeed``; None: what that one holds."""
+    """A file as ``asyncsgd/configs/ds_config.json``, for the schedule ``deepspeed``; None: what that one holds."""
 
     def __post_init__(self) -> None:
         if self.num_workers == 1:

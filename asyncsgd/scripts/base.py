@@ -30,6 +30,8 @@ class Typed(NamedTuple):
     """How a line that starts it again begins."""
     analysis: str
     """How a command of the analysis begins."""
+    door: str = ""
+    """What stands in front of the command; empty: nothing, it is a script of experiments/."""
 
     @classmethod
     def of_script(cls, name: str) -> Typed:
@@ -40,7 +42,11 @@ class Typed(NamedTuple):
     def at_door(cls, door: str, command: str) -> Typed:
         """A command was typed behind ``asyncsgd`` or ``python -m asyncsgd``."""
         prog = f"{door} {command}"
-        return cls(prog, prog, door)
+        return cls(prog, prog, door, door)
+
+    def config(self, name: str) -> str:
+        """How a config of the package is named."""
+        return name if self.door else f"experiments/configs/{name}.yaml"
 
     def with_word(self, word: str) -> Typed:
         """The first argument was `word`, which belongs to the command."""

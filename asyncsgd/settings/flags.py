@@ -29,6 +29,7 @@ from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings import kinds
 from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_number
+from asyncsgd.settings.shipped import config_file
 from asyncsgd.settings.yaml_reader import (
     ABOUT_THE_RUN,
     FORMAT,
@@ -379,7 +380,7 @@ class Flags:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
         """
         try:
-            loaded = read_yaml(Path(path).read_text(encoding="utf-8"), str(path)) or {}
+            loaded = read_yaml(config_file(path).read_text(encoding="utf-8"), str(path)) or {}
         except OSError as error:
             raise UsageError(f"--config {path} cannot be read: {error.strerror or error}") from error
         except UnicodeDecodeError as error:

@@ -146,7 +146,7 @@ class Job:
     deepspeed_config: str | None = setting(
         None,
         "configuration of DeepSpeed; --pipeline-schedule deepspeed only",
-        unset="as experiments/configs/ds_config.json",
+        unset="as ds_config.json, a config of the package",
     )
     data_parallel: bool = setting(
         False, "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only"

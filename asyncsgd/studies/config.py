@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.settings.shipped import CONFIGS, config_file
 from asyncsgd.settings.yaml_reader import read_yaml
 
 Settings = dict[str, Any]
@@ -232,7 +233,7 @@ class ComparisonsConfig(Keys, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.comparisons and self.grid is None:
-            raise ValueError("it names neither comparisons nor a grid; see experiments/configs/")
+            raise ValueError(f"it names neither comparisons nor a grid; see {CONFIGS}")
         if self.grid is not None and set(self.grid.threshold) != set(self.models):
             raise ValueError(f"grid.threshold must give a loss for each model: {', '.join(self.models)}")
 
@@ -257,9 +258,9 @@ def typed(given: object, kind: Any, name: str) -> Any:
 def read_config(path: Path) -> dict[str, Any]:
     """What a study's YAML file holds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = config_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); experiments/configs/ has examples") from error
+        raise UsageError(f"{path} cannot be read ({error}); {CONFIGS} has examples") from error
     return dict(typed(read_yaml(text, str(path)), Settings, str(path)))
 
 

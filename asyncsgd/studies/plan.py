@@ -1,7 +1,7 @@
 """From a sweep's config to the list of its runs: what is compared, under which conditions, with which seeds, tuned how.
 
 Pure: nothing is run, read or drawn here but the order of the runs, which is a function of the config. A config looks
-like this (``experiments/configs/`` has more):
+like this (``asyncsgd/configs/`` has more):
 
     name: quick
     base_model: {model: tiny, samples: 1600}        # pretrained first, once: where every run starts

@@ -68,6 +68,8 @@ class PlannedJob:
     out: Path = Path()
     """The folder of all runs."""
     study: str = ""
+    door: str = ""
+    """How the library's command is typed, e.g. ``asyncsgd``; empty: its runs are those of a script of experiments/."""
 
     @property
     def path(self) -> Path:
@@ -98,6 +100,8 @@ class PlannedJob:
 
     @property
     def command(self) -> list[str]:
+        if self.door:
+            return [*self.door.split(), "train", self.task, *words_of(self.values)]
         script = ["stilt_mlm.py"] if self.task == "masked_lm" else ["train.py", self.task]
         return ["python", f"experiments/{script[0]}", *script[1:], *words_of(self.values)]
 

@@ -48,16 +48,18 @@ SURE = 0.9
 
 
 class Sweep:
-    """A plan and the folder `out` that it is carried out in; `config_text` is kept beside it, `track` is ``--track``.
+    """A plan and the folder `out` that it is carried out in; `config_text` is kept beside it, `track` is ``--track``,
+    `door` is that of `PlannedJob`.
 
     `look` and `open` raise UsageError if `out` holds a sweep of another config, or cannot be written.
     """
 
-    def __init__(self, plan: SweepPlan, config_text: str, out: Path, track: str | None = None) -> None:
+    def __init__(self, plan: SweepPlan, config_text: str, out: Path, track: str | None = None, door: str = "") -> None:
         self.plan = plan
         self.out = out
         self._config_text = config_text
         self._track = track
+        self._door = door
         self.chosen: dict[str, Mapping[str, Any]] = {}
         self.tried: dict[str, list[Tried]] = {}
         """What became of the trials of every arm."""
@@ -143,7 +145,7 @@ class Sweep:
         values["run_dir"] = str(self.out / run.folder)
         tags = {"stage": run.stage, "arm": run.arm}
         kept = run.stage != "finetune"
-        return PlannedJob(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name)
+        return PlannedJob(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name, self._door)
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""

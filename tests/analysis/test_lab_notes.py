@@ -11,7 +11,7 @@ from analysis.lab_notes import PER_PROCESS, REFERENCE, main
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import make_plan
 
-CONFIGS = Path(__file__).resolve().parents[2] / "experiments" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "asyncsgd" / "configs"
 
 ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
 SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))

@@ -1,0 +1,69 @@
+"""Look for mistakes in a task before it is trained: ``asyncsgd check TASK``. It is `asyncsgd.check`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.scripts.base import Typed
+from asyncsgd.scripts.task import class_named
+from asyncsgd.settings.flags import Flags, group, setting
+
+if TYPE_CHECKING:  # it imports torch
+    from asyncsgd.tasks.check import Checked
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """How a task is checked."""
+
+    seed: int = setting(0, "of the model, the data and dropout", at_least=0)
+    device: str = setting("cpu", "where the gradients are computed, as torch calls it")
+    processes: bool = setting(True, "whether it must work in worker processes too; type --processes false if not")
+    cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
+
+
+def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
+    """Check the task that the first argument names; return the exit code."""
+    name, *words = argv or [""]
+    if name in ("", "-h", "--help"):
+        print(f"usage: {typed.prog} TASK [--FLAG VALUE ...]\n\nTASK is MODULE:CLASS for a task of your own")
+        return 2 if not name else 0
+    kind = class_named(name)
+    parts: list[Any] = [
+        ("task", kind, group(kind, f"task: {kind.name}")),
+        ("dry_run", DryRun, group(DryRun, "what is tried")),
+    ]
+    flags = Flags(dataclasses.make_dataclass("TaskAndDryRun", parts, frozen=True))
+    description = (
+        "Look for mistakes in a task: its methods are called, a few gradients are computed, nothing is trained."
+    )
+    settings = flags.parse(words, prog=typed.with_word(name).prog, description=description, examples="").settings
+    settings.task.check_names()
+
+    from asyncsgd.run.dry_run import check
+    from asyncsgd.run.run import cache_folder
+
+    asked: DryRun = settings.dry_run
+    task = settings.task.prepare(asked.seed, cache_folder(asked.cache_dir))
+    stop.check()
+    print(described(check(task, seed=asked.seed, device=asked.device, processes=asked.processes)))
+    print(f"no mistake was found in {name}\nnext   {typed.door} train {name}")
+    return 0
+
+
+def described(checked: Checked) -> str:
+    """What a dry run has seen, a line each."""
+    lines = [
+        f"model  {checked.num_parameters:,} numbers are trained",
+        f"loss   {checked.loss:.4f} on the first batch, of weight {checked.weight:g}",
+    ]
+    for name, number in checked.num_evaluation_batches.items():
+        lines.append(f"data   evaluation set {name}: {number} batches")
+    if checked.statistics:
+        lines.append(f"note   the forward pass changes {', '.join(checked.statistics)}")
+    if checked.unused:
+        lines.append(f"note   no gradient for {', '.join(checked.unused)}: weight decay acts on them alone")
+    lines += [f"note   {note}" for note in checked.notes]
+    return "\n".join(lines)

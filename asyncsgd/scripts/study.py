@@ -1,0 +1,278 @@
+"""Many runs from one file: tune every arm alike, register the analysis, test on fresh seeds, fine-tune, go on later.
+
+    asyncsgd study quick
+
+What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/studies/plan.py`
+says what a config may hold."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncsgd.core.signals import StopRequest
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import FAILED, FINISHED
+from asyncsgd.records.machine import available_cores
+from asyncsgd.records.trackers import names_in
+from asyncsgd.scripts.base import Typed, go_offline, run_script
+from asyncsgd.settings.flags import Parser
+from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
+from asyncsgd.settings.shipped import config_file, config_names
+from asyncsgd.studies.config import ComparisonsConfig, read_config
+from asyncsgd.studies.plan import SweepPlan, make_plan, share
+from asyncsgd.studies.runs import STAGES
+from asyncsgd.studies.stages import carry_out, server_of
+from asyncsgd.studies.sweep import Sweep, check, locked
+
+SUMMARY = str(__doc__).partition("\n")[0]
+EXAMPLE = """\
+examples:
+  what would be run, and how long:  {line} {config} --dry-run
+  run it, or go on with it:         {line} {config}
+  the tables and pictures:          {analysis} report runs/quick --out report.html
+  an array job of 8:                {line} study.yaml --shard $SLURM_ARRAY_TASK_ID/8"""
+
+
+class StudyCommand(NamedTuple):
+    """What differs between the commands that carry out studies."""
+
+    typed: Typed
+    summary: str = SUMMARY
+    """In its help."""
+    quick: str = "quick"
+    """The config of ``--quick``."""
+    report: str | None = None
+    """The command of the analysis that shows what has been found; None: the one that suits the config."""
+    any_study: Typed = Typed.of_script("sweep.py")
+    """The command for every study, in the examples of its help."""
+
+
+SWEEP = StudyCommand(Typed.of_script("sweep.py"), report="report")
+
+
+def parser_of(command: StudyCommand) -> argparse.ArgumentParser:
+    example = command.any_study
+    flags = Parser(
+        prog=command.typed.prog,
+        description=command.summary,
+        epilog=EXAMPLE.format(line=example.line, config=example.config("quick"), analysis=example.analysis),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    examples = "asyncsgd/configs has examples"
+    if command.typed.door:
+        examples = f"a file, or of the package {', '.join(config_names())}"
+    flags.add_argument("config", type=Path, nargs="?", metavar="CONFIG.yaml", help=f"what to run; {examples}")
+    flags.add_argument("--quick", action="store_true", help=f"the config {command.quick}.yaml: minutes on 2 cores")
+    flags.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/NAME)")
+    flags.add_argument(
+        "--jobs",
+        type=whole_number,
+        metavar="N",
+        help="runs side by side on the virtual clock and in fine-tuning (default: the cores); runs that measure time "
+        "always have the machine to themselves",
+    )
+    flags.add_argument("--retry", action="store_true", help="run again what FAILED")
+    flags.add_argument("--track", metavar="NAMES", help="also show every run in a tracker; docs/running.md")
+    flags.add_argument("--shard", default="1/1", metavar="I/N", help="make only the I-th of N parts")
+    flags.add_argument("--dry-run", action="store_true", help="say what would be run and how long it takes, and stop")
+    flags.add_argument("--print-commands", action="store_true", help="print a command per run of this stage, and stop")
+    return flags
+
+
+def main(command: StudyCommand = SWEEP) -> int:
+    """Carry out a study as a script of experiments/."""
+    flags = parser_of(command)
+    return run_script(lambda argv, stop: carry_out_study(flags.parse_args(argv), command, stop), goes_on=True)
+
+
+def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
+    """Carry out a study as ``asyncsgd study``."""
+    command = StudyCommand(typed, any_study=typed)
+    return carry_out_study(parser_of(command).parse_args(argv), command, stop)
+
+
+def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: StopRequest) -> int:
+    """Carry out the study that the flags name; return the exit code."""
+    typed = command.typed
+    names_in(flags.track)  # refuses
+    if flags.quick == (flags.config is not None):
+        raise UsageError(f"name a config, e.g. {typed.config(command.quick)}, or type --quick")
+    file = config_file(command.quick if flags.quick else flags.config)
+    plan = make_plan(read_config(file), str(file))
+    out = flags.out if flags.out is not None else Path("runs") / plan.name
+    jobs = available_cores() if flags.jobs is None else flags.jobs
+    wanted = out_of_bounds(jobs, at_least=1)
+    if wanted:
+        raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
+    shard = shard_of(flags.shard)
+    sweep = Sweep(plan, file.read_text(encoding="utf-8"), out, flags.track, typed.door)
+    go_offline(*plan.models_and_data())
+
+    if flags.dry_run or flags.print_commands:
+        check(plan)
+        sweep.look()
+        try:
+            announce(plan, sweep, out)
+            if flags.print_commands:
+                print_commands(sweep, shard)
+            else:
+                estimate(sweep, jobs, shard, flags.retry)
+            sys.stdout.flush()
+        except BrokenPipeError:  # its reader has seen enough (| head)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+    context = server_of(plan)  # imports while this process reads what there is
+    sweep.look()  # before anything is written into a folder that may be somebody else's
+    unfinished = {run.arm for run in plan.runs if sweep.status(run) not in FINISHED}
+    check(plan, unfinished)
+    index, number = shard
+    with locked(out / f".lock-{index}-of-{number}"):
+        sweep.open()
+        announce(plan, sweep, out)
+        failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
+    folders_of_shard = {folder for stage in STAGES for folder in share(plan, stage, shard)}
+    failing = {job.folder for job in failed}
+    num_finished = 0
+    num_without_model = 0
+    for run in plan.runs:
+        status = sweep.status(run)
+        if status == FAILED and run.folder in folders_of_shard:
+            failing.add(run.folder)
+        if status in FINISHED:
+            num_finished += 1
+        elif run.stage == "finetune" and run.parent is not None and sweep.job(run) is None:
+            num_without_model += 1
+    if failing:
+        print(f"{counted(len(failing), 'run')} FAILED; the same command with --retry runs them again", file=sys.stderr)
+    if num_without_model:
+        verb = "has" if num_without_model == 1 else "have"
+        print(
+            f"{counted(num_without_model, 'fine-tuning run')} {verb} no model to start from, "
+            "since its pretraining run is not DONE",
+            file=sys.stderr,
+        )
+    state = "done" if num_finished == len(plan.runs) else "so far"
+    print(f"{state}   {out}: {num_finished} of {len(plan.runs)} runs")
+    report = command.report or report_of(plan)
+    print(f"next   {typed.analysis} {report} {shlex.quote(str(out))} --out report.html")
+    return 1 if failing else 0
+
+
+def report_of(plan: SweepPlan) -> str:
+    """The command of the analysis that shows what a study has found."""
+    if not isinstance(plan.config, ComparisonsConfig):
+        return "report"
+    modes = {arm.settings.get("mode") for arm in plan.arms}
+    return "parallelism" if "pipeline" in modes else "language_model"
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """
+    >>> shard_of("2/8")
+    (2, 8)
+    """
+    index, _, number = text.partition("/")
+    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        raise UsageError(f"--shard must look like 2/8 (the second of eight parts), got {shortened(text)}")
+    return int(index), int(number)
+
+
+def counted(number: int, what: str, width: int = 0) -> str:
+    """
+    >>> counted(1, "run"), counted(12, "run", width=4)
+    ('1 run', '  12 runs')
+    """
+    return f"{number:{width}} {what}" if number == 1 else f"{number:{width}} {what}s"
+
+
+def announce(plan: SweepPlan, sweep: Sweep, out: Path) -> None:
+    """What is planned and how far it is."""
+    size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.config.seeds), 'seed')}"
+    print(f"sweep  {plan.name}: {size}   folder {out}")
+    for stage in STAGES:
+        runs = plan.of_stage(stage)
+        if runs:
+            counts = collections.Counter(map(sweep.status, runs))
+            statuses = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+            print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {statuses}")
+        for run in runs:
+            if sweep.status(run) in FINISHED:
+                continue
+            job = sweep.job(run, pretend=True)
+            if job is not None and job.lacks:
+                print(f"          {run.folder} is left out: {job.lacks}")
+    for reference, seconds in sorted(sweep.budgets.items()):
+        print(budget_text(plan, reference, f"{seconds:.6g}"))
+    power = power_text(plan)
+    if power:
+        print(power)
+    sys.stdout.flush()
+
+
+def budget_text(plan: SweepPlan, reference: str, seconds: str) -> str:
+    """Who gets how many seconds in the test runs."""
+    unit = "virtual s" if plan.arm(reference).virtual else "s"
+    arms = ", ".join(name for name, timed_by in plan.timed_by.items() if timed_by == reference)
+    return f"budget    {seconds} {unit}, what {reference} takes for its samples: every test run of {arms}"
+
+
+def power_text(plan: SweepPlan) -> str:
+    """What the registered tests can find with the plan's seeds, at the level at which Holm's method judges first."""
+    from analysis.stats import detectable_effect, minimum_pairs
+
+    if plan.analysis is None or not plan.family:
+        return ""
+    alpha = plan.analysis.alpha
+    number = len(plan.family)
+    num_seeds = len(plan.config.seeds)
+    seeds = counted(num_seeds, "seed")
+    needed = minimum_pairs(number, alpha)
+    if num_seeds < needed:
+        return (
+            f"note   with {seeds} no difference can be found in a primary family of "
+            f"{counted(number, 'comparison')}, however large it is: that takes {needed} seeds"
+        )
+    level = f"{alpha:g}" if number == 1 else f"{alpha:g} / {number} (Holm's method, {number} comparisons)"
+    effect = detectable_effect(num_seeds, alpha / number)
+    return (
+        f"power     {seeds}: the sign-flip test at {level} finds a difference of {effect:.1f} standard deviations of "
+        f"the differences in 80 % of studies; with fewer than {needed} seeds it finds none"
+    )
+
+
+def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
+    """The runs that can be made now, one command a line; those of later stages depend on what these find."""
+    for stage in STAGES:
+        todo = sweep.to_do(stage, shard, retry=True)
+        for job in todo:
+            print(shlex.join(job.command))
+        if todo and stage in ("tuning", "trial"):
+            print("# the commands of later runs depend on these; print them again afterwards", file=sys.stderr)
+            return
+
+
+def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> None:
+    """Time a few gradients and say how long the whole takes on this machine."""
+    from asyncsgd.studies.estimate import Estimator
+
+    estimator = Estimator()
+    known = set(sweep.budgets)
+    total = 0.0
+    sweep.assume_budgets(estimator.training_seconds)
+    for reference in sorted(set(sweep.budgets) - known):
+        print(budget_text(sweep.plan, reference, f"about {sweep.budgets[reference]:.3g}"))
+    for stage in STAGES:
+        todo = sweep.to_do(stage, shard, retry=retry, pretend=True)
+        if todo:
+            seconds = estimator.seconds(todo, jobs)
+            total += seconds
+            print(f"{stage:8}  {counted(len(todo), 'run', 4)} to make: about {seconds / 60:.1f} minutes")
+    print(f"in all about {total / 60:.1f} minutes on this machine, {jobs} side by side where clocks are not measured")
