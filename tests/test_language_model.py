@@ -29,7 +29,7 @@ def config():
     ("change", "message"),
     [
         (lambda c: c["comparisons"]["workers"].update(reference="none"), "must name the reference 'none'"),
-        (lambda c: c["models"]["gpt2"].update(task="chess"), "'chess' is no task of this library"),
+        (lambda c: c["models"]["gpt2"].update(task="chess"), "MODULE:CLASS; got 'chess'"),
         (lambda c: c["grid"]["threshold"].pop("gpt2"), "must give a loss for each model: gpt2, distilbert"),
         (lambda c: (c.pop("comparisons"), c.pop("grid")), "names neither comparisons nor a grid"),
         (lambda c: c["base"].update(batch_size=0), r"^arm workers/gpt2/single: --batch-size must be"),
