@@ -220,7 +220,8 @@ def test_a_training_of_the_module_stops_at_ctrl_c_and_says_how_it_goes_on(folder
     line = "train tasks:Plane --clock virtual --samples 100000000 --device cpu --run-dir run"
     command = Command([sys.executable, "-m", "asyncsgd", *line.split()], folder)
     try:
-        until(lambda: Path("run/events.jsonl").exists() and Path("run/events.jsonl").stat().st_size, "it trains")
+        events = Path("run/events.jsonl")
+        until(lambda: events.exists() and events.stat().st_size > 20_000, "it trains")
         os.kill(command.process.pid, signal.SIGINT)
         assert command.process.wait(60) == 130
         assert Finished(Path("run")).summary["status"] == "INTERRUPTED"
