@@ -25,6 +25,7 @@ from torch import nn
 
 from asyncsgd.backends.launch import Launch, fork_server
 from asyncsgd.core.optimizers import AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.core.schedules import Shape, check_shape
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
@@ -38,7 +39,7 @@ from asyncsgd.run.lifecycle import carry_out
 from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
 from asyncsgd.run.run import Run, cache_folder, implied_rule, run_of, steps_of
-from asyncsgd.run.written import Given, run_beside, task_and_seed
+from asyncsgd.run.written import Given, named_after, run_beside, task_and_seed
 from asyncsgd.settings.flags import checked
 from asyncsgd.settings.groups import Budget, Common, Job, Machine, Output, Steps, common_contradictions
 from asyncsgd.settings.yaml_reader import EXPERIMENT, SIMULATION, read_of_run, read_settings
@@ -110,7 +111,7 @@ def train(
     statistics_batches: int | None = None,
     optimizer: BuildOptimizer | None = None,
     learning_rate: float | None = None,
-    schedule: Literal["constant", "linear", "cosine"] | None = None,
+    schedule: Literal["constant", "linear", "cosine"] | Shape | None = None,
     warmup: float | None = None,
     weight_decay: float | None = None,
     clip_norm: float | None = None,
@@ -158,7 +159,8 @@ def train(
             and weight decay are those of this call.
         learning_rate: the peak. None, as in the next four: what the task states in its `Defaults`, which are 1e-3 (with
             SGD .1), a constant rate without a warm-up, no weight decay and no clipping where it states none.
-        schedule: how the learning rate falls after the peak.
+        schedule: how the learning rate falls after the peak; or a function of a file, from the share of the samples
+            that have arrived after the warm-up, 0 to 1, to a share of the peak.
         warmup: samples over which it rises to the peak, or below 1 a share of them.
         weight_decay: on matrices only, as the optimizer defines it.
         clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
@@ -243,15 +245,23 @@ def train(
         batch_statistics=batch_statistics,
         statistics_batches=statistics_batches,
     )
+    shape = None
+    schedule_name = schedule or defaults.schedule_of(has_samples)
+    if not isinstance(schedule_name, str):
+        shape = schedule_name
+        check_shape(shape)
+        schedule_name = "constant"
     steps = checked(
         Steps,
         **steps_of(recipe.build),
         learning_rate=defaults.rate(str(recipe)) if learning_rate is None else learning_rate,
-        schedule=schedule or defaults.schedule_of(has_samples),
+        schedule=schedule_name,
         warmup=defaults.warmup_of(has_samples) if warmup is None else warmup,
         weight_decay=recipe.weight_decay,
         clip_norm=recipe.clip_norm,
     )
+    if shape is not None:
+        steps = named_after(steps, shape)
     machine = checked(
         Machine,
         device=device,
@@ -277,7 +287,7 @@ def train(
     if runtime.follows_rule:
         job = dataclasses.replace(job, rule=str(rule))
     settings = Common(job, budget, steps, machine, output)
-    run = run_of("train", settings, task=task, runtime=runtime, rule=rule, optimizer=recipe.build)
+    run = run_of("train", settings, task=task, runtime=runtime, rule=rule, optimizer=recipe.build, shape=shape)
     run.check_optimizer()
     if track is not None and folder is None:
         raise UsageError(f"track={track!r} needs a folder, whose settings it shows; give folder='runs/NAME'")
@@ -303,6 +313,8 @@ def start(
         check_can_be_sent(task, f"the task {type(task).__name__}")
         if starts_workers:
             check_can_be_sent(recipe.build, f"optimizer {recipe.name}")
+            if run.shape is not None:
+                check_can_be_sent(run.shape, f"schedule {run.steps.schedule}")
             check_guard()
     with threads_as_before():
         context = None
@@ -349,6 +361,7 @@ def replay(
     *,
     rule: Rule | None = None,
     optimizer: BuildOptimizer | None = None,
+    schedule: Shape | None = None,
     cache: str | Path | None = None,
 ) -> Replayed:
     """Run a recorded run again in this process, arrival by arrival, and compare every loss and the final parameters.
@@ -361,7 +374,7 @@ def replay(
         task: the task of the run, or its class, whose fields are then the folder's. Needed if it is none of the
             library's own: a folder is data, and what it names is not imported. Where a task that is given has another
             class or other fields than the folder names, this is said, and the task that is given is taken.
-        rule, optimizer: those of the run. Needed if they are not the library's.
+        rule, optimizer, schedule: those of the run. Needed if they are not the library's.
         cache: as in `train`.
 
     Raises:
@@ -372,7 +385,7 @@ def replay(
     summary = summary_to_replay(folder)
     if settings.get(EXPERIMENT) == SIMULATION:
         return replayed(PreparedSimulation(read_simulation(settings), folder, summary))[0]
-    given = Given(task, rule, optimizer, None if cache is None else str(cache))
+    given = Given(task, rule, optimizer, schedule, None if cache is None else str(cache))
     run = run_beside(folder, given)
     with threads_as_before():
         return replayed(PreparedReplay(run, folder, summary))[0]

@@ -19,7 +19,7 @@ from asyncsgd.core.flat import FlatModel, Layout
 from asyncsgd.core.limits import Limits
 from asyncsgd.core.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.core.peers import check_virtual
-from asyncsgd.core.schedules import WarmupSchedule, constant, cosine, linear
+from asyncsgd.core.schedules import SHAPES, Shape, WarmupSchedule
 from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
@@ -32,7 +32,6 @@ from asyncsgd.worker.profile import Profile, ProfiledWorker
 from asyncsgd.worker.worker import Worker
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SHAPES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +57,8 @@ class Run:
     """Of these the learning rate; `recipe` has the rest."""
     machine: groups.Machine
     output: groups.Output = dataclasses.field(default_factory=groups.Output)
+    shape: Shape | None = None
+    """The schedule, of the user's own; None: the one that `steps` names."""
     saves_model: bool = True
     moving: tuple[str, ...] | None = None
     """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
@@ -207,7 +208,8 @@ class Run:
         if 0 < warmup < 1:  # a share of the samples, which are known then
             assert samples is not None
             warmup = round(warmup * samples)
-        return WarmupSchedule(self.steps.learning_rate, int(warmup), samples, SHAPES[self.steps.schedule])
+        shape = SHAPES[self.steps.schedule] if self.shape is None else self.shape
+        return WarmupSchedule(self.steps.learning_rate, int(warmup), samples, shape)
 
     @property
     def policy(self) -> Policy:
@@ -281,6 +283,7 @@ def run_of(
     runtime: Runtime | None = None,
     rule: Rule | None = None,
     optimizer: BuildOptimizer | None = None,
+    shape: Shape | None = None,
 ) -> Run:
     """The run of settings.
 
@@ -288,7 +291,7 @@ def run_of(
         name: of the experiment.
         settings: `asyncsgd.settings.groups.Common`.
         task: None: a group of the settings, as those of `asyncsgd.settings.task` have it.
-        runtime, rule, optimizer: objects that mean what the settings say, or more. None: as the settings say.
+        runtime, rule, optimizer, shape: objects that mean what the settings say, or more. None: as the settings say.
 
     Raises:
         UsageError: if the settings alone show a mistake; the message says what to change.
@@ -314,6 +317,7 @@ def run_of(
         groups.Steps(**vars(steps)),
         settings.machine,
         settings.output,
+        shape,
     )
 
 

@@ -2,7 +2,8 @@
 
 Scripts and `asyncsgd.train` write one format: every setting of `asyncsgd.settings.groups` and every field of the task,
 by the name of its flag. A rule of the user's own cannot be written down, so null stands for it. Of an optimizer of the
-user's own the name is written, and what it was made with. Whoever runs the folder again gives both.
+user's own the name is written, and what it was made with, and of a schedule the name. Whoever runs the folder again
+gives them.
 
 A run folder is data. It may come from somebody else, so it runs no code that it names: a task that is none of the
 library's own is given by the user."""
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from asyncsgd.core.optimizers import OPTIMIZERS, BuildOptimizer
+from asyncsgd.core.schedules import SHAPES, Shape, name_of_shape
 from asyncsgd.errors import UsageError
 from asyncsgd.records.console import say
 from asyncsgd.rules import parse_rule
@@ -57,6 +59,7 @@ class Given:
     """The task, or its class, whose fields are then the folder's. None: it is one of the library's own."""
     rule: Rule | None = None
     optimizer: BuildOptimizer | None = None
+    schedule: Shape | None = None
     cache: str | None = None
     """Folder of prepared data; None: the user's cache folder."""
 
@@ -107,6 +110,11 @@ def compared(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in values.items() if name not in (FORMAT, EXPERIMENT)}
     kept[TASK] = str(kept.get(TASK)).rpartition(":")[2]  # a script's module is __main__ where it is run
     return kept
+
+
+def named_after(steps: Steps, shape: Shape) -> Steps:
+    """The steps with the name of a schedule of the user's own, which no flag can give."""
+    return dataclasses.replace(steps, schedule=name_of_shape(shape))  # type: ignore[arg-type]
 
 
 def is_known(rule: Rule) -> bool:
@@ -174,12 +182,26 @@ def run_of_folder(folder: Path, given: Given, changes: Mapping[str, Any] = Mappi
                 "takes it"
             )
         del values["optimizer"]
+    shape = given.schedule
+    schedule = values.get("schedule")
+    if schedule not in (None, *SHAPES):
+        del values["schedule"]
+        if shape is None:
+            raise UsageError(
+                f"the run's schedule, {schedule}, is the user's own; give it, as in replay(folder, schedule=...), "
+                f"which alone takes it"
+            )
     if rule is not None:
         values.pop("rule", None)
     groups = {name: _read(part, values) for name, part in PARTS.items()}
+    if shape is not None:
+        if name_of_shape(shape) != schedule:
+            say(f"note   the run's schedule was {schedule}, and {name_of_shape(shape)} was given")
+        groups["optimization"] = named_after(groups["optimization"], shape)
     settings = Common(**groups, output=Output(cache_dir=given.cache))
     name = str(values.get(EXPERIMENT, "train"))
-    return run_of(name, settings, task=read_task(values, given.task), rule=rule, optimizer=optimizer)
+    task = read_task(values, given.task)
+    return run_of(name, settings, task=task, rule=rule, optimizer=optimizer, shape=shape)
 
 
 def run_beside(folder: Path, given: Given, changes: Mapping[str, Any] = TO_REPLAY) -> Run:

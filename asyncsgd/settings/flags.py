@@ -243,6 +243,8 @@ def _refuse_own_parts(settings: Mapping[Any, Any], path: str | Path) -> None:
         own.append("rule")
     if OPTIMIZER_OPTIONS in settings:
         own.append("optimizer")
+    if ":" in str(settings.get("schedule")):
+        own.append("schedule")
     if own:
         raise UsageError(
             f"{path}: the {' and the '.join(own)} of the run are the user's own, which no flag can give; go on in "
