@@ -1,9 +1,13 @@
 """``asyncsgd COMMAND``: the same settings, runs and words as by the scripts and modules that it stands for."""
 
+import importlib.util
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -230,3 +234,54 @@ def test_a_training_of_the_module_stops_at_ctrl_c_and_says_how_it_goes_on(folder
         assert command.pids() == []
     finally:
         command.end()
+
+
+SCRIPT = """import sys
+from asyncsgd.__main__ import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+"""What pip makes of the entry point."""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="a wheel is built with setuptools")
+def test_the_wheel_alone_trains_studies_and_reports_without_a_network(tmp_path):
+    source = tmp_path / "source"
+    for name in ("asyncsgd", "analysis"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
+    subprocess.run([sys.executable, *build, str(tmp_path), str(source)], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("asyncsgd-*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(installed)
+    (entry_points,) = installed.glob("*.dist-info/entry_points.txt")
+    assert "\nasyncsgd = asyncsgd.__main__:main\n" in entry_points.read_text()
+    shutil.rmtree(source)
+    script = tmp_path / "asyncsgd"
+    script.write_text(SCRIPT)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    nowhere = "http://127.0.0.1:9"
+    environment = os.environ | {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment |= {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "HF_HUB_OFFLINE": "0"}
+
+    def typed(line):
+        words = [sys.executable, str(script), *line.split()]
+        done = subprocess.run(words, cwd=empty, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    assert typed("--help").startswith(f"asyncsgd {asyncsgd.__version__} in {installed / 'asyncsgd'}\n")
+    trained = typed("train masked_lm --samples 64 --mode async --nproc 2 --model tiny")
+    assert trained.endswith("\nnext   asyncsgd compare runs\n")
+    assert "async" in typed("compare runs")
+    assert typed("replay last").endswith("identical\n")
+    planned = typed("study quick --dry-run")
+    assert planned.startswith("sweep  quick: 9 arms, 6 seeds   folder runs/quick\n")
+    assert "in all about" in planned
+    assert typed("report runs --format sentence")
