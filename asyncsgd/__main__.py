@@ -29,6 +29,12 @@ OF_RUNS = {
 }
 """The same, with a function ``run(argv, prog)``."""
 
+OTHERS = {
+    "completion": ("bash", "print what completes these words in bash, or in zsh"),
+}
+"""The same again, of no run."""
+OWN = SCRIPTS | OF_RUNS | OTHERS
+
 ANALYSIS = "analysis.__main__"
 """Its commands are commands of this door too. The library does not import the analysis: it is asked by name, here."""
 
@@ -41,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     door = "python -m asyncsgd" if sys.argv[0] == __file__ else "asyncsgd"
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
-    if name in SCRIPTS or name in OF_RUNS:
+    if name in OWN:
         return run_command(name, arguments, door, ends_with_process=argv is None)
     analysis: Any = importlib.import_module(ANALYSIS)
     if analysis.is_command(name):
@@ -55,8 +61,13 @@ def main(argv: list[str] | None = None) -> int:
         if name == "--version":
             print(f"asyncsgd {__version__}")
             return 0
-        print(f"error: {refusal(name, door, [*SCRIPTS, *OF_RUNS, *analysis.COMMANDS])}", file=sys.stderr)
+        print(f"error: {refusal(name, door, commands())}", file=sys.stderr)
         return UsageError.exit_code
+
+
+def commands() -> list[str]:
+    """The names of all commands."""
+    return [*OWN, *importlib.import_module(ANALYSIS).COMMANDS]
 
 
 def run_command(name: str, arguments: list[str], door: str, *, ends_with_process: bool) -> int:
@@ -82,7 +93,7 @@ def run_command(name: str, arguments: list[str], door: str, *, ends_with_process
 def described(door: str, analysis: Any) -> str:
     """The commands, each with what it does."""
     lines = [f"asyncsgd {__version__} in {Path(__file__).parent}"]
-    for name, (argument, shows) in (SCRIPTS | OF_RUNS).items():
+    for name, (argument, shows) in OWN.items():
         lines.append(f"  {f'{door} {name} {argument}':40} {shows}")
     lines.append("\ntables, pictures and verdicts from run folders:")
     for name in analysis.COMMANDS:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -234,6 +235,37 @@ def test_a_training_of_the_module_stops_at_ctrl_c_and_says_how_it_goes_on(folder
         assert command.pids() == []
     finally:
         command.end()
+
+
+COMPLETED = {
+    "tr": ["train"],
+    "train ma": ["masked_lm"],
+    "train masked_lm --mode async --learning": ["--learning-rate"],
+    "train question_answering --max-a": ["--max-answer-length"],
+    "train masked_lm --max-a": [],
+    "train mine:Spirals --eval-sam": ["--eval-samples"],
+    "study qu": ["quick"],
+    "study quick --dry": ["--dry-run"],
+    "report runs --for": ["--format"],
+    "replay last --task points:Line --cache": ["--cache-dir"],
+    "completion ": ["bash", "zsh"],
+}
+
+
+def test_a_shell_completes_commands_tasks_configs_and_the_flags_of_each(folder):
+    ended = cli("asyncsgd completion bash")
+    assert ended.code == 0, ended.err
+    lines = [ended.out, 't() { COMP_CWORD=$(($# - 1)); COMP_WORDS=("$@"); _asyncsgd; echo "${COMPREPLY[@]}"; }']
+    for line in COMPLETED:
+        # The shell takes a colon for a word of its own.
+        words = line.replace(":", " : ").split(" ")
+        lines.append(shlex.join(["t", "asyncsgd", *words]))
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True, timeout=60)
+    assert dict(zip(COMPLETED, map(str.split, done.stdout.splitlines()), strict=True)) == COMPLETED
+    # Both shells read the same table.
+    cases = [line for line in ended.out.splitlines() if line.endswith(" ;;")]
+    assert [line for line in cli("asyncsgd completion zsh").out.splitlines() if line.endswith(" ;;")] == cases
+    assert "invalid choice: 'fish'" in cli("asyncsgd completion fish").err
 
 
 SCRIPT = """import sys

@@ -25,8 +25,7 @@ backends pipeline
 simulation
 run
 api studies __init__
-scripts
-__main__
+scripts __main__
 """
 # asyncsgd.load, asyncsgd.compare and a study's plan import the analysis when they are called.
 DOORS = {("asyncsgd.api", "analysis.load"), ("asyncsgd.scripts.study", "analysis.stats")}
