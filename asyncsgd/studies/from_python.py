@@ -58,7 +58,7 @@ def study(
     5. Verdict: the exact sign-flip test of the paired differences, with Holm's correction over the arms that are
        compared with the reference. Time to the target is tested between the evaluations before and at it.
 
-    All of it is what ``python experiments/sweep.py CONFIG`` does. The folder has the config, the plan, the registration
+    All of it is what ``asyncsgd study CONFIG`` does. The folder has the config, the plan, the registration
     and the runs, so ``python -m analysis report FOLDER`` works on it too.
 
     Args:
@@ -117,7 +117,7 @@ def study(
     runtimes = [runtime_of_arm(arm, runtime) for arm in arms.values()]
     processes = [one for one in runtimes if not one.in_one_process]
     _check_processes(task, jobs, processes)
-    sweep = Sweep(plan, text, out)
+    sweep = Sweep(plan, text, out, door="asyncsgd")
     with threads_as_before(), StopRequest() as stop:
         context = server_of(plan) if processes or jobs > 1 else None
         sweep.look()

@@ -18,8 +18,10 @@ like this (``asyncsgd/configs/`` has more):
                                                     # task: token_classification, of train.py token_classification
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
-Two more keys, each with its default:
+Three more keys, each with its default:
 
+    task: masked_lm      # what is learned: one of the library's tasks, or MODULE:CLASS of one's own, whose fields are
+                         # settings; base_model and finetune are for masked_lm
     exclude: []          # no arms of these: {algorithm: sync, nproc: 2} takes out those that have all of its values
     replicates: 1        # runs of a measured arm on each seed, to see how much equal runs differ; tests take the first
 
