@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help 
 
 EXAMPLE = """\
 example:
-  python experiments/stilt_mlm.py --mode sync --nproc 4
-  python experiments/stilt_mlm.py --mode async --nproc 4
-  python -m analysis compare runs
+  asyncsgd train masked_lm --mode sync --nproc 4
+  asyncsgd train masked_lm --mode async --nproc 4
+  asyncsgd compare runs
 
 Only runs with status DONE enter the means; the others are counted and listed below the table."""
 EVALUATED_ON = ["task", "data", "evaluation", "terms"]

@@ -84,8 +84,8 @@ def read(folder: Path) -> Comparisons:
         config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: python "
-            f"experiments/language_model.py experiments/configs/language_model-quick.yaml"
+            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: "
+            f"asyncsgd study language_model-quick"
         ) from error
     every, curves, _ = read_study(folder)
     told = every["left_out"].where(every["left_out"] != "", every["notes"])

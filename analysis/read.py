@@ -101,7 +101,7 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
 
 def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
     """Name -> path of every run folder at or below `folder`, but for those of sweeps further down."""
-    make_one = "make one: python experiments/stilt_mlm.py --mode async --nproc 4"
+    make_one = "make one: asyncsgd train masked_lm --mode async --nproc 4"
     if not folder.is_dir():
         raise UsageError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {make_one}")
     inner = sorted(file.parent for file in folder.rglob("plan.json") if file.parent != folder)

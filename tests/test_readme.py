@@ -18,7 +18,7 @@ PRINTED, VERDICT = (block for language, block in BLOCKS if language == "text")
 IN_TABLE = [
     command
     for row in re.findall(r"^\| .* \|$", README, re.MULTILINE)
-    for command in re.findall(r"`((?:python|torchrun) .*?)`", row)
+    for command in re.findall(r"`((?:python|torchrun|asyncsgd) .*?)`", row)
 ]
 
 
@@ -30,6 +30,7 @@ def typed(tmp_path):
     environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def run(command):
+        command = re.sub(r"^asyncsgd ", "python -m asyncsgd ", command)  # an old installation lacks the script
         done = subprocess.run(
             command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
         )
@@ -51,17 +52,16 @@ def test_every_command_of_the_table_can_be_typed(command, tmp_path, monkeypatch)
     (tmp_path / "mine.py").write_text(EXAMPLE)
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
     monkeypatch.chdir(tmp_path)
-    line = shlex.split(command)[1:]
-    if line[0] == "-m":
-        name, subject, *_ = line[1:]
-        ended = cli([f"analysis.{subject}", "last"] if name == "analysis" else line[1:])
-        assert (ended.code, "last is no folder" in ended.err) == (2, True)
-        return
-    line[0] = line[0].removeprefix("experiments/")
-    if "--resume" in line:
-        assert "last is not a run folder" in cli(line).err
-    elif line[0] == "simulate.py":
+    line = shlex.split(command)
+    if line[0] != "asyncsgd":
+        line = [line[1].removeprefix("experiments/"), *line[2:]]
+    if line[-1] == "last":
+        ended = cli(line)
+        assert (ended.code, "last is no folder" in ended.err or "last is not a run folder" in ended.err) == (2, True)
+    elif line[1] == "simulate":
         assert cli([*line, "--samples", "40", "--evaluations", "1"]).code == 0
+    elif line[1] == "check":
+        assert "no mistake was found" in cli(line).out
     else:
         assert cli([*line, "--print-config"]).code == 0
 
@@ -124,4 +124,4 @@ def test_the_example_comes_to_the_verdict_of_the_page(typed, tmp_path):
 def test_the_study_is_planned(typed):
     sweep, report = STUDY.splitlines()
     assert "to make" in typed(f"{sweep} --dry-run")
-    assert report.startswith("python -m analysis report runs/quick ")
+    assert report.startswith("asyncsgd report runs/quick ")

@@ -254,7 +254,7 @@ def test_a_sweep_inside_a_folder_of_runs_is_a_study_of_its_own(tmp_path):
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("")])
 def test_a_folder_without_runs_is_an_error_that_says_how_to_make_one(tmp_path, make):
     make(tmp_path / "x")
-    with pytest.raises(UsageError, match="make one: python experiments/stilt_mlm"):
+    with pytest.raises(UsageError, match="make one: asyncsgd train masked_lm"):
         asyncsgd.load(tmp_path / "x")
 
 
