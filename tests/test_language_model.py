@@ -204,4 +204,4 @@ def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_
     first, *_ = capsys.readouterr().out.partition("in no number:\n")[2].splitlines()
     assert first.startswith("  workers/gpt2/sync/s1: UNREADABLE")
     assert report([str(tmp_path)]) == 2
-    assert "python experiments/language_model.py" in capsys.readouterr().err
+    assert "asyncsgd study language_model-quick" in capsys.readouterr().err
