@@ -25,7 +25,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Gradient
 from asyncsgd.settings.groups import Machine
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
-from asyncsgd.worker.evaluation import evaluate_sets, reestimate
+from asyncsgd.worker.evaluation import evaluate_sets, reestimate, seed_noise
 from asyncsgd.worker.prefetching import Prefetching
 
 
@@ -326,7 +326,7 @@ class Worker:
         statistics = self.flat.statistics
         for part in parts:
             # The one allowed use of torch's default generator: dropout draws from nothing else.
-            torch.manual_seed(dropout_seed(self._seed, self._stream, index, part.number))
+            seed_noise(dropout_seed(self._seed, self._stream, index, part.number), self._device)
             # The last part's backward pass makes the exchange with other ranks, for all parts at once.
             ddp = self.loss if isinstance(self.loss, Replicated) and part is not parts[-1] else None
             with contextlib.nullcontext() if ddp is None else ddp.no_sync():
