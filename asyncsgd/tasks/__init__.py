@@ -77,6 +77,11 @@ def class_named(name: str) -> type[Task]:
     try:
         kind = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError) as error:
+        if module == "__main__":
+            raise UsageError(
+                f"{name} is of a script or a notebook, which no command can import; go on where it was begun, with "
+                f"asyncsgd.study(..., resume=True)"
+            ) from error
         raise UsageError(f"there is no task {name}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Task) and dataclasses.is_dataclass(kind)):
         raise UsageError(f"{name} is no task: it must be a dataclass that is a subclass of asyncsgd.Task")
