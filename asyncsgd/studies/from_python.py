@@ -59,7 +59,7 @@ def study(
        compared with the reference. Time to the target is tested between the evaluations before and at it.
 
     All of it is what ``asyncsgd study CONFIG`` does. The folder has the config, the plan, the registration
-    and the runs, so ``python -m analysis report FOLDER`` works on it too.
+    and the runs, so ``asyncsgd report FOLDER`` works on it too.
 
     Args:
         task: of a class at the top of a module, a script or a notebook.
