@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -89,10 +88,12 @@ def package_folders() -> dict[str, Path]:
 
 def package_versions() -> dict[str, str]:
     """The versions that decide what `load_pydocs` finds."""
+    from importlib import metadata
+
     versions = {"stdlib": platform.python_version()}
     for name in _PACKAGES:
         if importlib.util.find_spec(name) is not None:
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = metadata.version(name)
     return versions
 
 

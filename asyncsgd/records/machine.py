@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ LOOKS_A_RUN = 600
 
 def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
     """Versions, commit and threads of this run; no host name, user name or path."""
+    from importlib import metadata  # it takes as long as all of --help's parser
+
     versions = {"asyncsgd": __version__}
     for package in ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
