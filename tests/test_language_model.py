@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -14,6 +15,7 @@ from analysis.language_model import main as report
 from analysis.language_model import printed, sentences, tables_of
 from analysis.parallelism import main as parallelism_report
 from asyncsgd.errors import UsageError
+from asyncsgd.scripts.study import report_of
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import make_plan
 
@@ -191,6 +193,14 @@ def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp
     assert command([str(folder)]) == 0
     assert ("| reference |" in capsys.readouterr().out) == left.endswith("single")
     assert command([str(folder), "--out", str(tmp_path / "page.html")]) == 0
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_command_for_every_study_names_the_report_that_its_config_names(path):
+    named = re.search(r"^#     asyncsgd (report|language_model|parallelism) ", path.read_text(), re.MULTILINE)
+    if named is not None:
+        config = read_config(path)
+        assert report_of(config, make_plan(config)) == named[1]
 
 
 def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_tables(folder, tmp_path, capsys):

@@ -12,8 +12,9 @@ import collections
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
@@ -24,7 +25,7 @@ from asyncsgd.scripts.base import Typed, go_offline, run_script
 from asyncsgd.settings.flags import Parser
 from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.settings.shipped import config_file, config_names
-from asyncsgd.studies.config import ComparisonsConfig, read_config
+from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import SweepPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.stages import carry_out, server_of
@@ -105,7 +106,8 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     if flags.quick == (flags.config is not None):
         raise UsageError(f"name a config, e.g. {typed.config(command.quick)}, or type --quick")
     file = config_file(command.quick if flags.quick else flags.config)
-    plan = make_plan(read_config(file), str(file))
+    config = read_config(file)
+    plan = make_plan(config, str(file))
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
     wanted = out_of_bounds(jobs, at_least=1)
@@ -161,14 +163,14 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
         )
     state = "done" if num_finished == len(plan.runs) else "so far"
     print(f"{state}   {out}: {num_finished} of {len(plan.runs)} runs")
-    report = command.report or report_of(plan)
+    report = command.report or report_of(config, plan)
     print(f"next   {typed.analysis} {report} {shlex.quote(str(out))} --out report.html")
     return 1 if failing else 0
 
 
-def report_of(plan: SweepPlan) -> str:
+def report_of(config: Mapping[str, Any], plan: SweepPlan) -> str:
     """The command of the analysis that shows what a study has found."""
-    if not isinstance(plan.config, ComparisonsConfig):
+    if "models" not in config:
         return "report"
     modes = {arm.settings.get("mode") for arm in plan.arms}
     return "parallelism" if "pipeline" in modes else "language_model"
