@@ -27,6 +27,7 @@ _HOME = {
     "seeded": "tasks.models",
     "dropout_seed": "data.random",
     "TrainedRun": "api",
+    "Look": "run.callbacks",
     "Replayed": "run.replay",
     # what is learned
     "Task": "tasks.base",

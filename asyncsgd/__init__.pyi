@@ -66,6 +66,7 @@ from asyncsgd.rules.local_steps import LocalSGD as LocalSGD
 from asyncsgd.rules.without_server import ADPSGD as ADPSGD
 from asyncsgd.rules.without_server import SGP as SGP
 from asyncsgd.rules.without_server import StreamingDiLoCo as StreamingDiLoCo
+from asyncsgd.run.callbacks import Look as Look
 from asyncsgd.run.dry_run import check as check
 from asyncsgd.run.replay import Replayed as Replayed
 from asyncsgd.run.runtimes import AllReduce as AllReduce

@@ -33,6 +33,7 @@ from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
+from asyncsgd.run.callbacks import Callback, check_callbacks
 from asyncsgd.run.choose_folder import open_named_folder
 from asyncsgd.run.execute import follow
 from asyncsgd.run.lifecycle import carry_out
@@ -131,6 +132,7 @@ def train(
     cache: str | Path | None = None,
     quiet: bool = False,
     report: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     track: str | None = None,
 ) -> TrainedRun:
     """Train a task; blocks until the budget is spent. Ctrl-C ends the run in good order, a second one at once.
@@ -184,6 +186,9 @@ def train(
         cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.
         report: called with every record, in order.
+        callbacks: called with a `Look` at every evaluation, the first one before training among them: the record, and a
+            copy of the model. Numbers that a callback returns by name are metrics of the evaluation; with
+            ``look.stop(reason)`` it ends the run. The training clock stands still meanwhile.
         track: where else to show the run, e.g. ``tensorboard`` or ``tensorboard,mlflow``; see docs/running.md. Needs a
             folder.
 
@@ -291,11 +296,19 @@ def train(
     run.check_optimizer()
     if track is not None and folder is None:
         raise UsageError(f"track={track!r} needs a folder, whose settings it shows; give folder='runs/NAME'")
-    return start(run, None if folder is None else Path(folder), resume=resume, quiet=quiet, report=report)
+    check_callbacks(callbacks)
+    where = None if folder is None else Path(folder)
+    return start(run, where, resume=resume, quiet=quiet, report=report, callbacks=callbacks)
 
 
 def start(
-    run: Run, folder: Path | None, *, resume: bool, quiet: bool = False, report: Callable[[Record], None] | None = None
+    run: Run,
+    folder: Path | None,
+    *,
+    resume: bool,
+    quiet: bool = False,
+    report: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainedRun:
     """Carry out a run that `train` has described, or that a folder of its holds; the arguments are those of `train`."""
     task = run.task
@@ -333,7 +346,9 @@ def start(
                 report(record)
 
         tracking = None if opened is None else Tracking(trackers, Identity.of(opened.path))
-        ended = carry_out(run, launch, opened, context, quiet=quiet, receivers=(note,), tracking=tracking)
+        ended = carry_out(
+            run, launch, opened, context, quiet=quiet, receivers=(note,), callbacks=callbacks, tracking=tracking
+        )
     if ended.unexpected is not None:
         raise ended.unexpected
     if ended.result.status == FAILED:

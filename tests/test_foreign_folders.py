@@ -91,7 +91,7 @@ def test_no_command_imports_the_task_that_the_records_of_a_script_s_run_name(com
     (path / "checkpoints").mkdir()
     end = {"name": f"{40:012}", "total_samples": 40, "version": summary["num_updates"], "train_seconds": 1.0}
     (path / "checkpoints" / f"{40:012}.pt").write_bytes(b"")
-    end |= {"eval_loss": None, "events_bytes": 0, "totals": {}, "sha256": EMPTY, "events_sha256": EMPTY, "schema": 7}
+    end |= {"eval_loss": None, "events_bytes": 0, "totals": {}, "sha256": EMPTY, "events_sha256": EMPTY, "schema": 8}
     (path / "checkpoints" / f"{40:012}.json").write_text(sealed(end))
     ended = cli(["asyncsgd", *command.replace("RUN", str(path)).replace("OUT", str(tmp_path / "out")).split()])
     assert (ended.code, trap) == (2, [])

@@ -224,7 +224,7 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
         older = json.loads(path.read_text()) | {"schema": 4}
         del older["description_sha256"], older["events_sha256"]
         path.write_text(json.dumps(older))
-    with pytest.raises(UsageError, match=r"has schema 4 \(asyncsgd .*\), this version .* reads schema 7"):
+    with pytest.raises(UsageError, match=r"has schema 4 \(asyncsgd .*\), this version .* reads schema 8"):
         train(stopped, resume=True)
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):

@@ -44,7 +44,7 @@ from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed, sha256_of_first
 from asyncsgd.records.run_folder import RunFolder, json_text, sync, write_text
 
-SCHEMA = 7
+SCHEMA = 8
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"

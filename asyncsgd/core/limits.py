@@ -84,7 +84,8 @@ class Result:
     """Whether the leader knows the parameters of the last version. It does not if the process that had them was lost.
     """
     stopped_early: Mapping[str, Any] | None = None
-    """For the summary, where evaluations found no new lowest loss for so long that the run ended."""
+    """For the summary, where the run ended before its budget: evaluations found no new lowest loss for so long, or a
+    callback asked for it."""
     best: Best | None = None
     """Only with ``Limits.keep_best``."""
     best_parameters: Tensor | None = None
@@ -214,7 +215,10 @@ class EarlyStop:
     [False, False, False, False, False, True]
     """
 
-    KEPT = ("_best_loss", "_best_samples", "_since", "_newest", "best", "best_parameters", "best_statistics")
+    KEPT = (
+        *("_best_loss", "_best_samples", "_since", "_newest", "_stopped_by"),
+        *("best", "best_parameters", "best_statistics"),
+    )
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -222,6 +226,7 @@ class EarlyStop:
         self._best_samples = 0
         self._since = 0
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
+        self._stopped_by: dict[str, str] | None = None
         self.best: Best | None = None
         self.best_parameters: Tensor | None = None
         self.best_statistics: Tensor | None = None
@@ -258,6 +263,11 @@ class EarlyStop:
         self._newest = loss, evaluation.total_samples
         return self.verdict(last=last)
 
+    def ask(self, stopped_by: Mapping[str, str] | None) -> None:
+        """Let the run end with this evaluation because somebody asks for it; see `asyncsgd.core.loop.Looked`."""
+        if stopped_by is not None:
+            self._stopped_by = dict(stopped_by)
+
     def verdict(self, *, last: bool = False) -> Result | None:
         """What the evaluations so far mean. A run that goes on asks first: with a larger budget too, it ends where its
         evaluations had ended it.
@@ -270,6 +280,10 @@ class EarlyStop:
             return Result(DONE)
         if last or limits.spent_by(num_samples):
             return None
+        if self._stopped_by is not None:
+            reason = self._stopped_by["reason"]
+            message = f"stopped early at {num_samples} samples by {self._stopped_by['by']}"
+            return Result(DONE, f"{message}: {reason}" if reason else message, stopped_early=self._stopped_by)
         if limits.patience is None or self._since < limits.patience:
             return None
         message = (

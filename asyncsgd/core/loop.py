@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import msgspec
 from torch import Tensor
 
 from asyncsgd.core.checkpoints import Saver
@@ -42,6 +43,18 @@ from asyncsgd.records.events import (
 
 
 @dataclasses.dataclass(frozen=True)
+class Looked:
+    """What those say who have looked at an evaluation."""
+
+    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    """Theirs, by name."""
+    stopped_by: Mapping[str, str] | None = None
+    """Who asks that the run ends, under ``by``, and the ``reason``; None: nobody."""
+    error: str | None = None
+    """What went wrong, of which the metrics then say nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Sink:
     """Who hears of a run, and who may stop it."""
 
@@ -53,6 +66,8 @@ class Sink:
     """Looked at between events."""
     explain: Callable[[Work], str] = lambda work: ""
     """Says why the loss of a work is no number, where that does not come from its parameters."""
+    look: Callable[[Evaluation, Tensor, Tensor | None], Looked] | None = None
+    """Is shown every evaluation, with the parameters and the running statistics that were evaluated."""
 
 
 class Loop:
@@ -257,23 +272,29 @@ class Loop:
         self._evaluation_due = True
         self._freeze()
         measured = self.backend.evaluate(self.method.parameters)
-        if measured.score_error is not None and not self.evaluations:
-            raise UsageError(measured.score_error)
         version = self.method.version
         num_samples = self.method.num_samples
         seconds = self.train_seconds
+        statistics = None if self._statistics is None else self._statistics.evaluated
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
+        looked = Looked()
+        if self._sink.look is not None:
+            looked = self._sink.look(evaluation, self._parameters(), statistics)
+            evaluation = msgspec.structs.replace(evaluation, metrics={**evaluation.metrics, **looked.metrics})
+            self.early_stop.ask(looked.stopped_by)
+        error = looked.error if measured.score_error is None else measured.score_error
+        if error is not None and not self.evaluations:
+            raise UsageError(error)
         self.evaluations.append(evaluation)
         self._evaluation_due = False
         self._changed = False
         self._report(evaluation)
-        if measured.score_error is not None:
-            self._report(Fault(measured.score_error, None, version, seconds, SCORE))
+        if error is not None:
+            self._report(Fault(error, None, version, seconds, SCORE))
         if measured.peak_bytes:
             self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
         if measured.stages:
             self._report(StagesUsed(version, num_samples, seconds, measured.stages))
-        statistics = None if self._statistics is None else self._statistics.evaluated
         return self.early_stop.of(evaluation, self._parameters, statistics, last=last)
 
     def _report(self, record: Record) -> None:

@@ -53,6 +53,7 @@ from asyncsgd.records.trackers import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.contract import PeerRule, Rule
 from asyncsgd.run import runtimes
+from asyncsgd.run.callbacks import Callbacks
 from asyncsgd.run.run import Run
 from asyncsgd.tasks.base import Task, tensors_in
 from asyncsgd.worker.computation import ModelGradients, whole_evaluation
@@ -79,6 +80,7 @@ class Live:
     """Takes the states; None where nothing is written."""
     tracking: Tracking
     machine: MachineWatch
+    callbacks: Callbacks | None = None
 
     @property
     def resume(self) -> Found | None:
@@ -147,7 +149,13 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """The loop, where the run goes on from."""
     live.stop_requested.at_step()  # the first evaluation is a step too
-    sink = Sink(live.record, live.saver, live.stop_requested.at_step, lambda work: _ignored_targets(live.run, work))
+    sink = Sink(
+        live.record,
+        live.saver,
+        live.stop_requested.at_step,
+        lambda work: _ignored_targets(live.run, work),
+        live.callbacks,
+    )
     limits = live.run.limits
     statistics = live.flat.statistics
     loop = Loop(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)

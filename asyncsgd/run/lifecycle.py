@@ -34,6 +34,7 @@ from asyncsgd.records.machine import MachineWatch, describe_environment
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import Tracking
 from asyncsgd.run import runtimes
+from asyncsgd.run.callbacks import Callback, Callbacks
 from asyncsgd.run.dry_run import check_state
 from asyncsgd.run.execute import Live, execute
 from asyncsgd.run.finish import AT_ONCE, began_with, finish, note_interrupted, write_last
@@ -98,6 +99,7 @@ def carry_out(
     *,
     quiet: bool = False,
     receivers: Sequence[Callable[[Record], None]] = (),
+    callbacks: Sequence[Callback] = (),
     tracking: Tracking | None = None,
 ) -> Ended:
     """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
@@ -109,6 +111,7 @@ def carry_out(
         stop: the listener for signals, if there is one already.
         quiet: whether the user is told nothing.
         receivers: called with each record, in order.
+        callbacks: called at each evaluation, in order.
         tracking: not started; None: the run is shown in no tracker.
 
     Raises:
@@ -130,7 +133,7 @@ def carry_out(
             end_with_launcher(leads=True)
             starts_workers = launch.starts_workers(has_server=run.runtime.has_server)
             board = None if starts_workers else World.of_torchrun()
-            opened = _open(run, launch, board, folder, context, listening, quiet, receivers, shown)
+            opened = _open(run, launch, board, folder, context, listening, quiet, receivers, callbacks, shown)
             listening.check()
             closing.enter_context(listening.during_a_run())
             live = opened
@@ -219,6 +222,7 @@ def _open(
     stop: StopRequest,
     quiet: bool,
     receivers: Sequence[Callable[[Record], None]],
+    callbacks: Sequence[Callback],
     tracking: Tracking,
 ) -> Live:
     torch.set_num_threads(run.runtime.threads)
@@ -287,7 +291,8 @@ def _open(
         now = record.totals
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
     saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
-    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine)
+    shown_to = Callbacks(run, callbacks) if callbacks else None
+    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine, shown_to)
 
 
 def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:

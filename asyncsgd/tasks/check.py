@@ -5,15 +5,13 @@ percent, and no message says so."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import multiprocessing
 import os
 import pickle
-import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from asyncsgd.core.running_statistics import moves
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Batch, Task, tensors_in, to_device
+from asyncsgd.tasks.models import generators_restored
 
 LARGEST_PICKLE = 1_000_000
 """Bytes that a task may have when it is sent to a worker process."""
@@ -68,7 +67,7 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         UsageError: for the first mistake. It names the parameter, module or method, and says what to change.
     """
     where = torch.device(device)
-    with _generators_restored(where):
+    with generators_restored(where):
         model = task.model(seed)
         trial = task.model(seed)
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32, and shared memory
@@ -282,18 +281,6 @@ def _bits_of_model(model: nn.Module) -> dict[tuple[str, str], tuple[Any, ...]]:
     for name, buffer in model.named_buffers():
         bits["buffer", name] = _bits(buffer)
     return bits
-
-
-@contextlib.contextmanager
-def _generators_restored(device: torch.device) -> Iterator[None]:
-    of_python = random.getstate()
-    of_numpy = np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 def normalising_over_batch(model: nn.Module) -> str | None:

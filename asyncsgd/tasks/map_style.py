@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from asyncsgd.data.order import batches_of_epochs
 from asyncsgd.data.random import Purpose, generator, item_seed
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.tasks.base import Batch, Batches, digest_tensors
+from asyncsgd.tasks.models import generators_restored
 
 FINGERPRINT_ITEMS = 64
 """At most so many items are read for the fingerprint of a dataset."""
@@ -99,7 +99,7 @@ class DatasetData:
         rows = self._rows_of(stream)(index)
         first = index * self._batch_size
         items = []
-        with _generators_as_before():
+        with generators_restored():
             for place, row in enumerate(rows.tolist()):
                 _seed_generators(item_seed(self._seed, stream, first + place))
                 items.append(self._train.item(row))
@@ -113,7 +113,7 @@ class DatasetData:
         chosen = np.unique(np.linspace(0, size - 1, FINGERPRINT_ITEMS).astype(int))
         digest = hashlib.sha256(f"{size} items".encode())
         num_tensors = 0
-        with _generators_as_before():
+        with generators_restored():
             for row in chosen.tolist():
                 _seed_generators(row)
                 num_tensors += digest_tensors(digest, self._train.collate([self._train.item(row)]))
@@ -177,7 +177,7 @@ class _InTheirOrder:
         first = index * self._items.batch_size
         end = min(first + self._items.batch_size, self._items.size)
         items = []
-        with _generators_as_before():
+        with generators_restored():
             for row in range(first, end):
                 _seed_generators(row)
                 items.append(self._items.item(row))
@@ -246,17 +246,3 @@ def _seed_generators(seed: int) -> None:
     torch.random.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that transforms of others draw from
     random.seed(seed)
-
-
-@contextlib.contextmanager
-def _generators_as_before() -> Iterator[None]:
-    """Put the default generators of torch, numpy and Python back afterwards."""
-    of_torch = torch.random.get_rng_state()
-    of_numpy = np.random.get_state()  # noqa: NPY002 - as above
-    of_python = random.getstate()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)  # noqa: NPY002 - as above
-        random.setstate(of_python)

@@ -9,11 +9,13 @@ import json
 import math
 import os
 import pickle
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import nn
@@ -366,6 +368,22 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.random.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def generators_restored(device: torch.device | None = None) -> Iterator[None]:
+    """Put the default generators of torch, on the CPU and on a GPU that is named, of numpy and of Python back
+    afterwards.
+    """
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002 - the generator that code of others draws from
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002 - as above
 
 
 def _load(model: str, dropout: float, auto_class: str) -> tuple[Any, tuple[str, ...]]:
