@@ -130,7 +130,7 @@ for script in sys.argv[1:]:
         (runpy.run_path if script.endswith(".py") else runpy.run_module)(script, run_name="__main__")
     assert not {"torch", "transformers", "datasets", "pandas", "scipy"} & set(sys.modules), script
 """
-    commands = ["analysis.compare", "analysis.report", "analysis.lab_notes"]
+    commands = ["asyncsgd", "analysis.compare", "analysis.report", "analysis.lab_notes"]
     subprocess.run([sys.executable, "-c", program, *scripts, *commands], check=True, cwd=ROOT)
 
 
