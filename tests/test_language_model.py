@@ -155,6 +155,16 @@ def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(fold
     assert (missed["seconds"].n, missed["reached"]) == (0, 0)
 
 
+@pytest.mark.parametrize(("ends", "first"), [([5.0] * 8, "0.002"), ([5.0] * 7 + [8.0], "0.001")])
+def test_the_grid_has_those_first_that_most_seeds_reached_the_loss_with_and_the_fastest_of_them(folder, ends, first):
+    for seed, ended in zip(SEEDS, ends, strict=True):
+        made(folder, "grid/gpt2/lr0.002-b4-l32", ended, 200.0, seed)  # twice as fast as at 0.001
+    _, shown, notes = tables_of(read(folder))["grid"]
+    rates = shown[shown["model"] == "gpt2"]["learning_rate"].tolist()
+    assert (rates[0], sorted(rates)) == (first, ["0.001", "0.002"])
+    assert "The first rows were chosen by the numbers that they show, so they are a little too good." in notes
+
+
 def test_the_page_says_each_comparison_in_a_sentence(folder, tmp_path):
     assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
