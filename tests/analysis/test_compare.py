@@ -25,7 +25,8 @@ def mixed(tmp_path):
     """One run of sync, two of async and a third that diverged."""
     write_run(tmp_path / "s0", SYNC, straight(9.0, 5.0, seconds=20.0))
     for seed, loss in enumerate((5.0, 5.5)):
-        write_run(tmp_path / f"a{seed}", ASYNC, straight(9.0, loss, seconds=10.0 + seed), seed=seed, delays=[1, 3])
+        delays = [1, 3 + 2 * seed]
+        write_run(tmp_path / f"a{seed}", ASYNC, straight(9.0, loss, seconds=10.0 + seed), seed=seed, delays=delays)
     write_run(tmp_path / "x", ASYNC, [(0, 0.0, 9.0), (160, 2.0, None)], seed=2, status="DIVERGED")
     return tmp_path
 
@@ -45,7 +46,7 @@ def test_csv_is_unrounded(mixed):
     (other,) = [row for row in rows if row["mode"] == "async"]
     assert (sync["loss_mean"], sync["loss_sd"], sync["loss_n"]) == ("5.0", "", "1")
     assert float(other["loss_sd"]) == 0.125**0.5
-    assert (other["runs"], other["done"], other["diverged"], other["delay_max_mean"]) == ("3", "2", "1", "3.0")
+    assert (other["runs"], other["done"], other["diverged"], other["delay_max_mean"]) == ("3", "2", "1", "5.0")
 
 
 def test_a_run_that_ended_without_a_loss_is_in_no_mean_though_it_is_done(tmp_path):

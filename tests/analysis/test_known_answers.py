@@ -10,7 +10,7 @@ from marks import slow
 from scipy import stats as scipy_stats
 
 from analysis import stats
-from analysis.curves import bracket, loss_at, losses_around, lowest_held, on_common_looks, reached, shared_look
+from analysis.curves import band, bracket, loss_at, losses_around, lowest_held, on_common_looks, reached, shared_look
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
@@ -185,3 +185,16 @@ def test_no_curve_keeps_more_looks_than_the_sparsest(numbers, ends):
         assert (kept == values).all()
         assert kept[-1] == x[-1]
         assert (kept <= end).sum() <= fewest + 1
+
+
+def test_a_band_covers_what_all_curves_cover_and_its_mean_is_that_of_straight_lines():
+    early = (np.array([0.0, 4.0, 8.0]), np.array([9.0, 5.0, 1.0]))
+    late = (np.array([2.0, 6.0, 10.0]), np.array([7.0, 7.0, 7.0]))
+    grid, mean, low, high = band([early, late])
+    assert grid.tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert mean.tolist() == [7.0, 6.0, 5.0, 4.0]
+    width = (
+        12.706 * 3 * math.sqrt(2) / math.sqrt(2)
+    )  # at 8 the values are 1 and 7, whose standard deviation is 3 sqrt 2
+    assert (low[-1], high[-1]) == (pytest.approx(4 - width, abs=1e-3), pytest.approx(4 + width, abs=1e-3))
+    assert [len(part) for part in band([])] == [0, 0, 0, 0]

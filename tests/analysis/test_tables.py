@@ -135,6 +135,7 @@ def test_two_series_are_paired_by_their_labels():
         ([1.0, 2.0], {"margin": math.inf}, "margin must be a finite number above 0, or None, got inf"),
         ([1.0, 2.0], {"margin": math.nan}, "margin must be"),
         ([1.0, 2.0], {"margin": -0.1}, "margin must be"),
+        ([1.0, 2.0], {"margin": 0.0}, "margin must be"),
         ([1.0, 2.0], {"margin": "0.1"}, "margin must be"),
     ],
 )
