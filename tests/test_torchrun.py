@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import Command, until
-from doors import ROOT, cli, marked
+from doors import ROOT, Asynchronous, Synchronous, UsageError, asyncsgd, cli, marked
+from tasks import Plane
 
 TIMEOUT = 90
 needs_entry_point = pytest.mark.skipif(
@@ -88,6 +89,18 @@ def test_a_second_rank_has_no_part_in_a_run_whose_leader_starts_the_workers(mode
     ended = cli(f"stilt_mlm.py --mode {mode}")
     assert (ended.code, ended.out, ended.err) == (0, "", "")
     assert psutil.Process().children() == began
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_is_begun_by_no_rank_of_torchruns(monkeypatch, tmp_path):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    ended = cli(["asyncsgd", "study", "quick", "--out", tmp_path / "study"])
+    assert (ended.code, "a study starts those of its runs itself; type python, not torchrun" in ended.err) == (2, True)
+    with pytest.raises(UsageError, match="type python, not torchrun"):
+        asyncsgd.study(
+            Plane(), {"a": Synchronous(), "b": Asynchronous()}, range(6), samples=80, folder=tmp_path / "study"
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -114,6 +114,19 @@ class Launch:
         return self.rank is None or has_server
 
 
+def refuse_ranks() -> None:
+    """Refuse ranks of torchrun's for a study, which would begin in each of them.
+
+    Raises:
+        UsageError: with what to type.
+    """
+    if Launch.read(os.environ, 1, nproc_given=False).rank is not None:
+        raise UsageError(
+            "the launcher started several processes, and a study starts those of its runs itself; type python, not "
+            "torchrun"
+        )
+
+
 @functools.cache  # once in a process
 def end_with_launcher(*, leads: bool) -> None:
     """Look, from a thread, for the torchrun that started this process; do nothing where none did.

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncsgd.backends.launch import refuse_ranks
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import FAILED, FINISHED
@@ -102,6 +103,7 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
 def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: StopRequest) -> int:
     """Carry out the study that the flags name; return the exit code."""
     typed = command.typed
+    refuse_ranks()
     names_in(flags.track)  # refuses
     if flags.quick == (flags.config is not None):
         raise UsageError(f"name a config, e.g. {typed.config(command.quick)}, or type --quick")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from asyncsgd.api import check_guard, load, threads_as_before
+from asyncsgd.backends.launch import refuse_ranks
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.run.runtimes import Runtime
@@ -94,6 +95,7 @@ def study(
         RunError: where no run of a stage has a result on which the next one could rest.
         KeyboardInterrupt: after Ctrl-C, when the current run has saved what it has. `resume` goes on from there.
     """
+    refuse_ranks()
     config = config_of(
         task,
         arms,
