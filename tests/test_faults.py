@@ -19,6 +19,7 @@ from commands import DEADLINE, Command, until
 from doors import (
     ROOT,
     SGD,
+    AllReduce,
     Asynchronous,
     Finished,
     FlatModel,
@@ -242,6 +243,40 @@ def test_ctrl_c_before_training_ends_everything_soon_and_leaves_a_summary(line, 
     until(lambda: not command.pids(), "all processes to be gone", 30)
     assert "Traceback" not in command.err
     assert command.left() == []
+
+
+@dataclasses.dataclass(frozen=True)
+class InterruptedAtStart(Plane):
+    """Its workers interrupt the leader while they come up, as long as there is the file `marker`."""
+
+    marker: str = ""
+
+    def model(self, seed):
+        leader = multiprocessing.parent_process()
+        if leader is not None and os.path.exists(self.marker):
+            os.kill(leader.pid, signal.SIGINT)
+            time.sleep(3)
+        return Plane.model(self, seed)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("runtime", [Processes(1), *slow(AllReduce(2))], ids=lambda one: one.mode)
+def test_a_run_that_is_interrupted_before_it_goes_on_has_no_parameters_and_loses_nothing(runtime, tmp_path):
+    marker = tmp_path / "marker"
+    task = InterruptedAtStart(marker=str(marker))
+    given = {"runtime": runtime, "learning_rate": 0.01, "checkpoint_every": 40, "quiet": True}
+    whole = asyncsgd.train(task, samples=160, folder=tmp_path / "whole", **given)
+    given |= {"folder": tmp_path / "run", "resume": True}
+    asyncsgd.train(task, samples=80, **given)
+    saved = tmp_path / "run" / "model" / "model.safetensors"
+    before = saved.read_bytes()
+    marker.touch()
+    stopped = asyncsgd.train(task, samples=160, **given)
+    assert (stopped.status, stopped.summary["parameters_sha256"]) == ("INTERRUPTED", None)
+    assert saved.read_bytes() == before
+    marker.unlink()
+    again = asyncsgd.train(task, samples=160, **given)
+    assert (again.status, again.summary["parameters_sha256"]) == ("DONE", whole.summary["parameters_sha256"])
 
 
 @pytest.mark.slow

@@ -296,10 +296,17 @@ def _serve(
         workers.meet(live.flat.fingerprint)
         return _loop(live, server, workers).run()
     except Interrupted:  # while workers came up
-        return Result(INTERRUPTED, "interrupted by the user")
+        return _interrupted_before(live)
     finally:
         for left in workers.close():  # nothing may change any more, so the rule does not hear of them
             live.record(server.drop(left.worker, left.reason))
+
+
+def _interrupted_before(live: Live) -> Result:
+    """The end of a run whose processes have not come up. This process has the initial parameters, which are not the
+    run's where it was to go on from a checkpoint.
+    """
+    return Result(INTERRUPTED, "interrupted by the user", has_parameters=live.resume is None)
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:
@@ -331,7 +338,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
             if live.stop_requested():
                 if processes is not None:
                     processes.stop_seconds = 1.0
-                return Result(INTERRUPTED, "interrupted by the user")
+                return _interrupted_before(live)
             if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
                 raise _rank_is_lost(processes, number)
         try:
