@@ -1,7 +1,7 @@
 """Carry a prepared run out: server, workers, backend and loop of each mode.
 
-`execute` is for the process that leads; `follow` is every other rank that torchrun made. The `_train_...` functions
-differ in what moves gradients, and in nothing else.
+`execute` is for the process that leads; `follow` is for the other ranks in step that torchrun made. The `_train_...`
+functions differ in what moves gradients, and in nothing else.
 """
 
 from __future__ import annotations
