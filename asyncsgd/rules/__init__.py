@@ -63,5 +63,20 @@ PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
 """The rules without a server, on the virtual clock."""
 
 _CHOICES = Choices[Rule]("rule", "rules", "--rule", {rule.name: type(rule) for rule in (*ALL, *PEERS)})
-parse_rule = _CHOICES.read
-describe_rules = _CHOICES.help
+
+
+def parse_rule(text: str) -> Rule:
+    """Return the rule that ``NAME[:key=value,...]`` is, as ``--rule`` takes it.
+
+    >>> parse_rule("k_sync:quorum=3")
+    KSync(quorum=3, interrupt=True)
+
+    Raises:
+        UsageError: for an unknown name or parameter (the nearest one is suggested), or a value out of range.
+    """
+    return _CHOICES.read(text)
+
+
+def describe_rules() -> str:
+    """The text of ``--rule help``: a line for each rule, with its parameters and their defaults."""
+    return _CHOICES.help()

@@ -465,5 +465,20 @@ ALL: tuple[Problem, ...] = (Tridiagonal(), Quadratic(), Mode(), Heterogeneous(),
 
 _BY_NAME = {problem.name: type(problem) for problem in ALL}
 _CHOICES = Choices[Problem]("problem", "problems", "--problem", _BY_NAME)
-parse_problem = _CHOICES.read
-describe_problems = _CHOICES.help
+
+
+def parse_problem(text: str) -> Problem:
+    """Return the problem that ``NAME[:key=value,...]`` is, as ``--problem`` takes it.
+
+    >>> parse_problem("mode:noise=0.1")
+    Mode(curvature=1.0, noise=0.1)
+
+    Raises:
+        UsageError: for an unknown name or parameter (the nearest one is suggested), or a value out of range.
+    """
+    return _CHOICES.read(text)
+
+
+def describe_problems() -> str:
+    """The text of ``--problem help``."""
+    return _CHOICES.help()

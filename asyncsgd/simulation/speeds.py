@@ -217,7 +217,7 @@ class ShiftedExponential(Speeds):
 
 @dataclasses.dataclass(frozen=True)
 class HalfNormal(Speeds):
-    """Worker i, from 0, takes (offset + sqrt(i)) + |N(0, i + 1)| seconds; i + 1 is the *variance* of the normal.
+    """Worker i, from 0, takes (offset + sqrt(i)) + abs(N(0, i + 1)) seconds; i + 1 is the *variance* of the normal.
 
     The expected time is offset + sqrt(i) + sqrt(2 (i + 1) / pi).
 
@@ -367,8 +367,23 @@ ALL: tuple[Speeds, ...] = (Constant(), Power(), TwoGroups(), *_RANDOM, Slow())
 _BY_NAME: dict[str, type[Speeds]] = {speeds.name: type(speeds) for speeds in ALL}
 _BY_NAME[Trace.name] = Trace
 _CHOICES = Choices("speeds", "speeds", "--speeds", _BY_NAME, first_is_positional=True)
-parse_speeds = _CHOICES.read
-describe_speeds = _CHOICES.help
+
+
+def parse_speeds(text: str) -> Speeds:
+    """Return the speeds that ``NAME[:key=value,...]`` are, as ``--times`` takes them.
+
+    >>> parse_speeds("slow:worker=0,factor=5")
+    Slow(worker=0, factor=5.0, seconds=1.0)
+
+    Raises:
+        UsageError: for an unknown name or parameter (the nearest one is suggested), or a value out of range.
+    """
+    return _CHOICES.read(text)
+
+
+def describe_speeds() -> str:
+    """The text of ``--times help``."""
+    return _CHOICES.help()
 
 
 @dataclasses.dataclass(frozen=True)
