@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 
 
-PAGES = [ROOT / "README.md", *DOCS.glob("*.md")]
+PAGES = [ROOT / "README.md", *DOCS.rglob("*.md")]
 OF_OTHERS = re.findall(
     r"\S+",
     "--backend-store-uri --cpu --dist --index-url --logdir --master-addr --master-port --multi-gpu --na-prob-file "

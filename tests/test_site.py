@@ -1,0 +1,42 @@
+"""The pages of the API, as they are read without Sphinx, and what looks at the links of the built site."""
+
+import re
+from collections import Counter
+
+from doors import ROOT, asyncsgd
+from site_links import wrong_links
+
+API = ROOT / "docs" / "api"
+DOCUMENTED = re.compile(r"^\.\. auto\w+:: ([\w.]+)", re.MULTILINE)
+
+
+def test_every_public_name_stands_on_one_page_of_the_api_and_nothing_else_does():
+    pages = [page.read_text(encoding="utf-8") for page in API.glob("*.md")]
+    documented = Counter(name for page in pages for name in DOCUMENTED.findall(page))
+    public = [f"asyncsgd.{name}" for name in asyncsgd.__all__ if name != "__version__"]
+    assert documented == Counter(public)
+
+
+def test_the_index_of_the_api_lists_every_page():
+    listed = re.findall(r"^- \[.+?\]\((\w+\.md)\)", (API / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in API.glob("*.md") if page.name != "index.md")
+
+
+def test_links_that_lead_nowhere_and_what_other_hosts_would_send_are_found(tmp_path):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<link href="style.css"><h1 id="top">A</h1><a href="api/rules.html#SSP">good</a><a href="#top">good</a>'
+        '<a href="https://pandas.pydata.org">good</a><img src="data:image/png;base64,AAAA">'
+        '<a href="api/rules.html#KSync">no such place</a><a href="rules.html">no such page</a>'
+        '<script src="https://cdn.example.org/font.js"></script>'
+    )
+    (tmp_path / "style.css").write_text("")
+    (tmp_path / "api" / "rules.html").write_text(
+        '<dt id="SSP"></dt><a href="../index.html#top">good</a><img src="x.png">'
+    )
+    assert sorted(wrong_links(tmp_path)) == [
+        "api/rules.html links to x.png",
+        "index.html links to api/rules.html#KSync",
+        "index.html links to rules.html",
+        "index.html loads https://cdn.example.org/font.js",
+    ]
