@@ -85,7 +85,7 @@ def read(folder: Path) -> Comparisons:
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: "
-            f"asyncsgd study language_model-quick"
+            f"asyncsgd study language_model --quick"
         ) from error
     every, curves, _ = read_study(folder)
     told = every["left_out"].where(every["left_out"] != "", every["notes"])

@@ -3,7 +3,7 @@
     python experiments/language_model.py --quick
     python -m analysis language_model runs/language_model-quick --out report.html
 
-It is ``sweep.py`` with configs that compare arms after equal samples; experiments/configs/language_model.yaml has more
+It is ``asyncsgd study language_model``, a study that compares arms after equal samples; without ``--quick`` it has more
 seeds."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncsgd.scripts import study
 from asyncsgd.scripts.base import Typed
 
 COMMAND = study.StudyCommand(
-    Typed.of_script("language_model.py"), str(__doc__).partition("\n")[0], "language_model-quick", "language_model"
+    Typed.of_script("language_model.py"), str(__doc__).partition("\n")[0], "language_model", "language_model"
 )
 
 

@@ -3,8 +3,8 @@
     python experiments/parallelism.py --quick
     python -m analysis parallelism runs/parallelism-quick --out report.html
 
-It is ``sweep.py`` with configs that compare arms after equal samples; experiments/configs/parallelism.yaml has SQuAD
-2.0."""
+It is ``asyncsgd study parallelism``, a study that compares arms after equal samples; without ``--quick`` its task is
+SQuAD 2.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncsgd.scripts import study
 from asyncsgd.scripts.base import Typed
 
 COMMAND = study.StudyCommand(
-    Typed.of_script("parallelism.py"), str(__doc__).partition("\n")[0], "parallelism-quick", "parallelism"
+    Typed.of_script("parallelism.py"), str(__doc__).partition("\n")[0], "parallelism", "parallelism"
 )
 
 

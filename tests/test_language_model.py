@@ -1,6 +1,5 @@
 """The three comparisons of a language model: what is planned, what is refused, and what the report says."""
 
-import copy
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from analysis.parallelism import main as parallelism_report
 from asyncsgd.errors import UsageError
 from asyncsgd.scripts.study import report_of
 from asyncsgd.studies.config import read_config
+from asyncsgd.studies.overlay import quick_of
 from asyncsgd.studies.plan import make_plan
 
 CONFIGS = Path(__file__).resolve().parents[1] / "asyncsgd" / "configs"
@@ -24,7 +24,7 @@ SEEDS = range(8)
 
 
 def config():
-    return copy.deepcopy(read_config(CONFIGS / "language_model-quick.yaml"))
+    return quick_of(read_config(CONFIGS / "language_model.yaml"), "language_model.yaml")
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_
     first, *_ = capsys.readouterr().out.partition("in no number:\n")[2].splitlines()
     assert first.startswith("  workers/gpt2/sync/s1: UNREADABLE")
     assert report([str(tmp_path)]) == 2
-    assert "asyncsgd study language_model-quick" in capsys.readouterr().err
+    assert "asyncsgd study language_model --quick" in capsys.readouterr().err

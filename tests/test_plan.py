@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.config import ENDPOINTS, read_config
+from asyncsgd.studies.overlay import quick_of
 from asyncsgd.studies.plan import make_plan, sha256_of, share
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.sweep import check
@@ -273,14 +274,23 @@ CONFIGS = sorted(
 )
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=str)
-def test_every_config_that_is_shipped_can_be_planned(path):
+@pytest.mark.parametrize("is_quick", [False, True])
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_that_is_shipped_can_be_planned_and_its_quick_block_needs_no_data(path, is_quick):
     config = read_config(path)
+    if is_quick and "quick" not in config:
+        with pytest.raises(UsageError, match="has no quick: block"):
+            quick_of(config, path.name)
+        return
+    if is_quick:
+        config = quick_of(config, path.name)
     plan = make_plan(config)
     absent = [name for name in re.findall(r"[.]{2}/shared/\S+\w", path.read_text()) if not Path(name).exists()]
-    if not absent:
+    if is_quick or not absent:
         check(plan)  # which reads the labels of a target task
-    assert plan.name == path.stem
+    if is_quick:
+        assert "../" not in str(plan.models_and_data())
+    assert plan.name == path.stem + ("-quick" if is_quick else "")
     if "algorithms" in config:
         assert_invariants(plan)
 

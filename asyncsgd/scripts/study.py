@@ -12,7 +12,7 @@ import collections
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from asyncsgd.settings.flags import Parser
 from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.settings.shipped import config_file, config_names
 from asyncsgd.studies.config import read_config
+from asyncsgd.studies.overlay import quick_of, text_of, with_setting
 from asyncsgd.studies.plan import SweepPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.stages import carry_out, server_of
@@ -37,6 +38,8 @@ EXAMPLE = """\
 examples:
   what would be run, and how long:  {line} {config} --dry-run
   run it, or go on with it:         {line} {config}
+  a config's quick: block:          {line} {with_block} --quick
+  another value of one setting:     {line} {config} --set base.samples=400
   the tables and pictures:          {analysis} report runs/quick --out report.html
   an array job of 8:                {line} study.yaml --shard $SLURM_ARRAY_TASK_ID/8"""
 
@@ -47,8 +50,8 @@ class StudyCommand(NamedTuple):
     typed: Typed
     summary: str = SUMMARY
     """In its help."""
-    quick: str = "quick"
-    """The config of ``--quick``."""
+    config: str | None = None
+    """The config that is run where none is named; None: one must be named."""
     report: str | None = None
     """The command of the analysis that shows what has been found; None: the one that suits the config."""
     any_study: Typed = Typed.of_script("sweep.py")
@@ -63,15 +66,31 @@ def parser_of(command: StudyCommand) -> argparse.ArgumentParser:
     flags = Parser(
         prog=command.typed.prog,
         description=command.summary,
-        epilog=EXAMPLE.format(line=example.line, config=example.config("quick"), analysis=example.analysis),
+        epilog=EXAMPLE.format(
+            line=example.line,
+            config=example.config("quick"),
+            with_block=example.config("language_model"),
+            analysis=example.analysis,
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     examples = "asyncsgd/configs has examples"
     if command.typed.door:
         examples = f"a file, or of the package {', '.join(config_names())}"
+    if command.config is not None:
+        examples += f" (default: {command.config}.yaml)"
     flags.add_argument("config", type=Path, nargs="?", metavar="CONFIG.yaml", help=f"what to run; {examples}")
-    flags.add_argument("--quick", action="store_true", help=f"the config {command.quick}.yaml: minutes on 2 cores")
+    alone = "without a config, run quick.yaml" if command.config is None else "minutes on 2 cores"
+    flags.add_argument("--quick", action="store_true", help=f"lay the config's quick: block over the rest; {alone}")
+    flags.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one setting of the config, e.g. base.samples=400 or seeds=[1,2]; repeat for more",
+    )
     flags.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/NAME)")
     flags.add_argument(
         "--jobs",
@@ -105,10 +124,9 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     typed = command.typed
     refuse_ranks()
     names_in(flags.track)  # refuses
-    if flags.quick == (flags.config is not None):
-        raise UsageError(f"name a config, e.g. {typed.config(command.quick)}, or type --quick")
-    file = config_file(command.quick if flags.quick else flags.config)
-    config = read_config(file)
+    file = file_of(flags, command)
+    is_quick = flags.quick and (flags.config or command.config) is not None  # else it is quick.yaml, a whole config
+    config, text = config_of(file, is_quick, flags.settings)
     plan = make_plan(config, str(file))
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
@@ -116,7 +134,7 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     if wanted:
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
-    sweep = Sweep(plan, file.read_text(encoding="utf-8"), out, flags.track, typed.door)
+    sweep = Sweep(plan, text, out, flags.track, typed.door)
     go_offline(*plan.models_and_data())
 
     if flags.dry_run or flags.print_commands:
@@ -168,6 +186,41 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     report = command.report or report_of(config, plan)
     print(f"next   {typed.analysis} {report} {shlex.quote(str(out))} --out report.html")
     return 1 if failing else 0
+
+
+def file_of(flags: argparse.Namespace, command: StudyCommand) -> Path:
+    """The file of the config that the flags name, or of the command's own."""
+    typed = command.typed
+    named = flags.config or command.config
+    if named is None and not flags.quick:
+        raise UsageError(f"name a config, e.g. {typed.config('quick')}, or type --quick")
+    file = config_file(named or "quick")
+    whole = file.stem.removesuffix("-quick")
+    if not file.exists() and whole != file.stem and whole in config_names():
+        typed_instead = f"{typed.line} {typed.config(whole)} --quick"
+        raise UsageError(f"{named} is now the quick: block of {whole}.yaml; type {typed_instead}")
+    return file
+
+
+def config_of(file: Path, is_quick: bool, settings: Sequence[str]) -> tuple[Mapping[str, Any], str]:
+    """The config with all that is laid over it, and the text that the study's folder keeps: that of the file where
+    nothing is.
+
+    Args:
+        is_quick: whether the ``quick:`` block is laid over the rest.
+        settings: what was typed behind each ``--set``.
+    """
+    config = read_config(file)
+    laid_over = []
+    if is_quick:
+        config = quick_of(config, str(file))
+        laid_over.append("--quick")
+    for word in settings:
+        config = with_setting(config, word)
+        laid_over.append(shlex.join(("--set", word)))
+    if not laid_over:
+        return config, file.read_text(encoding="utf-8")
+    return config, text_of(config, f"{file.name} with {' '.join(laid_over)}")
 
 
 def report_of(config: Mapping[str, Any], plan: SweepPlan) -> str:

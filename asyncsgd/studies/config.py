@@ -137,7 +137,17 @@ class Finetune(Keys, frozen=True, kw_only=True):
     """The first of the task's scores, which says by itself whether higher is better."""
 
 
-class Config(Keys, frozen=True, kw_only=True):
+class AnyConfig(Keys, frozen=True, kw_only=True):
+    """The keys that the file of any study may have and that change none of its runs."""
+
+    quick: Settings | None = None
+    """What ``--quick`` lays over the rest; see `asyncsgd.studies.overlay`."""
+
+
+NOT_PLANNED = AnyConfig.__struct_fields__
+
+
+class Config(AnyConfig, frozen=True, kw_only=True):
     """A sweep's file; `asyncsgd.studies.plan` says what its keys mean."""
 
     algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
@@ -221,7 +231,7 @@ class TrainingGrid(Keys, frozen=True, kw_only=True):
     seeds: Seeds = (0,)
 
 
-class ComparisonsConfig(Keys, frozen=True, kw_only=True):
+class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
     """The file of a study that compares arms after equal samples and tunes nothing; see docs/study.md."""
 
     name: Name

@@ -64,6 +64,7 @@ from asyncsgd.studies.chain import CHOSEN, Chain, Tuned, two_stages
 from asyncsgd.studies.config import (
     ENDPOINTS,
     MASKED_LM,
+    NOT_PLANNED,
     OF_BASE_MODEL,
     OF_FINETUNE,
     Analysis,
@@ -263,8 +264,9 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> SweepPlan:
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
-    """A hash of a config's content; comments and the order of its keys do not change it."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    """A hash of what a config plans; comments, the order of its keys and keys that change no run do not change it."""
+    planned = {key: value for key, value in config.items() if key not in NOT_PLANNED}
+    return hashlib.sha256(json.dumps(planned, sort_keys=True).encode()).hexdigest()
 
 
 def _finetune(given: Mapping[str, Any]) -> Finetune:
