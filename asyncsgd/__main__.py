@@ -105,9 +105,9 @@ def described(door: str, analysis: Any) -> str:
 
 def refusal(name: str, door: str, commands: list[str]) -> str:
     """Why `name` is no command, and what was meant."""
-    from asyncsgd.tasks import TASKS
+    from asyncsgd.tasks import NAMED
 
-    if name in TASKS or ":" in name:
+    if name in NAMED or ":" in name:
         return f"{name!r} is no command but a task; type {door} train {name}"
     hint = nearest(name, commands) or f"; {door} --help lists them"
     return f"{name!r} is no command of {door}{hint}"

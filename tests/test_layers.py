@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text("utf-8")]
 # From bottom to top: a room imports rooms of its own floor and of lower ones. A file that is named has its own floor.
 FLOORS = """
-errors
+errors settings.numbers
+extensions
+settings.choices
 torchrun records
 settings
 simulation.speeds simulation.churn

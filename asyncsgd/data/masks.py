@@ -4,8 +4,8 @@ A chosen token becomes the mask token with probability 0.8, a random token with 
 Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1). Every sample gets at least one masked token, so no loss is a
 division by zero.
 
-A strategy is a class here and a line in `STRATEGIES`: a frozen dataclass whose fields bear the names of settings. Its
-`choose` chooses a share of the tokens, purely of the sample and what is drawn: bool `(L,)`, new, True at least once.
+A strategy is a class here and a name in `STRATEGIES`: a frozen dataclass whose fields bear the names of settings. The
+fields of one that an installed package brings are parameters, as in ``--mask mine:longest=3``.
 
 Shapes: L tokens of a sample, M masked tokens.
 """
@@ -18,6 +18,10 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+
+from asyncsgd.errors import UsageError
+from asyncsgd.extensions import MASKS, Registry
+from asyncsgd.settings.choices import Choices, Named
 
 
 class Sample(NamedTuple):
@@ -42,8 +46,23 @@ class Sample(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ByToken:
+class Strategy(Named):
+    """How the tokens to predict are chosen."""
+
+    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+        """Choose about this share of a sample's tokens. The result must follow from the sample and what is drawn.
+
+        Returns:
+            bool `(L,)`, new, True at least once.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class ByToken(Strategy):
     """Each token on its own: it is chosen if its draw is below the probability."""
+
+    name: ClassVar[str] = "token"
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
         draws = generator.random(len(sample.ids))
@@ -51,8 +70,10 @@ class ByToken:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByWord:
+class ByWord(Strategy):
     """Whole words: the draw of a word's first token decides for all its tokens."""
+
+    name: ClassVar[str] = "word"
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
         words, first = sample.words()
@@ -69,7 +90,7 @@ def _below(draws: np.ndarray, probability: float) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByCandidate:
+class ByCandidate(Strategy):
     """Whole words, those with a candidate first, and exactly as many tokens as `ByToken` chooses with the same draws.
 
     Words are taken in random order as long as they fit what is left of the budget. If none fits, the beginning of one
@@ -77,6 +98,7 @@ class ByCandidate:
     fill the budget.
     """
 
+    name: ClassVar[str] = "candidates"
     fills: ClassVar[bool] = True
     """Whether other words fill the budget where there are too few candidates."""
     candidate_share: float = 1.0
@@ -154,9 +176,24 @@ class _Words:
                 limit = 0
 
 
-Strategy = ByToken | ByWord | ByCandidate
-STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord, "candidates": ByCandidate}
-"""The strategies by the name that the user types."""
+STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (ByToken, ByWord, ByCandidate)}
+"""The library's own strategies by the name that the user types."""
+
+NAMED = Registry[type[Strategy]]("mask", MASKS, STRATEGIES, Strategy)
+"""Those of installed packages too."""
+CHOICES = Choices[Strategy]("mask", "masks", "--mask", NAMED)
+
+
+def strategy_named(text: str) -> Strategy:
+    """The strategy ``NAME[:key=value,...]``; the library's own have flags in place of parameters.
+
+    Raises:
+        UsageError: if there is none, or it does not take these parameters.
+    """
+    name, colon, _ = text.partition(":")
+    if colon and name in STRATEGIES:
+        raise UsageError(f"--mask {name} takes no parameters, got {text}; its settings are flags, which --help lists")
+    return CHOICES.read(text)
 
 
 @dataclasses.dataclass(frozen=True)

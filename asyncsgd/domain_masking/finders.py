@@ -1,9 +1,6 @@
 """Finders say which words of a text are worth masking; one a class, and a name in `ALL`.
 
-A finder as the user names it is a frozen dataclass, whose fields are its parameters. Its `prepare` reads what is slow
-to read in one process, given the training texts and the folder of prepared data. It returns a `Find`, which is pickled
-for other processes: its `key` changes whenever the spans of some text may change. ``spans(texts, device)`` is a pure
-function of the texts of the call: the spans of each, in order and without overlap.
+A finder as the user names it is a `Finder`. It prepares a `Find`, which finds words in every process.
 """
 
 from __future__ import annotations
@@ -16,16 +13,44 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.files import hub_is_reachable
 from asyncsgd.domain_masking.tagger import Span, Tagger, first_line, hashed, load
 from asyncsgd.errors import UsageError
+from asyncsgd.extensions import FINDERS as GROUP
+from asyncsgd.extensions import Registry
 from asyncsgd.settings.choices import Choices, Named, parameter
 
 TERMS_FORMAT = 1
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LETTER = re.compile(r"[^\W\d_]")
+
+
+class Find(Protocol):
+    """Finds words in texts. It is pickled for other processes."""
+
+    @property
+    def key(self) -> str:
+        """A text that changes whenever the spans of some text may change."""
+
+    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
+        """The spans of each text, in order and without overlap: a pure function of the texts of the call."""
+
+
+@dataclass(frozen=True)
+class Finder(Named):
+    """Says which words are worth masking; its fields are parameters."""
+
+    def prepare(self, texts: Sequence[str], cache: Path) -> Find:
+        """Read what is slow to read, once, in one process.
+
+        Args:
+            texts: those to train on.
+            cache: the folder of prepared data.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -84,7 +109,7 @@ def _terms_in(text: str, terms: set[tuple[str, ...]], longest: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Terms(Named):
+class Terms(Finder):
     """The terms of a file, one a line; see `Lexicon`."""
 
     file: str
@@ -102,7 +127,7 @@ class Terms(Named):
 
 
 @dataclass(frozen=True)
-class Keyness(Named):
+class Keyness(Finder):
     """Words that are much commoner than in a reference corpus, by log-likelihood ratio.
 
     A word that stands a times among the corpus's c words and b times among the reference's d words has
@@ -178,7 +203,7 @@ def _count(texts: Iterable[str]) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class Ner(Named):
+class Ner(Finder):
     """What a model tags: a run of token_classification, another folder, or a name on the Hub.
 
     A word is what stands between spaces, without the signs at its ends; each of these signs is a word too. A word has
@@ -224,8 +249,8 @@ def _folder(model: str) -> Path:
         ) from error
 
 
-Find = Lexicon | Tagger
-Finder = Ner | Terms | Keyness
 ALL: Mapping[str, type[Finder]] = {"ner": Ner, "terms": Terms, "keyness": Keyness}
 
-FINDERS: Choices[Finder] = Choices("finder", "finders", "--finder", ALL, first_is_positional=True)
+NAMED = Registry[type[Finder]]("finder", GROUP, ALL, Finder)
+"""Those of installed packages too."""
+FINDERS: Choices[Finder] = Choices("finder", "finders", "--finder", NAMED, first_is_positional=True)

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from asyncsgd import __version__
+from asyncsgd.extensions import imported
 from asyncsgd.records.events import Evaluation, Record, Resumed
 
 USAGE = "usage.jsonl"
@@ -26,14 +27,16 @@ LOOKS_A_RUN = 600
 
 
 def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
-    """Versions, commit and threads of this run; no host name, user name or path."""
+    """Versions, commit and threads of this run, and what installed packages have brought into this process; no host
+    name, user name or path.
+    """
     from importlib import metadata  # it takes as long as all of --help's parser
 
     versions = {"asyncsgd": __version__}
     for package in ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    return {
+    described: dict[str, Any] = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "platform": sys.platform,
         "versions": versions,
@@ -42,6 +45,9 @@ def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
         "num_workers": num_workers,
         "oversubscription": num_workers * threads / available_cores(),
     }
+    if imported():
+        described["extensions"] = imported()
+    return described
 
 
 def _commit() -> dict[str, str | bool | None]:

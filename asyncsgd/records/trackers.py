@@ -12,14 +12,17 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.extensions import TRACKERS, Registry
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Event, Membership, MemoryUsed, Record
 from asyncsgd.records.locks import lock
 from asyncsgd.records.totals import Delays
+from asyncsgd.settings.choices import Choices, Named
 
 PROJECT = "asyncsgd"
 """Where a tracker keeps runs together, unless the user has named another place in the tracker's own way."""
@@ -60,12 +63,25 @@ class Point(NamedTuple):
     values: Mapping[str, float]
 
 
-Tracker = tuple[Callable[[Point], object], Callable[[str], object]]
+Opened = tuple[Callable[[Point], object], Callable[[str], object]]
 """What shows a point of one run, and what ends it with the run's status. One thread calls both; whatever they raise
 ends nothing but themselves."""
 
 
-def tensorboard(run: Identity) -> Tracker:
+@dataclass(frozen=True)
+class Tracker(Named):
+    """Base of the trackers that installed packages bring; its fields are parameters, as in ``--track mine:every=3``."""
+
+    def open(self, run: Identity) -> Opened:
+        """Begin to show a run. A thread of the tracker's own calls this, so slow imports belong here.
+
+        Returns:
+            What shows a point, and what ends the run with its status.
+        """
+        raise NotImplementedError
+
+
+def tensorboard(run: Identity) -> Opened:
     """Writes ``RUN_DIR/tensorboard``. Steps are samples; the relative time is the training clock.
 
     The file is opened here, since tensorboard's own writer puts the host's name in the file's."""
@@ -107,7 +123,7 @@ def tensorboard(run: Identity) -> Tracker:
     return log, close
 
 
-def weights_and_biases(run: Identity) -> Tracker:
+def weights_and_biases(run: Identity) -> Opened:
     """Writes below ``RUN_DIR/wandb``; offline, unless the user has set WANDB_MODE.
 
     It is told nothing of the host, the user, the code or git, as the run folder does not hold them either."""
@@ -140,7 +156,7 @@ def weights_and_biases(run: Identity) -> Tracker:
     return log, close
 
 
-def mlflow(run: Identity) -> Tracker:
+def mlflow(run: Identity) -> Opened:
     """Sends to MLFLOW_TRACKING_URI. Without it, to ``mlflow.db`` in the folder that the run folder is in.
 
     The step is the samples; the time of a point is the beginning plus the training clock."""
@@ -168,7 +184,7 @@ def mlflow(run: Identity) -> Tracker:
     return log, close
 
 
-def trackio(run: Identity) -> Tracker:
+def trackio(run: Identity) -> Opened:
     """Writes where trackio writes by default, or where its own variables say (TRACKIO_DIR)."""
     import trackio
 
@@ -182,29 +198,67 @@ def trackio(run: Identity) -> Tracker:
     return log, lambda status: shown.finish()
 
 
-ALL: dict[str, Callable[[Identity], Tracker]] = {
+ALL: dict[str, Callable[[Identity], Opened]] = {
     "tensorboard": tensorboard,
     "wandb": weights_and_biases,
     "mlflow": mlflow,
     "trackio": trackio,
 }
-"""Every tracker, by the name that ``--track`` takes."""
+"""The library's own trackers, by the name that ``--track`` takes."""
+
+NAMED = Registry[Any]("tracker", TRACKERS, ALL, Tracker)
+"""Those of installed packages too."""
+CHOICES = Choices[Tracker]("tracker", "trackers", "--track", NAMED)
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
-    """The trackers that ``--track`` names, separated by commas.
+    """The trackers that ``--track`` names, separated by commas, each with its parameters.
 
     >>> names_in("tensorboard, wandb"), names_in(None)
     (('tensorboard', 'wandb'), ())
 
     Raises:
-        UsageError: for a name that is no tracker's.
+        UsageError: for a name that is no tracker's, or parameters that it does not take.
     """
-    names = [] if text is None else [name.strip() for name in text.split(",")]
+    names = [] if text is None else list(_parted(text))
     for name in names:
-        if name not in ALL:
-            raise UsageError(f"--track must be one of {', '.join(ALL)}, got {name!r}{nearest(name, ALL)}")
+        _opener(name)
     return tuple(dict.fromkeys(names))
+
+
+def _parted(text: str) -> Iterator[str]:
+    """The trackers in a text. A comma stands between parameters too.
+
+    >>> list(_parted("wandb, mine:every=3,file=a.csv,tensorboard"))
+    ['wandb', 'mine:every=3,file=a.csv', 'tensorboard']
+    """
+    tracker = ""
+    for part in map(str.strip, text.split(",")):
+        is_parameter = "=" in part.partition(":")[0]
+        if tracker and not is_parameter:
+            yield tracker
+        tracker = f"{tracker},{part}" if is_parameter else part
+    yield tracker
+
+
+def _opener(text: str) -> Callable[[Identity], Opened]:
+    """What opens the tracker ``NAME[:key=value,...]``.
+
+    Raises:
+        UsageError: if there is none, or it does not take these parameters.
+    """
+    name, colon, _ = text.partition(":")
+    if name not in NAMED:
+        raise UsageError(
+            f"--track must be one of {', '.join(NAMED)}, got {name!r}{nearest(name, NAMED)}; if it came with a "
+            f"package, install that package"
+        )
+    opener: Callable[[Identity], Opened] = NAMED[name]
+    if name not in ALL:
+        return CHOICES.read(text).open
+    if colon:
+        raise UsageError(f"tracker {name!r} takes no parameters; type --track {name}")
+    return opener
 
 
 class Tracking:
@@ -325,7 +379,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         try:
             try:
-                log, close = ALL[self.tracker](self._run)
+                log, close = _opener(self.tracker)(self._run)
             finally:
                 self.opened.set()
             while isinstance(point := self.waiting.get(), Point):
@@ -336,7 +390,8 @@ class _Thread(threading.Thread):
                     self.fail(f"{type(error).__name__}: {error}")
             close(point)
         except ModuleNotFoundError as error:
-            self.fail(f"{error}; type python -m pip install -e '.[{self.tracker}]'")
+            hint = f"; type python -m pip install -e '.[{self.tracker}]'" if self.tracker in ALL else ""
+            self.fail(f"{error}{hint}")
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
 

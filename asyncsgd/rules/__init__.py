@@ -5,6 +5,7 @@ Importing this package imports torch; `asyncsgd.settings.groups` therefore keeps
 
 from __future__ import annotations
 
+from asyncsgd.extensions import RULES, Registry
 from asyncsgd.rules.asynchronous import (
     Asynchronous,
     DelayAdaptive,
@@ -62,7 +63,8 @@ ALL: tuple[Rule, ...] = (
 PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
 """The rules without a server, on the virtual clock."""
 
-_CHOICES = Choices[Rule]("rule", "rules", "--rule", {rule.name: type(rule) for rule in (*ALL, *PEERS)})
+_OWN = {rule.name: type(rule) for rule in (*ALL, *PEERS)}
+_CHOICES = Choices[Rule]("rule", "rules", "--rule", Registry("rule", RULES, _OWN, Rule))
 
 
 def parse_rule(text: str) -> Rule:

@@ -40,7 +40,7 @@ from asyncsgd.settings.yaml_reader import (
     TASK,
     read_settings,
 )
-from asyncsgd.tasks import TASKS, is_built_in, task_class
+from asyncsgd.tasks import NAMED, has_name, task_class
 from asyncsgd.tasks.base import Task
 
 PARTS: Mapping[str, Any] = {"job": Job, "budget": Budget, "optimization": Steps, "machine": Machine}
@@ -126,8 +126,8 @@ def is_known(rule: Rule) -> bool:
 
 
 def name_of(task: Task) -> str:
-    """What ``--task`` and ``train.py`` take: the name of one of the library's own tasks, and MODULE:CLASS of others."""
-    return task.name if is_built_in(task) else class_of(type(task))
+    """What ``--task`` and ``train.py`` take: the name of a task that has one, and MODULE:CLASS of others."""
+    return task.name if has_name(task) else class_of(type(task))
 
 
 def class_of(kind: type[Task]) -> str:
@@ -254,7 +254,7 @@ def read_task(values: Mapping[str, Any], given: Task | type[Task] | None) -> Tas
     named = str(values.get(TASK))
     task = given
     if task is None:
-        if named not in TASKS:
+        if named not in NAMED:
             raise not_believed(named)
         task = task_class(named)
     kind = task if isinstance(task, type) else type(task)
@@ -262,7 +262,7 @@ def read_task(values: Mapping[str, Any], given: Task | type[Task] | None) -> Tas
     recorded = {name: value for name, value in values.items() if name not in taken}
     if isinstance(task, type):
         task = _made(task, recorded, named)
-    written = class_of(task_class(named)) if named in TASKS else named
+    written = class_of(task_class(named)) if named in NAMED else named
     module, _, class_name = written.partition(":")
     # A class of a script that was run is called __main__ there, and by its module elsewhere.
     same_module = module == kind.__module__ or "__main__" in (module, kind.__module__)
@@ -314,6 +314,11 @@ def read_fields(kind: type[Task], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def not_believed(named: str) -> UsageError:
     """Refuse to import what a run folder says that its task is."""
+    if named.isidentifier():
+        return UsageError(
+            f"the run's task is {named}, which is no task of this library or of a package that is installed here; "
+            f"install the package that {named} came with, see environment.json of the run"
+        )
     module, _, class_name = named.partition(":")
     if not class_name:
         module = "MODULE"

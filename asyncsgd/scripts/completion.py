@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from asyncsgd.settings.shipped import config_names
-from asyncsgd.tasks import TASKS
+from asyncsgd.tasks import NAMED
 
 BASH = """\
 _asyncsgd() {{
@@ -66,12 +66,14 @@ def completed() -> Mapping[str, Sequence[str]]:
     words: dict[str, Sequence[str]] = {'" "': names, '"completion "': list(SHELLS)}
     of_tasks = {}
     for command in ("train", "check"):
-        words[f'"{command} "'] = list(TASKS)
-        for task in TASKS:
-            of_tasks[task] = flags_of(command, task)
-            words[f'"{command} {task} "*'] = of_tasks[task]
+        words[f'"{command} "'] = list(NAMED)
+        for task in NAMED:
+            flags = flags_of(command, task)
+            if flags:  # the package of another one may be broken
+                of_tasks[task] = flags
+                words[f'"{command} {task} "*'] = flags
         shared = set.intersection(*map(set, of_tasks.values()))
-        words[f'"{command} "*'] = [flag for flag in of_tasks[task] if flag in shared]
+        words[f'"{command} "*'] = [flag for flag in of_tasks["masked_lm"] if flag in shared]
     for name in names:
         if name not in ("train", "check", "completion"):
             words[f'"{name} "*'] = flags_of(name)

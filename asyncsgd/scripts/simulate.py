@@ -48,9 +48,9 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
 
         print(describe_problems())
         return 0
-    if told_names(argv):
-        return 0
     flags = Flags(SimulationFlags, lambda settings: ())
+    if told_names(argv, flags):
+        return 0
     description = str(__doc__).replace("asyncsgd simulate", typed.line)
     given = flags.parse(argv, prog=typed.prog, description=description, examples="").settings
     settings = given.simulate

@@ -47,7 +47,7 @@ class TaskScript:
         return task_flags(self.kind)
 
     def run(self, argv: list[str], stop: StopRequest) -> int:
-        if told_names(argv):
+        if told_names(argv, self.flags):
             return 0
         typed = self.typed or Typed.of_script(f"{self.name}.py")
         description = self.description or (self.kind.__doc__ or "").partition("\n")[0]
@@ -107,8 +107,12 @@ def class_given(name: str | None) -> type[Task] | None:
     return None if name is None else class_named(name)
 
 
-def told_names(argv: list[str]) -> bool:
-    """Print what ``--rule help`` or ``--times help`` asks for, if either is there."""
+def told_names(argv: list[str], flags: Flags) -> bool:
+    """Print what ``--rule help``, ``--times help`` or ``--track help`` asks for, if one is there."""
+    for spec in flags.specs.values():
+        if spec.metadata["named"] is not None and "help" in values_of(argv, spec.flag):
+            print(spec.metadata["named"].help())
+            return True
     if "help" in values_of(argv, "--times") + values_of(argv, "--speeds"):
         from asyncsgd.simulation.speeds import describe_speeds as describe
     elif "help" in values_of(argv, "--rule"):

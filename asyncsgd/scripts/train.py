@@ -5,14 +5,14 @@ from __future__ import annotations
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.scripts.base import Typed
 from asyncsgd.scripts.task import TaskScript
-from asyncsgd.tasks import TASKS, class_named
+from asyncsgd.tasks import NAMED, class_named
 
 
 def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
     """Train the task that the first argument names; return the exit code."""
     name, *flags = argv or [""]
     if name in ("", "-h", "--help"):
-        tasks = f"{', '.join(TASKS)}, or MODULE:CLASS for your own"
+        tasks = f"{', '.join(NAMED)}, or MODULE:CLASS for your own"
         print(f"usage: {typed.prog} TASK [--FLAG VALUE ...]\n\ntasks: {tasks}")
         return 2 if not name else 0
     kind = class_named(name)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.extensions import Registry
 from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_number
 
 T = TypeVar("T")
@@ -92,13 +93,20 @@ class Choices(Generic[T]):
         if name not in self.by_name:
             raise UsageError(
                 f"unknown {self.one} {name!r}{nearest(name, self.by_name)}; {self.several}: {', '.join(self.by_name)} "
-                f"({self.flag} help explains them)"
+                f"({self.flag} help explains them){self._of_packages(name)}"
             )
-        values = self._read_parameters(text, name, parameters, self.by_name[name])
+        kind = self.by_name[name]
+        values = self._read_parameters(text, name, parameters, kind)
         try:
-            return self.by_name[name](**values)
+            return kind(**values)
         except ValueError as error:
             raise UsageError(f"{self.flag} {text}: {error}") from None
+
+    def _of_packages(self, name: str) -> str:
+        """What else to do about an unknown name, where packages may bring some."""
+        if not isinstance(self.by_name, Registry):
+            return ""
+        return f"; if {name} came with a package, install that package"
 
     def _read_parameters(self, text: str, name: str, parameters: str, named: type) -> dict[str, Any]:
         types = typing.get_type_hints(named)
@@ -132,13 +140,25 @@ class Choices(Generic[T]):
         first = "; a first value without key= is the first parameter" if self.first_is_positional else ""
         width = max(map(len, self.by_name))
         lines = [f"{self.several} ({self.flag} NAME[:key=value,...]{first}):"]
-        for name, named in dict[str, Any](self.by_name).items():
-            fields = ", ".join(
-                f"{field.name}={'VALUE' if field.default is dataclasses.MISSING else field.default}"
-                for field in dataclasses.fields(named)
-            )
-            lines.append(f"  {name:{width}} {named.summary}" + (f"  [{fields}]" if fields else ""))
+        for name in self.by_name:
+            try:
+                shown = _summary(self.by_name[name])
+            except UsageError as error:  # of a package that is broken
+                shown = f"not to be had: {error}"
+            lines.append(f"  {name:{width}} {shown}")
         return "\n".join(lines)
+
+
+def _summary(named: Any) -> str:
+    """The one line of a choice, and its parameters, if it has any."""
+    if not dataclasses.is_dataclass(named):
+        return str(named.__doc__).partition("\n")[0]
+    fields = ", ".join(
+        f"{field.name}={'VALUE' if field.default is dataclasses.MISSING else field.default}"
+        for field in dataclasses.fields(named)
+    )
+    summary: str = named.summary  # type: ignore[union-attr]
+    return f"{summary}  [{fields}]" if fields else summary
 
 
 def spell(named: Any) -> str:

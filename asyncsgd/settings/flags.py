@@ -28,6 +28,7 @@ from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.events import EVENTS
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings import kinds
+from asyncsgd.settings.choices import Choices
 from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_number
 from asyncsgd.settings.shipped import config_file
 from asyncsgd.settings.yaml_reader import (
@@ -59,6 +60,7 @@ def setting(
     or_whole: bool = False,
     run: bool = False,
     repeats: bool = False,
+    named: Choices[Any] | None = None,
 ) -> Any:
     """Declare a field of a group: its default, its help line and its bounds.
 
@@ -66,11 +68,12 @@ def setting(
     is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs no
     quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float. With `run`
     a flag's value may be the beginning of a run's path, or ``last``; see `asyncsgd.records.run_folder.find_run`. With
-    `repeats`, of a field of type ``str | tuple[str, ...]``, the flag may be typed several times.
+    `repeats`, of a field of type ``str | tuple[str, ...]``, the flag may be typed several times. With `named` the
+    text is ``NAME[:key=value,...]`` of one of these choices, which ``FLAG help`` explains; the group itself reads it.
     """
     bounds = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
     reading = {"or_number": or_number, "or_whole": or_whole, "run": run, "repeats": repeats}
-    metadata = {"help": help, "unset": unset, "aliases": aliases, "name": name} | bounds | reading
+    metadata = {"help": help, "unset": unset, "aliases": aliases, "name": name, "named": named} | bounds | reading
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -464,7 +467,9 @@ class Flags:
             if spec.metadata["repeats"]:
                 kind = {"action": "append"}
             # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
-            metavar = "{" + ",".join(spec.choices) + "}" if spec.choices else metavars.get(spec.kind, "VALUE")
+            named = spec.metadata["named"]
+            names = ",".join(spec.choices if named is None else named.by_name)
+            metavar = "{" + names + "}" if names else metavars.get(spec.kind, "VALUE")
             metavar = "TEXT" if spec.metadata["repeats"] else metavar
             groups[spec.group].add_argument(
                 *spec.flags, dest=spec.name, metavar=metavar, help=help.replace("%", "%%"), **kind

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.trackers import ALL as TRACKERS
+from asyncsgd.records.trackers import CHOICES as TRACKERS
 from asyncsgd.records.trackers import names_in
 from asyncsgd.settings.flags import flag_of, group, setting, specs_of
 
@@ -298,7 +298,7 @@ class Output:
         None, "trace so many gradients of worker 0 with torch.profiler", unset="no trace", at_least=1
     )
     track: str | None = setting(
-        None, f"where else to show the run: {', '.join(TRACKERS)}, or several, with commas", unset="nowhere else"
+        None, "where else to show the run; several with commas", unset="nowhere else", named=TRACKERS
     )
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 

@@ -1,6 +1,7 @@
 """What is learned, apart from how: one task per file; `asyncsgd.tasks.base` is the contract.
 
-`TASKS` has for each, by what records call it and its module is called, the class."""
+`TASKS` has for each, by what records call it and its module is called, the class. `NAMED` has the classes of installed
+packages too."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.extensions import TASKS as GROUP
+from asyncsgd.extensions import Registry
 
 if TYPE_CHECKING:
     from asyncsgd.tasks.base import Task
@@ -24,6 +27,9 @@ TASKS = {
     "token_classification": "TokenClassification",
     "question_answering": "QuestionAnswering",
 }
+_OWN = {name: f"asyncsgd.tasks.{name}:{class_name}" for name, class_name in TASKS.items()}
+NAMED: Registry[type[Task]] = Registry("task", GROUP, _OWN, "asyncsgd.tasks.base:Task")
+"""Every task that has a name, by it: those of `TASKS`, and those of installed packages."""
 
 
 def is_built_in(task: Task) -> bool:
@@ -35,34 +41,47 @@ def is_built_in(task: Task) -> bool:
     return task.name in TASKS and type(task) is task_class(task.name)
 
 
+def has_name(task: Task) -> bool:
+    """Whether the name of `task` says of which class it is: one of the library's own, or of an installed package."""
+    if is_built_in(task):
+        return True
+    try:
+        return NAMED.get(task.name) is type(task)
+    except UsageError:  # the name is that of a package which is broken
+        return False
+
+
 def task_class(name: str) -> type[Task]:
     """The class of the task that records call `name`.
 
     Raises:
-        UsageError: if it is none of the library's own.
+        UsageError: if it is none of the library's own and of no installed package.
 
     >>> task_class("causal_lm").__name__
     'CausalLM'
     """
-    if name not in TASKS:
-        raise UsageError(f"{name!r} is no task of this library{nearest(name, TASKS)}; name one of {', '.join(TASKS)}")
-    kind: type[Task] = getattr(importlib.import_module(f"asyncsgd.tasks.{name}"), TASKS[name])
-    return kind
+    if name not in NAMED:
+        raise UsageError(
+            f"{name!r} is no task of this library or of an installed package{nearest(name, NAMED)}; name one of "
+            f"{', '.join(NAMED)}, or install the package that {name} came with"
+        )
+    return NAMED[name]
 
 
 def class_named(name: str) -> type[Task]:
-    """The class of a task: one of the library's, or ``MODULE:CLASS``, which may lie in the working folder.
+    """The class of a task: one of `NAMED`, or ``MODULE:CLASS``, which may lie in the working folder.
 
     Raises:
         UsageError: if there is none.
     """
     module, colon, class_name = name.partition(":")
     if not colon:
-        if name not in TASKS:
+        if name not in NAMED:
             raise UsageError(
-                f"name a task first: {', '.join(TASKS)} or MODULE:CLASS; got {name!r}{nearest(name, TASKS)}"
+                f"name a task first: {', '.join(NAMED)} or MODULE:CLASS; got {name!r}{nearest(name, NAMED)}; if it "
+                f"came with a package, install that package"
             )
-        return task_class(name)
+        return NAMED[name]
     from asyncsgd.tasks.base import Task
 
     file = Path(module.removesuffix(".py")).name

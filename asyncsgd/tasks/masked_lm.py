@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.masks import STRATEGIES, Masking, OnlyCandidates, Sample, Strategy
+from asyncsgd.data.masks import CHOICES as MASKS
+from asyncsgd.data.masks import STRATEGIES, Masking, OnlyCandidates, Sample, Strategy, strategy_named
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
@@ -76,9 +77,7 @@ class MaskedLM(LanguageModel):
     better: ClassVar[Directions] = {"accuracy": "higher", "perplexity": "lower"}
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 
-    mask: Literal["token", "word", "candidates"] = setting(
-        "token", "mask single tokens, whole words, or words with --candidates first"
-    )
+    mask: str = setting("token", "mask single tokens, whole words, or words with --candidates first", named=MASKS)
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
     eval_mask: Literal["token", "word"] = setting(
         "token", "as --mask, in evaluations; runs with different ones are not compared"
@@ -94,6 +93,7 @@ class MaskedLM(LanguageModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        strategy_named(self.mask)  # refuses
         by_candidate = self.mask == "candidates" or self.tech
         if by_candidate and self.candidates is None:
             flag = "--tech" if self.tech else "--mask candidates"
@@ -185,6 +185,8 @@ class MaskedLM(LanguageModel):
         """How the tokens to predict are chosen in training."""
         if self.tech:
             return OnlyCandidates()
+        if self.mask not in STRATEGIES:
+            return strategy_named(self.mask)
         strategy = STRATEGIES[self.mask]
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(strategy)}
         return strategy(**settings)
