@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,50 +13,66 @@ from pandas import DataFrame, Series
 
 from analysis.gate import between, told_apart
 from analysis.questions import BASELINE, Plan, groups, labels
-from analysis.runs import each, where
+from analysis.runs import RunRow, each, where
 from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
 MISSING = "-"
 PAPER = ["arm", "time (s)", "ratio", "loss", "verdict"]
 """Columns of the table for a paper; names and words may take two lines."""
+PAPER_COLUMNS = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}"
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_per_update", "delay_p95", "delay_max")
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
 
 
 def tested(runs: DataFrame) -> DataFrame:
-    """The runs that the numbers of a study are of."""
+    """The runs from which the numbers of a study are computed."""
     return where(runs, stage="test", usable=True, replicate=0)
 
 
 def arms(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     """Table 1: what every arm reached and cost, means over seeds with 95 % t intervals."""
     used = tested(runs)
+    to_target = where(tests, endpoint="time_to_target")
     rows = []
     for arm, own in used.groupby("arm", sort=False):
-        alive = own[~own["diverged"]]
         first = own.iloc[0]
-        row = {"arm": arm, "clock": first["clock"], "workers": first["workers"], "runs": len(own)}
-        row |= {"diverged": int(own["diverged"].sum()), "learning_rate": first["learning_rate"]}
-        timed = where(tests, endpoint="time_to_target")
-        timed = timed[timed["treatment"].eq(arm) | timed["reference"].eq(arm)]
-        row |= _to_the_target(timed, str(arm))
-        row |= {name: t_interval(alive[name]) for name in MEANS}
+        alive = own[~own["diverged"]]
+        row = {
+            "arm": arm,
+            "clock": first["clock"],
+            "workers": first["workers"],
+            "runs": len(own),
+            "diverged": int(own["diverged"].sum()),
+            "learning_rate": first["learning_rate"],
+        }
+        row |= _to_the_target(to_target, str(arm))
+        for name in MEANS:
+            row[name] = t_interval(alive[name])
         row |= _over_one_worker(used, own, plan)
-        row |= {name: float(alive[name].mean()) for name in COSTS}
+        for name in COSTS:
+            row[name] = float(alive[name].mean())
         rows.append(row)
     return without_empty(DataFrame(rows))
 
 
-def _to_the_target(timed: DataFrame, arm: str) -> dict[str, Any]:
+def _to_the_target(to_target: DataFrame, arm: str) -> dict[str, Any]:
     """Runs at the target by the end of the budget, and the mean time there, counted up to the budget."""
-    if timed.empty:
+    is_treatment = to_target["treatment"] == arm
+    is_reference = to_target["reference"] == arm
+    of_arm = to_target[is_treatment | is_reference]
+    if of_arm.empty:
         return {"reached": "", "time": UNKNOWN}
-    row = timed.iloc[0]
-    side, name = (0, "treatment_values") if row["treatment"] == arm else (1, "reference_values")
-    told = f"{row['reached'][side]} of {row['n']} by {row['budget']:.4g} {row['unit']}"
-    return {"reached": told, "time": t_interval(row[name])}
+    row = of_arm.iloc[0]
+    if row["treatment"] == arm:
+        count = row["reached"][0]
+        times = row["treatment_values"]
+    else:
+        count = row["reached"][1]
+        times = row["reference_values"]
+    reached = f"{count} of {row['n']} by {row['budget']:.4g} {row['unit']}"
+    return {"reached": reached, "time": t_interval(times)}
 
 
 def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, Any]:
@@ -63,70 +80,119 @@ def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, A
     first = own.iloc[0]
     alone = where(used, workers=1, clock=first["clock"], task=first["task"])
     reasons = []
-    for arm, one in alone.groupby("arm", sort=False):
-        gated = between(own, one, told_apart(first["arm"], str(arm), plan))
+    for arm, of_arm in alone.groupby("arm", sort=False):
+        apart = told_apart(first["arm"], str(arm), plan)
+        gated = between(own, of_arm, apart)
         reasons.append(gated.unlike or gated.untimed)
     why = next(filter(None, reasons), "")
     if why or not reasons:
         return {"speed_up": math.nan, "efficiency": math.nan, "no_speed_up": why}
-    ratio = float(own["samples_per_second"].mean() / alone["samples_per_second"].mean())
-    return {"speed_up": ratio, "efficiency": ratio / first["workers"], "no_speed_up": ""}
+    rate = own["samples_per_second"].mean()
+    rate_alone = alone["samples_per_second"].mean()
+    speed_up = float(rate / rate_alone)
+    return {"speed_up": speed_up, "efficiency": speed_up / first["workers"], "no_speed_up": ""}
 
 
 def settings(runs: DataFrame) -> DataFrame:
     """The settings in which arms differ, as their runs were started."""
-    first = where(runs, stage="test", usable=True).groupby("arm", sort=False)["settings"].first()
-    table = DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
-    table = table.loc[:, table.astype(str).nunique(dropna=False) > 1]
-    return table.reset_index() if len(table.columns) else DataFrame(columns=["arm"])
+    used = where(runs, stage="test", usable=True)
+    first = used.groupby("arm", sort=False)["settings"].first()
+    every = DataFrame(list(first), index=first.index)
+    every = every.drop(columns=["seed", "mode", "rule"], errors="ignore")
+    differs = every.astype(str).nunique(dropna=False) > 1
+    if not differs.any():
+        return DataFrame(columns=["arm"])
+    return every.loc[:, differs].reset_index()
+
+
+ASKED = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
+
+
+ANSWERED = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "reason", "left_out")
 
 
 def comparisons(tests: DataFrame) -> DataFrame:
     """Table 2: every question with its answer."""
+    table = tests[[*ASKED]].copy()
+    table["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
+    table["difference"] = _intervals(tests, "estimate", "low", "high")
+    table["ratio"] = _intervals(tests, "ratio", "ratio_low", "ratio_high")
+    for name in ANSWERED:
+        table[name] = tests[name]
+    return table
+
+
+def _intervals(tests: DataFrame, *columns: str) -> Series:
+    """An interval for every row, of the columns of its estimate and its two ends."""
     level = 1 - tests["alpha"] / tests["family_size"]
-    asked = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
-    parts = {name: tests[name] for name in asked}
-    parts["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
-    for name, columns in (("difference", ("estimate", "low", "high")), ("ratio", ("ratio", "ratio_low", "ratio_high"))):
-        ends = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
-        parts[name] = Series([Interval(*one) for one in ends], index=tests.index, dtype=object)
-    kept = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "reason", "left_out")
-    return DataFrame(parts | {name: tests[name] for name in kept})
+    parts = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
+    return Series([Interval(*row) for row in parts], index=tests.index, dtype=object)
 
 
 def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
     """For a column of a paper: arm, time to the target, ratio, loss, word of the registered endpoint."""
     named = labels(groups(runs, plan))
-    table = arms(runs, tests, plan)
+    without_baseline = tests[tests["reference"] != BASELINE]
     rows = []
-    for row in table.to_dict("records"):
-        own = tests[(tests["treatment"] == row["arm"]) & (tests["reference"] != BASELINE)]
-        timed = own[own["endpoint"] == "time_to_target"]
-        first = own.head(1)
-        known = timed[timed["ratio"].notna()]
-        ratio = "{ratio:.2f} [{ratio_low:.2f}, {ratio_high:.2f}]".format(**known.iloc[0]) if len(known) else MISSING
-        ratio = ratio.removesuffix(" [nan, nan]")
-        word = first.iloc[0]["word"] if len(first) else "reference"
-        time, loss = (
-            MISSING if math.isnan(value) else f"{value:#.3g}".rstrip(".")
-            for value in (row.get(name, UNKNOWN)[0] for name in ("time", "loss"))
-        )
-        name = re.sub(" workers?", "", named.get(row["arm"], row["arm"]))
-        name = name.replace(", simulated", " sim.").replace(", measured", " meas.")
-        if row["clock"] == "virtual" and "sim." not in name:
-            name = f"{name}, sim."
-        rows.append((name, time, ratio, loss, word))
+    for row in arms(runs, tests, plan).to_dict("records"):
+        own = where(without_baseline, treatment=row["arm"])
+        word = "reference"
+        if len(own):
+            word = own.iloc[0]["word"]
+        name = named.get(row["arm"], row["arm"])
+        is_simulated = row["clock"] == "virtual"
+        time = _three_digits(row.get("time", UNKNOWN))
+        loss = _three_digits(row.get("loss", UNKNOWN))
+        rows.append((_short(name, is_simulated), time, _ratio(own), loss, word))
     return DataFrame(rows, columns=PAPER)
+
+
+def _short(name: str, is_simulated: bool) -> str:
+    """The label of an arm, for a narrow column.
+
+    >>> _short("async, 4 workers, measured", False), _short("async, 4 workers", True)
+    ('async, 4 meas.', 'async, 4, sim.')
+    """
+    name = re.sub(" workers?", "", name)
+    name = name.replace(", simulated", " sim.")
+    name = name.replace(", measured", " meas.")
+    if is_simulated and "sim." not in name:
+        return f"{name}, sim."
+    return name
+
+
+def _three_digits(interval: Interval) -> str:
+    """The estimate with three significant digits."""
+    if math.isnan(interval.estimate):
+        return MISSING
+    return f"{interval.estimate:#.3g}".rstrip(".")
+
+
+def _ratio(tests: DataFrame) -> str:
+    """The first ratio of the times to the target, with its interval where it has one."""
+    timed = where(tests, endpoint="time_to_target")
+    known = timed[timed["ratio"].notna()]
+    if known.empty:
+        return MISSING
+    first = known.iloc[0]
+    shown = f"{first['ratio']:.2f}"
+    if math.isnan(first["ratio_low"]) and math.isnan(first["ratio_high"]):
+        return shown
+    return f"{shown} [{first['ratio_low']:.2f}, {first['ratio_high']:.2f}]"
 
 
 def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
     """Table 3: what was tried, and what was chosen."""
     tried = runs[runs["stage"] == "tuning"]
-    table = tried.groupby(["arm", "learning_rate"], sort=False).agg(loss=("loss", "mean"), runs=("run", "size"))
-    table = table.reset_index()
-    chosen = {name: (arm.chosen or {}).get("learning_rate") for name, arm in plan.arms.items()}
-    edge = {name for name, arm in plan.arms.items() if at_edge(arm)}
-    table["chosen"] = [rate == chosen.get(arm) for arm, rate in zip(table["arm"], table["learning_rate"], strict=True)]
+    by_rate = tried.groupby(["arm", "learning_rate"], sort=False)
+    table = by_rate.agg(loss=("loss", "mean"), runs=("run", "size")).reset_index()
+    chosen = {}
+    edge = set()
+    for name, arm in plan.arms.items():
+        chosen[name] = (arm.chosen or {}).get("learning_rate")
+        if at_edge(arm):
+            edge.add(name)
+    table["chosen"] = [row.learning_rate == chosen.get(row.arm) for row in table.itertuples()]
     table["at_edge"] = table["chosen"] & table["arm"].isin(edge)
     return table
 
@@ -134,18 +200,36 @@ def tuning(runs: DataFrame, plan: Plan) -> DataFrame:
 def downstream(runs: DataFrame) -> DataFrame:
     """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
     tuned = where(runs, stage="finetune", usable=True, diverged=False)
-    rows = [{"arm": row.arm, "seed": row.seed, "score": row.metric, **_scores(row.details)} for row in each(tuned)]
-    return _over_seeds(rows, ["arm"]) if rows else DataFrame(columns=["arm", "score"])
+    if tuned.empty:
+        return DataFrame(columns=["arm", "score"])
+    rows = []
+    for run in each(tuned):
+        row = {"arm": run.arm, "seed": run.seed, "score": run.metric}
+        rows.append(row | _scores(run.details))
+    return _over_seeds(rows, ["arm"])
 
 
 def _scores(details: dict[str, Any]) -> dict[str, float]:
-    types = {kind: one.get("f1") for kind, one in (details.get("per_type") or {}).items()}
-    check = details.get("hatecheck") or {}
-    found = {"accuracy": (details.get("metrics") or {}).get("accuracy")}
-    found |= {f"F1 {name}": value for name, value in (details.get("per_class_f1") or types).items()}
-    found |= {"HateCheck": check.get("accuracy")} if check else {}
-    found |= {f"HateCheck {name}": one["accuracy"] for name, one in (check.get("functionalities") or {}).items()}
-    return {name: math.nan if value is None else float(value) for name, value in found.items()}
+    """The scores that a fine-tuning recorded beside the one that it is judged by, by the heading of their column."""
+    metrics = details.get("metrics") or {}
+    scores = {"accuracy": metrics.get("accuracy")}
+    of_classes = details.get("per_class_f1")
+    if not of_classes:
+        of_types = details.get("per_type") or {}
+        of_classes = {name: of_type.get("f1") for name, of_type in of_types.items()}
+    for name, score in of_classes.items():
+        scores[f"F1 {name}"] = score
+    hatecheck = details.get("hatecheck") or {}
+    if hatecheck:
+        scores["HateCheck"] = hatecheck.get("accuracy")
+    for name, functionality in (hatecheck.get("functionalities") or {}).items():
+        scores[f"HateCheck {name}"] = functionality["accuracy"]
+    return _with_nan(scores)
+
+
+def _with_nan(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers, of which those that are not known are nan."""
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 
 def evaluation_sets(runs: DataFrame) -> DataFrame:
@@ -153,15 +237,27 @@ def evaluation_sets(runs: DataFrame) -> DataFrame:
     used = where(runs, usable=True, diverged=False, replicate=0)
     rows = []
     for run in each(used[used["stage"].isin(("test", "finetune"))]):
-        others = run.details.get("evaluations") or {}
-        known = run.details.get("evaluation_sets") or [{"name": "main"}]
-        texts = {one["name"]: one.get("fingerprint", run.data) for one in known}
-        first = {known[0]["name"]: {"loss": run.loss, "metrics": run.details.get("metrics") or {}}} if others else {}
-        for name, found in (first | others).items():
-            place = {"set": name, "stage": run.stage, "arm": run.arm, "texts": texts.get(name, run.data)}
-            values = {key: math.nan if value is None else value for key, value in found["metrics"].items()}
-            rows.append({**place, "seed": run.seed, "loss": found["loss"], **values})
-    return _over_seeds(rows, ["set", "stage", "arm", "texts"]) if rows else DataFrame(columns=["set", "arm"])
+        rows += _on_sets(run)
+    if not rows:
+        return DataFrame(columns=["set", "arm"])
+    return _over_seeds(rows, ["set", "stage", "arm", "texts"])
+
+
+def _on_sets(run: RunRow) -> list[dict[str, Any]]:
+    """A row for each evaluation set of a run; none where there is one set alone."""
+    others = run.details.get("evaluations") or {}
+    if not others:
+        return []
+    described = run.details.get("evaluation_sets") or [{"name": "main"}]
+    texts = {described_set["name"]: described_set.get("fingerprint", run.data) for described_set in described}
+    main = {"loss": run.loss, "metrics": run.details.get("metrics") or {}}
+    evaluated = {described[0]["name"]: main} | others
+    rows = []
+    for name, found in evaluated.items():
+        row = {"set": name, "stage": run.stage, "arm": run.arm, "texts": texts.get(name, run.data)}
+        row |= {"seed": run.seed, "loss": found["loss"]}
+        rows.append(row | _with_nan(found["metrics"]))
+    return rows
 
 
 def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> DataFrame:
@@ -172,12 +268,19 @@ def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> DataFrame:
 
 def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
     """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
-    own = where(runs, stage="finetune", arm=arm, usable=True)["details"]
-    named = {tuple(map(str, one.get("labels") or ())) for one in own}
-    matrices = [np.array(one["confusion"]) for one in own if one.get("confusion")]
-    if len(named) != 1 or not matrices or any(one.shape != (len(min(named)),) * 2 for one in matrices):
+    tuned = where(runs, stage="finetune", arm=arm, usable=True)
+    known_labels = set()
+    matrices = []
+    for details in tuned["details"]:
+        known_labels.add(tuple(map(str, details.get("labels") or ())))
+        if details.get("confusion"):
+            matrices.append(np.array(details["confusion"]))
+    if len(known_labels) != 1 or not matrices:
         return None
-    return DataFrame(sum(matrices), index=list(min(named)), columns=list(min(named)))
+    classes = list(known_labels.pop())
+    if any(matrix.shape != (len(classes), len(classes)) for matrix in matrices):
+        return None
+    return DataFrame(sum(matrices), index=classes, columns=classes)
 
 
 def every_run(runs: DataFrame) -> DataFrame:
@@ -188,22 +291,27 @@ def every_run(runs: DataFrame) -> DataFrame:
 
 def environments(runs: DataFrame) -> DataFrame:
     """The machines and code that runs were made on."""
-    known = runs[(runs["machine"] != "") | (runs["commit"] != "")]
-    places = known.groupby(["machine", "device", "threads", "commit"], dropna=False)["arm"]
-    return places.agg(runs="size", arms=lambda one: ", ".join(sorted(set(one)))).reset_index()
+    is_known = (runs["machine"] != "") | (runs["commit"] != "")
+    alike = runs[is_known].groupby(["machine", "device", "threads", "commit"], dropna=False)
+    table = alike["arm"].agg(runs="size", arms=lambda names: ", ".join(sorted(set(names))))
+    return table.reset_index()
 
 
 def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
     """What is in no number, and why."""
-    lines = [f"{row.run}: {row.left_out}" for row in runs[runs["left_out"] != ""].itertuples()]
-    lines += [f"{row.treatment} vs {row.reference}: {row.left_out}" for row in tests.itertuples() if row.left_out]
+    lines = []
+    for run in runs[runs["left_out"] != ""].itertuples():
+        lines.append(f"{run.run}: {run.left_out}")
+    for test in tests.itertuples():
+        if test.left_out:
+            lines.append(f"{test.treatment} vs {test.reference}: {test.left_out}")
     return list(dict.fromkeys(lines))
 
 
 def without_empty(table: DataFrame) -> DataFrame:
     """Without the columns in which nothing is known."""
-    known = [name for name in table if not table[name].map(lambda one: written(one) == MISSING).all()]
-    return table[known]
+    is_empty = (table.map(written) == MISSING).all()
+    return table.loc[:, ~is_empty]
 
 
 def written(value: Any) -> str:
@@ -213,24 +321,44 @@ def written(value: Any) -> str:
     ('0.1235', '12,346', '1.421 [1.209, 1.660]', '-')
     """
     if isinstance(value, Interval):
-        if value.estimate != value.estimate:
-            return MISSING
-        places = _places(max(abs(end) for end in value[:3] if math.isfinite(end)))
-        low, middle, high = (f"{end:,.{places}f}" for end in (value.low, value.estimate, value.high))
-        return middle if value.low != value.low else f"{middle} [{low}, {high}]"
+        return _written_interval(value)
     if value is None or value is pd.NA or value != value or value == "":
         return MISSING
     if isinstance(value, bool | np.bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        if value.is_integer() and abs(value) < 1e9:
-            return f"{value:,.0f}"
-        return f"{value:,.{_places(value)}f}" if 1e-4 <= abs(value) < 1e9 else f"{value:.3g}"
+        return _written_number(value)
     return str(value)
 
 
+def _written_interval(interval: Interval) -> str:
+    """All of it with as many decimals as its largest number needs."""
+    if math.isnan(interval.estimate):
+        return MISSING
+    numbers = (interval.estimate, interval.low, interval.high)
+    decimals = _places(max(abs(number) for number in numbers if math.isfinite(number)))
+    estimate, low, high = (f"{number:,.{decimals}f}" for number in numbers)
+    if math.isnan(interval.low):
+        return estimate
+    return f"{estimate} [{low}, {high}]"
+
+
+def _written_number(number: float) -> str:
+    if abs(number) >= 1e9:
+        return f"{number:.3g}"
+    if number.is_integer():
+        return f"{number:,.0f}"
+    if abs(number) < 1e-4:
+        return f"{number:.3g}"
+    return f"{number:,.{_places(number)}f}"
+
+
 def _places(size: float) -> int:
-    return min(6, max(0, 3 - math.floor(math.log10(abs(size))))) if size and math.isfinite(size) else 0
+    """The decimals of a number with four significant digits."""
+    if size == 0 or not math.isfinite(size):
+        return 0
+    magnitude = math.floor(math.log10(abs(size)))
+    return min(6, max(0, 3 - magnitude))
 
 
 def text(table: DataFrame) -> DataFrame:
@@ -240,35 +368,52 @@ def text(table: DataFrame) -> DataFrame:
 
 def numbers(table: DataFrame) -> DataFrame:
     """For CSV, Parquet and JSON: an interval as three columns."""
-    parts = []
+    columns = {}
     for name in table:
-        if table[name].map(lambda one: isinstance(one, Interval)).any():
-            ends = DataFrame([one[:3] if isinstance(one, Interval) else [math.nan] * 3 for one in table[name]])
-            parts.append(ends.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
-        else:
-            parts.append(table[[name]].reset_index(drop=True))
-    return pd.concat(parts, axis=1) if parts else table
+        values = table[name].tolist()
+        if not any(isinstance(value, Interval) for value in values):
+            columns[name] = table[name].reset_index(drop=True)
+            continue
+        intervals = [value if isinstance(value, Interval) else UNKNOWN for value in values]
+        columns[name] = [interval.estimate for interval in intervals]
+        columns[f"{name}_low"] = [interval.low for interval in intervals]
+        columns[f"{name}_high"] = [interval.high for interval in intervals]
+    return DataFrame(columns) if columns else table
 
 
 def markdown(table: DataFrame, title: str = "") -> str:
     """A Markdown table; a bar within a cell is escaped."""
     shown = text(table)
-    rows = [list(shown), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
-    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([*([f"**{title}**", ""] if title else []), *lines, ""])
+    lines = []
+    if title:
+        lines += [f"**{title}**", ""]
+    lines.append(_markdown_row(shown.columns))
+    lines.append(_markdown_row(["---"] * len(shown.columns)))
+    for cells in shown.to_numpy().tolist():
+        lines.append(_markdown_row(cells))
+    lines.append("")
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    escaped = [str(cell).replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def latex(table: DataFrame, name: str, title: str = "") -> str:
     """A LaTeX table with booktabs' rules, small, so that `paper` fits a column of one; no cell can be a command."""
-    style = text(table).style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    caption = _escaped(title or name)
-    columns = r"@{}p{0.25\columnwidth}rrrp{0.19\columnwidth}@{}" if list(table) == PAPER else None
+    style = text(table).style.hide(axis="index")
+    style = style.format(escape="latex").format_index(escape="latex", axis=1)
     written = style.to_latex(
-        hrules=True, column_format=columns, label=f"tab:{name}", caption=caption, position_float="centering"
+        hrules=True,
+        column_format=PAPER_COLUMNS if list(table) == PAPER else None,
+        label=f"tab:{name}",
+        caption=_escaped(title or name),
+        position_float="centering",
     )
     written = written.replace(r"\_", r"\_\allowbreak ")
-    return written.replace("\\centering", "\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}", 1)
+    return written.replace(r"\centering", r"\centering\footnotesize\setlength{\tabcolsep}{2pt}", 1)
 
 
 def _escaped(words: str) -> str:
-    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"}.get(one, one) for one in words)
+    return re.sub("[_%&#]", r"\\\g<0>", words)
