@@ -168,6 +168,7 @@ def train(
         clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
         seed: decides the initial model, the order of the data and dropout.
         device: ``auto`` takes cuda where there is one.
+        precision: of forward passes: ``fp32``, or under autocast ``bf16`` or ``fp16``. Parameters are float32.
         micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in memory
             as a whole. The task's `split` cuts it.
         gradient_checkpointing: compute activations again in the backward pass, for less memory. The model needs a
@@ -431,7 +432,7 @@ def load(folder: str | Path, arms: Sequence[str] = ()) -> Study:
         arms: of loose runs, the settings in which arms are meant to differ, such as learning_rate; a plan says it.
 
     Returns:
-        The study: `runs`, `curves` and `tests` are DataFrames, whose columns docs/tables.md describes.
+        The study, whose `runs`, `curves` and `tests` are DataFrames with the columns of docs/tables.md.
 
     Raises:
         UsageError: if there is no run in it.
@@ -449,7 +450,7 @@ def compare(
     lower_is_better: bool = True,
     alpha: float = 0.05,
 ) -> pandas.Series:
-    """The exact sign-flip test of paired numbers, and the equivalence test within ±`margin`, as a study is judged.
+    """The exact sign-flip test of paired numbers, and the equivalence test within ± `margin`, as a study is judged.
 
     Args:
         a, b: one number a pair, in the same order, or two Series with the same labels, which pair them; inf for a run
@@ -459,7 +460,7 @@ def compare(
         alpha: level of the word, above 0 and below 0.5.
 
     Returns:
-        A row of `Study.tests`: estimate (the mean of a - b), low, high, p, word, reason and the others. p depends
+        A row of `Study.tests` with estimate (the mean of a - b), low, high, p, word, reason and the others. p depends
         neither on the order of the pairs nor on which of the two is named first.
 
     Raises:

@@ -27,6 +27,7 @@ source_suffix = {".md": "markdown"}
 root_doc = "index"
 myst_heading_anchors = 4  # as the forge gives them, so that one link works on both
 highlight_language = "text"
+smartquotes_action = "D"  # of what stands between words: quotes and dots stay, in equations above all
 
 html_theme = "furo"
 html_title = f"asyncsgd {version}"
@@ -39,12 +40,14 @@ autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # a method that a rule overrides is explained at `Rule`, once
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {name: name for name in ("npt.ArrayLike", "Array", "Floats", "Indices", "Schedule")}
 autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 88
 
 SECTIONS = Config(napoleon_use_param=False, napoleon_use_rtype=False)
 ABOVE = {"site/readme.md": "README.md", "site/contributing.md": "CONTRIBUTING.md", "site/notes.md": "NOTES.md"}
 """Pages of the site whose text lies above this folder, where Sphinx does not look for pages."""
+ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+")
 LISTED = re.compile(r"^(?:\d+\.|-) \[(.+?)\]\((\S+?\.md)\)", re.MULTILINE)
 
@@ -100,10 +103,19 @@ def read_docstring(app, what: str, name: str, obj, options, lines: list[str]) ->
         short = name.removeprefix("asyncsgd.")
         module = ModuleAnalyzer.for_module(f"asyncsgd.{asyncsgd._HOME[short]}")
         lines[:] = module.find_attr_docs()["", short]
-    text = str(GoogleDocstring(with_equations(lines), SECTIONS))
+    text = str(GoogleDocstring(with_equations(lines), SECTIONS)).replace("** -- ", "**: ")
     lines[:] = re.sub(r"\bdocs/(\w+)\.md\b", r":doc:`docs/\1.md </\1>`", text).splitlines()
+
+
+def read_signature(app, what: str, name: str, obj, options, signature: str | None, returns: str | None):
+    """Give Sphinx a signature that it can take apart, with names for long types and for defaults that are made anew."""
+    if signature is None:
+        return None
+    named = [ALIAS.sub(r"\1", part or "").replace("<factory>", "...") for part in (signature, returns)]
+    return named[0], named[1] or None
 
 
 def setup(app) -> None:
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-process-signature", read_signature)

@@ -1,8 +1,13 @@
 """The pages of the API, as they are read without Sphinx, and what looks at the links of the built site."""
 
+import ast
+import inspect
 import re
+import textwrap
 from collections import Counter
+from itertools import pairwise
 
+import pytest
 from doors import ROOT, asyncsgd
 from site_links import wrong_links
 
@@ -20,6 +25,33 @@ def test_every_public_name_stands_on_one_page_of_the_api_and_nothing_else_does()
 def test_the_index_of_the_api_lists_every_page():
     listed = re.findall(r"^- \[.+?\]\((\w+\.md)\)", (API / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in API.glob("*.md") if page.name != "index.md")
+
+
+def explained_fields(cls):
+    """The fields of a class that have a docstring of their own."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    for field, below in pairwise(tree.body[0].body):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and is_text:
+            yield field.target.id
+    for member in tree.body[0].body:
+        if isinstance(member, ast.FunctionDef) and ast.get_docstring(member):
+            yield member.name
+
+
+PUBLIC = [getattr(asyncsgd, name) for name in asyncsgd.__all__]
+CALLED = [found for found in PUBLIC if getattr(found, "__module__", "").startswith("asyncsgd.")]
+CALLED = [found for found in CALLED if not (inspect.isclass(found) and issubclass(found, Exception))]
+
+
+@pytest.mark.parametrize("called", CALLED, ids=lambda called: called.__name__)
+def test_every_parameter_of_what_is_called_is_explained(called):
+    explained = set(re.findall(r"\w+", inspect.getdoc(called)))
+    if inspect.isclass(called):
+        ours = [cls for cls in called.__mro__ if cls.__module__.startswith("asyncsgd.")]
+        explained.update(name for cls in ours for name in explained_fields(cls))
+    parameters = {name for name in inspect.signature(called).parameters if not name.startswith("_")}
+    assert parameters <= explained
 
 
 def test_links_that_lead_nowhere_and_what_other_hosts_would_send_are_found(tmp_path):

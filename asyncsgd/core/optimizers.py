@@ -30,6 +30,7 @@ class SGD:
     """Builds a fused `torch.optim.SGD`."""
 
     momentum: float = 0.0
+    """mu of v <- mu v + g, x <- x - eta v; 0 for none."""
 
     def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=self.momentum, fused=True)
@@ -40,6 +41,7 @@ class AdamW:
     """Builds a fused `torch.optim.AdamW` (on a CPU about 7 times faster than the default one, and other last bits)."""
 
     betas: tuple[float, float] = (0.9, 0.999)
+    """The rates at which the means of gradients and of their squares forget, each in [0, 1)."""
 
     def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, betas=self.betas, fused=True)
@@ -285,8 +287,11 @@ class OptimizerRecipe:
     """An optimizer before there is a vector to step; can be sent to another process."""
 
     build: BuildOptimizer
+    """Makes the torch optimizer from parameter groups, such as `SGD` and `AdamW`."""
     weight_decay: float = 0.0
+    """Of matrices, as the torch optimizer defines it."""
     clip_norm: float = 0.0
+    """The largest Euclidean norm of a direction; 0: no clipping."""
     peak: float = dataclasses.field(default=1.0, compare=False)
     """The largest learning rate of the run, of which a group's is a share."""
 

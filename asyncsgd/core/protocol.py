@@ -23,11 +23,15 @@ class Work(Struct, gc=False):
     """A gradient in flight: the same object for the rule's view, the backend and `Arrived`."""
 
     worker: int
+    """The number of the worker, from 0."""
     dispatch: int
+    """The number of this gradient, over all workers, in the order of the starts."""
     version: int
     """The server's when it started. The worker may read a newer one when it begins, unless there is a `point`."""
     num_local_steps: int
+    """Steps of the worker's inner optimizer, one a batch; 1 where it computes the gradient of one batch."""
     batches: tuple[Range, ...]
+    """The ranges of its stream that these batches are."""
     point: Tensor | None
     """`(P,)`, where it starts exactly, at `version`; to be read, not changed. None: at the parameters that its worker
     finds when it begins. A backend that keeps versions puts these here."""
@@ -77,17 +81,20 @@ class Left(Struct, frozen=True, gc=False):
 
     worker: int
     reason: str = ""
+    """Empty where it leaves in good order."""
 
 
 class Arrived(Struct, frozen=True, gc=False):
     """A gradient that was in flight is there."""
 
     work: Work
+    """What its worker was given."""
     read_version: int
     """The version at which it was computed."""
     vector: Tensor
     """`(P,)`, the backend's own; valid until it is asked for what happens next."""
     gradient: Gradient
+    """Its loss, loss terms and samples."""
     seconds: float
     """From its start to its arrival, on the training clock."""
     taken: Taken

@@ -144,10 +144,12 @@ class Server:
 
     @property
     def version(self) -> int:
+        """Updates that the parameters have taken."""
         return self.view.version
 
     @property
     def workers(self) -> tuple[int, ...]:
+        """Those present, in order."""
         return tuple(self.view.workers)
 
     @property
@@ -157,11 +159,13 @@ class Server:
 
     @property
     def present(self) -> Sequence[int]:
+        """Those present, idle ones first."""
         busy = self.in_flight
         return sorted(self.workers, key=lambda worker: (worker in busy, worker))
 
     @property
     def cut_short(self) -> str | None:
+        """Why a run with a larger budget would have gone on otherwise; None where it would not."""
         if not self._budget_cuts:
             return None
         if self.rule.in_rounds:

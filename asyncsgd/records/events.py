@@ -51,6 +51,7 @@ class Gradient(NamedTuple):
     weight: float
     """Loss terms."""
     num_samples: int
+    """Samples of its batches."""
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss in each local step, which a replay needs; else empty."""
     frozen: tuple[str, ...] = ()
@@ -61,68 +62,110 @@ class Taken(NamedTuple):
     """How long the parts of an arrival took, in seconds."""
 
     pull: float = 0.0
+    """Parameters came to the worker."""
     compute: float = 0.0
+    """The gradient was computed."""
     push: float = 0.0
+    """It came to the server."""
     wait: float = 0.0
     """The worker was idle between its previous gradient and the start of this one."""
     apply: float = 0.0
+    """The server applied it."""
 
 
 class Event(Struct, frozen=True, gc=False):
     """What happened at one arrival at the server.
 
     A delay counts the updates between the read of a gradient and its application (a fresh gradient has 0);
-    `arrival_delay` is the same count when it arrived. `train_seconds` is the training clock, which starts when all
-    workers are ready and stands still during evaluations. `version` and `total_samples` are counts after this event."""
+    `arrival_delay` is the same count when it arrived. The training clock starts when all workers are ready, and stands
+    still during evaluations. Times are in seconds."""
 
     dispatch: int
+    """The number of the gradient, in the order of the starts."""
     worker: int
+    """Who brought it."""
     batches: tuple[Range, ...]
+    """What it was computed on."""
     read_version: int
+    """The version at which it was computed."""
     version: int
+    """Updates so far, with those of this arrival."""
     arrival_delay: int
+    """Updates between its read and its arrival."""
     outcome: str
+    """``applied``, ``held`` or ``dropped``."""
     uses: tuple[tuple[int, int], ...]
+    """(dispatch, delay) of each gradient in the steps taken here."""
     drops: tuple[int, ...]
+    """Dispatches, arriving or held, that will never be used."""
     abandoned: tuple[int, ...]
+    """Dispatches in flight that were stopped; their batches are handed out again."""
     started: tuple[Started, ...]
+    """Of what starts: worker, dispatch, batches, and the learning rate of local steps or None."""
     loss: float
+    """Mean loss per loss term."""
     weight: float
+    """Loss terms."""
     num_samples: int
+    """Samples of its batches."""
     learning_rate: float
+    """The schedule's, with its samples counted."""
     train_seconds: float
+    """The training clock."""
     total_samples: int
+    """Samples that have arrived so far, with these."""
     num_local_steps: int = 1
+    """Steps of the worker's inner optimizer."""
     flight_seconds: float = 0.0
+    """From dispatch to arrival."""
     pull_seconds: float = 0.0
+    """Parameters came to the worker."""
     compute_seconds: float = 0.0
+    """The gradient was computed."""
     push_seconds: float = 0.0
+    """It came to the server."""
     wait_seconds: float = 0.0
+    """The worker was idle before it began."""
     apply_seconds: float = 0.0
+    """The server applied it."""
     loss_scales: tuple[float, ...] = ()
+    """In float16 the scale of the loss in each local step; else empty."""
     gradient_norm: float | None = None
+    """Euclidean norm of the direction of the last step taken here, before clipping; None where nothing is clipped."""
     kind: str = "arrival"
+    """``arrival``."""
 
 
 class Moment(Struct, frozen=True):
     """How far the run had come when something else happened."""
 
     version: int
+    """Updates so far."""
     total_samples: int
+    """Samples that have arrived so far."""
     train_seconds: float
+    """The training clock."""
 
 
 class Evaluation(Moment, frozen=True):
     """An exact evaluation of one frozen version on the full evaluation set. On a closed-form problem `loss` is the
-    excess f(x) - f*, and `weight` is None."""
+    excess f(x) - f*, and `weight` is None. `version` and `total_samples` count the updates, and the samples that have
+    arrived, until then; `train_seconds` is the training clock."""
 
     loss: float
+    """Mean loss per loss term."""
     weight: float | None
+    """Loss terms of the evaluation set."""
     metrics: Mapping[str, float | None]
+    """By name, those of the task; None where one is undefined."""
     eval_seconds: float
+    """That the evaluation took, while the training clock stood still."""
     kind: str = "evaluate"
+    """``evaluate``."""
     worker_losses: tuple[float | None, ...] = ()
+    """The loss of every worker's share of the evaluation set; empty where one process evaluates all of it."""
     details: Mapping[str, Any] = {}
+    """What else the task says, as JSON."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -138,16 +181,24 @@ STOPPED = "the run was stopped, and goes on from a checkpoint"
 
 
 class Membership(Moment, frozen=True, gc=False):
-    """A worker joined or left. `kind` is ``join`` or ``leave``; `reason` is empty for an orderly join or leave."""
+    """A worker joined or left. The first three fields are those of an `Evaluation`."""
 
     kind: str
+    """``join`` or ``leave``."""
     worker: int
+    """Who joined or left."""
     reason: str = ""
+    """Empty for an orderly join or leave."""
     lost: tuple[int, ...] = ()
+    """Dispatches that were in flight and are gone; their batches are handed out again."""
     uses: tuple[tuple[int, int], ...] = ()
+    """As in `Event`."""
     started: tuple[Started, ...] = ()
+    """As in `Event`."""
     drops: tuple[int, ...] = ()
+    """As in `Event`."""
     abandoned: tuple[int, ...] = ()
+    """As in `Event`."""
 
 
 SCORE = "score"

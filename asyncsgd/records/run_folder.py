@@ -122,6 +122,7 @@ class RunFolder:
         return whole_lines.count(b'"kind":"arrival"}\n')
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write environment.json, or beside that of an earlier start ``environment.resumed-N.json``."""
         earlier = 0 if self.resume is None else len(list(self.path.glob("environment*.json")))
         write_json(self.path / f"environment{f'.resumed-{earlier}' if earlier else ''}.json", environment)
 

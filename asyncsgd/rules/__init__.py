@@ -73,6 +73,9 @@ def parse_rule(text: str) -> Rule:
     >>> parse_rule("k_sync:quorum=3")
     KSync(quorum=3, interrupt=True)
 
+    Args:
+        text: such as ``ringmaster:threshold=4``; `describe_rules` lists what there is.
+
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested), or a value out of range.
     """

@@ -136,6 +136,7 @@ class Polynomial(DelayScaled):
     """
 
     exponent: float = parameter(0.5, at_least=0)
+    """0 or more; 0 is asynchronous SGD."""
 
     def factor(self, delay: int, view: View) -> float:
         return float((1 + delay) ** -self.exponent)
@@ -149,7 +150,9 @@ class Hinge(DelayScaled):
     """
 
     slope: float = parameter(10.0, at_least=0)
+    """0 or more."""
     allowed: int = parameter(4, at_least=0)
+    """The largest delay at the full learning rate, in updates."""
 
     def factor(self, delay: int, view: View) -> float:
         return 1.0 if delay <= self.allowed else 1.0 / (self.slope * (delay - self.allowed) + 1.0)

@@ -32,6 +32,7 @@ class Start(Struct, frozen=True, gc=False):
     """
 
     worker: int
+    """Its number, from 0."""
     num_local_steps: int = 1
     """Steps of the worker's inner optimizer, in rules with `local_steps`."""
     offset: Tensor | None = None
@@ -42,6 +43,7 @@ class Arrival(Struct, frozen=True, gc=False):
     """A gradient that has just arrived at the server."""
 
     worker: int
+    """The number of the worker that brings it, from 0."""
     dispatch: int
     """Number of this gradient: the server counts up, over all workers, each time it starts one."""
     read_version: int
@@ -55,9 +57,11 @@ class Arrival(Struct, frozen=True, gc=False):
     weight: float
     """Loss terms behind the gradient (masked tokens). Means over arrivals use it as their weight."""
     num_samples: int
+    """Samples of its batches."""
     seconds: float
     """Time from dispatch to arrival. It is recorded, so a replay gives the rule the same number."""
     num_local_steps: int = 1
+    """Steps of the worker's inner optimizer, in rules with `local_steps`."""
     start_point: Tensor | None = None
     """`(P,)`, the parameters that the gradient started from, offset included; only in rules with `needs_points`. Valid
     during the call.
@@ -74,7 +78,6 @@ class View:
         workers: the workers present, in order.
         in_flight: worker -> its gradient in flight (`dispatch`, `version` at its start, `num_local_steps`), oldest
             dispatch first, the arriving worker already removed; see `asyncsgd.core.protocol.Work`.
-        parameters: `(P,)`, before this reply's step; only in rules with `needs_points`.
     """
 
     __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
@@ -114,6 +117,7 @@ class View:
 
     @property
     def parameters(self) -> Tensor:
+        """`(P,)`, before this reply's step; only in rules with `needs_points`."""
         if self._parameters is None:
             raise RuntimeError("a rule that looks at the parameters sets needs_points = True")
         return self._parameters
@@ -218,8 +222,8 @@ class Rule(Named):
                 not in `view.in_flight`.
 
         Returns:
-            What the server does, in this order: one optimizer step along `direction` (the version grows by one), the
-            dispatches to abandon, the workers to start. ``Reply()`` keeps the gradient and leaves its worker idle.
+            What the server does, in this order, namely one optimizer step along `direction` (the version grows by one),
+            the dispatches to abandon, the workers to start. ``Reply()`` keeps the gradient and leaves its worker idle.
 
         The delay of the gradient, if it is applied now, is ``view.version - arrival.read_version`` updates: 0 for a
         fresh one. Asynchronous SGD, x_{k+1} = x_k - gamma g(x_{k - delay}), is one line:

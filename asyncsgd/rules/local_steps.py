@@ -27,7 +27,7 @@ class LocalSGD(Collecting):
     With H = 1 and inner plain SGD it is synchronous SGD.
 
     Args:
-        num_local_steps: H.
+        num_local_steps: H, in a round.
         post: one step per round before this version (post-local SGD); 0: H from the beginning.
 
     Stich: Local SGD Converges Fast and Communicates Little, ICLR 2019. Post-local SGD: Lin, Stich, Patel, Jaggi: Don't
@@ -68,7 +68,7 @@ class DiLoCo(Collecting):
     eta_outer = 1 and beta = 0 is local SGD.
 
     Args:
-        num_local_steps: H.
+        num_local_steps: H, in a round.
         outer_learning_rate: eta_outer.
         outer_momentum: beta, in [0, 1).
 
@@ -195,7 +195,7 @@ class FedBuff(Rule):
         x_{t+1} = x_t - eta_server * (1/K) sum_{j=1}^{K} s(tau_j) d_j,     s(tau) = (1 + tau)^-exponent
 
     Args:
-        buffer: K.
+        buffer: K, pseudo-gradients in a step.
         num_local_steps: H, steps of the inner optimizer.
         server_learning_rate: eta_server.
         exponent: of the staleness weight; 0 for none. The delay is that at arrival.

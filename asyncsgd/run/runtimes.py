@@ -146,7 +146,12 @@ class Runtime:
 
 @dataclasses.dataclass(frozen=True)
 class InProcess(Runtime):
-    """One worker in this process, the reference; `accumulate` batches make one update."""
+    """One worker in this process, the reference; `accumulate` batches make one update.
+
+    Args:
+        accumulate: batches of an update, computed one after the other.
+        threads: CPU threads.
+    """
 
     mode: ClassVar[str] = "single"
     in_one_process: ClassVar[bool] = True
@@ -172,7 +177,15 @@ class InProcess(Runtime):
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(Runtime):
-    """Synchronous data parallelism with DistributedDataParallel on `num_workers` processes."""
+    """Synchronous data parallelism with DistributedDataParallel on `num_workers` processes.
+
+    All step along the mean of their gradients, weighted by loss terms.
+
+    Args:
+        num_workers: processes, one a worker; this one is worker 0.
+        threads: CPU threads of each worker.
+        speeds: how long gradients are made to take; None: as long as the computation takes.
+    """
 
     mode: ClassVar[str] = "sync"
     several_hosts: ClassVar[bool] = True
@@ -196,6 +209,12 @@ class Pipeline(Runtime):
     A batch is cut into micro-batches (`micro_batches` of `asyncsgd.train`, at least as many as stages). ``1f1b`` and
     ``gpipe`` are synchronous; ``2bw`` never stops between updates, and each of its gradients is one update old; see
     `asyncsgd.pipeline.replica`.
+
+    Args:
+        num_workers: processes in all, a multiple of `stages`.
+        stages: parts of the model.
+        schedule: in which order a stage computes forward and backward passes of micro-batches.
+        threads: CPU threads of each worker.
     """
 
     mode: ClassVar[str] = "pipeline"
@@ -264,7 +283,11 @@ class Pipeline(Runtime):
 class Processes(Runtime):
     """A parameter server in this process and `num_workers` worker processes on this host, under any rule.
 
-    `via` names what carries the vectors; ``auto`` is shared memory where its lock is right.
+    Args:
+        num_workers: worker processes, beside the server.
+        via: what carries the vectors; ``auto`` is shared memory where its lock is right, which is on x86 processors.
+        threads: CPU threads of each worker.
+        speeds: how long gradients are made to take; None: as long as the computation takes.
     """
 
     mode: ClassVar[str] = "async"
@@ -290,7 +313,13 @@ class Processes(Runtime):
 
 @dataclasses.dataclass(frozen=True)
 class Hogwild(Runtime):
-    """`num_workers` processes that step one shared vector themselves, without locks, on this host."""
+    """`num_workers` processes that step one shared vector themselves, without locks, on this host.
+
+    Args:
+        num_workers: processes.
+        threads: CPU threads of each worker.
+        speeds: how long gradients are made to take; None: as long as the computation takes.
+    """
 
     mode: ClassVar[str] = "hogwild"
     has_server: ClassVar[bool] = True
@@ -333,7 +362,14 @@ class Hogwild(Runtime):
 
 @dataclasses.dataclass(frozen=True)
 class Virtual(Runtime):
-    """Any number of workers in this process, on a virtual clock: real gradients, drawn times."""
+    """Any number of workers in this process, on a virtual clock: real gradients, drawn times.
+
+    Args:
+        num_workers: simulated workers.
+        speeds: how long a gradient takes, in virtual seconds, such as `Slow` or `Exponential`.
+        network: links on which parameters and gradients wait; None: they take no time.
+        threads: CPU threads of this process.
+    """
 
     mode: ClassVar[str] = "async"
     clock: ClassVar[groups.Clock] = "virtual"
@@ -344,7 +380,7 @@ class Virtual(Runtime):
     speeds: Speeds = _AS_CONSTANT
     network: Network | None = None
     churn: Sequence[Change] = ()
-    """In any order."""
+    """Workers that leave and join, `Leave` and `Join`, in any order."""
     threads: int = 1
 
     def __post_init__(self) -> None:

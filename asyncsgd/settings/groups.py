@@ -72,14 +72,18 @@ class Defaults:
     warmup: float = 0
     """Samples, or below 1 a share of them."""
     weight_decay: float = 0.0
+    """Of matrices, as the optimizer defines it."""
     clip_norm: float = 0.0
     """0: no clipping."""
     samples: int | None = DEFAULT_SAMPLES
+    """That arrive, over all workers; the budget."""
     epochs: float | None = None
     """In place of `samples`."""
     evaluations: int = 8
+    """Beside the one at the start."""
 
     def rate(self, optimizer: str) -> float:
+        """The learning rate under the optimizer that settings call ``sgd``, ``adamw``, ..."""
         return SGD_LEARNING_RATE if optimizer == "sgd" else self.learning_rate
 
     def warmup_of(self, has_samples: bool) -> float:

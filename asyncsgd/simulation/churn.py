@@ -18,11 +18,21 @@ class Change(Named):
 
 
 class Leave(Change):
-    """What the worker computes is lost, and its batches are handed out again."""
+    """A worker leaves. What it computes is lost, and its batches are handed out again.
+
+    Args:
+        worker: its number, from 0.
+        seconds: on the virtual clock, above 0; it leaves before anything that arrives then.
+    """
 
 
 class Join(Change):
-    """A worker whose first change this is takes no part before it."""
+    """A worker joins, for the first time or again. One whose first change this is takes no part before it.
+
+    Args:
+        worker: its number, from 0.
+        seconds: on the virtual clock, above 0; it joins before anything that arrives then.
+    """
 
 
 _CHOICES = Choices[Change]("change", "changes", "--churn", {"leave": Leave, "join": Join})

@@ -106,7 +106,7 @@ class Tridiagonal(ClosedForm):
     with f* = -(1/8) (1 - 1/(P+1)) and the optimum x_j = -(1 - j/(P+1)), j = 1..P.
 
     Args:
-        dimension: P.
+        dimension: P, the number of parameters.
         noise: standard deviation per coordinate.
         noise_kind: add or full, as in `ClosedForm`.
 
@@ -172,7 +172,7 @@ class Quadratic(ClosedForm):
     lambda_1 = curvature/condition, ..., lambda_P = curvature; the optimum is 0, the start (1, ..., 1).
 
     Args:
-        dimension: P.
+        dimension: P, the number of parameters.
         curvature: the largest eigenvalue.
         condition: the largest eigenvalue over the smallest.
         noise: standard deviation of independent normal noise in each coordinate.
@@ -198,7 +198,10 @@ class Heterogeneous(ClosedForm):
         f_i(x) = A_i x^2 / 2 - b_i x,   A = (1, 2, 1/2),   b = (1, -2, 3),   worker i having f_{i mod 3}
 
     The optimum of the mean over three workers is 2/3.5 = .5714; a rule that lets fast workers count more often ends
-    elsewhere. The start is 0. `noise` is the standard deviation of the gradient's normal noise.
+    elsewhere. The start is 0.
+
+    Args:
+        noise: standard deviation of the gradient's normal noise.
     """
 
     noise: float = parameter(0.0, at_least=0)
@@ -423,6 +426,12 @@ def dirichlet_shares(labels: npt.ArrayLike, num_workers: int, alpha: float, seed
     balanced classes, and for large alpha every share is a random sample of the whole. Workers are served in order; once
     a class has run out, its probability goes to the others. Rows within a share are sorted.
 
+    Args:
+        labels: `(R,)`, the class of every row.
+        num_workers: N, how many shares.
+        alpha: above 0; small, a worker sees one class.
+        seed: of the draws.
+
     >>> [len(share) for share in dirichlet_shares([0, 0, 0, 1, 1, 1, 1], num_workers=3, alpha=0.1, seed=0)]
     [2, 2, 2]
 
@@ -472,6 +481,9 @@ def parse_problem(text: str) -> Problem:
 
     >>> parse_problem("mode:noise=0.1")
     Mode(curvature=1.0, noise=0.1)
+
+    Args:
+        text: such as ``tridiagonal:noise=0``; ``asyncsgd simulate --problem help`` lists what there is.
 
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested), or a value out of range.

@@ -165,11 +165,18 @@ def simulate(
     Args:
         instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
         sampler: from ``speeds.on(num_workers, seed)``; two rules on one seed meet the same.
+        num_workers: N, as of `instance` and `sampler`.
         learning_rate: a number, or a function of the samples that arrived.
+        budget: when the run ends. Seconds are virtual.
+        evaluations: how many, beside the one at the start.
         seed: of what a rule without a server draws at random.
+        report: called with every record, in order.
+        network: links on which parameters and gradients wait; None: they take no time.
+        churn: workers that leave and join.
         inner: the optimizer of local steps and of peers; None: plain SGD.
         each_version: called with every version of a server from 1 on, and with its parameters `(P,)`, borrowed for the
             call.
+        stop_requested: asked after every arrival; the run ends when it says so.
 
     >>> from asyncsgd.simulation.problems import Mode
     >>> from asyncsgd.rules import Asynchronous

@@ -77,7 +77,7 @@ class Sampler:
     2.5
 
     Args:
-        num_workers: N.
+        num_workers: N, how many.
         block: of (worker, k), the seconds of draws `BLOCK` k to `BLOCK` k + `BLOCK` - 1 or one number for all of them;
             inf where the worker never answers.
         factors: how many times as long as its computation a real gradient of each worker takes; None: it takes the
@@ -152,6 +152,7 @@ class Constant(Speeds):
     """Every gradient takes `seconds`."""
 
     seconds: float = parameter(1.0, above=0)
+    """Of every gradient."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
         return self.seconds
@@ -162,7 +163,9 @@ class Power(Speeds):
     """Worker i, from 0, takes seconds * (i + 1)^exponent: 1, 0.5 and 2 are the literature's i, sqrt(i) and i^2."""
 
     exponent: float = parameter(0.5, at_least=-50, at_most=50)
+    """Of i + 1; 0: all workers are equal."""
     seconds: float = parameter(1.0, above=0)
+    """Those of worker 0."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> float:
         return self.seconds * (worker + 1.0) ** self.exponent
@@ -173,8 +176,11 @@ class TwoGroups(Speeds):
     """The last floor(share * N + 1/2) of the N workers take factor * seconds, the others `seconds`."""
 
     share: float = parameter(0.5, above=0, at_most=1)
+    """Of the workers that are slow, in (0, 1]."""
     factor: float = parameter(10.0, above=0)
+    """How many times as long they take."""
     seconds: float = parameter(1.0, above=0)
+    """Those of the others."""
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         num_slow = math.floor(self.share * num_workers + 0.5)
@@ -195,6 +201,7 @@ class Exponential(Speeds):
     """
 
     mean: float = parameter(1.0, above=0)
+    """In seconds."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return self.mean * generator.standard_exponential(n)
@@ -209,7 +216,9 @@ class ShiftedExponential(Speeds):
     """
 
     shift: float = parameter(1.0, at_least=0)
+    """The least time, in seconds."""
     mean: float = parameter(1.0, above=0)
+    """Of E, in seconds."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         return self.shift + self.mean * generator.standard_exponential(n)
@@ -226,6 +235,7 @@ class HalfNormal(Speeds):
     """
 
     offset: float = parameter(1.0, at_least=0)
+    """In seconds."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         least = self.offset + math.sqrt(worker)
@@ -241,7 +251,9 @@ class LogNormal(Speeds):
     """
 
     sigma: float = parameter(0.5, above=0, at_most=10)
+    """The standard deviation of the logarithm."""
     mean: float = parameter(1.0, above=0)
+    """In seconds."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         logarithms = self.sigma * generator.standard_normal(n) - self.sigma**2 / 2
@@ -257,7 +269,9 @@ class Pareto(Speeds):
     """
 
     shape: float = parameter(2.0, above=1)
+    """The exponent of the tail, above 1."""
     mean: float = parameter(1.0, above=0)
+    """In seconds."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         least = self.mean * (self.shape - 1) / self.shape
@@ -275,8 +289,11 @@ class Outages(Speeds):
     """
 
     seconds: float = parameter(1.0, above=0)
+    """Up-time that a gradient needs."""
     up: float = parameter(20.0, above=0)
+    """Mean seconds from a repair to the next failure."""
     down: float = parameter(10.0, above=0)
+    """Mean seconds from a failure to its repair."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         num_outages = generator.poisson(self.seconds / self.up, n)
@@ -289,7 +306,9 @@ class Infinite(Speeds):
     """A gradient takes `seconds`, or with this probability forever (inf): that worker never answers."""
 
     probability: float = parameter(0.01, above=0, below=1)
+    """That a gradient takes forever, in (0, 1)."""
     seconds: float = parameter(1.0, above=0)
+    """Of every other gradient."""
 
     def draw(self, generator: np.random.Generator, n: int, worker: int) -> Floats:
         is_lost = generator.random(n) < self.probability
@@ -305,8 +324,11 @@ class Slow(Speeds):
     """
 
     worker: int = parameter(0, at_least=0)
+    """The number of the slow worker, from 0."""
     factor: float = parameter(5.0, at_least=1)
+    """How many times as long it takes, 1 or more."""
     seconds: float = parameter(1.0, above=0)
+    """Of a gradient of the others, on a virtual clock."""
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         if self.worker >= num_workers:
@@ -328,7 +350,9 @@ class Trace(Speeds):
     """
 
     run: str = parameter()
+    """The folder of the run."""
     turnaround: bool = parameter(False)
+    """Whether the server's part counts too."""
 
     def on(self, num_workers: int, seed: int) -> Sampler:
         recorded: dict[int, list[float]] = {}
@@ -374,6 +398,9 @@ def parse_speeds(text: str) -> Speeds:
 
     >>> parse_speeds("slow:worker=0,factor=5")
     Slow(worker=0, factor=5.0, seconds=1.0)
+
+    Args:
+        text: such as ``exponential:mean=2``; ``asyncsgd train masked_lm --times help`` lists what there is.
 
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested), or a value out of range.

@@ -87,7 +87,7 @@ def study(
             arguments must be those of the study.
 
     Returns:
-        The judged study, as `asyncsgd.load` reads it: ``verdict`` is the sentence, ``tests``, ``runs`` and ``curves``
+        The judged study, as `asyncsgd.load` reads it. ``verdict`` is the sentence, ``tests``, ``runs`` and ``curves``
         are DataFrames, and ``report()`` writes the page.
 
     Raises:

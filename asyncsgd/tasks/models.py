@@ -361,7 +361,14 @@ def save_whole(save: Callable[[Path], None], folder: Path) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's default generator, which initialisers draw from, and put its state back afterwards."""
+    """Seed torch's default generator, which initialisers draw from, with `seed`, and put its state back afterwards.
+
+    >>> with seeded(0):
+    ...     first = torch.rand(2)
+    >>> with seeded(0):
+    ...     torch.equal(first, torch.rand(2))
+    True
+    """
     state = torch.random.get_rng_state()
     torch.random.default_generator.manual_seed(seed)
     try:

@@ -36,7 +36,7 @@ class TensorData:
         train: the training samples.
         evaluation: the samples of the evaluation set ``main``. Its batches are views of B rows in their order; the last
             one may be shorter.
-        batch_size: B.
+        batch_size: B, samples in a batch.
         seed: names the orders of training.
 
     Raises:
