@@ -1,13 +1,16 @@
 """The links of a built site: `python tests/site_links.py FOLDER` prints those that lead nowhere.
 
-It prints, too, what a page would load from another host, such as a font: the site is to be read without a network.
-Where it prints something, it ends with 1.
+It prints, too, what a page would load from another host, such as a font, for the site is to be read without a network;
+and what Python says of an object or a field that nobody has described. Where it prints something, it ends with 1.
 """
 
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+UNDESCRIBED = re.compile(r"\bat 0x[0-9a-f]{6,}|Alias for field number \d+")
 
 
 class Links(HTMLParser):
@@ -18,7 +21,9 @@ class Links(HTMLParser):
         self.targets = []
         self.loaded = []
         self.places = {""}
-        self.feed(page.read_text("utf-8"))
+        text = page.read_text("utf-8")
+        self.undescribed = UNDESCRIBED.findall(text)
+        self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
@@ -35,6 +40,7 @@ def wrong_links(folder):
     wrong = []
     for page, links in pages.items():
         name = page.relative_to(Path(folder).resolve())
+        wrong.extend(f"{name} says {words}" for words in links.undescribed)
         for link in dict.fromkeys((*links.targets, *links.loaded)):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:

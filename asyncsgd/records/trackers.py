@@ -41,9 +41,13 @@ class Identity(NamedTuple):
     its study, arm and stage, and its settings: numbers, texts, truth values and None."""
 
     shared: Path
+    """The folder."""
     name: str
+    """The run's folder, below `shared`."""
     tags: Mapping[str, str] = {}
+    """Study, arm and stage, as far as there are any."""
     settings: Mapping[str, Any] = {}
+    """By name, as in settings.yaml."""
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
@@ -59,8 +63,11 @@ class Point(NamedTuple):
     """Finite values by name (``train/loss``, ``delay/p95``, ...) when so many samples had arrived."""
 
     num_samples: int
+    """That had arrived, over all workers."""
     train_seconds: float
+    """The training clock."""
     values: Mapping[str, float]
+    """By name."""
 
 
 Opened = tuple[Callable[[Point], object], Callable[[str], object]]

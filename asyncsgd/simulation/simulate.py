@@ -41,14 +41,17 @@ class Simulation:
     """How a simulation ended."""
 
     result: Result
+    """How it ended: its status, and the reason of an early stop."""
     evaluations: list[Evaluation]
     """The evaluations, the first at time 0, the last at the end; `loss` is the excess f(x) - f*."""
     parameters: Tensor
     """The last parameters, float64 `(P,)`; owned by the caller."""
     version: int
+    """Updates that the parameters have taken."""
     num_arrivals: int
     """Gradients that arrived, used or not."""
     virtual_seconds: float
+    """On the training clock."""
     rule_acted: RuleActed | None
     """What the rule counted; None for a rule without a server."""
     method: Server | Peers[Any]
