@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     analysis: Any = importlib.import_module(ANALYSIS)
     if analysis.is_command(name):
         return int(analysis.main([name, *arguments], door))
-    from asyncsgd.records.console import best_effort
+    from asyncsgd.records.best_effort import best_effort
 
     with best_effort():
         if name in ("", "-h", "--help"):

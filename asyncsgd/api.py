@@ -29,7 +29,8 @@ from asyncsgd.core.schedules import Shape, check_shape
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
-from asyncsgd.records.trackers import Identity, Tracking, names_in
+from asyncsgd.records.trackers import Identity, names_in
+from asyncsgd.records.tracking import Tracking
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes

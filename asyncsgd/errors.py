@@ -5,7 +5,6 @@ A message says what is wrong and what to type next; scripts print it without a t
 
 from __future__ import annotations
 
-import difflib
 import errno
 from collections.abc import Iterable
 
@@ -76,6 +75,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     >>> nearest("margin", ["margin_reasons", "margins"])
     "; did you mean 'margins'?"
     """
+    import difflib  # only a mistake needs it
+
     choices = list(choices)
     closest = difflib.get_close_matches(name, choices, n=1, cutoff=0.9)
     closest += sorted((choice for choice in choices if _is_short_for(_words(name), _words(choice))), key=len)

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys
-from asyncsgd.records.console import say
+from asyncsgd.records.best_effort import say
 from asyncsgd.scripts.base import run_script
 
 def run(argv, stop):

@@ -221,7 +221,7 @@ def test_a_name_whose_package_is_not_installed_is_said(packages):
 @pytest.mark.processes
 def test_names_of_packages_work_in_studies_ranks_and_every_command_on_a_run(packages):
     base = {"clock": "virtual", "nproc": 2, "samples": 200, "evaluations": 2, "slope": 2.0, "device": "cpu"}
-    algorithms = {"every third": {"mode": "async", "rule": "every_nth:n=3"}, "all": {"mode": "async"}}
+    algorithms = {"third": {"mode": "async", "rule": "every_nth:n=3"}, "all": {"mode": "async"}}
     config = {"name": "few", "task": "straight_line", "base": base, "algorithms": algorithms, "seeds": [0, 1]}
     Path("few.yaml").write_text(json.dumps(config))
     typed("asyncsgd study few.yaml --track points_file")
@@ -229,10 +229,8 @@ def test_names_of_packages_work_in_studies_ranks_and_every_command_on_a_run(pack
     assert sorted(rules) == ["asynchronous"] * 2 + ["every_nth:n=3"] * 2
 
     typed(f"{TRAIN} --nproc 2 --samples 300 --checkpoint-every 100 --run-dir runs/one")
-    typed("asyncsgd resume runs/one --samples 500")
-    typed("asyncsgd replay runs/one")
-    typed("asyncsgd export runs/one --checkpoint 000000000300 --out out")
-    typed("asyncsgd predict runs/one")
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    done = subprocess.run([*ranks, *TRAIN.split()], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    commands = ("resume runs/one --samples 500", "replay runs/one", "predict runs/one")
+    ranks = f"torch.distributed.run --standalone --nproc-per-node 2 -m {TRAIN}"
+    for line in (*(f"asyncsgd {command}" for command in commands), "asyncsgd export runs/one --out out", ranks):
+        done = subprocess.run([sys.executable, "-m", *line.split()], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr

@@ -117,7 +117,7 @@ BAD = {
 @pytest.mark.parametrize(("opened", "failure"), BAD.values(), ids=BAD)
 def test_a_bad_tracker_costs_a_run_nothing_and_is_said_once(run, opened, failure, capsys, monkeypatch):
     for name in ("OPEN_SECONDS", "FINISH_SECONDS"):
-        monkeypatch.setattr(f"asyncsgd.records.trackers.{name}", 0.2)
+        monkeypatch.setattr(f"asyncsgd.records.tracking.{name}", 0.2)
     done, points = run("kept", opened, quiet=False)
     plain = asyncsgd.train(Plane(), samples=8 * 105, runtime=Virtual(3), learning_rate=0.001, quiet=True)
     assert done.summary["parameters_sha256"] == plain.summary["parameters_sha256"]

@@ -28,7 +28,7 @@ from typing import Any
 from asyncsgd import errors
 from asyncsgd.core.signals import held
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import best_effort
+from asyncsgd.records.best_effort import best_effort
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for its own ranks. Processes that this library starts must not see it, or they would act as such

@@ -1,39 +1,23 @@
-"""Shows a run in trackers while it goes on, and never stops or slows it; see docs/running.md.
-
-Every tracker has a thread of its own, and its package is imported there and nowhere before."""
+"""The trackers by name; `asyncsgd.records.tracking` shows a run in them. ``--help`` lists them, so that little is
+imported here. The package of a tracker is imported when the tracker is opened."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import math
 import os
-import queue
-import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.extensions import TRACKERS, Registry
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Event, Membership, MemoryUsed, Record
 from asyncsgd.records.locks import lock
-from asyncsgd.records.totals import Delays
 from asyncsgd.settings.choices import Choices, Named
 
 PROJECT = "asyncsgd"
 """Where a tracker keeps runs together, unless the user has named another place in the tracker's own way."""
-OPEN_SECONDS = 20.0
-FINISH_SECONDS = 10.0
-"""How long a run waits at its beginning, so that importing and opening trackers takes nothing from its training, and at
-its end for what they have not written yet."""
-FEWEST_ARRIVALS = 10
-POINTS_A_RUN = 200
-"""A point has at least so many arrivals, so that its percentiles say something, and this part of those so far, so that
-a run of any length has about as many points."""
 
 
 class Identity(NamedTuple):
@@ -97,6 +81,8 @@ def tensorboard(run: Identity) -> Opened:
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
+    from asyncsgd.records.events import DONE, FAILED
+
     began = time.time()
     folder = run.folder / "tensorboard"
     folder.mkdir(exist_ok=True)
@@ -136,6 +122,8 @@ def weights_and_biases(run: Identity) -> Opened:
     It is told nothing of the host, the user, the code or git, as the run folder does not hold them either."""
     import wandb
 
+    from asyncsgd.records.events import DONE
+
     # By default W&B waits without end, and keeps the process until then. These seconds are less than a run waits for a
     # tracker. What is not sent in them stays on the disk for ``wandb sync``.
     seconds = {"init_timeout": 15.0, "finish_timeout": 8.0, "finish_timeout_raises": True}
@@ -169,6 +157,8 @@ def mlflow(run: Identity) -> Opened:
     The step is the samples; the time of a point is the beginning plus the training clock."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
+
+    from asyncsgd.records.events import DONE, INTERRUPTED
 
     began = time.time()
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -229,7 +219,7 @@ def names_in(text: str | None) -> tuple[str, ...]:
     """
     names = [] if text is None else list(_parted(text))
     for name in names:
-        _opener(name)
+        opener(name)
     return tuple(dict.fromkeys(names))
 
 
@@ -248,7 +238,7 @@ def _parted(text: str) -> Iterator[str]:
     yield tracker
 
 
-def _opener(text: str) -> Callable[[Identity], Opened]:
+def opener(text: str) -> Callable[[Identity], Opened]:
     """What opens the tracker ``NAME[:key=value,...]``.
 
     Raises:
@@ -260,150 +250,9 @@ def _opener(text: str) -> Callable[[Identity], Opened]:
             f"--track must be one of {', '.join(NAMED)}, got {name!r}{nearest(name, NAMED)}; if it came with a "
             f"package, install that package"
         )
-    opener: Callable[[Identity], Opened] = NAMED[name]
     if name not in ALL:
         return CHOICES.read(text).open
     if colon:
         raise UsageError(f"tracker {name!r} takes no parameters; type --track {name}")
-    return opener
-
-
-class Tracking:
-    """Shows one run in trackers of `ALL`. Call it with each record; it never waits. Without names nothing happens.
-
-    A point of n arrivals holds their mean loss, weighted by loss terms, the percentiles of the delays of the gradients
-    that were applied, the mean norm of the directions of the steps, and the samples per second. n is 10 at first, and
-    one in 200 of all arrivals later. An evaluation is a point of its own, and so is the memory of the workers, in GiB.
-    """
-
-    def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
-        self._names = names
-        self._run = run
-        self._threads: list[_Thread] = []
-        self._num_points = self._num_arrivals = 0
-        self._arrivals: list[Event] = []
-        """Since the last point, as are the delays."""
-        self._delays = Delays()
-        self._before = (0.0, 0)
-
-    def start(self, tell: Callable[[str], None], settings_yaml: str | None = None) -> None:
-        """Open the trackers, for at most `OPEN_SECONDS`; they are shown `settings_yaml`, or the run's settings.yaml.
-
-        `tell` says a line to the user; other threads call it too."""
-        if self._run is None or not self._names:
-            return
-        import yaml
-
-        settings = yaml.safe_load(settings_yaml or (self._run.folder / "settings.yaml").read_text("utf-8")).items()
-        plain = {key: value if isinstance(value, int | float | str | None) else str(value) for key, value in settings}
-        self._threads = [_Thread(name, self._run._replace(settings=plain), tell) for name in self._names]
-        deadline = time.monotonic() + OPEN_SECONDS
-        for thread in self._threads:
-            thread.opened.wait(max(0.0, deadline - time.monotonic()))
-
-    def __call__(self, record: Record) -> None:
-        if not self._threads:
-            return
-        if isinstance(record, Event | Membership):
-            self._delays.update(delay for _, delay in record.uses)
-        if isinstance(record, Event):
-            self._num_arrivals += 1
-            self._arrivals.append(record)
-            if len(self._arrivals) >= max(FEWEST_ARRIVALS, self._num_arrivals // POINTS_A_RUN):
-                self._show_arrivals()
-        elif isinstance(record, Evaluation):
-            self._show_arrivals()
-            metrics = {f"eval/{name}": value for name, value in record.metrics.items() if value is not None}
-            self._show(record, {"eval/loss": record.loss, **metrics})
-        elif isinstance(record, MemoryUsed) and record.workers:
-            values = {f"memory/worker{worker}_gib": resident / 2**30 for worker, resident, _ in record.workers}
-            values |= {f"memory/worker{worker}_gpu_gib": cuda / 2**30 for worker, _, cuda in record.workers if cuda}
-            self._show(record, values)
-
-    def _show_arrivals(self) -> None:
-        if not self._arrivals:
-            return
-        last = self._arrivals[-1]
-        weight = sum(event.weight for event in self._arrivals)
-        norms = [event.gradient_norm for event in self._arrivals if event.gradient_norm is not None]
-        (seconds_before, samples_before), self._before = self._before, (last.train_seconds, last.total_samples)
-        seconds = last.train_seconds - seconds_before
-        samples = last.total_samples - samples_before
-        values = {
-            "train/loss": sum(event.weight * event.loss for event in self._arrivals) / weight if weight else None,
-            "train/learning_rate": last.learning_rate,
-            "train/gradient_norm": statistics.fmean(norms) if norms else None,
-            "train/samples_per_second": samples / seconds if seconds > 0 else None,
-            **{f"delay/{name}": value for name, value in self._delays.summary().items() if name != "mean"},
-        }
-        self._arrivals = []
-        self._delays = Delays()
-        self._show(last, values)
-
-    def _show(self, record: Event | Evaluation | MemoryUsed, values: Mapping[str, float | None]) -> None:
-        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-        finite["train_seconds"] = record.train_seconds
-        self._num_points += 1
-        for thread in self._threads:
-            thread.waiting.put(Point(record.total_samples, record.train_seconds, finite))
-
-    def finish(self, status: str) -> dict[str, Any]:
-        """End all trackers, in at most `FINISH_SECONDS`, with the run's status. Return, for the summary, the number of
-        points, of those that a tracker has not taken, and its first failure or None; empty without trackers."""
-        self._show_arrivals()
-        threads = self._threads
-        self._threads = []
-        deadline = time.monotonic() + FINISH_SECONDS
-        for thread in threads:
-            thread.waiting.put(status)
-        with contextlib.suppress(KeyboardInterrupt):  # the user has waited long enough; the summary has to be written
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        said = {}
-        for thread in threads:
-            if thread.is_alive():
-                thread.fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
-            dropped = self._num_points - thread.num_taken
-            said[thread.tracker] = {"points": self._num_points, "dropped": dropped, "failure": thread.failure}
-        return {"tracking": said} if said else {}
-
-
-class _Thread(threading.Thread):
-    """Shows points in one tracker. A daemon: a tracker that hangs keeps neither the process nor another tracker."""
-
-    def __init__(self, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
-        super().__init__(name=f"tracker {tracker}", daemon=True)
-        self.tracker = tracker
-        self._run = run
-        self._tell = tell
-        self.num_taken = 0
-        self.failure: str | None = None
-        self.opened = threading.Event()
-        self.waiting: queue.SimpleQueue[Point | str] = queue.SimpleQueue()
-        """Points, and the run's status at their end."""
-        self.start()
-
-    def run(self) -> None:
-        try:
-            try:
-                log, close = _opener(self.tracker)(self._run)
-            finally:
-                self.opened.set()
-            while isinstance(point := self.waiting.get(), Point):
-                try:
-                    log(point)
-                    self.num_taken += 1
-                except Exception as error:
-                    self.fail(f"{type(error).__name__}: {error}")
-            close(point)
-        except ModuleNotFoundError as error:
-            hint = f"; type python -m pip install -e '.[{self.tracker}]'" if self.tracker in ALL else ""
-            self.fail(f"{error}{hint}")
-        except Exception as error:
-            self.fail(f"{type(error).__name__}: {error}")
-
-    def fail(self, why: str) -> None:
-        """Say the first failure, and no other."""
-        if self.failure is None:
-            self.failure = " ".join(why.split())[:200]
-            self._tell(f"note   tracker {self.tracker}: {self.failure}; the run goes on")
+    own: Callable[[Identity], Opened] = NAMED[name]
+    return own

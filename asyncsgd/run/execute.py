@@ -49,7 +49,7 @@ from asyncsgd.errors import RunError
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import FAILED, INTERRUPTED
 from asyncsgd.records.machine import MachineWatch
-from asyncsgd.records.trackers import Tracking
+from asyncsgd.records.tracking import Tracking
 from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.contract import PeerRule, Rule
 from asyncsgd.run import runtimes

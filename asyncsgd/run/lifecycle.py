@@ -32,7 +32,7 @@ from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Re
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import MachineWatch, describe_environment
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.records.trackers import Tracking
+from asyncsgd.records.tracking import Tracking
 from asyncsgd.run import runtimes
 from asyncsgd.run.callbacks import Callback, Callbacks
 from asyncsgd.run.dry_run import check_state

@@ -22,7 +22,7 @@ from typing import Any
 from asyncsgd.core.optimizers import OPTIMIZERS, BuildOptimizer
 from asyncsgd.core.schedules import SHAPES, Shape, name_of_shape
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import say
+from asyncsgd.records.best_effort import say
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.contract import Rule
 from asyncsgd.run.run import Run, run_of

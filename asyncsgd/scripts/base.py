@@ -7,12 +7,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import util
 from typing import NamedTuple
 
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.console import best_effort
+from asyncsgd.records.best_effort import best_effort
 
 
 class Typed(NamedTuple):
@@ -86,6 +85,8 @@ def run_script(
             print("interrupted" + "; the same command goes on from here" * goes_on, file=sys.stderr)
             return 130
     if ends_with_process and os.environ.get("WORLD_SIZE", "1") != "1":
+        from multiprocessing import util
+
         sys.stdout.flush()
         sys.stderr.flush()
         shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # of the fork server's socket: exits would remove it

@@ -11,19 +11,15 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
-from asyncsgd.backends.launch import Launch, fork_server
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import say
-from asyncsgd.records.machine import available_cores
-from asyncsgd.records.trackers import Identity, Tracking, names_in
-from asyncsgd.run.choose_folder import open_run_folder
 from asyncsgd.scripts.base import Typed, go_offline
 from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks import class_named
 
 if TYPE_CHECKING:
+    from asyncsgd.backends.launch import Launch
     from asyncsgd.run.run import Run
     from asyncsgd.tasks.base import Task
 
@@ -57,6 +53,8 @@ class TaskScript:
             # Of a file it may be the default that a synchronous run has written down.
             mode = settings.job.mode
             raise UsageError(f"--rule {rules[-1]} is for --mode async, got --mode {mode}; drop one of them")
+        from asyncsgd.backends.launch import fork_server
+        from asyncsgd.records.best_effort import say
         from asyncsgd.run.runtimes import kind_of
 
         kind = kind_of(settings.job.mode, settings.job.clock)
@@ -85,6 +83,9 @@ class TaskScript:
 
             find_batch_size(asked, context or fork_server(model, *self.kind.preload), say)
             return 0
+        from asyncsgd.records.trackers import Identity, names_in
+        from asyncsgd.records.tracking import Tracking
+        from asyncsgd.run.choose_folder import open_run_folder
         from asyncsgd.run.lifecycle import lead
 
         folder = open_run_folder(asked, f"{typed.line} {' '.join(argv)}")
@@ -129,6 +130,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     Raises:
         UsageError: if the launcher started what the mode has no use for.
     """
+    from asyncsgd.backends.launch import Launch
     from asyncsgd.run.runtimes import kind_of
 
     settings = parsed.settings
@@ -146,6 +148,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
 
 def announce(settings: Any) -> None:
     """The first line, before anything heavy is imported."""
+    from asyncsgd.records.machine import available_cores
     from asyncsgd.run.runtimes import Virtual, kind_of
 
     job = settings.job

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.scripts.base import Typed
-from asyncsgd.scripts.task import TaskScript
 from asyncsgd.tasks import NAMED, class_named
 
 
@@ -15,6 +14,8 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
         tasks = f"{', '.join(NAMED)}, or MODULE:CLASS for your own"
         print(f"usage: {typed.prog} TASK [--FLAG VALUE ...]\n\ntasks: {tasks}")
         return 2 if not name else 0
+    from asyncsgd.scripts.task import TaskScript
+
     kind = class_named(name)
     return TaskScript(kind, kind.name, typed=typed.with_word(name)).run(flags, stop)
 

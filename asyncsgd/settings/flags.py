@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import sys
@@ -25,8 +24,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.records.events import EVENTS
-from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings import kinds
 from asyncsgd.settings.choices import Choices
 from asyncsgd.settings.numbers import number, out_of_bounds, shortened, whole_number
@@ -232,6 +229,8 @@ class Parser(argparse.ArgumentParser):
 
 def _path_of_run(text: str) -> str:
     """The path of the run that is the last one, or that alone begins so; of what is no run, `text`."""
+    from asyncsgd.records.run_folder import find_run
+
     path = Path(text)
     if text == "last" or (path.parent != Path() and not path.exists()):
         with contextlib.suppress(UsageError):
@@ -384,6 +383,8 @@ class Flags:
         Raises:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
         """
+        from asyncsgd.records.events import EVENTS
+
         try:
             loaded = read_yaml(config_file(path).read_text(encoding="utf-8"), str(path)) or {}
         except OSError as error:
@@ -426,6 +427,8 @@ class Flags:
         Args:
             values: settings by name, without those that say where the run is kept.
         """
+        import hashlib
+
         chosen = {}
         for name, default in self.flatten(self._class()).items():
             if name not in values:

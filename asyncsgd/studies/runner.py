@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd.backends.launch import Launch, end_with_parent
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import best_effort
+from asyncsgd.records.best_effort import best_effort
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.records.trackers import Identity, Tracking, names_in
+from asyncsgd.records.trackers import Identity, names_in
+from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summary, set_aside
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import words_of
