@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from asyncsgd.backends.launch import Launch, fork_server
+from asyncsgd.backends.token import check_hosts
 from asyncsgd.core.optimizers import AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.core.schedules import Shape, check_shape
 from asyncsgd.errors import RunError, UsageError
@@ -38,6 +39,7 @@ from asyncsgd.run.callbacks import Callback, check_callbacks
 from asyncsgd.run.choose_folder import open_named_folder
 from asyncsgd.run.execute import follow
 from asyncsgd.run.lifecycle import carry_out
+from asyncsgd.run.other_host import follow_leader
 from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
 from asyncsgd.run.run import Run, cache_folder, implied_rule, run_of, steps_of
@@ -317,10 +319,11 @@ def start(
     runtime = run.runtime
     recipe = run.recipe
     trackers = names_in(run.output.track)
-    launch = _launch(runtime)
+    launch = _launch(runtime, run.output)
     if not launch.is_needed(has_server=runtime.has_server):
         raise SystemExit(0)
-    if not launch.leads:
+    leads_host = launch.leads_host and runtime.has_server
+    if not launch.leads and not leads_host:
         follow(run)
     starts_workers = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
@@ -335,6 +338,8 @@ def start(
         context = None
         if starts_workers:
             context = fork_server(None, *runtime.preload, *task.preload)
+        if leads_host and context is not None:
+            follow_leader(run, launch, context)
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
@@ -505,10 +510,11 @@ def _saved_model(folder: Path, task: Task | type[Task] | None, best: bool) -> nn
     return model
 
 
-def _launch(runtime: runtimes.Runtime) -> Launch:
+def _launch(runtime: runtimes.Runtime, output: Output) -> Launch:
     """This process's rank if torchrun made several, otherwise a launch of this process alone."""
     launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)
     runtime.check_launch(launch.rank, launch.several_hosts)
+    check_hosts(output, launch, has_server=runtime.has_server)
     return launch
 
 

@@ -69,7 +69,8 @@ def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type
     ("mode", "environment", "said"),
     [
         ("single", {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type python, not torchrun"),
-        ("async", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type --mode sync"),
+        ("async", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "need a token, by which hosts know"),
+        ("hogwild", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type --mode async or --mode sync"),
     ],
 )
 def test_a_mode_that_cannot_use_torchruns_ranks_says_so(mode, environment, said, monkeypatch):

@@ -58,18 +58,19 @@ class Launch:
     """How the script was started.
 
     >>> Launch.read({}, 4, nproc_given=True)
-    Launch(num_workers=4, rank=None, several_hosts=False)
+    Launch(num_workers=4, rank=None, local_rank=0, ranks_here=0)
     >>> second = Launch.read({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, nproc_given=False)
-    >>> second
-    Launch(num_workers=2, rank=1, several_hosts=False)
-    >>> second.leads, second.is_needed(has_server=True), second.is_needed(has_server=False)
-    (False, False, True)
+    >>> second.several_hosts, second.leads, second.is_needed(has_server=True), second.is_needed(has_server=False)
+    (False, False, False, True)
     """
 
     num_workers: int
     rank: int | None
     """This process's rank among torchrun's, or None where this script starts its workers itself."""
-    several_hosts: bool
+    local_rank: int = 0
+    """Its number among the ranks of its host."""
+    ranks_here: int = 0
+    """Ranks of its host; 0 where torchrun has made none."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str], nproc: int, *, nproc_given: bool) -> Launch:
@@ -83,9 +84,10 @@ class Launch:
         try:
             world_size = int(environment.get("WORLD_SIZE", "1"))
             if world_size == 1:
-                return cls(nproc, None, False)
+                return cls(nproc, None)
             rank = int(environment["RANK"])
-            local = int(environment.get("LOCAL_WORLD_SIZE", world_size))
+            ranks_here = int(environment.get("LOCAL_WORLD_SIZE", world_size))
+            local_rank = int(environment.get("LOCAL_RANK", rank % ranks_here))
         except (KeyError, ValueError) as error:
             raise UsageError(
                 f"WORLD_SIZE is {environment['WORLD_SIZE']!r} and RANK is {environment.get('RANK')!r}; a launcher sets "
@@ -97,17 +99,26 @@ class Launch:
                 f"the launcher started {world_size} processes but --nproc is {nproc}; drop --nproc, or type "
                 f"torchrun --nproc-per-node {nproc}"
             )
-        return cls(world_size, rank, local != world_size)
+        return cls(world_size, rank, local_rank, ranks_here)
 
     @property
     def leads(self) -> bool:
         """Whether this process prepares the run, keeps the record and speaks to the user."""
         return self.rank in (None, 0)
 
+    @property
+    def several_hosts(self) -> bool:
+        return self.rank is not None and self.ranks_here != self.num_workers
+
+    @property
+    def leads_host(self) -> bool:
+        """Whether this process starts the workers of its host, which is not that of rank 0."""
+        return self.several_hosts and not self.leads and self.local_rank == 0
+
     def is_needed(self, *, has_server: bool) -> bool:
-        """Whether this process has a part in the run. Where there is a server, rank 0 starts the workers itself, since
-        torchrun ends all ranks when one of them dies; so its other ranks end at once."""
-        return self.leads or not has_server
+        """Whether this process has a part in the run. Where there is a server, the first rank of each host starts the
+        workers itself, since torchrun ends all ranks when one of them dies; so the other ranks end at once."""
+        return self.leads or self.leads_host or not has_server
 
     def starts_workers(self, *, has_server: bool) -> bool:
         """Whether the leader starts the other processes of the run; else torchrun has made them."""

@@ -1,34 +1,26 @@
-"""What a server and a worker say to each other, and the two ways it travels: a pipe, or a gloo group of two.
+"""What a server and a worker say to each other, and the pipe through which it travels.
 
 Messages are JSON of known tuples; what is received is never unpickled, and whoever sends anything else is lost. A
-worker inherits its end of a pipe, which nobody else has. Where vectors travel too, it meets the server through a file
-in a folder that only this user can enter, and gloo listens on loopback.
+worker inherits its end of a pipe, which nobody else has. Where vectors travel too, the two are the ends of a pair; see
+`asyncsgd.backends.pair`.
 
 A worker obeys: it receives a command, carries it out, answers, and receives the next. So it never waits for another
 worker. It has at most one gradient, one `Wake` and the shards of one evaluation unanswered, for which every pipe has
 room: a worker that stands still blocks nobody.
 
-Vectors lie in a segment, or travel through the group of two in front of what they belong to."""
+Vectors lie in a segment, or travel through the pair in front of what they belong to."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime
 import json
-import multiprocessing
-import struct
-import threading
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
-import torch
-import torch.distributed as dist
 from msgspec import Struct
-from torch import Tensor
 
 from asyncsgd.backends.segment import Segment
 from asyncsgd.records.events import Gradient, Range, Taken
@@ -109,13 +101,47 @@ class Holding(Told):
 
 
 class GradientFollows(Told):
-    """A gradient comes through the group of two, before its `Computed`."""
+    """A gradient comes through the pair, before its `Computed`."""
 
 
 class Refused(Told):
-    """The model cannot be trained so, whoever computes; the worker ends."""
+    """The model cannot be trained so, whoever computes; the worker ends. Of a host: it cannot take part."""
 
     reason: str
+
+
+class Hello(Told):
+    """The first that another host says."""
+
+    host: str
+    """Its name."""
+    first: int
+    number: int
+    """Its workers: the number of the first, and how many."""
+    versions: dict[str, str]
+    """Of the packages that must be equal on all hosts."""
+    hardware: dict[str, Any]
+    """See `asyncsgd.worker.profile.hardware`."""
+
+
+class Begin(Told):
+    """What rank 0 has prepared. A host compares it with what it has, and answers with `Prepared` or `Refused`."""
+
+    settings: dict[str, Any]
+    """Of the run, by name."""
+    began_from: dict[str, Any]
+    """Fingerprints of its data and initial parameters."""
+    micro_batches: int
+    moving: tuple[str, ...] | None
+    """See `asyncsgd.run.run.Run`."""
+
+
+class Prepared(Told):
+    """A host has the data and the model of the run, and starts its workers."""
+
+
+class Alive(Told):
+    """A sign of life."""
 
 
 Message = (
@@ -131,6 +157,10 @@ Message = (
     | Holding
     | GradientFollows
     | Refused
+    | Hello
+    | Begin
+    | Prepared
+    | Alive
 )
 
 
@@ -156,6 +186,9 @@ class Link:
     >>> here.send(Evaluate(0, 2)), there.receive()
     (None, Evaluate(shard=0, num_shards=2))
     """
+
+    ended = "its process ended"
+    """Why `Gone` is raised."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -188,6 +221,10 @@ class Link:
             self._read()
         return True
 
+    def is_readable(self) -> bool:
+        """Whether `receive` would return, or raise, at once."""
+        return bool(self._ahead) or self._connection.poll(0)
+
     def check(self) -> None:
         """Raise `Gone` if nobody is there."""
         while self._connection.poll(0):
@@ -203,130 +240,15 @@ class Link:
         try:
             self._connection.send_bytes(payload)
         except OSError as error:
-            raise Gone("its process ended") from error
+            raise Gone(self.ended) from error
 
     def _read(self) -> None:
         try:
             self._ahead.append(decode(self._connection.recv_bytes()))
         except (OSError, EOFError) as error:
-            raise Gone("its process ended") from error
+            raise Gone(self.ended) from error
         except (ValueError, RecursionError) as error:
             raise Gone(f"it sent what no worker sends: {error}") from error
-
-
-HOST = "127.0.0.1"
-_MEETING = datetime.timedelta(minutes=30)
-"""Longest wait for the other side to come up."""
-_SILENCE = datetime.timedelta(days=30)
-"""Of a living peer, which may be stopped. A dead one is noticed at once."""
-_SERVER = 0
-_WORKER = 1
-_MESSAGES = 0
-_VECTORS = 1
-"""Tags."""
-_FRAME = 1024
-_LENGTH = struct.Struct("!I")
-
-
-class Pair(Link):
-    """One end of a gloo group of two, through which vectors travel too.
-
-    A gloo receive cannot be polled, so a thread hands on what comes to a pipe. There is a group per worker, because a
-    gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
-
-    Args:
-        folder: where the two meet.
-        worker: whose link it is.
-        slot: at the server, where the worker's vectors are received, `(P,)`, and behind it what its gradients make of
-            running statistics, where a model has some; empty: it is the worker's end.
-    """
-
-    def __init__(self, folder: str, worker: int, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
-        ours, self._handed_on = multiprocessing.Pipe(duplex=False)
-        super().__init__(ours)
-        self._slot = slot
-        self._rank, self._peer = (_SERVER, _WORKER) if serves else (_WORKER, _SERVER)
-        self._group: Any = None
-        self._lock = threading.Lock()
-        self._early: list[bytes] = []  # messages for a peer that is not there yet
-        self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=1024)
-        """What gloo may still be sending; it forgets what nobody holds."""
-        threading.Thread(target=self._run, args=(folder, worker), daemon=True, name=f"worker{worker}").start()
-
-    def send_vector(self, vector: Tensor) -> None:
-        """Send a vector, which must not change before the other end answers; returns at once."""
-        self._post(vector, _VECTORS)
-
-    def receive_vector(self, vector: Tensor) -> None:
-        """Wait for the next vector. Raises `Gone`."""
-        try:
-            self._group.recv([vector], self._peer, _VECTORS).wait()
-        except RuntimeError as error:  # what gloo raises, whatever the reason
-            raise Gone("its process ended") from error
-
-    def flush(self) -> None:
-        """Wait until all is sent that was."""
-        try:
-            while self._posted:
-                self._posted.popleft()[0].wait()
-        except RuntimeError as error:
-            raise Gone("its process ended") from error
-
-    def _put(self, payload: bytes) -> None:
-        with self._lock:
-            if self._group is None:
-                self._early.append(payload)
-            else:
-                self._post_bytes(payload)
-
-    def _post(self, tensor: Tensor, tag: int) -> None:
-        try:
-            self._posted.append((self._group.send([tensor], self._peer, tag), tensor))
-        except RuntimeError as error:
-            raise Gone("its process ended") from error
-
-    def _post_bytes(self, payload: bytes) -> None:
-        """Behind their length, in as many frames of one size as it takes."""
-        content = _LENGTH.pack(len(payload)) + payload
-        for begin in range(0, len(content), _FRAME):
-            frame = bytearray(content[begin : begin + _FRAME].ljust(_FRAME, b"\0"))
-            self._post(torch.frombuffer(frame, dtype=torch.uint8), _MESSAGES)
-
-    def _run(self, folder: str, worker: int) -> None:
-        """Connect, then hand on message after message until either is gone."""
-        try:
-            group = self._connected(folder, worker)
-            with self._lock:
-                self._group = group
-                for payload in self._early:
-                    self._post_bytes(payload)
-            while True:
-                payload = self._receive_bytes()
-                if self._slot and payload == encode(GradientFollows()):
-                    for vector in self._slot:
-                        self.receive_vector(vector)
-                else:
-                    self._handed_on.send_bytes(payload)
-        except (RuntimeError, OSError, EOFError):
-            self._handed_on.close()
-
-    def _connected(self, folder: str, worker: int) -> Any:
-        store = dist.FileStore(f"{folder}/store")
-        store.set_timeout(_MEETING)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in the stub
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
-        options._timeout = _SILENCE
-        return dist.ProcessGroupGloo(dist.PrefixStore(f"worker{worker}", store), self._rank, 2, options)
-
-    def _receive_bytes(self) -> bytes:
-        content = b""
-        length = 0
-        while len(content) < _LENGTH.size + length:
-            frame = torch.empty(_FRAME, dtype=torch.uint8)
-            self._group.recv([frame], self._peer, _MESSAGES).wait()
-            content += frame.numpy().tobytes()
-            (length,) = _LENGTH.unpack_from(content)
-        return content[_LENGTH.size : _LENGTH.size + length]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,19 +259,5 @@ class Inherited:
     segment: Segment
 
     def join(self, worker: int) -> tuple[Link, Segment | None]:
+        """The worker's end, and the segment that it shares with the server."""
         return Link(self.connection), self.segment
-
-
-@dataclasses.dataclass(frozen=True)
-class Meeting:
-    """Where a child meets its server if vectors travel too. The folder is its parent's word, who may have set another
-    folder for temporary files since children are forked; can be pickled for a child alone."""
-
-    folder: str
-
-    def join(self, worker: int) -> tuple[Link, Segment | None]:
-        return Pair(self.folder, worker, serves=False), None
-
-
-Way = Inherited | Meeting
-"""How a worker comes to its link."""

@@ -36,7 +36,6 @@ from asyncsgd.backends.link import (
     Holding,
     Link,
     Message,
-    Pair,
     Proceed,
     Ready,
     Refused,
@@ -44,6 +43,7 @@ from asyncsgd.backends.link import (
     Stop,
     Wake,
 )
+from asyncsgd.backends.pair import Pair
 from asyncsgd.backends.segment import FROZEN, SAMPLES, Segment
 from asyncsgd.core.limits import POLL_SECONDS, Interrupted, TrainingClock
 from asyncsgd.core.protocol import Arrived, Happened, Left, Measured, Nobody, Work

@@ -20,14 +20,13 @@ from asyncsgd.backends.link import (
     Gone,
     GradientFollows,
     Holding,
-    Pair,
     Proceed,
     Ready,
     Refused,
     ShardEvaluated,
     Stop,
-    Way,
 )
+from asyncsgd.backends.pair import Pair, Way
 from asyncsgd.backends.process_setup import Straggling, fail, set_up_process
 from asyncsgd.backends.segment import FROZEN, SAMPLES
 from asyncsgd.core.batches import indices_of

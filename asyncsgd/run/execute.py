@@ -19,8 +19,10 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import ChildProcesses, World, end_with_launcher
-from asyncsgd.backends.link import Inherited, Link, Meeting, Pair, Way
+from asyncsgd.backends.link import Inherited, Link
+from asyncsgd.backends.pair import Meeting, Pair, Way
 from asyncsgd.backends.processes import Dead, Workers
 from asyncsgd.backends.rank_main import in_step, serve_rank
 from asyncsgd.backends.ranks import (
@@ -81,6 +83,8 @@ class Live:
     tracking: Tracking
     machine: MachineWatch
     callbacks: Callbacks | None = None
+    hosts: Hosts | None = None
+    """The others, of an asynchronous run on several."""
 
     @property
     def resume(self) -> Found | None:
@@ -248,11 +252,12 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
     at_zero = (live.profile, not live.record.quiet)
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        folder = ""
+        meeting = Meeting()
         if not shares:
-            folder = closing.enter_context(_private_folder())
+            meeting = Meeting(closing.enter_context(_private_folder()))
         processes = closing.enter_context(ChildProcesses(live.context))
-        for worker in range(live.num_workers):
+        here = range(live.num_workers) if live.hosts is None else live.hosts.workers_here
+        for worker in here:
             pipe = None
             if shares:
                 ours, pipe = live.context.Pipe()
@@ -262,13 +267,15 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
                 slot = [segment.slots[worker]]
                 if len(segment.statistics):
                     slot.append(segment.moved[worker])
-                links[worker] = Pair(folder, worker, serves=True, slot=slot)
-                way = Meeting(folder)
+                links[worker] = Pair(meeting, f"worker{worker}", serves=True, slot=slot)
+                way = meeting
             more = () if worker else at_zero
             processes.start(worker, serve, live.run.at(worker), way, worker, *more)
             live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
+        if live.hosts is not None:
+            links |= live.hosts.pairs(segment, live.num_workers)
         result = _serve(live, links, segment, optimizer, processes.how_it_ended)
         if result.status == INTERRUPTED:
             processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not

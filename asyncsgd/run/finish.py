@@ -30,6 +30,8 @@ from asyncsgd.worker.profile import flops_per_sample, peak_bytes, peak_flops
 RATES = ("tokens_per_second", "model_flops_per_sample", "peak_flops_per_second", "model_flops_utilisation")
 SHORTEST_SECONDS = 1.0
 """Of training. The rates of a shorter run say how it began."""
+SAMPLE_ORDER = "order of samples"
+"""What its number is called among the things that a run began from."""
 BATCHES = 8
 """Samples have different lengths, so tokens and operations are means over so many batches."""
 AT_ONCE = Result(INTERRUPTED, "interrupted by the user, at once: only the records are saved", has_parameters=False)
@@ -58,6 +60,23 @@ def began_with(run: Run, flat: FlatModel) -> dict[str, Any]:
     facts["initial_model_sha256"] = sha256
     facts["normalises_over_batch"] = normalising_over_batch(flat.model) is not None
     return facts
+
+
+def began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run that goes on, and another host that takes part, must find as it was.
+
+    Args:
+        run: prepared.
+        facts: of `began_with`.
+    """
+    began = {"data": facts["data_fingerprint"], "initial parameters": facts["initial_model_sha256"]}
+    for one in facts.get("evaluation_sets", ())[1:]:
+        began[f"texts of {one['name']}"] = one["fingerprint"]
+    if "candidates_sha256" in facts:
+        began["candidates"] = facts["candidates_sha256"]
+    if run.task.sample_order is not None:
+        began[SAMPLE_ORDER] = run.task.sample_order
+    return began
 
 
 def model_at(best: Best) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from typing import Any
 import msgspec
 import torch
 
+from asyncsgd.backends.hosts import Host, Hosts
 from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
+from asyncsgd.backends.token import token_of
 from asyncsgd.core.checkpoints import Found, Policy, Saver
 from asyncsgd.core.flat import FlatModel
 from asyncsgd.core.limits import Result
@@ -37,8 +39,17 @@ from asyncsgd.run import runtimes
 from asyncsgd.run.callbacks import Callback, Callbacks
 from asyncsgd.run.dry_run import check_state
 from asyncsgd.run.execute import Live, execute
-from asyncsgd.run.finish import AT_ONCE, began_with, finish, note_interrupted, write_last
+from asyncsgd.run.finish import (
+    AT_ONCE,
+    SAMPLE_ORDER,
+    began_from,
+    began_with,
+    finish,
+    note_interrupted,
+    write_last,
+)
 from asyncsgd.run.memory import find_micro_batches
+from asyncsgd.run.other_host import begin_of
 from asyncsgd.run.run import Run, device_of_worker
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.tasks import is_built_in
@@ -50,8 +61,6 @@ from asyncsgd.worker.worker import check_compiler, checkpoint_activations
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
-SAMPLE_ORDER = "order of samples"
-"""What its number is called among the things that a run began from."""
 _LAST_SECONDS = 20.0
 """For the summary of a run whose main thread stands still, and for a checkpoint that is being written."""
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
@@ -133,7 +142,12 @@ def carry_out(
             end_with_launcher(leads=True)
             starts_workers = launch.starts_workers(has_server=run.runtime.has_server)
             board = None if starts_workers else World.of_torchrun()
-            opened = _open(run, launch, board, folder, context, listening, quiet, receivers, callbacks, shown)
+            hosts = None
+            if launch.several_hosts and run.runtime.has_server:
+                place = Host.of_torchrun(launch)
+                output = run.output
+                hosts = closing.enter_context(Hosts(place, token_of(output), output.interface, listening.check))
+            opened = _open(run, launch, board, hosts, folder, context, listening, quiet, receivers, callbacks, shown)
             listening.check()
             closing.enter_context(listening.during_a_run())
             live = opened
@@ -217,6 +231,7 @@ def _open(
     run: Run,
     launch: Launch,
     board: World | None,
+    hosts: Hosts | None,
     folder: RunFolder | None,
     context: ForkServerContext | None,
     stop: StopRequest,
@@ -265,16 +280,18 @@ def _open(
     policy = run.policy
     if resume is not None and policy == Policy():
         policy = resume.checkpoint.policy
-    environment = _environment(run, launch, board)
+    environment = _environment(run, launch, board, hosts)
     facts = began_with(run, flat)
+    began = began_from(run, facts)
     if folder is not None:
         if not type(run.rule).__module__.startswith("asyncsgd."):
             check_state(run.rule, run.rule.init(torch.zeros(1)))
-        began_from = _began_from(run, facts)
         if resume is not None:
-            _check_began_from(resume, began_from)
-        else:
-            folder.write_environment(environment)
+            _check_began_from(resume, began)
+    if hosts is not None:
+        hosts.begin(begin_of(run, facts), stop.check)
+    if folder is not None and resume is None:
+        folder.write_environment(environment)
     tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
     for line in lines:
         tell(line)
@@ -290,12 +307,12 @@ def _open(
     if parts != before:
         now = record.totals
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
-    saver = None if folder is None else Saver(folder, policy, record, began_from, tell)
+    saver = None if folder is None else Saver(folder, policy, record, began, tell)
     shown_to = Callbacks(run, callbacks) if callbacks else None
-    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine, shown_to)
+    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine, shown_to, hosts)
 
 
-def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any]:
+def _environment(run: Run, launch: Launch, board: World | None, hosts: Hosts | None) -> dict[str, Any]:
     """What a run is made with; on several hosts also the hardware of every rank."""
     here = hardware(run.device)
     described = describe_environment(run.runtime.threads, launch.num_workers)
@@ -307,19 +324,9 @@ def _environment(run: Run, launch: Launch, board: World | None) -> dict[str, Any
         except ValueError as error:
             raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
         described["hardware_of_ranks"] = by_ranks([here, *others])
+    if hosts is not None:
+        described["hardware_of_ranks"] = by_ranks(hosts.hardware_of_ranks(here))
     return described
-
-
-def _began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a resumed run must find as it was."""
-    began_from = {"data": facts["data_fingerprint"], "initial parameters": facts["initial_model_sha256"]}
-    for one in facts.get("evaluation_sets", ())[1:]:
-        began_from[f"texts of {one['name']}"] = one["fingerprint"]
-    if "candidates_sha256" in facts:
-        began_from["candidates"] = facts["candidates_sha256"]
-    if run.task.sample_order is not None:
-        began_from[SAMPLE_ORDER] = run.task.sample_order
-    return began_from
 
 
 def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:

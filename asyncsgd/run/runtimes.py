@@ -129,7 +129,9 @@ class Runtime:
                 f"--nproc-per-node out"
             )
         if several_hosts and not cls.several_hosts:
-            raise UsageError(f"{typed} runs on one host, and torchrun started ranks on several; type --mode sync")
+            raise UsageError(
+                f"{typed} runs on one host, and torchrun started ranks on several; type --mode async or --mode sync"
+            )
 
     @property
     def transport(self) -> str | None:
@@ -281,7 +283,8 @@ class Pipeline(Runtime):
 
 @dataclasses.dataclass(frozen=True)
 class Processes(Runtime):
-    """A parameter server in this process and `num_workers` worker processes on this host, under any rule.
+    """A parameter server in this process and `num_workers` worker processes, under any rule, on this host or on
+    several that torchrun has started ranks on.
 
     Args:
         num_workers: worker processes, beside the server.
@@ -293,6 +296,7 @@ class Processes(Runtime):
     mode: ClassVar[str] = "async"
     follows_rule: ClassVar[bool] = True
     has_server: ClassVar[bool] = True
+    several_hosts: ClassVar[bool] = True
 
     num_workers: int
     via: Literal["auto", "shared_memory", "process_group"] = "auto"

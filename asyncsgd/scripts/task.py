@@ -60,6 +60,13 @@ class TaskScript:
         kind = kind_of(settings.job.mode, settings.job.clock)
         if not launch.is_needed(has_server=kind.has_server):
             return 0
+        model = getattr(settings.task, "model_name", None)
+        if launch.leads_host and kind.has_server:
+            from asyncsgd.run.other_host import follow_leader
+
+            fork_server_here = fork_server(model, *kind.preload, *self.kind.preload)
+            go_offline_of(settings)
+            follow_leader(self.run_of(settings), launch, fork_server_here)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -68,14 +75,11 @@ class TaskScript:
             from asyncsgd.run.execute import follow
 
             follow(self.run_of(settings))
-        announce(settings)
-        model = getattr(settings.task, "model_name", None)
+        announce(settings, launch)
         context = None
         if not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
             context = fork_server(model, *kind.preload, *self.kind.preload)  # its imports and ours go on side by side
-        if model is not None:
-            names = (str(getattr(settings.task, field, None)) for field in ("data_name", "eval_data"))
-            go_offline((model, " ".join(names)))
+        go_offline_of(settings)
         asked = self.run_of(settings)
         stop.check()
         if settings.output.find_batch_size:
@@ -124,6 +128,14 @@ def told_names(argv: list[str], flags: Flags) -> bool:
     return True
 
 
+def go_offline_of(settings: Any) -> None:
+    """`go_offline` for the names of a task on a transformer."""
+    model = getattr(settings.task, "model_name", None)
+    if model is not None:
+        names = (str(getattr(settings.task, field, None)) for field in ("data_name", "eval_data"))
+        go_offline((model, " ".join(names)))
+
+
 def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     """The settings with the launcher's number of workers in them, which may decide the mode.
 
@@ -131,6 +143,7 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
         UsageError: if the launcher started what the mode has no use for.
     """
     from asyncsgd.backends.launch import Launch
+    from asyncsgd.backends.token import check_hosts
     from asyncsgd.run.runtimes import kind_of
 
     settings = parsed.settings
@@ -140,13 +153,15 @@ def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     if job.mode != settings.job.mode:
         flags.validate(dataclasses.replace(settings, job=job))
     settings = dataclasses.replace(settings, job=job)
-    kind_of(settings.job.mode, settings.job.clock).check_launch(launch.rank, launch.several_hosts)
+    kind = kind_of(settings.job.mode, settings.job.clock)
+    kind.check_launch(launch.rank, launch.several_hosts)
+    check_hosts(settings.output, launch, has_server=kind.has_server)
     if settings.output.find_batch_size and launch.rank is not None:
         raise UsageError("--find-batch-size starts the processes that it needs; type python, not torchrun")
     return settings, launch
 
 
-def announce(settings: Any) -> None:
+def announce(settings: Any, launch: Launch) -> None:
     """The first line, before anything heavy is imported."""
     from asyncsgd.records.machine import available_cores
     from asyncsgd.run.runtimes import Virtual, kind_of
@@ -154,7 +169,8 @@ def announce(settings: Any) -> None:
     job = settings.job
     cores = available_cores()
     kind = kind_of(job.mode, job.clock)
-    busy = job.nproc * settings.machine.threads
+    here = launch.ranks_here if launch.several_hosts else job.nproc
+    busy = here * settings.machine.threads
     if kind is Virtual:
         clock = f"seconds are drawn from {job.speeds or 'constant:1'}, not measured"
         told = f"{job.nproc} virtual workers in one process; {clock}"
@@ -164,6 +180,8 @@ def announce(settings: Any) -> None:
         )
         told = f"mode {job.mode}  {workers} with {threads} each{' and a server' * kind.has_server} on {cores} core"
         told += "s" * (cores > 1)
+        if launch.several_hosts:
+            told += f" of this host, which has {here} of the workers"
         if busy > cores:
             told += f", oversubscribed {busy / cores:.1f}x: not a measurement of speed"
     print(f"asyncsgd {__version__}  {told}", flush=True)

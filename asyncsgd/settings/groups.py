@@ -272,7 +272,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where the run is written and prepared data are kept; nothing here changes a result."""
+    """Where the run is written and prepared data are kept, and how hosts meet; nothing here changes a result."""
 
     runs_dir: str = setting("runs", "folder in which the run gets a folder of its own")
     run_dir: str | None = setting(
@@ -305,6 +305,13 @@ class Output:
         None, "where else to show the run; several with commas", unset="nowhere else", named=TRACKERS
     )
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
+    token_file: str | None = setting(
+        None, "file with the token that all hosts have; several hosts only", unset="the variable ASYNCSGD_TOKEN"
+    )
+    trust_network: bool = setting(False, "do without a token, on a network of your own; several hosts only")
+    interface: str | None = setting(
+        None, "network interface to the other hosts; several hosts only", unset="that of the way to each host"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +373,7 @@ IDLE_BESIDE: Mapping[str, tuple[str, ...]] = {
     "clock": ("transport",),
     "run_dir": ("runs_dir",),
     "resume": ("run_dir", "overwrite"),
+    "trust_network": ("token_file",),
     "find_batch_size": ("resume", "run_dir", "overwrite", "profile", "track", "checkpoint_every", "checkpoint_seconds"),
 }
 """A setting, and those that do nothing where it is given."""

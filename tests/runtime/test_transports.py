@@ -5,21 +5,24 @@ Workers are threads of this process on a real worker's end."""
 import atexit
 import contextlib
 import functools
+import hmac
 import multiprocessing
 import os
 import pickle
 import shutil
+import struct
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tasks import Classes
+from tasks import Classes, Plane
 
 from asyncsgd.backends.link import (
     Computed,
@@ -28,8 +31,6 @@ from asyncsgd.backends.link import (
     GradientFollows,
     Inherited,
     Link,
-    Meeting,
-    Pair,
     Ready,
     ShardEvaluated,
     Stop,
@@ -37,19 +38,29 @@ from asyncsgd.backends.link import (
     decode,
     encode,
 )
+from asyncsgd.backends.pair import Greeting, Meeting, Pair, address_of_interface, address_towards
 from asyncsgd.backends.processes import Workers
+from asyncsgd.backends.seal import Forged, Seal, available, derive_key, seals
 from asyncsgd.backends.segment import Segment
+from asyncsgd.backends.token import token_of
 from asyncsgd.core.batches import BatchStream
 from asyncsgd.core.limits import Limits, TrainingClock
 from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.optimizers import SGD, Optimizer
 from asyncsgd.core.server import Server
+from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
+from asyncsgd.run.finish import began_with
+from asyncsgd.run.other_host import begin_of, prepared_as
+from asyncsgd.run.run import run_of
+from asyncsgd.run.runtimes import Processes
+from asyncsgd.settings.groups import Budget, Common, Output, Steps
 from asyncsgd.tasks.base import encode_sums
 
 TIMEOUT = 60.0
-WAYS = ["a pipe and a segment", "a group of two"]
+WAYS = ["a pipe and a segment", "a group of two", "a group of two with a token"]
+TOKEN = b"0123456789abcdef" * 2
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
@@ -58,8 +69,8 @@ def joined(way, segment, number, folder):
     if way == WAYS[0]:
         ours, theirs = multiprocessing.Pipe()
         return Link(ours), Inherited(theirs, segment)
-    path = met_in(folder)
-    return Pair(path, number, serves=True, slot=[segment.slots[number]]), Meeting(path)
+    meeting = Meeting(met_in(folder), token=TOKEN if way == WAYS[2] else b"")
+    return Pair(meeting, f"worker{number}", serves=True, slot=[segment.slots[number]]), meeting
 
 
 @functools.cache
@@ -320,3 +331,272 @@ def listening():
     mine = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+
+
+def test_a_key_is_that_of_the_standard():
+    """RFC 5869, first test case."""
+    key = derive_key(bytes([0x0B]) * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)))
+    assert key.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+
+
+@pytest.mark.parametrize("algorithm", available())
+def test_a_tag_is_that_of_the_standard(algorithm):
+    key = bytes(range(32))
+    kind, number, content = 1, 2, b"a piece of a vector"
+    sealing = Seal(algorithm, key)
+    for _ in range(number):
+        sealing.tag(kind, b"another one")
+    nonce = struct.pack("!IQ", kind, number)
+    covered = struct.pack("!QQ", kind, len(content)) + content
+    if algorithm == "aes-gcm":
+        aead = pytest.importorskip("cryptography.hazmat.primitives.ciphers.aead")
+        right = aead.AESGCM(key).encrypt(nonce, b"", covered) + bytes(16)
+    else:
+        right = hmac.new(key, nonce + covered, "sha256").digest()
+    assert sealing.tag(kind, content) == right
+
+
+@pytest.mark.parametrize("algorithm", available())
+@given(contents=st.lists(st.binary(max_size=40), min_size=2, max_size=6), data=st.data())
+def test_what_was_changed_repeated_or_moved_has_no_other_tag_than_its_own(algorithm, contents, data):
+    sending = Seal(algorithm, bytes(32))
+    sealed = [(content, sending.tag(0, content)) for content in contents]
+    number = data.draw(st.integers(0, len(contents) - 1))
+    other = data.draw(st.integers(0, len(contents) - 1).filter(lambda drawn: drawn != number))
+    receiving = Seal(algorithm, bytes(32))
+    for content, tag in sealed[:number]:
+        receiving.check(0, content, tag)
+    content, tag = sealed[number]
+    bent = bytes([tag[0] ^ 1]) + tag[1:]
+    kind, wrong = data.draw(
+        st.sampled_from([(0, sealed[other]), (1, sealed[number]), (0, (content + b"x", tag)), (0, (content, bent))])
+    )
+    with pytest.raises(Forged):
+        receiving.check(kind, *wrong)
+
+
+def test_keys_of_a_pair_are_of_no_other_start_pair_direction_or_token():
+    greetings = (b"server says", b"worker says")
+    tags = [
+        seal.tag(0, b"content")
+        for token, name, said in (
+            (TOKEN, "worker1", greetings),
+            (TOKEN, "worker2", greetings),
+            (TOKEN, "worker1", greetings[::-1]),
+            (TOKEN, "worker1", (b"server says", b"worker says now")),
+            (TOKEN[::-1], "worker1", greetings),
+        )
+        for algorithm in available()
+        for seal in seals(token, name, said, algorithm)
+    ]
+    assert len(set(tags)) == len(tags)
+
+
+class Between(threading.Thread):
+    """Somebody between the two ends of a pair: carries what each sends to the other, and changes one thing of it."""
+
+    def __init__(self, folder, change):
+        super().__init__(daemon=True)
+        self.meetings = [Meeting(met_in(f"{folder}{side}"), token=TOKEN) for side in range(2)]
+        self.change = change
+
+    def run(self):
+        groups = [None, None]
+
+        def meet(side):
+            here = Pair.__new__(Pair)
+            here._meeting, here._name, here._rank = self.meetings[side], "worker0", 1 - side
+            groups[side] = here._connected()
+
+        meeting = [threading.Thread(target=meet, args=(side,)) for side in range(2)]
+        for thread in meeting:
+            thread.start()
+        for thread in meeting:
+            thread.join()
+        sizes = {0: torch.empty(1024, dtype=torch.uint8), 1: torch.empty(8), 2: torch.empty(32, dtype=torch.uint8)}
+        for side in range(2):
+            for tag, like in sizes.items():
+                threading.Thread(target=self.carry, args=(groups, side, tag, like), daemon=True).start()
+
+    def carry(self, groups, side, tag, like):
+        with contextlib.suppress(RuntimeError):
+            for number in range(1000):
+                came = torch.empty_like(like)
+                groups[side].recv([came], side, tag).wait()
+                for sent in self.change(side, tag, number, came):
+                    groups[1 - side].send([sent], 1 - side, tag).wait()
+
+
+def changes(side, tag, number, how):
+    """A change of one thing: the content number `number` that `side` (0: the server) sends under a tag of gloo."""
+
+    def change(from_side, of_tag, count, came):
+        if (from_side, of_tag, count) != (side, tag, number):
+            return [came]
+        if how == "twice":
+            return [came, came]
+        came.view(torch.uint8)[5] ^= 1
+        return [came]
+
+    return change
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("side", "tag", "number", "how"),
+    [
+        (0, 0, 0, "changed"),
+        (1, 0, 0, "changed"),
+        (1, 0, 1, "twice"),
+        (0, 0, 2, "changed"),
+        (0, 0, 2, "twice"),
+        (1, 1, 0, "changed"),
+        (1, 2, 0, "changed"),
+        (0, 1, 0, "changed"),
+    ],
+)
+def test_what_was_changed_on_its_way_is_used_by_nobody(side, tag, number, how, tmp_path):
+    """The server sends Evaluate and a vector; the worker answers with Ready, a vector, and a last message."""
+    between = Between(tmp_path, changes(side, tag, number, how))
+    between.start()
+    slot = torch.zeros(8)
+    # The one between is the worker of the first meeting and the server of the second.
+    server = Pair(between.meetings[0], "worker0", serves=True, slot=[slot])
+    worker = Pair(between.meetings[1], "worker0", serves=False)
+    got = torch.zeros(8)
+    used = []
+
+    def obey():
+        with contextlib.suppress(Gone):
+            used.append(worker.receive())
+            worker.receive_vector(got)
+            used.append("vector at the worker")
+            worker.send(GradientFollows())
+            worker.send_vector(torch.full((8,), -1.0))
+            worker.send(Ready("after the vector"))
+            used.append(worker.receive())
+        worker.close()
+
+    thread = threading.Thread(target=obey, daemon=True)
+    thread.start()
+    server.send(Evaluate(0, 1))
+
+    def wait(seen):
+        """Until something is seen, or the worker has ended."""
+        until = time.monotonic() + TIMEOUT
+        while not seen() and thread.is_alive() and time.monotonic() < until:
+            time.sleep(0.01)
+        return seen()
+
+    with contextlib.suppress(Gone):
+        if wait(lambda: server._is_open or server.is_readable()):
+            server.send_vector(torch.ones(8))
+            if wait(server.is_readable):
+                used.append(server.receive())
+                server.send(Stop())
+                if wait(server.is_readable):
+                    used.append(server.receive())
+    assert thread.is_alive() == (side == 1)  # who was sent what is wrong has given up
+    assert len(used) < 4
+    if (side, tag) == (0, 1):
+        assert "vector at the worker" not in used
+    if side == 1 and tag in (1, 2):
+        assert Ready("after the vector") not in used
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("says", ["no algorithm", "another token", "no greeting"])
+def test_strangers_are_gone_before_anything_of_theirs_is_read(says, tmp_path):
+    slot = torch.zeros(8)
+    folder = met_in(tmp_path)
+    server = Pair(Meeting(folder, token=TOKEN), "worker0", serves=True, slot=[slot])
+    if says == "no greeting":
+        stranger = Pair.__new__(Pair)
+        stranger._meeting, stranger._name, stranger._rank = Meeting(folder), "worker0", 1
+        group = stranger._connected()
+        group.send([torch.full((1024,), 255, dtype=torch.uint8)], 0, 0).wait()
+    else:
+        there = Pair(Meeting(folder, token=TOKEN[::-1] if says == "another token" else b""), "worker0", serves=False)
+        there.send(Ready("the layout"))
+    with pytest.raises(Gone) as gone:
+        server.receive()
+    assert "it does not prove that it has the token; give all hosts the same one" in str(gone.value)
+    assert not slot.any()
+
+
+def test_a_vector_of_several_pieces_comes_as_it_was(tmp_path):
+    meeting = Meeting(met_in(tmp_path), token=TOKEN)
+    vector = torch.randn(5_000_003, generator=torch.Generator().manual_seed(0))
+    slot = torch.zeros_like(vector)
+    server = Pair(meeting, "worker0", serves=True, slot=[slot])
+    worker = Pair(meeting, "worker0", serves=False)
+    worker.send(GradientFollows())
+    server.send(Stop())
+    worker.receive()  # the pair is open now
+    worker.send_vector(vector)
+    worker.send(Ready("sent"))
+    assert server.receive() == Ready("sent")
+    assert torch.equal(slot, vector)
+
+
+def test_a_greeting_is_not_larger_than_a_frame():
+    assert len(msgspec.json.encode(Greeting(bytes(32), available()))) < 1000
+
+
+def run_with(task, **steps):
+    settings = Common(budget=Budget(samples=80), optimization=Steps(learning_rate=0.01, schedule="constant", **steps))
+    return run_of("train", settings, task=task, runtime=Processes(2), rule=Asynchronous())
+
+
+def begin_with(run):
+    prepared = run.prepared()
+    return decode(encode(begin_of(prepared, began_with(prepared, prepared.flat()))))
+
+
+def test_another_host_takes_part_in_the_same_run_alone():
+    """What differs is named: settings, data, and the parameters that training begins with."""
+    notice = begin_with(run_with(Plane()))
+    assert prepared_as(run_with(Plane()), notice).task == Plane()
+    with pytest.raises(RunError, match=r"other settings \(weight_decay 0.01 -> 0.1\); type the same on every host"):
+        prepared_as(run_with(Plane(), weight_decay=0.1), notice)
+    for what in ("data", "initial parameters"):
+        other = msgspec.structs.replace(notice, began_from=notice.began_from | {what: "0123456789abcdef"})
+        with pytest.raises(RunError, match=f"it has other {what} than rank 0 \\(0123456789ab -> "):
+            prepared_as(run_with(Plane()), other)
+
+
+@pytest.mark.parametrize(
+    ("written", "mode", "said"),
+    [
+        (None, 0o600, "cannot be read"),
+        ("short", 0o600, "has 5 bytes, and 32 is the fewest"),
+        ("x" * 40, 0o640, "others may read"),
+    ],
+)
+def test_a_token_that_is_none_is_refused_with_what_to_type(written, mode, said, tmp_path):
+    path = tmp_path / "token"
+    if written is not None:
+        path.write_text(written)
+        path.chmod(mode)
+    with pytest.raises(UsageError, match=said):
+        token_of(Output(token_file=str(path)))
+
+
+def test_a_token_is_that_of_the_file_then_of_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "token"
+    path.write_text("f" * 40 + "\n")
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match="type --trust-network"):
+        token_of(Output())
+    monkeypatch.setenv("ASYNCSGD_TOKEN", "e" * 40)
+    assert token_of(Output()) == b"e" * 40
+    assert token_of(Output(token_file=str(path))) == b"f" * 40
+    assert token_of(Output(trust_network=True)) == b""
+
+
+def test_an_address_is_that_of_the_way_or_of_the_interface():
+    assert (address_towards("127.0.0.1"), address_of_interface("lo")) == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(UsageError, match="--interface nowhere is not there; this host has "):
+        address_of_interface("nowhere")
+    with pytest.raises(UsageError, match=r"the host no\.such\.host\.invalid is not known here"):
+        address_towards("no.such.host.invalid")

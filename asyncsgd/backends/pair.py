@@ -1,0 +1,343 @@
+"""A pair: a gloo group of two, through which a server and a worker send each other messages and vectors.
+
+It is the way between hosts, and on one host where processes cannot share memory. On one host the two meet through a
+file in a folder that only this user can enter, and gloo listens on loopback. On several hosts they meet in the store
+that torchrun opens, where anybody on the network can write. So both ends prove to each other that they have the token
+of the run before anything else is read, and each message and each piece of a vector has a tag; see
+`asyncsgd.backends.seal`. Whoever has a wrong one is gone, and what he sent is used for nothing."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import datetime
+import multiprocessing
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from torch import Tensor
+
+from asyncsgd.backends import seal
+from asyncsgd.backends.link import Gone, GradientFollows, Inherited, Link, encode
+from asyncsgd.backends.segment import Segment
+from asyncsgd.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+MEETING = datetime.timedelta(minutes=30)
+"""Longest wait for the other side to come up."""
+_SILENCE = datetime.timedelta(days=30)
+"""Of a living peer, which may be stopped. A dead one is noticed at once."""
+_SERVER = 0
+_WORKER = 1
+_MESSAGES = 0
+_VECTORS = 1
+_TAGS = 2
+"""Tags of gloo, by which it tells apart what is received for what."""
+_FRAME = 1024
+_LENGTH = struct.Struct("!I")
+_LONGEST = 1 << 28
+"""Bytes of a message."""
+_PIECE = 1 << 20
+"""Elements of a vector that have one tag: while a piece is checked, the next one is received."""
+_PROOF = b"asyncsgd"
+"""The first message with a tag."""
+_OTHER_TOKEN = "it does not prove that it has the token; give all hosts the same one, or all --trust-network"
+_TRUSTING = "it has a token and this side trusts the network; give all hosts the token, or all --trust-network"
+
+
+class Greeting(Struct, forbid_unknown_fields=True):
+    """The first that each end sends, without a tag."""
+
+    random: bytes
+    algorithms: tuple[str, ...]
+    """For tags; none where the network is trusted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """Where the two ends of a pair find each other. Can be pickled for a child, which is told the folder by its parent,
+    who may have set another folder for temporary files since children are forked.
+    """
+
+    folder: str = ""
+    """Private to this user; empty: in torchrun's store."""
+    store: tuple[str, int] = ("", 0)
+    """Address and port of torchrun's store."""
+    prefix: str = ""
+    """Of names in the store: the start of the run by torchrun."""
+    address: str = LOOPBACK
+    """Of this host, on which gloo listens."""
+    token: bytes = dataclasses.field(default=b"", repr=False)
+    """Empty: who can meet here is trusted."""
+
+    def open(self) -> Any:
+        """The store."""
+        if self.folder:
+            store: Any = dist.FileStore(f"{self.folder}/store")
+        else:
+            host, port = self.store
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=MEETING)
+        store.set_timeout(MEETING)
+        return dist.PrefixStore(self.prefix, store)
+
+    def join(self, worker: int) -> tuple[Link, Segment | None]:
+        """The worker's end, which shares no segment with the server."""
+        return Pair(self, f"worker{worker}", serves=False), None
+
+
+Way = Inherited | Meeting
+"""How a worker comes to its link."""
+
+
+class Pair(Link):
+    """One end of a pair.
+
+    A gloo receive cannot be polled, so a thread hands on what comes to a pipe. There is a group per worker, because a
+    gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
+
+    Args:
+        meeting: where the two meet.
+        name: whose pair it is, such as ``worker3``.
+        serves: whether it is the server's end.
+        slot: at the server, where the worker's vectors are received, `(P,)`, and behind it what its gradients make of
+            running statistics, where a model has some; empty: no vectors come.
+    """
+
+    def __init__(self, meeting: Meeting, name: str, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
+        ours, self._handed_on = multiprocessing.Pipe(duplex=False)
+        super().__init__(ours)
+        self._meeting = meeting
+        self._name = name
+        self._slot = slot
+        self._serves = serves
+        self._rank, self._peer = (_SERVER, _WORKER) if serves else (_WORKER, _SERVER)
+        self._group: Any = None
+        self._sending: seal.Seal | None = None
+        self._receiving: seal.Seal | None = None
+        self._is_open = False
+        self._lock = threading.Lock()
+        self._early: list[bytes] = []  # messages for a peer that is not there yet
+        self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=4096)
+        """What gloo may still be sending; it forgets what nobody holds."""
+        threading.Thread(target=self._run, daemon=True, name=name).start()
+
+    def send_vector(self, vector: Tensor) -> None:
+        """Send a vector, which must not change before the other end answers; returns at once."""
+        for piece in vector.split(_PIECE):
+            self._post(piece, _VECTORS)
+            if self._sending is not None:
+                tag = self._sending.tag(_VECTORS, _bytes_of(piece))
+                self._post(_as_tensor(tag), _TAGS)
+
+    def receive_vector(self, vector: Tensor) -> None:
+        """Wait for the next vector. It is written as it comes; where a tag of it is wrong it must not be used.
+
+        Raises:
+            Gone: if the other end is gone, or has sent a wrong tag.
+        """
+        try:
+            self._receive_pieces(vector.split(_PIECE))
+        except RuntimeError as error:  # what gloo raises, whatever the reason
+            raise Gone(self.ended) from error
+        except seal.Forged as error:
+            self.ended = str(error)
+            raise Gone(self.ended) from error
+
+    def flush(self) -> None:
+        """Wait until all is sent that was."""
+        try:
+            while self._posted:
+                self._posted.popleft()[0].wait()
+        except RuntimeError as error:
+            raise Gone(self.ended) from error
+
+    def give_up(self, reason: str) -> None:
+        """Let whoever receives from this end hear that the other one is gone; from any thread."""
+        self.ended = reason
+        with contextlib.suppress(OSError):
+            self._handed_on.close()
+
+    def _put(self, payload: bytes) -> None:
+        with self._lock:
+            if self._is_open:
+                self._post_bytes(payload)
+            else:
+                self._early.append(payload)
+
+    def _leave_group(self) -> None:
+        """Close the connection, so that the other end hears of it."""
+        with self._lock:
+            self._is_open = False
+            self._posted.clear()
+            self._group = None
+
+    def _post(self, tensor: Tensor, tag: int) -> None:
+        if self._group is None:
+            raise Gone(self.ended)
+        try:
+            self._posted.append((self._group.send([tensor], self._peer, tag), tensor))
+        except RuntimeError as error:
+            raise Gone(self.ended) from error
+
+    def _post_bytes(self, payload: bytes) -> None:
+        """Behind their length, with their tag, in as many frames of one size as it takes."""
+        content = _LENGTH.pack(len(payload)) + payload
+        if self._sending is not None:
+            content += self._sending.tag(_MESSAGES, payload)
+        for begin in range(0, len(content), _FRAME):
+            frame = content[begin : begin + _FRAME].ljust(_FRAME, b"\0")
+            self._post(_as_tensor(frame), _MESSAGES)
+
+    def _run(self) -> None:
+        """Connect, then hand on message after message until either is gone."""
+        try:
+            self._group = self._connected()
+            self._greet()
+            with self._lock:
+                for payload in self._early:
+                    self._post_bytes(payload)
+                self._is_open = True
+            while True:
+                payload = self._receive_bytes()
+                if self._slot and payload == encode(GradientFollows()):
+                    for vector in self._slot:
+                        self.receive_vector(vector)
+                else:
+                    self._handed_on.send_bytes(payload)
+        except (seal.Forged, msgspec.ValidationError, msgspec.DecodeError) as error:
+            self.give_up(str(error))
+            self._leave_group()
+        except (RuntimeError, OSError, EOFError):
+            self.give_up(self.ended)
+
+    def _connected(self) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in the stub
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._meeting.address)]
+        options._timeout = _SILENCE
+        return dist.ProcessGroupGloo(dist.PrefixStore(self._name, self._meeting.open()), self._rank, 2, options)
+
+    def _greet(self) -> None:
+        """Greet, and have the other end prove that it has the token.
+
+        Raises:
+            Forged: if it has not.
+        """
+        token = self._meeting.token
+        ours = Greeting(os.urandom(32), seal.available() if token else ())
+        sent = msgspec.json.encode(ours)
+        self._post_bytes(sent)
+        if not token:
+            if msgspec.json.decode(self._receive_bytes(), type=Greeting).algorithms:
+                raise seal.Forged(_TRUSTING)
+            return
+        try:
+            proof = self._exchange_proofs(sent, ours.algorithms)
+        except seal.Forged as error:
+            raise seal.Forged(_OTHER_TOKEN) from error
+        except RuntimeError as error:  # it has seen ours first, and left
+            raise seal.Forged(_OTHER_TOKEN) from error
+        if proof != _PROOF:
+            raise seal.Forged(_OTHER_TOKEN)
+
+    def _exchange_proofs(self, sent: bytes, algorithms: Sequence[str]) -> bytes:
+        """Make the keys out of both greetings, and send the proof; that of the other end."""
+        came = self._receive_bytes()
+        theirs = msgspec.json.decode(came, type=Greeting)
+        greetings = (sent, came) if self._serves else (came, sent)
+        algorithm = seal.common(algorithms, theirs.algorithms)
+        of_server, of_worker = seal.seals(self._meeting.token, self._name, greetings, algorithm)
+        if self._serves:
+            self._sending = of_server
+            self._receiving = of_worker
+        else:
+            self._sending = of_worker
+            self._receiving = of_server
+        self._post_bytes(_PROOF)
+        return self._receive_bytes()
+
+    def _receive_bytes(self) -> bytes:
+        seal_bytes = 0 if self._receiving is None else seal.TAG_BYTES
+        content = b""
+        length = 0
+        while len(content) < _LENGTH.size + length + seal_bytes:
+            frame = torch.empty(_FRAME, dtype=torch.uint8)
+            self._group.recv([frame], self._peer, _MESSAGES).wait()
+            content += frame.numpy().tobytes()
+            (length,) = _LENGTH.unpack_from(content)
+            if length > _LONGEST:
+                raise seal.Forged(f"it announced a message of {length} bytes")
+        end = _LENGTH.size + length
+        payload = content[_LENGTH.size : end]
+        if self._receiving is not None:
+            self._receiving.check(_MESSAGES, payload, content[end : end + seal_bytes])
+        return payload
+
+    def _receive_pieces(self, pieces: Sequence[Tensor]) -> None:
+        works = []
+        for piece in pieces:
+            tag = torch.empty(seal.TAG_BYTES, dtype=torch.uint8)
+            work = self._group.recv([piece], self._peer, _VECTORS)
+            tag_work = None if self._receiving is None else self._group.recv([tag], self._peer, _TAGS)
+            works.append((piece, work, tag, tag_work))
+        for piece, work, tag, tag_work in works:
+            work.wait()
+            if self._receiving is not None and tag_work is not None:
+                tag_work.wait()
+                self._receiving.check(_VECTORS, _bytes_of(piece), tag.numpy().tobytes())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    array: Any = tensor.detach().numpy()
+    return memoryview(array).cast("B")
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def address_towards(host: str) -> str:
+    """The address of this host from which it sends to another one; nothing is sent.
+
+    >>> address_towards("127.0.0.1")
+    '127.0.0.1'
+
+    Raises:
+        UsageError: if there is no way there.
+    """
+    for family, kind, _, _, there in _addresses_of(host):
+        with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    raise UsageError(f"there is no way from here to the host {host}; check its address and the network between you")
+
+
+def address_of_interface(name: str) -> str:
+    """The address of a network interface of this host.
+
+    Raises:
+        UsageError: if there is none of this name, or it has no address.
+    """
+    interfaces = psutil.net_if_addrs()
+    if name not in interfaces:
+        raise UsageError(f"--interface {name} is not there; this host has {', '.join(sorted(interfaces))}")
+    for one in interfaces[name]:
+        if one.family in (socket.AF_INET, socket.AF_INET6):
+            return one.address.partition("%")[0]
+    raise UsageError(f"--interface {name} has no address; type another one of {', '.join(sorted(interfaces))}")
+
+
+def _addresses_of(host: str) -> Iterator[tuple[Any, ...]]:
+    try:
+        yield from socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UsageError(f"the host {host} is not known here ({error.strerror}); check its name") from error

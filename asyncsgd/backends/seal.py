@@ -1,0 +1,121 @@
+"""Tags by which each end of a pair knows that the other one has the token, and that nothing on the way was changed.
+
+Both ends have a token. Each sends 32 random bytes and the names of the algorithms that it has. Out of the token and
+both greetings come two keys, one for each direction (HKDF with SHA-256, RFC 5869). So nothing of an earlier start, of
+another pair or of the other direction is valid. A tag covers a counter, the length and the content: what was made,
+changed, repeated, left out or put in another order has no valid tag. Nothing is encrypted.
+
+Two algorithms: HMAC with SHA-256 (RFC 2104), of the standard library, and AES-GCM with the content as associated data
+(NIST SP 800-38D), which is faster and needs the package ``cryptography``."""
+
+from __future__ import annotations
+
+import hmac
+import importlib.util
+import struct
+from collections.abc import Sequence
+from typing import Any, Literal
+
+Algorithm = Literal["aes-gcm", "hmac-sha256"]
+TAG_BYTES = 32
+"""Of a tag as it is sent; a shorter one has zeros behind it."""
+KEY_BYTES = 32
+_HEADER = struct.Struct("!QQ")
+_NONCE = struct.Struct("!IQ")
+_PROTOCOL = b"asyncsgd pair 1"
+
+
+class Forged(Exception):
+    """A tag is wrong: who sent this lacks the token, or somebody has changed it on its way."""
+
+
+def available() -> tuple[Algorithm, ...]:
+    """The algorithms of this process, the preferred one first."""
+    if importlib.util.find_spec("cryptography") is None:
+        return ("hmac-sha256",)
+    return ("aes-gcm", "hmac-sha256")
+
+
+def common(ours: Sequence[str], theirs: Sequence[str]) -> Algorithm:
+    """The best algorithm that both ends have.
+
+    >>> common(("aes-gcm", "hmac-sha256"), ("hmac-sha256",))
+    'hmac-sha256'
+
+    Raises:
+        Forged: if there is none.
+    """
+    both = [name for name in available() if name in ours and name in theirs]
+    if not both:
+        raise Forged("it has no algorithm for tags that is known here")
+    return both[0]
+
+
+def derive_key(token: bytes, salt: bytes, info: bytes) -> bytes:
+    """32 bytes of HKDF with SHA-256: ``HMAC(HMAC(salt, token), info | 1)``, RFC 5869 with one block."""
+    extracted = hmac.digest(salt, token, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+class Seal:
+    """Makes or checks the tags of one direction of a pair, in order.
+
+    Messages and pieces of vectors are counted apart, since the two are received by different threads.
+
+    >>> sending, receiving = (Seal("hmac-sha256", bytes(32)) for _ in range(2))
+    >>> tag = sending.tag(0, b"first")
+    >>> receiving.check(0, b"first", tag)
+    >>> receiving.check(0, b"first", tag)
+    Traceback (most recent call last):
+    asyncsgd.backends.seal.Forged: what came has a wrong tag
+    """
+
+    def __init__(self, algorithm: Algorithm, key: bytes) -> None:
+        self._algorithm = algorithm
+        self._key = key
+        self._counts = [0, 0]
+
+    def tag(self, kind: int, content: Any) -> bytes:
+        """The tag of the next content of this kind, 32 bytes.
+
+        Args:
+            kind: 0 of messages, 1 of vectors.
+            content: bytes, or a buffer of them.
+        """
+        count = self._counts[kind]
+        self._counts[kind] += 1
+        header = _HEADER.pack(kind, len(content))
+        nonce = _NONCE.pack(kind, count)
+        if self._algorithm == "hmac-sha256":
+            code = hmac.new(self._key, nonce + header, "sha256")
+            code.update(content)
+            return code.digest()
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        cipher = Cipher(algorithms.AES(self._key), modes.GCM(nonce)).encryptor()
+        cipher.authenticate_additional_data(header)
+        cipher.authenticate_additional_data(content)
+        cipher.finalize()
+        return cipher.tag.ljust(TAG_BYTES, b"\0")
+
+    def check(self, kind: int, content: Any, tag: bytes) -> None:
+        """Raise `Forged` unless `tag` is that of the next content of this kind."""
+        if not hmac.compare_digest(self.tag(kind, content), tag):
+            raise Forged("what came has a wrong tag")
+
+
+def seals(token: bytes, name: str, greetings: tuple[bytes, bytes], algorithm: Algorithm) -> tuple[Seal, Seal]:
+    """The seals of both directions of a pair: what the server sends, and what the worker sends.
+
+    Args:
+        token: that both ends have.
+        name: of the pair.
+        greetings: as they were sent, the server's first. They hold the random bytes of both ends, and the algorithms
+            that they offered, so that nobody on the way can take the better one off an offer.
+    """
+    salt = b"".join(hmac.digest(b"greeting", greeting, "sha256") for greeting in greetings)
+    seals = []
+    for direction in (b"server", b"worker"):
+        info = b"|".join((_PROTOCOL, algorithm.encode(), name.encode(), direction))
+        seals.append(Seal(algorithm, derive_key(token, salt, info)))
+    return seals[0], seals[1]

@@ -1,0 +1,70 @@
+"""The token that all hosts of a run have; see `asyncsgd.backends.seal`. It stands in no record and in no message."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from asyncsgd.backends.launch import Launch
+from asyncsgd.errors import UsageError, reason
+from asyncsgd.settings.flags import flag_of
+from asyncsgd.settings.groups import Output
+
+VARIABLE = "ASYNCSGD_TOKEN"
+SHORTEST = 32
+_MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token)"
+
+
+def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
+    """Refuse several hosts that have no token, and settings for several hosts where there is one.
+
+    Raises:
+        UsageError: with what to type.
+    """
+    if launch.several_hosts and has_server:
+        token_of(output)
+        return
+    for name in ("token_file", "trust_network", "interface"):
+        if getattr(output, name):
+            raise UsageError(f"{flag_of(name)} is for --mode async on several hosts of torchrun; drop it")
+
+
+def token_of(output: Output) -> bytes:
+    """The token of a run on several hosts: of ``--token-file``, else of the environment; empty with
+    ``--trust-network``.
+
+    Raises:
+        UsageError: if there is none, or others may read it, or it is short.
+    """
+    if output.trust_network:
+        return b""
+    if output.token_file is not None:
+        return _checked(_read(Path(output.token_file)), f"--token-file {output.token_file}")
+    if VARIABLE in os.environ:
+        return _checked(os.fsencode(os.environ[VARIABLE]), VARIABLE)
+    raise UsageError(
+        f"asynchronous workers on several hosts need a token, by which hosts know each other; type {_MAKE}, copy the "
+        f"file to every host, and add --token-file token there. Where nobody else can reach the network, type "
+        f"--trust-network"
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--token-file {path} cannot be read ({reason(error)}); type {_MAKE} to make one") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"others may read --token-file {path}; type chmod 600 {path}")
+    return content
+
+
+def _checked(content: bytes, where: str) -> bytes:
+    token = content.strip()
+    if len(token) < SHORTEST:
+        raise UsageError(
+            f"the token of {where} has {len(token)} bytes, and {SHORTEST} is the fewest; type {_MAKE} to make one"
+        )
+    return token

@@ -1,0 +1,195 @@
+"""Hosts made of network namespaces, joined by a relay of our own with a delay, losses and cuts. Needs root and Linux.
+
+Each host has its own name, /etc/hosts, folder of temporary files and cache. No kernel here has netem, so the packets of
+a TUN device in each namespace are carried to the other one by a thread."""
+
+import contextlib
+import ctypes
+import fcntl
+import heapq
+import os
+import random
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from commands import until
+from doors import marked
+
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF = 0x400454CA
+_IFF_TUN_NO_PI = 0x1001
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+
+def why_not():
+    """Why hosts cannot be made here; empty where they can."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need root on Linux"
+    if not Path("/dev/net/tun").exists() or shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "needs /dev/net/tun, and the commands ip and unshare"
+    name = f"try{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True)
+    if made.returncode != 0:
+        return "network namespaces cannot be made here"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return ""
+
+
+class Hosts:
+    """Two hosts; a context manager.
+
+    Args:
+        folder: in which each host gets its own.
+        delay: seconds that a packet takes from one to the other.
+        loss: share of the packets that are lost, drawn from a seed.
+    """
+
+    addresses = ("10.99.0.1", "10.99.0.2")
+
+    def __init__(self, folder, delay=0.0, loss=0.0):
+        self.delay = delay
+        self.loss = loss
+        self.is_cut = False
+        self.names = [f"h{os.getpid()}-{number}" for number in (0, 1)]
+        self.folders = [folder / f"host{number}" for number in (0, 1)]
+        self._temporary = [tempfile.mkdtemp(prefix="host-") for _ in (0, 1)]  # short: sockets lie there
+        self.mark = f"hosts-{os.getpid()}-{time.monotonic_ns()}"
+        self._random = random.Random(0)
+        self._devices = []
+        self._over = False
+        self._relay = threading.Thread(target=self._carry, daemon=True)
+        self._started = []
+
+    def __enter__(self):
+        known = "127.0.0.1 localhost\n"
+        for name, address in zip(self.names, self.addresses, strict=True):
+            known += f"{address} {name}\n"
+        for number, name in enumerate(self.names):
+            settings = Path("/etc/netns") / name
+            settings.mkdir(parents=True)
+            (settings / "hosts").write_text(known)
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            self._devices.append(_tun_in(name, self.addresses[number], self.addresses[1 - number]))
+            (self.folders[number] / "cache").mkdir(parents=True)
+        self._relay.start()
+        return self
+
+    def __exit__(self, *exception):
+        for pid in marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            process.wait()
+        self._over = True
+        self._relay.join()
+        for device in self._devices:
+            os.close(device)
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], check=True)
+            shutil.rmtree(Path("/etc/netns") / name)
+        for temporary in self._temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def start(self, host, *words, **variables):
+        """Start a command on a host, in its folder."""
+        folder = self.folders[host]
+        inside = f'hostname {self.names[host]}; exec "$@"'
+        entered = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", inside, "sh"]
+        environment = os.environ | {
+            "ASYNCSGD_TEST": self.mark,
+            "TMPDIR": self._temporary[host],
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            **variables,
+        }
+        with open(folder / "out.txt", "wb") as out:
+            process = subprocess.Popen(
+                [*entered, *map(str, words)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def torchrun(self, *words, workers=(1, 1), tokens=(None, None)):
+        """Start torchrun on both hosts, of which host 0 leads; the two processes."""
+        processes = []
+        for host in (0, 1):
+            variables = {} if tokens[host] is None else {"ASYNCSGD_TOKEN": tokens[host]}
+            place = f"--nnodes 2 --node-rank {host} --master-addr {self.addresses[0]} --master-port 29500".split()
+            local = ["--nproc-per-node", workers[host]]
+            processes.append(self.start(host, TORCHRUN, *place, *local, *words, **variables))
+        return processes
+
+    def said(self, host):
+        return (self.folders[host] / "out.txt").read_text(errors="replace")
+
+    def kill(self, host):
+        """End all that runs on a host at once, as when its power fails."""
+        name = self.names[host]
+        listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+        for pid in listed.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def ended(self, process, seconds=240.0):
+        """Wait for a process; its exit code."""
+        until(lambda: process.poll() is not None, "the command ends", seconds)
+        return process.returncode
+
+    def _carry(self):
+        waiting = []
+        number = 0
+        while not self._over:
+            now = time.monotonic()
+            while waiting and waiting[0][0] <= now:
+                _, _, device, packet = heapq.heappop(waiting)
+                with contextlib.suppress(OSError):
+                    os.write(device, packet)
+            patience = 0.01
+            if waiting:
+                patience = max(0.0, min(patience, waiting[0][0] - now))
+            readable, _, _ = select.select(self._devices, [], [], patience)
+            for device in readable:
+                packet = os.read(device, 65536)
+                if self.is_cut or self._random.random() < self.loss:
+                    continue
+                there = self._devices[1 - self._devices.index(device)]
+                number += 1
+                heapq.heappush(waiting, (time.monotonic() + self.delay, number, there, packet))
+
+
+def _tun_in(namespace, address, peer):
+    """A TUN device in a namespace, which this process reads and writes; one thread alone enters the namespace."""
+    made = []
+
+    def enter():
+        system = ctypes.CDLL(None, use_errno=True)
+        with open(f"/var/run/netns/{namespace}") as handle:
+            if system.setns(handle.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        device = os.open("/dev/net/tun", os.O_RDWR)
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", b"tun0", _IFF_TUN_NO_PI))
+        made.append(device)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    for words in (
+        f"addr add {address} peer {peer} dev tun0",
+        "link set tun0 mtu 1500 up",
+        "link set lo up",
+    ):
+        subprocess.run(["ip", "-n", namespace, *words.split()], check=True)
+    return made[0]

@@ -1,0 +1,107 @@
+"""Asynchronous training on two hosts: workers of both, a replay, and who is lost with whom."""
+
+import json
+import signal
+import sys
+import time
+
+import hosts
+import pytest
+from commands import until
+from doors import ROOT, marked
+
+TOKEN = "0123456789abcdef" * 2
+REASON = hosts.why_not()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.skipif(bool(REASON), reason=REASON),
+]
+SCRIPT = ROOT / "experiments" / "stilt_mlm.py"
+
+
+@pytest.fixture
+def flags(gallery):
+    words = f"--mode async --data {gallery}/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
+    return [*words.split(), "--evaluations", "1", "--run-dir", "run"]
+
+
+def summary_of(two, host=0):
+    return json.loads((two.folders[host] / "run" / "summary.json").read_text())
+
+
+def arrivals_of(two):
+    lines = (two.folders[0] / "run" / "events.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == "arrival"]
+
+
+def has_trained(two, number=8):
+    path = two.folders[0] / "run" / "events.jsonl"
+    return path.exists() and path.read_text().count('"arrival"') >= number
+
+
+def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_path):
+    with hosts.Hosts(tmp_path, delay=0.01) as two:
+        started = two.torchrun(SCRIPT, *flags, "--samples", "160", workers=(1, 2), tokens=(TOKEN, TOKEN))
+        codes = [two.ended(process) for process in started]
+        assert codes == [0, 0], two.said(0) + two.said(1)
+        summary = summary_of(two)
+        assert [summary[key] for key in ("status", "num_workers", "num_samples", "num_updates")] == ["DONE", 3, 160, 40]
+        arrived = arrivals_of(two)
+        assert {record["worker"] for record in arrived} == {0, 1, 2}
+        batches = [batch for record in arrived for batch in map(tuple, record["batches"])]
+        assert len(batches) == len(set(batches)) == 40
+        assert f"host 1 of 2: workers 1 to 2; {two.addresses[0]} leads" in two.said(1)
+        assert not (two.folders[1] / "run").exists()
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
+        until(lambda: marked(two.mark) == [], "all processes end")
+        replay = two.start(0, sys.executable, "-m", "asyncsgd", "replay", "run")
+        assert two.ended(replay) == 0
+        assert "identical" in two.said(0)
+
+
+def test_a_host_with_another_token_is_refused_on_both_sides(flags, tmp_path):
+    with hosts.Hosts(tmp_path) as two:
+        started = two.torchrun(SCRIPT, *flags, "--samples", "64", tokens=(TOKEN, TOKEN[::-1]))
+        codes = [two.ended(process) for process in started]
+        assert 0 not in codes
+        assert "it does not prove that it has the token; give all hosts the same one" in two.said(0)
+        assert "it does not prove that it has the token; give all hosts the same one" in two.said(1)
+        assert summary_of(two)["status"] == "FAILED"
+
+
+def test_a_lost_host_takes_its_workers_along_and_nothing_else(flags, tmp_path):
+    with hosts.Hosts(tmp_path) as two:
+        leader, _ = two.torchrun(SCRIPT, *flags, "--samples", "1600", tokens=(TOKEN, TOKEN))
+        until(lambda: has_trained(two), "the hosts train", 120)
+        two.kill(1)
+        until(lambda: (two.folders[0] / "run" / "summary.json").exists(), "the run ends", 120)
+        time.sleep(1)
+        summary = summary_of(two)
+        assert (summary["status"], summary["num_samples"]) == ("DONE", 1600)
+        batches = [batch for record in arrivals_of(two) for batch in map(tuple, record["batches"])]
+        assert len(batches) == len(set(batches)) == 400
+        leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
+
+
+def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(flags, tmp_path):
+    with hosts.Hosts(tmp_path) as two:
+        _, other = two.torchrun(SCRIPT, *flags, "--samples", "100000", tokens=(TOKEN, TOKEN))
+        until(lambda: has_trained(two), "the hosts train", 120)
+        two.kill(0)
+        until(lambda: "with it the run; its folder lies on that host" in two.said(1), "host 1 says so", 90)
+        assert two.ended(other) != 0
+
+
+def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
+    with hosts.Hosts(tmp_path, delay=0.05, loss=0.01) as two:
+        started = two.torchrun(SCRIPT, *flags, "--samples", "320", tokens=(TOKEN, TOKEN))
+        until(lambda: has_trained(two), "the hosts train", 180)
+        two.is_cut = True
+        time.sleep(20)
+        two.is_cut = False
+        codes = [two.ended(process) for process in started]
+        assert codes == [0, 0], two.said(0) + two.said(1)
+        assert summary_of(two)["num_updates"] == 80
+        assert "lost" not in two.said(0)
