@@ -2,6 +2,7 @@
 from the command line, and what is wrong with a package is said when it is asked for."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def site(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
     return folder
 
 
