@@ -1,6 +1,6 @@
 """Dose and response: what a delay of exactly tau updates costs, and up to which tau asynchrony still pays in seconds.
 
-Made from the folder of ``experiments/dose_response.py``: an algorithm `delayed` (rule fixed_delay) and a reference
+Made from the folder of ``asyncsgd study dose_response``: an algorithm `delayed` (rule fixed_delay) and a reference
 `sync` on the same numbers of workers N = tau + 1. Both are put on the clocks of declared speeds: update v of `delayed`
 happens with arrival v of N asynchronous workers that never wait, round v of `sync` with arrival N v of synchronous
 ones. Two responses of a pair, neither of them censored:
@@ -11,6 +11,8 @@ ones. Two responses of a pair, neither of them censored:
 A target fixed beforehand would be out of reach for large delays, and a time that was cut off at the end of a shorter
 budget would look like an advantage; how many runs reached the registered target is shown beside. Which share of the
 improvement is taken moves the ratio, so all of `SHARES` are shown, and the crossing at each of them.
+
+The times of arrivals come from the library's virtual clock, so this report alone imports torch, when it is made.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,10 +30,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame, Series
 
-from analysis import plots
+from analysis import gallery, plots
 from analysis.crossing import Crossing, crossing_point
 from analysis.curves import Curve, curve, loss_at, lowest_held, on_common_looks, reached, unit_of
 from analysis.gate import Between, between, told_apart
+from analysis.page import Addition, Section, drawing, table
 from analysis.questions import Plan
 from analysis.read import read
 from analysis.stats import Interval, Numbers, t_interval
@@ -39,8 +42,13 @@ from analysis.trust import at_edge
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
 
+if TYPE_CHECKING:
+    from analysis.load import Study
+
 DELAYED = "delayed"
 REFERENCE = "sync"
+SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
+"""Declared speeds whose clocks a study is put on, unless others are asked for."""
 SHARES = (0.5, 0.8, 0.9, 1.0)
 """Of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
 RATIOS = {f"log_ratio_at_{100 * share:g}_percent": f"to {100 * share:g} %" for share in SHARES}
@@ -87,7 +95,11 @@ def read_dose(folder: Path) -> Dose:
     """
     runs, curves, plan = read(folder)
     runs = runs[runs["stage"] == "test"]
-    runs = runs.assign(delay=runs["workers"].astype(int) - 1, edge=[at_edge(plan.arms[arm]) for arm in runs["arm"]])
+    if not {DELAYED, REFERENCE} <= {arm.algorithm for arm in plan.arms.values()}:
+        raise UsageError(
+            f"{folder} has no arms {DELAYED} and {REFERENCE}, so it is no dose-response study; make one: "
+            f"asyncsgd study dose_response --quick"
+        )
     by_run = dict(iter(curves.groupby("run")))
     for run in runs.itertuples():
         if run.status != DONE or by_run[run.run]["loss"].isna().any():
@@ -95,6 +107,7 @@ def read_dose(folder: Path) -> Dose:
                 f"{run.run} is {run.status} and has no loss at every evaluation; take its learning rates out of the "
                 "config and choose another --out"
             )
+    runs = runs.assign(delay=runs["workers"].astype(int) - 1, edge=[at_edge(plan.arms[arm]) for arm in runs["arm"]])
     if 0 not in set(runs.loc[runs["algorithm"] == REFERENCE, "delay"]):  # one process under either name
         runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
     first, *others = (own.drop_duplicates("seed") for _, own in runs.groupby("arm", sort=False))
@@ -186,37 +199,89 @@ def compare(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     return logs, loss_at(ours, end) - loss_at(theirs, end)
 
 
+ABOUT_LOSSES = "final loss at equal samples, mean [95 % t interval]"
+ABOUT_EDGES = "* at the edge of its grid: a better one may lie outside"
+ABOUT_RESPONSES = "delayed / sync, seconds to a share of the improvement that both reach"
+AHEAD = "below 1, and below 0, asynchronous is ahead"
+MEASURED = "MEASURED: real processes on this machine, at the learning rates of the virtual clock"
+
+
 def text(dose: Dose, pairs: DataFrame) -> str:
     """The tables and the answers; `pairs` of declared speeds, and of real processes."""
-    seeds = f"{dose.runs['seed'].nunique()} seeds"
-    delayed = dose.runs[dose.runs["algorithm"] == DELAYED].pivot(index="delay", columns="seed", values="loss")
-    slope = t_interval(np.polyfit(np.log2(delayed.index + 1), delayed, 1)[0])
     parts = [
-        f"final loss at equal samples, mean [95 % t interval], {seeds}; learning rate tuned per delay",
+        f"{ABOUT_LOSSES}, {seeds_of(dose)}; learning rate tuned per delay",
         _aligned(_losses(dose)),
-        "* at the edge of its grid: a better one may lie outside",
-        f"each doubling of tau + 1 adds {slope:.4f} {dose.unit} at equal samples",
+        ABOUT_EDGES,
+        about_slope(dose),
     ]
     for speeds, own in pairs.groupby("speeds", sort=False):
-        clock = f"speeds {speeds} (virtual clock)"
-        if not speeds:
-            clock = "MEASURED: real processes on this machine, at the learning rates of the virtual clock"
-        parts += ["", f"{clock}, {seeds}; below 1, and below 0, asynchronous is ahead"]
-        parts += ["delayed / sync, seconds to a share of the improvement that both reach", _aligned(_responses(own))]
-        for row in own[own["untimed"] != ""].itertuples():
-            parts.append(f"      tau {row.delay}, seed {row.seed}: its seconds are not compared: {row.untimed}")
-        for column, name in (RATIOS | {"gap": ""}).items() if speeds else ():
-            told = answer(crossing_point(*_by_delay(own, column)))
-            parts.append(f"      {f'seconds {name}' if name else 'loss at equal seconds'}: {told}")
+        parts += ["", f"{clock_of(speeds)}, {seeds_of(dose)}; {AHEAD}", ABOUT_RESPONSES, _aligned(_responses(own))]
+        parts += [f"      {line}" for line in answers(own)]
+    return "\n".join([*parts, *about_edges(dose)])
+
+
+def seeds_of(dose: Dose) -> str:
+    return f"{dose.runs['seed'].nunique()} seeds"
+
+
+def clock_of(speeds: str) -> str:
+    return f"speeds {speeds} (virtual clock)" if speeds else MEASURED
+
+
+def about_slope(dose: Dose) -> str:
+    """What a doubling of the number of workers costs, which have one gradient in flight each."""
+    delayed = dose.runs[dose.runs["algorithm"] == DELAYED].pivot(index="delay", columns="seed", values="loss")
+    slopes, _ = np.polyfit(np.log2(delayed.index + 1), delayed, 1)
+    return f"each doubling of tau + 1 adds {t_interval(slopes):.4f} {dose.unit} at equal samples"
+
+
+def about_edges(dose: Dose) -> list[str]:
+    """How many learning rates lie at an end of their grid; nothing where none does."""
     arms = dose.runs.drop_duplicates("arm")
-    if edges := int(arms["edge"].sum()):
-        told = "learning rates at the edge of their grid (a better one may lie outside)"
-        parts.append(f"{told}: {edges} of {len(arms)}")
-    return "\n".join(parts)
+    edges = int(arms["edge"].sum())
+    if not edges:
+        return []
+    return [f"learning rates at the edge of their grid (a better one may lie outside): {edges} of {len(arms)}"]
+
+
+def answers(pairs: DataFrame) -> list[str]:
+    """Which seconds are not compared and, on a declared clock, at which delay the advantage is lost."""
+    lines = []
+    for row in pairs[pairs["untimed"] != ""].itertuples():
+        lines.append(f"tau {row.delay}, seed {row.seed}: its seconds are not compared: {row.untimed}")
+    if pairs["speeds"].iloc[0]:
+        for column, name in RATIOS.items():
+            lines.append(f"seconds {name}: {answer(crossing_point(*_by_delay(pairs, column)))}")
+        lines.append(f"loss at equal seconds: {answer(crossing_point(*_by_delay(pairs, 'gap')))}")
+    return lines
 
 
 def _aligned(table: DataFrame) -> str:
     return table.to_string(index=False, justify="right")
+
+
+def addition(study: Study) -> Addition:
+    """What a dose-response study has on its page: the answers on top, with the picture, and the tables."""
+    from asyncsgd.simulation.simulate import arrival_seconds
+
+    dose = read_dose(study.folder)
+    of_speeds = [pairs_of(dose, speeds, arrival_seconds) for speeds in SPEEDS]
+    pairs = pd.concat(of_speeds)
+    seeds = seeds_of(dose)
+    first = table(_losses(dose), f"{ABOUT_LOSSES}, {seeds}", (ABOUT_EDGES, *about_edges(dose)))
+    tables = [first]
+    told = []
+    for speeds, own in zip(SPEEDS, of_speeds, strict=True):
+        tables.append(table(_responses(own), f"{clock_of(speeds)}, {seeds}", (f"{ABOUT_RESPONSES}; {AHEAD}",)))
+        told += [f"{speeds}: {line}" for line in answers(own)]
+    slope = about_slope(dose)
+    caption = "How old a gradient may be: seconds and losses against the delay, on the clocks of three declared speeds."
+    picture = gallery.Picture("dose-response", "Dose and response", draw(dose, pairs), caption, slope)
+    return Addition(
+        (Section("responses", "How old a gradient may be", tables=tuple(tables)),),
+        headlines=((slope[0].upper() + slope[1:] + ".", tuple(told)),),
+        first=(drawing(picture),),
+    )
 
 
 def _losses(dose: Dose) -> DataFrame:
@@ -287,8 +352,8 @@ def save(dose: Dose, pairs: DataFrame, folder: Path) -> list[Path]:
     tables = {"dose_response.csv": virtual[[*PAIRS]]}
     if len(measured):  # its seconds are no virtual ones: a file of its own
         tables["measured.csv"] = measured[["delay", *RATIOS, "gap"]]
-    for name, table in tables.items():
-        table.to_csv(folder / name, index=False, lineterminator="\r\n")
+    for name, frame in tables.items():
+        frame.to_csv(folder / name, index=False, lineterminator="\r\n")
     pictures = plots.save(draw(dose, virtual), folder / "dose_response", ("png", "svg"))
     return [*(folder / name for name in tables), *pictures]
 

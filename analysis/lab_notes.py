@@ -23,6 +23,8 @@ from analysis.compare import counted, left_out, notes
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     from pandas import DataFrame, Series
 
+    from analysis.load import Study
+    from analysis.page import Addition
     from analysis.questions import Plan
 
 MISSING = "-"
@@ -224,11 +226,27 @@ def _warnings(runs: DataFrame, plan: Plan) -> list[str]:
     return lines
 
 
+def addition(study: Study) -> Addition:
+    """What a study of the lab notes has on its page: our rows beside theirs, and where both agree."""
+    from analysis.page import Addition, Section, table
+
+    rows = rows_of(study.runs, study.plan)
+    agreement, reasons = _agreement(rows, study.plan)
+    notes = [PERPLEXITY, about_processes(rows), THE_NOTES, *_warnings(study.runs, study.plan), *reasons]
+    tables = [table(agreement, "Async / sync, beside the notes", (AGREES,))]
+    if rows:
+        tables.insert(0, table(_cells(rows), "Our rows beside those of the notes", notes))
+    return Addition((Section("lab-notes", "The rows of the lab notes", tables=tuple(tables)),))
+
+
+def about_processes(rows: Sequence[Row]) -> str:
+    return PER_PROCESS if any(row.shares for row in rows) else EXACT_ONLY
+
+
 def render(rows: Sequence[Row], lines: Sequence[str], form: str, plan: Plan) -> str:
     """The tables and their lines; `form` is ``text`` or ``md``."""
     agreement, reasons = _agreement(rows, plan)
-    about = PER_PROCESS if any(row.shares for row in rows) else EXACT_ONLY
-    told = [PERPLEXITY, about, THE_NOTES, *lines, *reasons]
+    told = [PERPLEXITY, about_processes(rows), THE_NOTES, *lines, *reasons]
     if not rows:
         return "\n".join(["no pretraining run has been found", "", *told]) + "\n"
     line_end = "\n\n" if form == "md" else "\n"  # Markdown joins lines with no empty one between them
@@ -273,8 +291,9 @@ def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[DataFrame, list[str]]:
                 logs = (logs[0].iloc[:0], logs[1])
             seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
             lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
-    header = ["processes", "clock", "seconds, async / sync", "notes", "perplexity, async / sync", "notes", "agrees"]
-    return DataFrame(lines, columns=pd.Index(header)), reasons
+    header = ["processes", "clock", "seconds, async / sync", "notes: seconds", "perplexity, async / sync"]
+    header += ["notes: perplexity", "agrees"]
+    return DataFrame(lines, columns=header), reasons
 
 
 def _ratio(logs: Series, form: str) -> str:

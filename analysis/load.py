@@ -107,10 +107,10 @@ class Study:
 
     def report(self, out: Path | str | None = None) -> Path:
         """Write the page, one file without scripts; None: to report.html in the folder."""
-        from analysis import page
+        from analysis import page, special
 
         file = self.folder / "report.html" if out is None else Path(out)
-        write(file, page.render(page.page(self, file)))
+        write(file, page.render(special.page_of(self, file)))
         return file
 
     def __repr__(self) -> str:

@@ -54,6 +54,19 @@ class Section(NamedTuple):
     commands: tuple[str, ...] = ()
 
 
+class Addition(NamedTuple):
+    """What a special report has for the page of a study."""
+
+    sections: tuple[Section, ...]
+    headlines: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Sentences, each with its small type."""
+    warnings: tuple[str, ...] = ()
+    first: tuple[Drawing, ...] = ()
+    """Pictures that stand on top."""
+    tests: dict[str, Any] | None = None
+    """A table of tests. With one, the report judges in the place of the page."""
+
+
 class Page(NamedTuple):
     """What the template shows."""
 

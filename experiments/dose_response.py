@@ -36,7 +36,6 @@ from asyncsgd.studies.plan import Arm, SweepPlan, make_plan
 from asyncsgd.studies.runs import BASE
 
 CONFIG = CONFIGS / "dose_response.yaml"
-SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
 
 
 def main() -> int:
@@ -54,8 +53,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--out", type=Path, help="folder of the sweep and of the results (default: runs/NAME)")
     flags.add_argument("--jobs", type=int, default=available_cores(), help="runs side by side (default: the cores)")
     flags.add_argument("--retry", action="store_true", help="run again what FAILED")
-    shown = ", ".join(SPEEDS)
-    flags.add_argument("--speeds", action="append", help=f"declared speeds; repeat for more (default: {shown})")
+    flags.add_argument("--speeds", action="append", help="declared speeds; repeat for more (default: three kinds)")
     flags.add_argument("--measured", action="store_true", help="also time pairs of real processes, where cores allow")
     return flags
 
@@ -72,7 +70,7 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     import pandas as pd
     import yaml
 
-    from analysis.dose_response import pairs_of, read_dose, save, text
+    from analysis.dose_response import SPEEDS, pairs_of, read_dose, save, text
     from asyncsgd.simulation.simulate import arrival_seconds
 
     dose = read_dose(out)

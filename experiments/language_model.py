@@ -13,9 +13,7 @@ import sys
 from asyncsgd.scripts import study
 from asyncsgd.scripts.base import Typed
 
-COMMAND = study.StudyCommand(
-    Typed.of_script("language_model.py"), str(__doc__).partition("\n")[0], "language_model", "language_model"
-)
+COMMAND = study.StudyCommand(Typed.of_script("language_model.py"), str(__doc__).partition("\n")[0], "language_model")
 
 
 def main() -> int:

@@ -13,9 +13,7 @@ import sys
 from asyncsgd.scripts import study
 from asyncsgd.scripts.base import Typed
 
-COMMAND = study.StudyCommand(
-    Typed.of_script("parallelism.py"), str(__doc__).partition("\n")[0], "parallelism", "parallelism"
-)
+COMMAND = study.StudyCommand(Typed.of_script("parallelism.py"), str(__doc__).partition("\n")[0], "parallelism")
 
 
 def main() -> int:

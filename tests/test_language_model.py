@@ -2,20 +2,22 @@
 
 import json
 import math
-import re
 import shutil
 import statistics
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import asyncsgd
+from analysis.comparison_report import printed
+from analysis.comparison_sections import parts_of, sentences
 from analysis.comparisons import read
 from analysis.language_model import main as report
-from analysis.language_model import printed, sentences, tables_of
 from analysis.parallelism import main as parallelism_report
+from analysis.special import REPORTS
 from asyncsgd.errors import UsageError
-from asyncsgd.scripts.study import report_of
-from asyncsgd.studies.config import read_config
+from asyncsgd.studies.config import Report, read_config
 from asyncsgd.studies.overlay import quick_of
 from asyncsgd.studies.plan import make_plan
 
@@ -133,7 +135,7 @@ def test_a_margin_above_a_tenth_of_what_the_reference_gained_needs_a_reason(fold
     found = read(folder)
     assert arm_of(found, "workers", "gpt2", "sync").word == word
     assert any(line.startswith("gpt2, sync: ") and told in line for line in sentences(found))
-    assert told in printed(tables_of(found), [])
+    assert told in printed(parts_of(found), [])
 
 
 def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder):
@@ -141,7 +143,7 @@ def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder):
     perplexity = arm_of(read(folder), "workers", "gpt2", "single").perplexity
     perplexities = [math.exp(6.0 + 0.01 * math.sin(seed)) for seed in SEEDS]
     assert perplexity.estimate == pytest.approx(statistics.geometric_mean(perplexities))
-    text = printed(tables_of(read(folder)), [])
+    text = printed(parts_of(read(folder)), [])
     assert f"| {perplexity.estimate:.1f} " in text
     assert "geometric mean of the perplexities" in text
 
@@ -159,10 +161,11 @@ def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(fold
 def test_the_grid_has_those_first_that_most_seeds_reached_the_loss_with_and_the_fastest_of_them(folder, ends, first):
     for seed, ended in zip(SEEDS, ends, strict=True):
         made(folder, "grid/gpt2/lr0.002-b4-l32", ended, 200.0, seed)  # twice as fast as at 0.001
-    _, shown, notes = tables_of(read(folder))["grid"]
+    grid = parts_of(read(folder))[-1]
+    shown = grid.frame
     rates = shown[shown["model"] == "gpt2"]["learning_rate"].tolist()
     assert (rates[0], sorted(rates)) == (first, ["0.001", "0.002"])
-    assert "The first rows were chosen by the numbers that they show, so they are a little too good." in notes
+    assert "The first rows were chosen by the numbers that they show, so they are a little too good." in grid.notes
 
 
 def test_the_page_says_each_comparison_in_a_sentence(folder, tmp_path):
@@ -189,7 +192,7 @@ def test_a_run_that_diverged_is_a_result(folder):
     point = found.grid.set_index(["model", "learning_rate"]).loc["gpt2", 2e-3]
     assert (point["reached"], point["runs"], point["loss"].n, point["samples_per_second"].n) == (0, 8, 0, 0)
     assert "gpt2, sync: 1 of 8 runs diverged, so its loss is not judged." in sentences(found)
-    text = printed(tables_of(found), [])
+    text = printed(parts_of(found), [])
     assert "| 1 diverged |" in text
     assert "0 of 8 | diverged |" in text
 
@@ -205,12 +208,27 @@ def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp
     assert command([str(folder), "--out", str(tmp_path / "page.html")]) == 0
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_command_for_every_study_names_the_report_that_its_config_names(path):
-    named = re.search(r"^#     asyncsgd (report|language_model|parallelism) ", path.read_text(), re.MULTILINE)
-    if named is not None:
-        config = read_config(path)
-        assert report_of(config, make_plan(config)) == named[1]
+def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_names(folder):
+    page = asyncsgd.load(folder).report().read_text()
+    assert 'id="comparison-precision"' in page
+    assert 'id="ways"' not in page
+    config = json.loads((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(json.dumps({**config, "report": "parallelism"}))
+    page = asyncsgd.load(folder).report().read_text()
+    assert sorted(map(page.index, ('id="comparison-precision"', 'id="ways"', 'id="runs"')))
+    (folder / "config.yaml").write_text(json.dumps({**config, "report": "paralelism"}))
+    assert "config.yaml names the report paralelism, which is none of dose_response," in (
+        asyncsgd.load(folder).report().read_text()
+    )
+    with pytest.raises(UsageError, match="Invalid enum value 'paralelism'"):
+        make_plan({**config, "report": "paralelism"})
+    assert set(REPORTS) == set(get_args(Report))
+
+
+def test_a_special_report_that_cannot_be_made_is_said_on_the_page(folder):
+    config = json.loads((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(json.dumps({**config, "report": "dose_response"}))
+    assert "The report dose_response cannot be made: " in asyncsgd.load(folder).report().read_text()
 
 
 def test_two_seeds_bear_no_verdict_and_what_is_in_no_number_is_printed_with_the_tables(folder, tmp_path, capsys):

@@ -29,8 +29,12 @@ run
 api studies __init__
 scripts __main__
 """
-# asyncsgd.load, asyncsgd.compare and a study's plan import the analysis when they are called.
-DOORS = {("asyncsgd.api", "analysis.load"), ("asyncsgd.scripts.study", "analysis.stats")}
+# asyncsgd.load, asyncsgd.compare, a study's plan and its page import the analysis when they are called.
+DOORS = {
+    ("asyncsgd.api", "analysis.load"),
+    ("asyncsgd.scripts.study", "analysis.load"),
+    ("asyncsgd.scripts.study", "analysis.stats"),
+}
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}
 JUDGING = """
 stats questions runs

@@ -12,9 +12,9 @@ from gallery import sentences
 from tasks import Plane
 
 from analysis.comparisons import Comparisons
-from analysis.parallelism import about_silence, f1_curve, more_tables, ways_of
 from analysis.parallelism import main as report
 from analysis.stats import Interval
+from analysis.ways import about_silence, f1_curve, scores_of, ways_of
 from asyncsgd.records.events import StagesUsed, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.worker.worker import Loss, OnAllGPUs
@@ -42,8 +42,7 @@ def test_what_silence_scores_is_said_beside_the_scores():
 
 
 def test_the_scores_stand_beside_the_loss_and_the_seconds():
-    headings = ("processes", "bubble", "formula", "exchange", "samples_to_target", "reached")
-    _, table, _ = more_tables(ways(("DDP 2", 0.45, ())).assign(**dict.fromkeys(headings, 1.0)))["scores"]
+    table = scores_of(ways(("DDP 2", 0.45, ()))).frame
     assert list(table) == ["model", "way", "f1", "HasAns f1", "loss", "seconds"]
     assert [one.estimate for one in table.loc[0, "f1":]] == [0.45, 0.3, 2.25, 90.0]
 

@@ -52,13 +52,11 @@ class StudyCommand(NamedTuple):
     """In its help."""
     config: str | None = None
     """The config that is run where none is named; None: one must be named."""
-    report: str | None = None
-    """The command of the analysis that shows what has been found; None: the one that suits the config."""
     any_study: Typed = Typed.of_script("sweep.py")
     """The command for every study, in the examples of its help."""
 
 
-SWEEP = StudyCommand(Typed.of_script("sweep.py"), report="report")
+SWEEP = StudyCommand(Typed.of_script("sweep.py"))
 
 
 def parser_of(command: StudyCommand) -> argparse.ArgumentParser:
@@ -183,8 +181,10 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
         )
     state = "done" if num_finished == len(plan.runs) else "so far"
     print(f"{state}   {out}: {num_finished} of {len(plan.runs)} runs")
-    report = command.report or report_of(config, plan)
-    print(f"next   {typed.analysis} {report} {shlex.quote(str(out))} --out report.html")
+    if num_finished and config.get("report") is not None:
+        print(f"page   {page_of(out)}")
+    else:
+        print(f"next   {typed.analysis} report {shlex.quote(str(out))} --out report.html")
     return 1 if failing else 0
 
 
@@ -223,12 +223,11 @@ def config_of(file: Path, is_quick: bool, settings: Sequence[str]) -> tuple[Mapp
     return config, text_of(config, f"{file.name} with {' '.join(laid_over)}")
 
 
-def report_of(config: Mapping[str, Any], plan: SweepPlan) -> str:
-    """The command of the analysis that shows what a study has found."""
-    if "models" not in config:
-        return "report"
-    modes = {arm.settings.get("mode") for arm in plan.arms}
-    return "parallelism" if "pipeline" in modes else "language_model"
+def page_of(out: Path) -> Path:
+    """Write the page of a study that names its report; return the file."""
+    from analysis.load import load
+
+    return load(out).report()
 
 
 def shard_of(text: str) -> tuple[int, int]:

@@ -137,11 +137,17 @@ class Finetune(Keys, frozen=True, kw_only=True):
     """The first of the task's scores, which says by itself whether higher is better."""
 
 
+Report = Literal["dose_response", "lab_notes", "language_model", "parallelism"]
+"""The special reports, by name."""
+
+
 class AnyConfig(Keys, frozen=True, kw_only=True):
     """The keys that the file of any study may have and that change none of its runs."""
 
     quick: Settings | None = None
     """What ``--quick`` lays over the rest; see `asyncsgd.studies.overlay`."""
+    report: Report | None = None
+    """What the page of the study shows besides; see `analysis.special`."""
 
 
 NOT_PLANNED = AnyConfig.__struct_fields__
