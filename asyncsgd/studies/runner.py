@@ -31,6 +31,7 @@ from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summar
 from asyncsgd.settings.task import task_flags
 from asyncsgd.studies.arms import words_of
 from asyncsgd.studies.config import words_of_score
+from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.tasks import class_named
 
 if TYPE_CHECKING:  # it imports torch
@@ -96,6 +97,11 @@ class PlannedJob:
         return ""
 
     @property
+    def kind(self) -> RunKind:
+        """What it takes about as long as."""
+        return RunKind(self.tags.get("stage", ""), self.tags.get("arm", ""), self.measures)
+
+    @property
     def experiment(self) -> str:
         return "stilt_mlm" if self.task == "masked_lm" else class_named(self.task).name
 
@@ -121,12 +127,20 @@ class Runner:
         stop: of the script.
         side_by_side: how many runs may go on at once, each in a process of its own. None: all runs are made in this
             process, one after the other.
+        progress: is told of every run that ends; None: nothing is shown of the study as a whole.
     """
 
-    def __init__(self, context: ForkServerContext | None, stop: StopRequest, side_by_side: int | None) -> None:
+    def __init__(
+        self,
+        context: ForkServerContext | None,
+        stop: StopRequest,
+        side_by_side: int | None,
+        progress: Progress | None = None,
+    ) -> None:
         self._context = context
         self._stop = stop
         self._side_by_side = side_by_side
+        self._progress = progress
         self.failed: list[PlannedJob] = []
         self._number = self._of = 0
 
@@ -179,6 +193,8 @@ class Runner:
         self._stop.check()
 
     def _tell(self, job: PlannedJob, seconds: float) -> None:
+        if self._progress is not None:
+            self._progress.clear()
         self._number += 1
         status = status_of(job.path)
         summary = read_summary(job.path)
@@ -200,6 +216,8 @@ class Runner:
             told = "it left nothing" if status == NOT_STARTED else status
             reason = f"{summary['message']}; " if summary.get("message") else ""
             print(f"  {told}: {reason}see {job.log}", file=sys.stderr, flush=True)
+        if self._progress is not None:
+            self._progress.ended(job.kind, seconds, has_result=status in FINISHED)
 
 
 @contextlib.contextmanager

@@ -10,11 +10,13 @@ from types import MappingProxyType
 from asyncsgd.backends.launch import fork_server
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import RunError
-from asyncsgd.records.events import DONE
+from asyncsgd.records.events import DONE, FAILED, FINISHED
+from asyncsgd.records.machine import available_cores
 from asyncsgd.run.runtimes import KINDS
-from asyncsgd.studies.plan import SweepPlan
+from asyncsgd.studies.plan import SweepPlan, share
+from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.studies.runner import OF_TRANSFORMERS, PRELOAD, PlannedJob, Runner
-from asyncsgd.studies.runs import STAGES, PlannedRun, Stage
+from asyncsgd.studies.runs import STAGES, TIMED, PlannedRun, Stage
 from asyncsgd.studies.sweep import Sweep
 from asyncsgd.tasks import TASKS, class_named
 
@@ -60,6 +62,7 @@ def carry_out(
         KeyboardInterrupt: if the user has asked for it.
     """
     failed: list[PlannedJob] = []
+    progress = progress_of(sweep, jobs, retry, shard)
     for stage in STAGES:
         if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
             raise RunError(
@@ -81,10 +84,42 @@ def carry_out(
             if stage == "base" and todo and shard[0] > 1:
                 raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
             if todo:
-                runner = Runner(context, stop, jobs)
-                runner.run(todo)
+                runner = Runner(context, stop, jobs, progress)
+                try:
+                    runner.run(todo)
+                finally:
+                    progress.clear()  # whatever is said next has a line of its own
                 failed += runner.failed
     return failed
+
+
+def progress_of(sweep: Sweep, jobs: int | None, retry: bool, shard: tuple[int, int]) -> Progress:
+    """How far the runs of a shard are, of those that can be made here.
+
+    Args:
+        sweep: the plan and its folder.
+        jobs: how many runs go on side by side; None: one.
+        retry: whether what FAILED is made again.
+        shard: its number, and how many there are.
+    """
+    plan = sweep.plan
+    skipped = () if retry else (FAILED,)
+    num_finished = 0
+    left = []
+    for stage in STAGES:
+        own = share(plan, stage, shard if stage != "base" else (1, 1))
+        for run in plan.of_stage(stage):
+            status = sweep.status(run)
+            if run.folder not in own or status in skipped:
+                continue
+            if status in FINISHED:
+                num_finished += 1
+                continue
+            job = sweep.job(run, pretend=True)
+            if job is None or not job.lacks:
+                measures = stage in TIMED and not plan.arm(run.arm).virtual
+                left.append(RunKind(stage, run.arm, measures))
+    return Progress(left, num_finished + len(left), min(jobs or 1, available_cores()))
 
 
 def _not_finished(
