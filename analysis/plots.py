@@ -66,16 +66,23 @@ class Look(NamedTuple):
 
 
 def looks(arms: DataFrame) -> dict[str, Look]:
-    """Of every arm of `questions.groups`; well-known algorithms have theirs in every report. A group's second arm of an
-    algorithm has a look of its own.
+    """The look of every arm of `questions.groups`; well-known algorithms have theirs in every report. A group's second
+    arm of an algorithm has a look of its own.
     """
     nth = arms.groupby(["group", "algorithm"]).cumcount()
-    names = [f"{name} {n}" if n else str(name) for name, n in zip(arms["algorithm"], nth, strict=True)]
-    order = [*FIXED, *sorted(set(names) - set(FIXED))]
-    colours = [*sns.color_palette("colorblind", 10), *sns.color_palette("dark", len(order))]
-    numbers = [order.index(name) for name in names]
-    kinds = [Look(colours[n], MARKERS[n % len(MARKERS)], DASHES[n % len(DASHES)]) for n in numbers]
-    return dict(zip(arms.index, kinds, strict=True))
+    names = []
+    for algorithm, n in zip(arms["algorithm"], nth, strict=True):
+        names.append(f"{algorithm} {n}" if n else str(algorithm))
+    others = sorted(set(names) - set(FIXED))
+    order = [*FIXED, *others]
+    colours = sns.color_palette("colorblind", 10) + sns.color_palette("dark", len(order))
+    found = {}
+    for arm, name in zip(arms.index, names, strict=True):
+        number = order.index(name)
+        marker = MARKERS[number % len(MARKERS)]
+        dash = DASHES[number % len(DASHES)]
+        found[arm] = Look(colours[number], marker, dash)
+    return found
 
 
 class Literal(Figure):
@@ -101,14 +108,21 @@ def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[F
 def forest(tests: DataFrame, labels: Mapping[str, str], axes: Iterable[Axes]) -> str:
     """Every comparison as a point with its interval, in the colour of its word: time ratio left, loss right."""
     left, right = axes
-    pairs = tests[["treatment", "reference"]].drop_duplicates().head(MOST_ROWS)
+    arms = tests[["treatment", "reference"]].drop_duplicates().head(MOST_ROWS)
+    pairs = list(arms.itertuples(index=False, name=None))
+    times = tests[tests["endpoint"] == "time_to_target"]
     losses = tests[tests["endpoint"].str.startswith("loss")]
-    named = [tuple(pair) for pair in pairs.to_numpy()]
-    told = _forest(tests[tests["endpoint"] == "time_to_target"], named, labels, left, ratio=True)
-    told += _forest(losses[losses["endpoint"].isin(losses["endpoint"].head(1))], named, labels, right, ratio=False)
-    left.set_yticks(range(len(pairs)), [_versus(labels.get(a, a), labels.get(b, b)) for a, b in pairs.to_numpy()])
+    losses = losses[losses["endpoint"].isin(losses["endpoint"].head(1))]
+    sentences = _ratios(times, pairs, labels, left)
+    sentences += _differences(losses, pairs, labels, right)
+    names = []
+    for treatment, reference in pairs:
+        ours = labels.get(treatment, treatment)
+        theirs = labels.get(reference, reference)
+        names.append(_versus(ours, theirs))
+    left.set_yticks(range(len(pairs)), names)
     right.set_yticks(range(len(pairs)), [""] * len(pairs))
-    return "; ".join(told)
+    return "; ".join(sentences)
 
 
 def _versus(ours: str, theirs: str) -> str:
@@ -116,54 +130,109 @@ def _versus(ours: str, theirs: str) -> str:
     >>> _versus("async, 4 workers, measured", "sync, 4 workers, measured")
     'async vs sync, 4 workers, measured'
     """
-    (one, *where) = ours.split(", ")
-    (other, *there) = theirs.split(", ")
-    return ", ".join([f"{one} vs {other}", *where]) if where == there else f"{ours} vs {theirs}"
+    name, _, where = ours.partition(", ")
+    other, _, there = theirs.partition(", ")
+    if where != there:
+        return f"{ours} vs {theirs}"
+    if not where:
+        return f"{name} vs {other}"
+    return f"{name} vs {other}, {where}"
 
 
 OPEN = 8
-"""How many times a ratio an interval without an end is drawn to."""
 
 
-def _forest(
-    tests: DataFrame, pairs: list[tuple[str, ...]], labels: Mapping[str, str], axes: Axes, *, ratio: bool
-) -> list[str]:
-    columns = ("ratio", "ratio_low", "ratio_high") if ratio else ("estimate", "low", "high")
-    told = []
+def _ratios(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], axes: Axes) -> list[str]:
+    """The left half of a forest: the time to the target as a share of the reference's."""
+    sentences = []
     for row in tests.itertuples():
         if (row.treatment, row.reference) not in pairs:
             continue
         place = pairs.index((row.treatment, row.reference))
-        registered = row.family == "primary"
-        tone = TONES.get(row.word, MUTED) if registered else MUTED
-        told.append(f"{labels.get(row.treatment, row.treatment)}, {row.endpoint.replace('_', ' ')}: {row.word}")
-        beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        axes.annotate(f" {row.word}", (1.0, place), fontsize=8, color=tone, **beside)
-        at, low, high = (getattr(row, name) for name in columns)
-        if at != at:
+        sentence = _word(row, place, labels, axes)
+        if not math.isnan(row.ratio):
+            share, low, high = _share_of_time(row)
+            _point(row, place, (share, low, high), axes)
+            sentence += f", {share:.3g} of the time"
+        sentences.append(sentence)
+    _rows(axes, len(pairs), even=1.0)
+    axes.set_xscale("log")
+    first, last = axes.get_xlim()
+    is_narrow = last < 5 * first  # too near for two of 1, 2, 5
+    axes.xaxis.set_major_locator(MaxNLocator(5) if is_narrow else LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())  # labels of more ticks would touch
+    axes.set_xlabel("time to the target / the reference's")
+    return sentences
+
+
+def _share_of_time(row: Any) -> tuple[float, float, float]:
+    """The share of the reference's time, and its ends; an open end lies so far that it is seen to be one."""
+    share = 1 / row.ratio
+    most = 1 / row.ratio_low if row.ratio_low else math.inf
+    least = 1 / row.ratio_high
+    ends = np.clip((most, least), share / OPEN, OPEN / row.ratio)
+    return share, ends[0], ends[1]
+
+
+def _differences(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], axes: Axes) -> list[str]:
+    """The right half of a forest: the loss less the reference's, with the margin shaded."""
+    sentences = []
+    for row in tests.itertuples():
+        if (row.treatment, row.reference) not in pairs:
             continue
-        if ratio:  # an open end is drawn so far that it is seen to be one
-            at, low, high = 1 / at, *np.clip((1 / low if low else math.inf, 1 / high), 1 / at / OPEN, OPEN / at)
-        told[-1] += f", {at:.3g} of the time" if ratio else f", {at:+.3g} {row.unit}"
-        axes.plot([low, high], [place, place], color=tone, linewidth=2.4 if registered else 1.2, solid_capstyle="butt")
-        axes.plot(at, place, "s" if registered else "o", color=tone, markersize=5.5 if registered else 4.5)
-    if not ratio and tests["margin"].notna().any():
-        axes.axvspan(-tests["margin"].max(), tests["margin"].max(), color="#0b6cae", alpha=0.12, linewidth=0)
-    axes.axvline(1.0 if ratio else 0.0, **DASHED)
-    axes.set_ylim(len(pairs) - 0.4, -0.6)
+        place = pairs.index((row.treatment, row.reference))
+        sentence = _word(row, place, labels, axes)
+        if not math.isnan(row.estimate):
+            _point(row, place, (row.estimate, row.low, row.high), axes)
+            sentence += f", {row.estimate:+.3g} {row.unit}"
+        sentences.append(sentence)
+    if tests["margin"].notna().any():
+        margin = tests["margin"].max()
+        axes.axvspan(-margin, margin, color="#0b6cae", alpha=0.12, linewidth=0)
+    _rows(axes, len(pairs), even=0.0)
+    endpoint = next(iter(tests["endpoint"]), "loss")
+    axes.set_xlabel(f"{endpoint.replace('_', ' ')} - the reference's")
+    axes.locator_params(axis="x", nbins=5)
+    return sentences
+
+
+def _tone(row: Any) -> str:
+    """The colour of a comparison: that of its word where it was registered."""
+    return TONES.get(row.word, MUTED) if row.family == "primary" else MUTED
+
+
+def _word(row: Any, place: int, labels: Mapping[str, str], axes: Axes) -> str:
+    """Write the word of a comparison beside its row of a forest; the beginning of the sentence on it."""
+    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+    axes.annotate(f" {row.word}", (1.0, place), fontsize=8, color=_tone(row), **beside)
+    endpoint = row.endpoint.replace("_", " ")
+    return f"{labels.get(row.treatment, row.treatment)}, {endpoint}: {row.word}"
+
+
+def _point(row: Any, place: int, interval: tuple[float, float, float], axes: Axes) -> None:
+    """Draw an estimate with its ends; what was registered is larger, and a square."""
+    estimate, low, high = interval
+    tone = _tone(row)
+    marker = "o"
+    size = 4.5
+    width = 1.2
+    if row.family == "primary":
+        marker = "s"
+        size = 5.5
+        width = 2.4
+    axes.plot([low, high], [place, place], color=tone, linewidth=width, solid_capstyle="butt")
+    axes.plot(estimate, place, marker, color=tone, markersize=size)
+
+
+def _rows(axes: Axes, number: int, even: float) -> None:
+    """The rows of a forest, from the top, and a dashed line where both arms are alike."""
+    axes.axvline(even, **DASHED)
+    axes.set_ylim(number - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    if ratio:
-        axes.set_xscale("log")
-        first, last = axes.get_xlim()
-        few = last < 5 * first  # too near for two of 1, 2, 5
-        axes.xaxis.set_major_locator(MaxNLocator(5) if few else LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())  # labels of more ticks would touch
-        axes.set_xlabel("time to the target / the reference's")
-    else:
-        axes.set_xlabel(f"{next(iter(tests['endpoint']), 'loss').replace('_', ' ')} - the reference's")
-        axes.locator_params(axis="x", nbins=5)
-    return told
+
+
+"""How many times a ratio an interval without an end is drawn to."""
 
 
 def loss(
@@ -179,37 +248,44 @@ def loss(
     """A thin line for every run, the mean of an arm with its t band, and the target. A run that diverged ends in a
     cross and is in no mean."""
     frames = dict(iter(curves.groupby("run")))
-    told = []
-    for arm, of_arm in runs[runs["run"].isin(frames)].groupby("arm", sort=False):
+    evaluated = runs[runs["run"].isin(frames)]
+    sentences = []
+    for arm, of_arm in evaluated.groupby("arm", sort=False):
         look = cast[str(arm)]
-        found = {row.run: curve(frames[row.run], x, y) for row in of_arm.itertuples()}
+        alive = []
         for row in of_arm.itertuples():
-            at, values = _thinned(found[row.run])
-            axes.plot(at, values, color=look.colour, linewidth=0.6, alpha=0.4)
-            if row.diverged and len(at):
-                axes.plot(at[-1], values[-1], "x", color=look.colour)
-        alive = [found[row.run] for row in of_arm.itertuples() if not row.diverged]
+            of_run = curve(frames[row.run], x, y)
+            _thin_line(axes, of_run, look, row.diverged)
+            if not row.diverged:
+                alive.append(of_run)
         grid, mean, low, high = band(alive)
         name = f"{labels.get(str(arm), arm)} (n = {len(alive)})"
         look.band(axes, grid, low, high)
         look.line(axes, grid, mean, linewidth=1.7, markevery=max(1, len(grid) // 5), label=name)
         if len(grid):
-            told.append(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g} at {grid[-1]:.4g} {x}")
-    if target is not None and target == target:
+            sentences.append(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g} at {grid[-1]:.4g} {x}")
+    if target is not None and not math.isnan(target):
         axes.axhline(target, **DASHED)
-        told.append(f"target {target:.4g}")
+        sentences.append(f"target {target:.4g}")
     axes.set_xlabel(_seconds_of(runs) if x == "seconds" else x)
-    axes.set_ylabel(y.removeprefix("metric.") if y != "loss" else "evaluation loss")
-    return "; ".join(told)
+    axes.set_ylabel("evaluation loss" if y == "loss" else y.removeprefix("metric."))
+    return "; ".join(sentences)
+
+
+def _thin_line(axes: Axes, of_run: Curve, look: Look, is_diverged: bool) -> None:
+    """The line of one run, of at most `MOST_POINTS` points or a few more."""
+    x, y = of_run
+    step = max(1, len(x) // MOST_POINTS)
+    x = x[::step]
+    y = y[::step]
+    axes.plot(x, y, color=look.colour, linewidth=0.6, alpha=0.4)
+    if is_diverged and len(x):
+        axes.plot(x[-1], y[-1], "x", color=look.colour)
 
 
 def _seconds_of(runs: DataFrame) -> str:
-    return "virtual seconds" if set(runs["clock"]) == {"virtual"} else "training seconds"
-
-
-def _thinned(curve: Curve) -> Curve:
-    step = max(1, len(curve[0]) // MOST_POINTS)
-    return curve[0][::step], curve[1][::step]
+    is_virtual = set(runs["clock"]) == {"virtual"}
+    return "virtual seconds" if is_virtual else "training seconds"
 
 
 def reached(
@@ -222,23 +298,38 @@ def reached(
 ) -> str:
     """The share of runs that were seen at the target by a time; those that ended before it are censored there."""
     measure = Measure(curves)
-    told = []
+    sentences = []
     for arm, of_arm in runs.groupby("arm", sort=False):
-        rows = list(of_arm.itertuples())
-        look = cast[str(arm)]
-        at = np.array([measure.crossings([row], target)[0][1] for row in rows])
-        ends = np.array([math.inf if row.diverged else measure.end(row.run, "seconds") for row in rows])
-        there = np.isfinite(at)
+        times = []
+        ends = []
+        for row in of_arm.itertuples():
+            ((_, seen),) = measure.crossings([row], target)
+            times.append(seen)
+            ends.append(math.inf if row.diverged else measure.end(row.run, "seconds"))
         name = labels.get(str(arm), str(arm))
-        told.append(f"{name}: {there.sum()} of {len(rows)}")
+        there = np.isfinite(times)
+        sentences.append(f"{name}: {there.sum()} of {len(times)}")
         if there.any():
-            last = max([*at[there], *ends[np.isfinite(ends)]])
-            sample = scipy_stats.CensoredData(uncensored=at[there], right=np.minimum(ends, last)[~there])
-            share = scipy_stats.ecdf(sample).cdf
-            look.steps(axes, [0, *share.quantiles], [0, *share.probabilities], name)
+            at, share = _share_there(np.array(times), np.array(ends))
+            cast[str(arm)].steps(axes, at, share, name)
     axes.set(ylim=(-0.03, 1.05), xlabel=_seconds_of(runs))
     axes.set_ylabel(f"share of runs seen at or below {target:.3g}")
-    return "; ".join(told)
+    return "; ".join(sentences)
+
+
+def _share_there(times: NDArray[Any], ends: NDArray[Any]) -> tuple[list[float], list[float]]:
+    """The times at which a run came to the target, and the share of runs that had by then (Kaplan and Meier).
+
+    Args:
+        times: of each run, inf where it never came there.
+        ends: until when it was watched.
+    """
+    there = np.isfinite(times)
+    last = max([*times[there], *ends[np.isfinite(ends)]])
+    censored = np.minimum(ends, last)[~there]
+    sample = scipy_stats.CensoredData(uncensored=times[there], right=censored)
+    share = scipy_stats.ecdf(sample).cdf
+    return [0, *share.quantiles], [0, *share.probabilities]
 
 
 def against(
@@ -251,20 +342,26 @@ def against(
     log: bool = False,
 ) -> str:
     """`y` against `x`: means over seeds with t intervals, a line for each algorithm."""
-    told = []
+    sentences = []
     for name, own in runs.dropna(subset=[x, y]).groupby("algorithm", sort=False):
         look = cast[own["arm"].iloc[0]]
-        exact = own[x].nunique() <= own["arm"].nunique()  # workers, rates; else an arm is a point at its mean
-        means = [(part[x].mean(), t_interval(part[y])) for _, part in own.groupby(x if exact else "arm")]
-        means.sort(key=lambda one: one[0])
-        at = [one for one, _ in means]
-        look.line(axes, at, [one.estimate for _, one in means], label=str(name))
-        axes.vlines(at, [one.low for _, one in means], [one.high for _, one in means], color=look.colour, linewidth=1.2)
-        told.append(f"{name}: {', '.join(f'{one.estimate:.3g} at {place:.3g}' for place, one in means)}")
+        is_chosen = own[x].nunique() <= own["arm"].nunique()  # workers, rates; else an arm is a point at its mean
+        points = []
+        for _, alike in own.groupby(x if is_chosen else "arm"):
+            points.append((alike[x].mean(), t_interval(alike[y])))
+        points.sort(key=lambda point: point[0])
+        at = [place for place, _ in points]
+        intervals = [interval for _, interval in points]
+        look.line(axes, at, [interval.estimate for interval in intervals], label=str(name))
+        low = [interval.low for interval in intervals]
+        high = [interval.high for interval in intervals]
+        axes.vlines(at, low, high, color=look.colour, linewidth=1.2)
+        shown = ", ".join(f"{interval.estimate:.3g} at {place:.3g}" for place, interval in points)
+        sentences.append(f"{name}: {shown}")
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     if log:
         logarithmic(axes, base=2 if x == "workers" else 10)
-    return "; ".join(told)
+    return "; ".join(sentences)
 
 
 def logarithmic(axes: Axes, base: float = 10) -> None:
@@ -276,14 +373,17 @@ def logarithmic(axes: Axes, base: float = 10) -> None:
 
 def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[str, Look]) -> str:
     """How often a gradient was applied at each delay, in updates."""
+    sentences = []
     for arm, of_arm in counts.items():
         total = sum(of_arm.values())
         at = sorted(of_arm)
-        cast[arm].line(axes, at, [of_arm[delay] / total for delay in at], label=arm)
+        shares = [of_arm[delay] / total for delay in at]
+        cast[arm].line(axes, at, shares, label=arm)
+        sentences.append(f"{arm}: at most {max(of_arm)}")
     axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return "; ".join(f"{arm}: at most {max(of_arm)}" for arm, of_arm in counts.items())
+    return "; ".join(sentences)
 
 
 def heat(axes: Axes, counts: DataFrame) -> str:
@@ -296,19 +396,23 @@ def heat(axes: Axes, counts: DataFrame) -> str:
 
 def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look]) -> str:
     """The share of runs with a score above every threshold, one curve an algorithm, with its band."""
-    scores = np.concatenate([one["score"] for one in found.values()])
+    scores = np.concatenate([steps["score"] for steps in found.values()])
     # below 0 is worse than before training, and how far below would only squeeze the rest
-    left = max(0.0, scores.min())
-    right = max(scores.max(), 1.0)
-    left, right = left - 0.05 * (right - left), right + 0.05 * (right - left)
+    least = max(0.0, scores.min())
+    most = max(scores.max(), 1.0)
+    beside = 0.05 * (most - least)
+    left = least - beside
+    right = most + beside
     for name, steps in found.items():
         look = cast[name]
         x = [min(left, steps["score"].iloc[0]), *steps["score"], right]
-        share, low, high = ([1.0, *steps[column], 0.0] for column in ("share", "low", "high"))
-        look.steps(axes, x, share, name)
+        look.steps(axes, x, [1.0, *steps["share"], 0.0], name)
         if steps["low"].notna().any():
+            low = [1.0, *steps["low"], 0.0]
+            high = [1.0, *steps["high"], 0.0]
             look.band(axes, x, low, high, step="post")
-    axes.set(xlim=(left, right), ylim=(-0.03, 1.03), xlabel="score τ", ylabel="runs with a score above τ")
+    axes.set(xlim=(left, right), ylim=(-0.03, 1.03))
+    axes.set(xlabel="score τ", ylabel="runs with a score above τ")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(frameon=False, fontsize=8)
     return "; ".join(found)
@@ -316,13 +420,15 @@ def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look
 
 def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, cast: Mapping[str, Look]) -> str:
     """One horizontal bar an algorithm from low to high, a line at the estimate, and a dashed one at `even`."""
-    for place, (name, one) in enumerate(intervals.items()):
+    for place, (name, interval) in enumerate(intervals.items()):
         colour = cast[name].colour
-        axes.barh(place, one.high - one.low, 0.6, one.low, color=colour, alpha=0.4, linewidth=0)
-        axes.vlines(one.estimate, place - 0.3, place + 0.3, color=colour, linewidth=2.2)
+        width = interval.high - interval.low
+        axes.barh(place, width, 0.6, interval.low, color=colour, alpha=0.4, linewidth=0)
+        axes.vlines(interval.estimate, place - 0.3, place + 0.3, color=colour, linewidth=2.2)
     axes.axvline(even, **DASHED)
-    axes.set(xlabel=label, ylim=(len(intervals) - 0.4, -0.6), yticks=range(len(intervals)), yticklabels=[*intervals])
-    return "; ".join(f"{name}: {one:.3f}" for name, one in intervals.items())
+    axes.set(xlabel=label, ylim=(len(intervals) - 0.4, -0.6))
+    axes.set_yticks(range(len(intervals)), list(intervals))
+    return "; ".join(f"{name}: {interval:.3f}" for name, interval in intervals.items())
 
 
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
