@@ -75,50 +75,71 @@ def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
         UsageError: if there is no run and no plan in it, or nothing but whole sweeps.
     """
     plan = read_plan(folder)
-    there = _folders(folder, plan)
-    read_ones = {name: read_run(path) for name, path in there.items()}
-    for name, path in there.items():
-        if found := _replaced(path):
-            read_ones[name][0]["details"]["replaced"] = found
+    recorded: dict[str, dict[str, Any]] = {}
+    curves = []
+    for name, path in _folders(folder, plan).items():
+        row, curve = read_run(path)
+        replaced = _replaced(path)
+        if replaced:
+            row["details"]["replaced"] = replaced
+        recorded[name] = row
+        if len(curve):
+            curves.append(curve.assign(run=name))
     in_plan = {entry.folder: planned(entry, plan) for entry in plan.runs}
     rows = []
-    for name in sorted(in_plan | read_ones):
-        row = {"run": name, **(read_ones[name][0] if name in read_ones else missing(folder / name))}
+    for name in sorted(in_plan | recorded):
+        row = {"run": name}
+        row |= recorded[name] if name in recorded else missing(folder / name)
         if name in in_plan:
-            row |= {key: value for key, value in in_plan[name].items() if key in PLACED or row.get(key) in (None, "")}
-            row |= misplaced(row, plan)
-            row |= of_another(row, read_ones.get(row["parent"], ({}, None))[0])
+            _place_as_planned(row, in_plan[name], plan, recorded)
         else:
             row |= placed(name, row)
             if plan.runs:
                 row |= {"left_out": "not in plan.json", "usable": False, "stage": ""}
         rows.append(row)
-    runs = _table(rows)
-    shown = [curve.assign(run=name) for name, (_, curve) in read_ones.items() if len(curve)]
-    curves = pd.concat(shown, ignore_index=True) if shown else DataFrame(columns=CURVES)
-    return with_parents(with_arms(runs)), curves, plan
+    runs = with_parents(with_arms(_table(rows)))
+    if not curves:
+        return runs, DataFrame(columns=CURVES), plan
+    return runs, pd.concat(curves, ignore_index=True), plan
+
+
+def _place_as_planned(
+    row: dict[str, Any], place: Mapping[str, Any], plan: Plan, recorded: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Give a run its place in a plan, unless its folder holds another run than the plan says."""
+    for key, value in place.items():
+        if key in PLACED or row.get(key) in (None, ""):
+            row[key] = value
+    row |= misplaced(row, plan)
+    row |= of_another(row, recorded.get(row["parent"], {}))
 
 
 def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
     """Name -> path of every run folder at or below `folder`, but for those of sweeps further down."""
     make_one = "make one: asyncsgd train masked_lm --mode async --nproc 4"
     if not folder.is_dir():
-        raise UsageError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {make_one}")
-    inner = sorted(file.parent for file in folder.rglob("plan.json") if file.parent != folder)
-    found = {file.parent for name in ("summary.json", EVENTS) for file in folder.rglob(name)}
-    own = {path for path in found if not any(sweep in path.parents for sweep in inner)}
-    names = {path.resolve().name if path == folder else path.relative_to(folder).as_posix(): path for path in own}
-    kept = {
-        name: path
-        for name, path in sorted(names.items())
-        if path == folder or not ((PREDICTED.search(name) and path.parent in own) or REPLACED.search(name))
-    }
-    if not kept and not plan.runs:
-        if inner:
-            listed = ", ".join(map(str, inner))
+        what = "not a folder" if folder.exists() else "no such folder"
+        raise UsageError(f"{folder}: {what}; {make_one}")
+    sweeps = sorted(file.parent for file in folder.rglob("plan.json") if file.parent != folder)
+    own = set()
+    for file in (*folder.rglob("summary.json"), *folder.rglob(EVENTS)):
+        if not any(sweep in file.parent.parents for sweep in sweeps):
+            own.add(file.parent)
+    names = {}
+    for path in own:
+        if path == folder:
+            names[path.resolve().name] = path
+            continue
+        name = path.relative_to(folder).as_posix()
+        is_of_a_run = PREDICTED.search(name) and path.parent in own
+        if not (is_of_a_run or REPLACED.search(name)):
+            names[name] = path
+    if not names and not plan.runs:
+        if sweeps:
+            listed = ", ".join(map(str, sweeps))
             raise UsageError(f"{folder} holds no runs of its own, but sweeps; give one of them: {listed}")
         raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
-    return kept
+    return dict(sorted(names.items()))
 
 
 def _replaced(path: Path) -> list[str]:
@@ -126,64 +147,107 @@ def _replaced(path: Path) -> list[str]:
     statuses = []
     for earlier in sorted(path.parent.glob(f"{path.name}.before-*")):
         try:
-            statuses.append(str(_summary(earlier / "summary.json").get("status") or UNFINISHED))
+            summary = _summary(earlier / "summary.json")
         except (OSError, ValueError):
             statuses.append(UNREADABLE)
+            continue
+        statuses.append(str(summary.get("status") or UNFINISHED))
     return statuses
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], DataFrame]:
     """The row of one run folder, without its place in a study, and its curve."""
-    row: dict[str, Any] = {"path": path, "left_out": "", "notes": "", "usable": False}
-    row |= {"asked": {}, "settings": {}, "details": {}}
+    row: dict[str, Any] = {
+        "path": path,
+        "left_out": "",
+        "notes": "",
+        "usable": False,
+        "asked": {},
+        "settings": {},
+        "details": {},
+    }
     curve = DataFrame(columns=CURVES[1:], dtype=float)
     try:
-        row |= _checked(_of_settings(path / "settings.yaml") | _of_environment(path / "environment.json"))
-        row["asked"] = asked_of(row["settings"], {})
-        summary = _summary(path / "summary.json")
-        if missing_records := lost_records(path / EVENTS, summary):
-            raise ValueError(missing_records)
-        better: dict[str, str] = {}
-        if (path / EVENTS).is_file():
-            header = read_header(path / EVENTS)
-            better = header.get("better") or {}
-            curve, told = _events(path / EVENTS)
-            told["details"]["loss_unit"] = header.get("loss_unit", "nats")
-            if elsewhere := _resumed_on(path, row["machine"]):
-                told["details"]["resumed_on"] = elsewhere
-            row |= told | _checked({"task": header.get("task")})
-        if not summary:
-            why = "no summary.json: it was killed or is still running"
-            return row | {"status": UNFINISHED, "left_out": f"{UNFINISHED}: {why}"}, curve
-        row |= _checked(_of_summary(summary, better))
-        row["asked"] = asked_of(row["settings"], summary)
-        at_start = curve.loc[curve["updates"] == 0, "loss"]
-        row["first_loss"] = float(at_start.iloc[0]) if len(at_start) else math.nan
-        told = {
-            key: summary[key]
-            for key in ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "evaluation_sets")
-            if summary.get(key)
-        }
-        told |= {"better": better} if better else {}
-        row["details"] = {**(summary.get("details") or {}), **row["details"], **told}
-        if row["status"] == DONE and row.get("task") != "finetuning" and (path / EVENTS).is_file():
-            _check_end(curve, row.get("samples"))
+        curve = _read_into(row, path, curve)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        why = f"{UNREADABLE}: {' '.join(str(error).split())[:200]}"
-        return {**row, "status": UNREADABLE, "left_out": why, "usable": False}, curve.iloc[:0]
-    lost = len(curve) > 0 and not math.isfinite(curve["loss"].iloc[-1])
-    row["diverged"] = row["status"] == DIVERGED or (row["status"] == DONE and lost)
-    if len(curve) > 0 and not (row["diverged"] or curve["loss"].map(math.isfinite).all()):
-        row["details"]["looks_not_finite"] = int((~curve["loss"].map(math.isfinite)).sum())
-    row["usable"] = row["diverged"] or (row["status"] == DONE and (len(curve) > 0 or row.get("task") == "finetuning"))
-    if not row["usable"]:
-        row["left_out"] = f"{row['status']}: {summary.get('message') or 'it has no evaluation'}"
+        why = " ".join(str(error).split())[:200]
+        row |= {"status": UNREADABLE, "left_out": f"{UNREADABLE}: {why}"}
+        return row, curve.iloc[:0]
+    if row["status"] != UNFINISHED:
+        _judge_end(row, curve)
     return row, curve
+
+
+DETAILS = ("metrics", "labels", "hatecheck", "undefined_scores", "parent", "evaluation_sets")
+"""Keys of summary.json that are kept in the details of a run."""
+
+
+def _read_into(row: dict[str, Any], path: Path, curve: DataFrame) -> DataFrame:
+    """Fill the row of a run from its files; its curve.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, UsageError: if a file is damaged.
+    """
+    begun_with = _of_settings(path / "settings.yaml") | _of_environment(path / "environment.json")
+    row |= _checked(begun_with)
+    row["asked"] = asked_of(row["settings"], {})
+    summary = _summary(path / "summary.json")
+    missing_records = lost_records(path / EVENTS, summary)
+    if missing_records:
+        raise ValueError(missing_records)
+    better: dict[str, str] = {}
+    has_events = (path / EVENTS).is_file()
+    if has_events:
+        header = read_header(path / EVENTS)
+        better = header.get("better") or {}
+        curve, of_events = _events(path / EVENTS)
+        of_events["details"]["loss_unit"] = header.get("loss_unit", "nats")
+        elsewhere = _resumed_on(path, row["machine"])
+        if elsewhere:
+            of_events["details"]["resumed_on"] = elsewhere
+        row |= of_events | _checked({"task": header.get("task")})
+    if not summary:
+        row["status"] = UNFINISHED
+        row["left_out"] = f"{UNFINISHED}: no summary.json: it was killed or is still running"
+        return curve
+    row |= _checked(_of_summary(summary, better))
+    row["message"] = summary.get("message")
+    row["asked"] = asked_of(row["settings"], summary)
+    at_start = curve.loc[curve["updates"] == 0, "loss"]
+    row["first_loss"] = float(at_start.iloc[0]) if len(at_start) else math.nan
+    row["details"] = (summary.get("details") or {}) | row["details"]
+    for key in DETAILS:
+        if summary.get(key):
+            row["details"][key] = summary[key]
+    if better:
+        row["details"]["better"] = better
+    if row["status"] == DONE and row.get("task") != "finetuning" and has_events:
+        _check_end(curve, row.get("samples"))
+    return curve
+
+
+def _judge_end(row: dict[str, Any], curve: DataFrame) -> None:
+    """Whether a run diverged, and whether it is in any number."""
+    is_done = row["status"] == DONE
+    is_evaluated = len(curve) > 0
+    is_finite = curve["loss"].map(math.isfinite)
+    ends_lost = is_evaluated and not is_finite.iloc[-1]
+    row["diverged"] = row["status"] == DIVERGED or (is_done and ends_lost)
+    if is_evaluated and not row["diverged"] and not is_finite.all():
+        row["details"]["looks_not_finite"] = int((~is_finite).sum())
+    has_result = is_evaluated or row.get("task") == "finetuning"
+    row["usable"] = row["diverged"] or (is_done and has_result)
+    if not row["usable"]:
+        row["left_out"] = f"{row['status']}: {row['message'] or 'it has no evaluation'}"
 
 
 def rows_of(paths: Mapping[str, Path]) -> DataFrame:
     """Rows of `runs` by name, of run folders that lie in no study; the folder around a run is its arm."""
-    return _table([{"run": name, "arm": name.rpartition("/")[0]} | read_run(path)[0] for name, path in paths.items()])
+    rows = []
+    for name, path in paths.items():
+        row, _ = read_run(path)
+        rows.append({"run": name, "arm": name.rpartition("/")[0]} | row)
+    return _table(rows)
 
 
 def _summary(path: Path) -> dict[str, Any]:
@@ -191,7 +255,8 @@ def _summary(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     summary = read_json(path)
-    if not isinstance(summary, dict) or not isinstance(summary.get("status"), str) or summary.get("schema") != SCHEMA:
+    has_status = isinstance(summary, dict) and isinstance(summary.get("status"), str)
+    if not has_status or summary.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} has no status of schema {SCHEMA}")
     return summary
 
@@ -207,12 +272,7 @@ def _events(path: Path) -> tuple[DataFrame, dict[str, Any]]:
         kind = record.get("kind")
         if kind == "evaluate":
             last = record
-            metrics = {f"metric.{name}": value for name, value in (record.get("metrics") or {}).items()}
-            at = {name: record[key] for name, key in (("updates", "version"), ("samples", "total_samples"))}
-            at |= {"seconds": record["train_seconds"], "loss": record["loss"]}
-            if None in (at["samples"], at["seconds"]):
-                raise ValueError(f"the evaluation at version {at['updates']} says no seconds or samples")
-            rows.append({name: _number(value, name) for name, value in (at | metrics).items()})
+            rows.append(_evaluation(record))
         elif kind == "resume":
             resumes += 1
         elif kind == "fault":
@@ -220,12 +280,31 @@ def _events(path: Path) -> tuple[DataFrame, dict[str, Any]]:
         elif kind == "leave" and record.get("reason") not in (None, "", STOPPED):
             lost_workers += 1
             faults.append(f"worker {record.get('worker')} left: {record['reason']}")
-    notes = faults if len(faults) < 2 else [f"{len(faults)} faults, the last: {faults[-1]}"]
-    details: dict[str, Any] = {"worker_losses": last["worker_losses"]} if last.get("worker_losses") else {}
+    notes = "".join(faults)
+    if len(faults) > 1:
+        notes = f"{len(faults)} faults, the last: {faults[-1]}"
+    details: dict[str, Any] = {}
+    if last.get("worker_losses"):
+        details["worker_losses"] = last["worker_losses"]
     if lost_workers:
         details["lost_workers"] = lost_workers
     curve = DataFrame(rows) if rows else DataFrame(columns=CURVES[1:])
-    return curve.astype(float), {"notes": "".join(notes), "resumes": resumes, "details": details}
+    return curve.astype(float), {"notes": notes, "resumes": resumes, "details": details}
+
+
+def _evaluation(record: Mapping[str, Any]) -> dict[str, float]:
+    """A row of the curve."""
+    values = {
+        "updates": record["version"],
+        "samples": record["total_samples"],
+        "seconds": record["train_seconds"],
+        "loss": record["loss"],
+    }
+    if values["samples"] is None or values["seconds"] is None:
+        raise ValueError(f"the evaluation at version {values['updates']} says no seconds or samples")
+    for name, value in (record.get("metrics") or {}).items():
+        values[f"metric.{name}"] = value
+    return {name: _number(value, name) for name, value in values.items()}
 
 
 def _number(value: Any, name: str) -> float:
@@ -260,8 +339,9 @@ def _check_end(curve: DataFrame, samples: float | None) -> None:
     """Every run is evaluated where it ends; without that evaluation its last loss is one of other samples."""
     if not len(curve):
         raise ValueError("events.jsonl has no evaluation")
-    if samples is not None and curve["samples"].max() < samples:
-        raise ValueError(f"its evaluations end at {curve['samples'].max():g} of {samples:g} samples")
+    last = curve["samples"].max()
+    if samples is not None and last < samples:
+        raise ValueError(f"its evaluations end at {last:g} of {samples:g} samples")
 
 
 def algorithm(mode: str, rule: str) -> str:
@@ -270,52 +350,87 @@ def algorithm(mode: str, rule: str) -> str:
     >>> algorithm("async", "ringmaster:threshold=2"), algorithm("async", "synchronous"), algorithm("single", "")
     ('ringmaster', 'sync', 'single')
     """
-    rule = rule.partition(":")[0].casefold()
-    if mode in ("single", "hogwild") or (mode == "pipeline" and rule == "synchronous"):
+    name = rule.partition(":")[0].casefold()
+    if mode in ("single", "hogwild"):
         return mode
-    if mode == "sync" or rule == "synchronous":
+    if mode == "pipeline" and name == "synchronous":
+        return mode
+    if mode == "sync" or name == "synchronous":
         return "sync"
-    return (mode or "unknown") if rule in PLAIN_RULES else rule
+    if name in PLAIN_RULES:
+        return mode or "unknown"
+    return name
 
 
 def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str, Any]:
     """The columns that summary.json has a say in."""
-    get = summary.get
-    delay = get("delay") or {}
-    memory = get("memory") or {}
-    work = get("seconds") or {}
-    load = get("machine_load") or {}
-    rates = get("throughput") or {}
-    metrics = get("metrics") or {}
-    workers = [] if get("mode") == "single" else [peak for _, peak in memory.get("workers") or ()]
-    peaks = [memory["leader"], *workers] if memory else []  # alone one process is leader and worker at once
-    whole = (get("train_seconds") or 0.0) * (get("num_workers") or 1)
-    total = max(whole, sum(work.get(part, 0.0) for part in ("compute", "wait", "communicate"))) or math.nan
-    finetuned = "parent" in summary
-    named = [*better, *metrics]
-    shares = [load.get(key) for key in ("others_share", "stolen_share")]
+    row = {column: summary.get(key) for column, key in SAME.items()}
+    mode = summary.get("mode") or ""
+    rule = summary.get("rule") or ""
+    row["rule"] = rule
+    row["algorithm"] = algorithm(mode, rule)
+    row["task"] = summary.get("task")
+    if "parent" in summary:
+        row["task"] = "finetuning"
+        row["parent"] = _parent(summary["parent"])
+        row["model"] = summary.get("model")
+    row["sample_order"] = summary.get("sample_order", FIRST)
+    metrics = summary.get("metrics") or {}
+    first_metric = next(iter([*better, *metrics]), None)
+    row["metric"] = metrics.get(first_metric)
+    num_samples = summary.get("num_samples_applied") or 0
+    num_updates = summary.get("num_updates") or math.inf
+    row["samples_per_update"] = num_samples / num_updates or math.nan
+    delay = summary.get("delay") or {}
+    for key in ("mean", "p95", "max"):
+        row[f"delay_{key}"] = delay.get(key)
+    row |= _shares_of_time(summary)
+    row |= _memory(summary)
+    throughput = summary.get("throughput") or {}
+    row["tokens_per_second"] = throughput.get("tokens_per_second")
+    row["mfu"] = throughput.get("model_flops_utilisation")
+    acted = summary.get("rule_acted") or {}
+    row["altered"] = acted.get("altered")
+    oversubscription = summary.get("oversubscription") or 0
+    row["oversubscribed"] = oversubscription > 1
+    row["other_load"] = _other_load(summary)
+    return row
+
+
+def _shares_of_time(summary: dict[str, Any]) -> dict[str, float]:
+    """What the workers' time went to, as shares of all of it."""
+    seconds = summary.get("seconds") or {}
+    whole = (summary.get("train_seconds") or 0.0) * (summary.get("num_workers") or 1)
+    known = sum(seconds.get(part, 0.0) for part in ("compute", "wait", "communicate"))
+    total = max(whole, known) or math.nan
     return {
-        **{column: get(key) for column, key in SAME.items()},
-        "task": "finetuning" if finetuned else get("task"),
-        "rule": get("rule") or "",
-        "algorithm": algorithm(get("mode") or "", get("rule") or ""),
-        "parent": _parent(get("parent")) if finetuned else None,
-        "sample_order": get("sample_order", FIRST),
-        "metric": metrics.get(named[0]) if named else None,
-        "samples_per_update": (get("num_samples_applied") or 0) / (get("num_updates") or math.inf) or math.nan,
-        **{f"delay_{key}": delay.get(key) for key in ("mean", "p95", "max")},
-        "computing": work.get("compute", math.nan) / total,
-        "waiting": work.get("wait", math.nan) / total,
-        "communicating": work.get("communicate", math.nan) / total,
-        "memory_gib": sum(peak[0] for peak in peaks) / 2**30 or math.nan,
-        "gpu_gib": sum(peak[1] for peak in peaks) / 2**30 if peaks else math.nan,
-        "tokens_per_second": rates.get("tokens_per_second"),
-        "mfu": rates.get("model_flops_utilisation"),
-        "altered": (get("rule_acted") or {}).get("altered"),
-        "oversubscribed": (get("oversubscription") or 0) > 1,
-        "other_load": sum(share for share in shares if share is not None) if load else math.nan,
-        **({"model": get("model")} if finetuned else {}),
+        "computing": seconds.get("compute", math.nan) / total,
+        "waiting": seconds.get("wait", math.nan) / total,
+        "communicating": seconds.get("communicate", math.nan) / total,
     }
+
+
+def _memory(summary: dict[str, Any]) -> dict[str, float]:
+    """The sum of the peaks of a run's processes."""
+    memory = summary.get("memory") or {}
+    if not memory:
+        return {"memory_gib": math.nan, "gpu_gib": math.nan}
+    peaks = [memory["leader"]]
+    if summary.get("mode") != "single":  # alone one process is leader and worker at once
+        peaks += [peak for _, peak in memory.get("workers") or ()]
+    host = sum(peak[0] for peak in peaks)
+    gpu = sum(peak[1] for peak in peaks)
+    return {"memory_gib": host / 2**30 or math.nan, "gpu_gib": gpu / 2**30}
+
+
+def _other_load(summary: dict[str, Any]) -> float:
+    """The share of the machine that other programs used or its host took."""
+    load = summary.get("machine_load")
+    if not load:
+        return math.nan
+    others = load.get("others_share") or 0
+    stolen = load.get("stolen_share") or 0
+    return float(others + stolen)
 
 
 def _parent(parent: Any) -> str:
@@ -348,27 +463,38 @@ def _of_settings(path: Path) -> dict[str, Any]:
 
 
 def _of_environment(path: Path) -> dict[str, Any]:
+    """What environment.json says of the machine and the code."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
         raise ValueError("environment.json is damaged: it is no object")
-    ranks = [one for one in found.get("hardware_of_ranks") or [found] if isinstance(one, dict)]
+    ranks = found.get("hardware_of_ranks") or [found]
+    machines = [_machine(hardware) for hardware in ranks if isinstance(hardware, dict)]
     device = found.get("device") or ""
-    commit = found.get("commit") or ""
     number = found.get("num_devices")
+    if number and device not in ("", "cpu"):
+        device = f"{number} x {device}"
+    commit = found.get("commit") or ""
+    if found.get("modified"):
+        commit = f"{commit} modified"
+    versions = found.get("versions") or {}
     return {
-        "machine": "; ".join(dict.fromkeys(map(_machine, ranks))),
-        "device": f"{number} x {device}" if number and device not in ("", "cpu") else device,
+        "machine": "; ".join(dict.fromkeys(machines)),
+        "device": device,
         "num_devices": number,
         "threads": found.get("threads_per_worker"),
-        "torch": found.get("torch_build") or (found.get("versions") or {}).get("torch"),
-        "commit": f"{commit} modified" if found.get("modified") else commit,
+        "torch": found.get("torch_build") or versions.get("torch"),
+        "commit": commit,
     }
 
 
 def _resumed_on(path: Path, machine: str) -> list[str]:
     """The machines on which a run went on, other than the one on which it began."""
-    found = [_of_environment(file)["machine"] for file in sorted(path.glob("environment.resumed-*.json"))]
-    return [name for name in dict.fromkeys(found) if name != machine]
+    machines = []
+    for file in sorted(path.glob("environment.resumed-*.json")):
+        name = _of_environment(file)["machine"]
+        if name != machine and name not in machines:
+            machines.append(name)
+    return machines
 
 
 def _machine(found: dict[str, Any]) -> str:
@@ -377,8 +503,11 @@ def _machine(found: dict[str, Any]) -> str:
     gpus = found.get("gpus") or ()
     if not (found.get("cpu") or gpus):
         return ""
-    parts = [found.get("cpu"), found.get("cpu_capability"), cores and f"{cores} core{'s' * (cores != 1)}"]
-    return ", ".join(map(str, filter(None, (*parts, *gpus))))
+    num_cores = ""
+    if cores:
+        num_cores = "1 core" if cores == 1 else f"{cores} cores"
+    parts = [found.get("cpu"), found.get("cpu_capability"), num_cores, *gpus]
+    return ", ".join(str(part) for part in parts if part)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> DataFrame:
