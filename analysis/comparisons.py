@@ -74,37 +74,56 @@ class Comparisons(NamedTuple):
         return int(self.runs.groupby(["comparison", "model", "arm"], dropna=False).size().max())
 
 
+PLACE = r"^(?P<comparison>[^/]+)/(?:(?P<model>[^/]+)/)?(?P<arm>[^/]+)/s(?P<seed>\d+)$"
+
+
+def _config(folder: Path) -> Any:
+    """The config that the experiment wrote into its folder."""
+    try:
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        return read_yaml(text, CONFIG)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: "
+            f"asyncsgd study language_model --quick"
+        ) from error
+
+
 def read(folder: Path) -> Comparisons:
     """Read the folder of all runs and compute what they show.
 
     Raises:
         UsageError: if it is no folder of ``experiments/language_model.py``, or holds no finished run.
     """
-    try:
-        config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: "
-            f"asyncsgd study language_model --quick"
-        ) from error
+    config = _config(folder)
     every, curves, _ = read_study(folder)
-    told = every["left_out"].where(every["left_out"] != "", every["notes"])
-    left_out = [f"{run}: {why or every.loc[run, 'status']}" for run, why in told.items() if why]
-    places = (
-        every["run"]
-        .str.extract(r"^([^/]+)/(?:([^/]+)/)?([^/]+)/s(\d+)$")
-        .set_axis(["comparison", "model", "arm", "seed"], axis=1)
-    )
-    runs = every.assign(**places)[every["status"].isin(FINISHED) & places["seed"].notna()]
+    left_out = []
+    for run in every.itertuples():
+        why = run.left_out or run.notes
+        if why:
+            left_out.append(f"{run.run}: {why}")
+    places = every["run"].str.extract(PLACE)
+    is_finished = every["status"].isin(FINISHED) & places["seed"].notna()
+    runs = every.assign(**places)[is_finished]
     if runs.empty:
         raise UsageError(f"{folder} holds no finished run; run the experiment again")
-    runs = runs.assign(seed=runs["seed"].astype(int), summary=[read_json(p / "summary.json") for p in runs["path"]])
+    summaries = [read_json(path / "summary.json") for path in runs["path"]]
+    runs = runs.assign(seed=runs["seed"].astype(int), summary=summaries)
     models = list(config["models"])
-    given = config.get("comparisons") or {}
-    arms = [row for name, one in given.items() for row in _compared(runs, name, one, models)]
-    grid = _grid(runs, Measure(curves), config["grid"], models) if config.get("grid") else []
-    tables = DataFrame(arms, columns=[*ARMS]), DataFrame(grid, columns=[*GRID, "samples_per_second"])
-    return Comparisons(str(config["name"]), runs, curves, *tables, left_out)
+    arms = []
+    for name, given in (config.get("comparisons") or {}).items():
+        arms += _compared(runs, name, given, models)
+    points = []
+    if config.get("grid"):
+        points = _grid(runs, Measure(curves), config["grid"], models)
+    return Comparisons(
+        name=str(config["name"]),
+        runs=runs,
+        curves=curves,
+        arms=DataFrame(arms, columns=[*ARMS]),
+        grid=DataFrame(points, columns=[*GRID, "samples_per_second"]),
+        left_out=left_out,
+    )
 
 
 def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
@@ -118,43 +137,59 @@ def _compared(runs: DataFrame, name: str, given: Mapping[str, Any], models: list
     rows = []
     for model, arm in itertools.product(models, given["arms"]):
         own = of_arm(runs, name, model, arm)
-        theirs = of_arm(runs, name, model, given["reference"])
-        alive = own[~own["diverged"]]
-        if alive.empty:
+        if own["diverged"].all():
             continue
-        row = {
-            "comparison": name,
-            "model": model,
-            "arm": arm,
-            "reference": given["reference"],
-            "word": "",
-            "margin": float(given["margin"]),
-            "runs": len(own),
-            "diverged": len(own) - len(alive),
-            "unit": unit_of(own["details"].iloc[0]),
-        }
-        row |= {key: t_interval(alive[key]) for key in ("loss", "samples_per_second")} | _costs(alive)
-        if all("perplexity" in (one.get("metrics") or {}) for one in alive["summary"]):
-            row["perplexity"] = row["loss"].mapped(math.exp)
-        seeds = own.index.intersection(theirs.index)
-        ours = own.loc[seeds]
-        theirs = theirs.loc[seeds]
-        if arm != given["reference"] and len(seeds):
-            row |= _against(ours, theirs, _told_apart(given["arms"], arm, given["reference"]), given)
+        row = {"comparison": name, "model": model, "arm": arm} | _alone(own, given)
+        if arm != given["reference"]:
+            theirs = of_arm(runs, name, model, given["reference"])
+            seeds = own.index.intersection(theirs.index)
+            if len(seeds):
+                apart = _told_apart(given["arms"], arm, given["reference"])
+                row |= _against(own.loc[seeds], theirs.loc[seeds], apart, given)
         rows.append(row)
-    tested = [row for row in rows if "question" in row]
-    for row, judged in zip(tested, answer([row["question"] for row in tested]) if tested else [], strict=True):
-        row |= {"p_holm": judged.p_holm, "word": judged.word}
+    _judge([row for row in rows if "question" in row])
+    return rows
+
+
+def _alone(own: DataFrame, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What an arm is and what it reached and cost, whatever its reference did."""
+    alive = own[~own["diverged"]]
+    row: dict[str, Any] = {
+        "reference": given["reference"],
+        "word": "",
+        "margin": float(given["margin"]),
+        "runs": len(own),
+        "diverged": len(own) - len(alive),
+        "unit": unit_of(own["details"].iloc[0]),
+        "loss": t_interval(alive["loss"]),
+        "samples_per_second": t_interval(alive["samples_per_second"]),
+    }
+    row |= _costs(alive)
+    if all("perplexity" in (summary.get("metrics") or {}) for summary in alive["summary"]):
+        row["perplexity"] = row["loss"].mapped(math.exp)
+    return row
+
+
+def _judge(rows: list[dict[str, Any]]) -> None:
+    """Answer the questions of the arms of one comparison, which are a family."""
+    if not rows:
+        return
+    answers = answer([row["question"] for row in rows])
+    for row, judged in zip(rows, answers, strict=True):
+        row["p_holm"] = judged.p_holm
+        row["word"] = judged.word
         if judged.margin > EXPLAINED * judged.gained:
             refused = judged.refused.replace("margin_reasons", "margin_reason")  # as its own config calls it
             row["about_margin"] = refused or about_margin(judged, row["reference"])
-    return rows
 
 
 def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:
     """The settings that tell two arms of a config."""
-    own, other = ({key.replace("-", "_"): value for key, value in arms[arm].items()} for arm in (ours, theirs))
-    return set_apart(own, other)
+    return set_apart(_with_underscores(arms[ours]), _with_underscores(arms[theirs]))
+
+
+def _with_underscores(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in settings.items()}
 
 
 def _against(ours: DataFrame, theirs: DataFrame, apart: set[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,23 +201,35 @@ def _against(ours: DataFrame, theirs: DataFrame, apart: set[str], given: Mapping
         return {}
     difference = t_interval(np.round(ours["loss"] - theirs["loss"], 12))
     row: dict[str, Any] = {"word": "undecided", "difference": difference}
-    known = {"margin": float(given["margin"]), "margin_reason": given.get("margin_reason", "")}
-    known["gained"] = float((theirs["first_loss"] - theirs["loss"]).mean())
-    if difference.n < 2 or difference.low == difference.low:  # it varied, so that it can be tested
-        row["question"] = of_numbers(ours["loss"], theirs["loss"], **known)
+    is_constant = math.isnan(difference.low)
+    if difference.n < 2 or not is_constant:
+        gained = float((theirs["first_loss"] - theirs["loss"]).mean())
+        row["question"] = of_numbers(
+            ours["loss"],
+            theirs["loss"],
+            margin=float(given["margin"]),
+            margin_reason=given.get("margin_reason", ""),
+            gained=gained,
+        )
     row["no_speed"] = gated.untimed
-    ratios = (ours["samples_per_second"] / theirs["samples_per_second"]).loc[gated.timed]
-    row["speed"] = t_interval(np.log(ratios)).mapped(math.exp)
+    ratios = ours["samples_per_second"] / theirs["samples_per_second"]
+    logarithms = np.log(ratios.loc[gated.timed])
+    row["speed"] = t_interval(logarithms).mapped(math.exp)
     return row
 
 
 def _costs(runs: DataFrame) -> dict[str, float]:
     """Means over runs; nothing is said of the machine's use where others used it too."""
-    seconds = [(one.get("seconds") or {}).get("apply", math.nan) for one in runs["summary"]]
-    cores = [sum(one["usage"]["cores"].values()) if one.get("usage") else math.nan for one in runs["summary"]]
-    table = runs.assign(applying=np.array(seconds) / runs["seconds"], busy_cores=cores)
-    shared = table["other_load"] > MOST_LOAD
-    table.loc[shared, ["mfu", "busy_cores"]] = math.nan
+    applying = []
+    busy_cores = []
+    for summary in runs["summary"]:
+        seconds = summary.get("seconds") or {}
+        usage = summary.get("usage")
+        applying.append(seconds.get("apply", math.nan))
+        busy_cores.append(sum(usage["cores"].values()) if usage else math.nan)
+    table = runs.assign(applying=np.array(applying) / runs["seconds"], busy_cores=busy_cores)
+    is_shared = table["other_load"] > MOST_LOAD
+    table.loc[is_shared, ["mfu", "busy_cores"]] = math.nan
     return {name: float(table[name].mean()) for name in COSTS}
 
 
@@ -190,28 +237,36 @@ def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: l
     """A row for each point that has a run; those that diverged reached nothing."""
     rows: list[dict[str, Any]] = []
     first: dict[tuple[str, int], DataFrame] = {}
-    for model, *at in itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"]):
-        rate = float(at[0])
-        batch = int(at[1])
-        length = int(at[2])
+    points = itertools.product(models, given["learning_rate"], given["batch_size"], given["seq_len"])
+    for model, given_rate, given_batch, given_length in points:
+        rate = float(given_rate)
+        batch = int(given_batch)
+        length = int(given_length)
         own = of_arm(runs, "grid", model, f"lr{rate:g}-b{batch}-l{length}")
         if own.empty:
             continue
         other = first.setdefault((model, length), own)
         gated = between(own, other, {"learning_rate", "batch_size"})
-        alive = own[~own["diverged"]]
         threshold = float(given["threshold"][model])
-        times = [reached(measure.curve(run, "seconds"), threshold) for run in alive["run"]]
-        there = [seconds for seconds in times if math.isfinite(seconds)]
+        alive = own[~own["diverged"]]
+        times = []
+        for run in alive["run"]:
+            seconds = reached(measure.curve(run, "seconds"), threshold)
+            if math.isfinite(seconds):
+                times.append(seconds)
         row = {
             "model": model,
             "unit": unit_of(own["details"].iloc[0]),
             "learning_rate": rate,
             "batch": batch,
             "length": length,
+            "threshold": threshold,
+            "seconds": t_interval(times),
+            "reached": len(times),
+            "runs": len(own),
+            "why": gated.unlike or gated.untimed,
+            "loss": t_interval(alive["loss"]),
+            "samples_per_second": t_interval(alive["samples_per_second"]),
         }
-        row |= {"threshold": threshold, "seconds": t_interval(there), "reached": len(there), "runs": len(own)}
-        row["why"] = gated.unlike or gated.untimed
-        row |= {name: t_interval(alive[name]) for name in ("loss", "samples_per_second")}
         rows.append(row)
     return rows
