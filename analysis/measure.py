@@ -20,6 +20,8 @@ WHOLE = 0.95
 """Share of the planned samples that a run must have."""
 CUT_SHORT = "restricted to where the first run that missed it ended,"
 NONE = np.array([])
+NEVER = (math.inf, math.inf)
+"""The ends of what never came: a time of a run that missed its target, a loss of one that diverged."""
 
 
 def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> dict[str, Any]:
@@ -28,11 +30,22 @@ def values_of(ours: Array, theirs: Array, seeds: list[Any], **limits: Any) -> di
     Args:
         ours, theirs: of each pair a number, or two between which it lies (n x 2), whose middle is then the value.
     """
-    columns: dict[str, Any] = {"seeds": seeds, "n": len(seeds), **limits}
-    for side, values in (("treatment", ours), ("reference", theirs)):
-        ends = values if values.ndim == 2 else np.column_stack((values, values))
-        columns |= {f"{side}_values": ends.mean(axis=1), f"{side}_ends": ends}
-    return columns
+    our_ends = _as_ends(ours)
+    their_ends = _as_ends(theirs)
+    return {
+        "seeds": seeds,
+        "n": len(seeds),
+        **limits,
+        "treatment_values": our_ends.mean(axis=1),
+        "treatment_ends": our_ends,
+        "reference_values": their_ends.mean(axis=1),
+        "reference_ends": their_ends,
+    }
+
+
+def _as_ends(values: Array) -> Array:
+    """Two ends of every value; a number is both of its own."""
+    return values if values.ndim == 2 else np.column_stack((values, values))
 
 
 class Measure:
@@ -44,8 +57,10 @@ class Measure:
 
     def curve(self, run: str, x: str) -> Curve:
         """Empty for a run without an evaluation."""
+        if run not in self._frames:
+            return NONE, NONE
         if (run, x) not in self._known:
-            self._known[run, x] = curve(self._frames[run], x) if run in self._frames else (NONE, NONE)
+            self._known[run, x] = curve(self._frames[run], x)
         return self._known[run, x]
 
     def end(self, run: str, x: str) -> float:
@@ -59,23 +74,25 @@ class Measure:
         A run that stopped at its target_loss was there at its end, whoever else was looked at then.
         """
         own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._lost(run.run))}
-        known = dict(zip(own, on_common_looks(list(own.values())), strict=True))
-        return [bracket(known[run.run], target) if run.run in known else (math.inf, math.inf) for run in runs]
+        shared = on_common_looks(list(own.values()))
+        brackets = {name: bracket(of_run, target) for name, of_run in zip(own, shared, strict=True)}
+        return [brackets.get(run.run, NEVER) for run in runs]
 
     def looks(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
         """The curves of runs that are compared; one that stopped at its target_loss ends at a look that all share."""
         own = {run.run: self.curve(run.run, x) for run in runs}
-        for run in runs:
-            if self.stopped(run):
-                for other in own.keys() - {run.run}:
-                    own[run.run] = until_shared(own[run.run], self.curve(other, x))
+        for run in filter(self.stopped, runs):
+            for other in own.keys() - {run.run}:
+                own[run.run] = until_shared(own[run.run], self.curve(other, x))
         return own
 
     def stopped(self, run: Any) -> bool:
         """Whether a run ended where it was first seen at its target_loss."""
         goal = run.settings.get("target_loss")
+        if goal is None or run.diverged:
+            return False
         losses = self.curve(run.run, "samples")[1]
-        return goal is not None and not run.diverged and len(losses) > 0 and bool(losses[-1] <= goal)
+        return len(losses) > 0 and bool(losses[-1] <= goal)
 
     def _lost(self, run: str) -> bool:
         losses = self.curve(run, "samples")[1]
@@ -83,47 +100,56 @@ class Measure:
 
     def losses(self, pairs: Pairs, x: str) -> dict[str, Any]:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
-        rows = [both for both in pairs.both if x == "samples" or both[0].seed not in pairs.apart]
-        alive_of = [[run for run in both if not run.diverged] for both in rows]
+        both = pairs.both
+        if x != "samples":
+            both = [pair for pair in both if pair[0].seed not in pairs.apart]
+        seeds = [ours.seed for ours, _ in both]
+        alive_of = [[run for run in pair if not run.diverged] for pair in both]
         alive = [run for group in alive_of for run in group]
-        seeds = [ours.seed for ours, _ in rows]
         if not alive:
-            same = np.full(len(rows), math.inf)
-            return values_of(same, same, seeds, nothing="every run of both arms diverged" if rows else "")
-        if why := self._cut_short(alive):
+            nowhere = np.full(len(both), math.inf)
+            nothing = "every run of both arms diverged" if both else ""
+            return values_of(nowhere, nowhere, seeds, nothing=nothing)
+        why = self._cut_short(alive)
+        if why:
             return values_of(NONE, NONE, [], nothing=why)
         watched: dict[str, Curve] = {}
         for group in alive_of:
             watched |= self.looks(group, x)
-        ends = {run: float(curve[0][-1]) for run, curve in watched.items()}
-        places: list[float] = []
+        places = []
         known: dict[str, tuple[float, float]] = {}
-        apart: list[Any] = []
         for group in [alive] if x == "samples" else filter(None, alive_of):
-            end = min(ends[run.run] for run in group)
             near = max(self._update(run, x) for run in group)
-            look = shared_look([watched[run.run] for run in group], end, near)
-            place = end if look is None else look
+            curves = {run.run: watched[run.run] for run in group}
+            place = _common_place(list(curves.values()), near)
             places.append(place)
-            for run in group:
-                low, high = losses_around(watched[run.run], place, near)
-                known[run.run] = (low, high)
-                if low != high:
-                    apart.append(run)
-        values = np.array([[known.get(run.run, (math.inf, math.inf)) for run in both] for both in rows])
-        notes = _where(x, places, min(ends.values()), max(ends.values()))
-        theirs = values[:, 1].mean(axis=1)
-        first = np.mean([self.curve(run.run, "samples")[1][0] for _, run in rows if run.run in ends] or [math.nan])
-        gained = float(first - theirs[np.isfinite(theirs)].mean()) if np.isfinite(theirs).any() else math.nan
+            for name, of_run in curves.items():
+                known[name] = losses_around(of_run, place, near)
+        values = np.array([[known.get(run.run, NEVER) for run in pair] for pair in both])
+        ends = [float(of_run[0][-1]) for of_run in watched.values()]
+        notes = _where(x, places, min(ends), max(ends))
         if np.isinf(values).any():
             notes.append(BY_RANKS)
-        limits: dict[str, Any] = {"notes": (*notes,), "gained": gained}
-        if apart:
-            limits["between"] = self._seldom(apart, x, pairs.clock)
-            if rising := sum(math.isnan(known[run.run][0]) for run in apart):
-                told = f"the loss of {rising} of {len(known)} runs does not fall between the looks around it"
-                limits["nothing"] = f"{told}, {limits['between']}"
+        limits: dict[str, Any] = {"notes": (*notes,)}
+        references = [run for _, run in both if run.run in watched]
+        limits["gained"] = self._gained(references, values[:, 1].mean(axis=1))
+        between_looks = [run for run in alive if _lies_between(known[run.run])]
+        if between_looks:
+            seldom = self._seldom(between_looks, x, pairs.clock)
+            limits["between"] = seldom
+            rising = sum(math.isnan(known[run.run][0]) for run in between_looks)
+            if rising:
+                runs = f"{rising} of {len(known)} runs"
+                limits["nothing"] = f"the loss of {runs} does not fall between the looks around it, {seldom}"
         return values_of(values[:, 0], values[:, 1], seeds, **limits)
+
+    def _gained(self, references: Sequence[Any], losses: Array) -> float:
+        """By how much the loss of the reference fell from its start, of the runs that have one."""
+        finite = losses[np.isfinite(losses)]
+        if not len(finite) or not references:
+            return math.nan
+        starts = [self.curve(run.run, "samples")[1][0] for run in references]
+        return float(np.mean(starts) - finite.mean())
 
     def _update(self, run: Any, x: str) -> float:
         """What a run takes for an update, in samples or seconds; 0 where it is not known."""
@@ -132,13 +158,21 @@ class Measure:
 
     def _seldom(self, runs: Sequence[Any], x: str, clock: str) -> str:
         """How far apart the looks of runs are between which something lies, and what to type for more of them."""
-        curves = {run.run: self.curve(run.run, x)[0] for run in runs}
-        run = max(runs, key=lambda run: (np.diff(curves[run.run]).max(initial=0.0), len(curves[run.run])))
-        looks = curves[run.run]
-        unit = x if x == "samples" else "s" if clock == "measured" else "virtual s"
-        every = str(run.settings.get("evaluate_every") or "")
-        more = f"evaluate_every={float(every) / 10:g}" if every.isdigit() else f"evaluations={10 * (len(looks) - 1)}"
-        return f"evaluated every {np.diff(looks).max(initial=0.0):.3g} {unit} (type {more} for a narrower answer)"
+        widest = -1.0
+        most = 0
+        every = ""
+        for run in runs:
+            looks = self.curve(run.run, x)[0]
+            gap = float(np.diff(looks).max(initial=0.0))
+            if (gap, len(looks)) > (widest, most):
+                widest = gap
+                most = len(looks)
+                every = str(run.settings.get("evaluate_every") or "")
+        more = f"evaluations={10 * (most - 1)}"
+        if every.isdigit():
+            more = f"evaluate_every={float(every) / 10:g}"
+        unit = "samples" if x == "samples" else _seconds_of(clock)
+        return f"evaluated every {widest:.3g} {unit} (type {more} for a narrower answer)"
 
     def _cut_short(self, alive: Sequence[Any]) -> str:
         """A run that ended before the samples that alone were to end it; it would move the comparison of all others."""
@@ -146,7 +180,8 @@ class Measure:
         for run in alive:
             planned[run.arm] = max(planned.get(run.arm, 0.0), _planned_samples(run))
         for run in alive:
-            if (end := self.end(run.run, "samples")) < WHOLE * planned[run.arm]:
+            end = self.end(run.run, "samples")
+            if end < WHOLE * planned[run.arm]:
                 return f"refused: {run.run} ended at {end:g} of the {planned[run.arm]:g} samples of its arm"
         return ""
 
@@ -160,64 +195,101 @@ class Measure:
         runs = [run for pair in both for run in pair]
         ends = {run.run: self.end(run.run, "seconds") for run in runs}
         budget, common, why = self._budget(runs, times.ravel(), ends)
-        unit = "s" if pairs.clock == "measured" else "virtual s"
+        words = f"{budget:.4g} {_seconds_of(pairs.clock)}"
         nothing = ""
-        cut_short = why == CUT_SHORT
         if times.min() > budget:
-            nothing = f"no run reached the target of {target:.3g}"
-            if common:
-                nothing += f" within the {budget:.4g} {unit} of every run"
-            elif np.isfinite(times).any():
-                arms = zip((pairs.treatment, pairs.reference), np.isfinite(times).sum(axis=0), strict=True)
-                told = ", ".join(f"{arm} {there} of {len(times)}" for arm, there in arms)
-                nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {told})"
-        notes = [Note(f"{why} {budget:.4g} {unit}", "budget"), *self._risen(both, times <= budget, target)]
-        later = (budget < times) & np.isfinite(times)
-        counts = {name: tuple(of.sum(axis=0).tolist()) for name, of in (("reached", times <= budget), ("later", later))}
-        limits = {"notes": tuple(notes), "nothing": nothing, "budget": budget, "common": common, "cut_short": cut_short}
-        limits["caveats"] = self._stopped_unlike(both)
+            nothing = f"no run reached the target of {target:.3g}{_or_later(pairs, times, words, common)}"
+        in_time = times <= budget
+        later = np.isfinite(times) & ~in_time
+        notes = [Note(f"{why} {words}", "budget"), *self._risen(both, in_time, target)]
         capped = np.minimum(brackets, budget)
-        if apart := [run for run, own in zip(runs, capped.reshape(-1, 2), strict=True) if own[0] < own[1]]:
-            limits["between"] = self._seldom(apart, "seconds", pairs.clock)
-        seeds = [pair[0].seed for pair in both]
-        found = values_of(capped[:, 0], capped[:, 1], seeds, longest=max(ends.values()), crossed=brackets)
-        return found | counts | limits
+        limits: dict[str, Any] = {
+            "longest": max(ends.values()),
+            "crossed": brackets,
+            "reached": tuple(in_time.sum(axis=0).tolist()),
+            "later": tuple(later.sum(axis=0).tolist()),
+            "notes": tuple(notes),
+            "nothing": nothing,
+            "budget": budget,
+            "common": common,
+            "cut_short": why == CUT_SHORT,
+            "caveats": self._stopped_unlike(both),
+        }
+        lies_between = capped[:, :, 0] < capped[:, :, 1]
+        between_looks = [run for run, is_between in zip(runs, lies_between.ravel(), strict=True) if is_between]
+        if between_looks:
+            limits["between"] = self._seldom(between_looks, "seconds", pairs.clock)
+        seeds = [ours.seed for ours, _ in both]
+        return values_of(capped[:, 0], capped[:, 1], seeds, **limits)
 
     def _stopped_unlike(self, both: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
         """Whether runs stopped at a target that one arm looked out for more often: it sees a low loss sooner."""
         if not any(self.stopped(run) for pair in both for run in pair):
             return ()
-        steps = [
-            [float(np.diff(self.curve(run.run, "seconds")[0]).mean()) for run in side]
-            for side in zip(*both, strict=True)
-        ]
-        often, seldom = sorted(((float(np.median(of)), pair.arm) for of, pair in zip(steps, both[0], strict=True)))
-        if not seldom[0] > SAME_LOOKS * often[0]:
+        steps = []
+        for runs in zip(*both, strict=True):
+            spacings = [float(np.diff(self.curve(run.run, "seconds")[0]).mean()) for run in runs]
+            steps.append((float(np.median(spacings)), runs[0].arm))
+        (step, often), (longer_step, seldom) = sorted(steps)
+        if not longer_step > SAME_LOOKS * step:
             return ()
-        told = f"{often[1]} was evaluated {seldom[0] / often[0]:.3g} times as often as {seldom[1]}"
-        return (f"Runs stopped where they were first seen at their target, and {told}, which alone makes it sooner.",)
+        more = f"{often} was evaluated {longer_step / step:.3g} times as often as {seldom}"
+        return (f"Runs stopped where they were first seen at their target, and {more}, which alone makes it sooner.",)
 
     def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[Note]:
         """How many runs of each arm were at the target and do not hold it at their end."""
         for side, runs in enumerate(zip(*both, strict=True)):
-            ends = [self.curve(run.run, "seconds")[1] for run in runs]
-            above = [at and len(end) and end[-1] > target for at, end in zip(there[:, side], ends, strict=True)]
-            if count := sum(map(bool, above)):
+            count = 0
+            for run, was_there in zip(runs, there[:, side], strict=True):
+                losses = self.curve(run.run, "seconds")[1]
+                if was_there and len(losses) and losses[-1] > target:
+                    count += 1
+            are = "were at the target and are above it at their end"
+            if count == 1:
                 are = "was at the target and is above it at its end"
-                if count > 1:
-                    are = "were at the target and are above it at their end"
+            if count:
                 yield Note(f"{count} of {len(runs)} runs of {runs[0].arm} {are}", "risen")
 
     def _budget(self, runs: Sequence[Any], times: Array, ends: Mapping[str, float]) -> tuple[float, bool, str]:
         """The second up to which all are known: what every run was given; else where the first that missed it ended."""
         given = {run.settings.get("seconds") for run in runs}
-        missed = [ends[run.run] for run, at in zip(runs, times, strict=True) if math.isinf(at) and not run.diverged]
+        missed = []
+        for run, time in zip(runs, times, strict=True):
+            if math.isinf(time) and not run.diverged:
+                missed.append(ends[run.run])
         budget = given.pop() if len(given) == 1 else None
         if budget and all(end >= budget for end in missed):
             return float(budget), True, "every run had"
         if missed and max(missed) > 0:
             return min(missed), False, CUT_SHORT
         return max(ends.values()), False, "restricted to the longest run,"
+
+
+def _common_place(curves: Sequence[Curve], near: float) -> float:
+    """Where the losses of curves are read: at the last look that all share, or else where the first of them ends."""
+    end = min(float(x[-1]) for x, _ in curves)
+    look = shared_look(curves, end, near)
+    return end if look is None else look
+
+
+def _lies_between(ends: tuple[float, float]) -> bool:
+    """Whether a value is known to lie between two others alone."""
+    return ends[0] != ends[1]
+
+
+def _seconds_of(clock: str) -> str:
+    return "s" if clock == "measured" else "virtual s"
+
+
+def _or_later(pairs: Pairs, times: Array, budget: str, common: bool) -> str:
+    """Within what nobody reached a target, and who did so later."""
+    if common:
+        return f" within the {budget} of every run"
+    if not np.isfinite(times).any():
+        return ""
+    ours, theirs = np.isfinite(times).sum(axis=0)
+    later = f"{pairs.treatment} {ours} of {len(times)}, {pairs.reference} {theirs} of {len(times)}"
+    return f" before {budget}, when the first run that missed it ended (later: {later})"
 
 
 def _where(x: str, places: Sequence[float], first: float, last: float) -> list[Note]:
@@ -227,12 +299,15 @@ def _where(x: str, places: Sequence[float], first: float, last: float) -> list[N
     if x == "samples":
         why = "where the first run ended" if places[0] >= first else "the last look that all runs share"
         return [Note(f"compared at {places[0]:g} samples, {why}; the last ended at {last:g}")]
-    span = " to ".join(dict.fromkeys((f"{min(places):.4g}", f"{max(places):.4g}")))
+    least = f"{min(places):.4g}"
+    most = f"{max(places):.4g}"
+    span = least if least == most else f"{least} to {most}"
     why = "where the shorter run of each pair ended or both have a look"
     return [Note(f"compared at {span} s, {why}; the longest is {last:.4g}")]
 
 
 def _planned_samples(run: Any) -> float:
     """The samples that alone end a run; 0 where something else may."""
-    alone = not any(run.settings.get(key) for key in ("seconds", "target_loss", "patience"))
-    return float(run.settings.get("samples") or 0) if alone else 0.0
+    if any(run.settings.get(key) for key in ("seconds", "target_loss", "patience")):
+        return 0.0
+    return float(run.settings.get("samples") or 0)
