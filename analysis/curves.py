@@ -28,20 +28,24 @@ def unit_of(details: Mapping[str, Any]) -> str:
 
 def curve(frame: DataFrame, x: str, y: str = "loss") -> Curve:
     """A run's evaluations with a finite loss; of several at one position the last."""
-    known = frame[np.isfinite(frame[x]) & np.isfinite(frame[y])].drop_duplicates(x, keep="last").sort_values(x)
+    is_finite = np.isfinite(frame[x]) & np.isfinite(frame[y])
+    known = frame[is_finite].drop_duplicates(x, keep="last").sort_values(x)
     return known[x].to_numpy(float), known[y].to_numpy(float)
 
 
 def loss_at(curve: Curve, position: float) -> float:
     """Linear between evaluations; nan beyond them."""
     x, y = curve
-    return float(np.interp(position, x, y, left=math.nan, right=math.nan)) if len(x) else math.nan
+    if not len(x):
+        return math.nan
+    return float(np.interp(position, x, y, left=math.nan, right=math.nan))
 
 
 def first_held(curve: Curve, target: float) -> int | None:
     """The first evaluation at or below `target` whose next one is too, or that is the last; None: there is none."""
-    below = curve[1] <= target
-    held = np.flatnonzero(below & np.append(below[1:], True)[: len(below)])
+    is_below = curve[1] <= target
+    stays_below = np.append(is_below[1:], True)[: len(is_below)]
+    held = np.flatnonzero(is_below & stays_below)
     return int(held[0]) if len(held) else None
 
 
@@ -50,7 +54,9 @@ def bracket(curve: Curve, target: float) -> tuple[float, float]:
     k = first_held(curve, target)
     if k is None:
         return math.inf, math.inf
-    return float(curve[0][max(k - 1, 0)]), float(curve[0][k])
+    x = curve[0]
+    before = max(k - 1, 0)
+    return float(x[before]), float(x[k])
 
 
 def reached(curve: Curve, target: float) -> float:
@@ -61,15 +67,19 @@ def reached(curve: Curve, target: float) -> float:
         return math.inf
     if k == 0:
         return float(x[0])
-    share = (y[k - 1] - target) / (y[k - 1] - y[k])
-    return float(min(x[k - 1] + share * (x[k] - x[k - 1]), x[k]))
+    fall = y[k - 1] - y[k]
+    share = (y[k - 1] - target) / fall
+    position = x[k - 1] + share * (x[k] - x[k - 1])
+    return float(min(position, x[k]))
 
 
 def shared_look(curves: Sequence[Curve], end: float, near: float) -> float | None:
     """The last position in the second half up to `end` to which every curve has a look that is `near`; None: none."""
     first, *others = curves
     for at in first[0][::-1].tolist():
-        if end / 2 <= at <= end + near and all(np.abs(x - at).min() <= near for x, _ in others):
+        if not end / 2 <= at <= end + near:
+            continue
+        if all(np.abs(x - at).min() <= near for x, _ in others):
             return float(at)
     return None
 
@@ -81,7 +91,8 @@ def losses_around(curve: Curve, position: float, near: float) -> tuple[float, fl
     beside = [place for place in (k - 1, k) if 0 <= place < len(x)]
     nearest = min(beside, key=lambda place: abs(x[place] - position))
     if abs(x[nearest] - position) <= near:
-        return float(y[nearest]), float(y[nearest])
+        loss = float(y[nearest])
+        return loss, loss
     if len(beside) < 2 or y[k] > y[k - 1]:
         return math.nan, math.nan
     return float(y[k]), float(y[k - 1])
@@ -90,7 +101,8 @@ def losses_around(curve: Curve, position: float, near: float) -> tuple[float, fl
 def lowest_held(curve: Curve) -> float:
     """The lowest target that `reached` finds on a curve."""
     y = curve[1]
-    return float(np.minimum(y[-1], np.maximum(y[:-1], y[1:]).min(initial=math.inf)))
+    of_two = np.maximum(y[:-1], y[1:])
+    return float(np.minimum(y[-1], of_two.min(initial=math.inf)))
 
 
 def on_common_looks(curves: Sequence[Curve]) -> list[Curve]:
@@ -99,9 +111,16 @@ def on_common_looks(curves: Sequence[Curve]) -> list[Curve]:
         return []
     end = min(x[-1] for x, _ in curves)
     counts = [int((x <= end).sum()) for x, _ in curves]
-    sparsest = curves[counts.index(min(counts))][0]
-    kept = [_nearest(x, sparsest) if n > min(counts) else slice(None) for (x, _), n in zip(curves, counts, strict=True)]
-    return [(x[k], y[k]) for (x, y), k in zip(curves, kept, strict=True)]
+    fewest = min(counts)
+    sparsest, _ = curves[counts.index(fewest)]
+    shared = []
+    for (x, y), count in zip(curves, counts, strict=True):
+        if count > fewest:
+            kept = _nearest(x, sparsest)
+            shared.append((x[kept], y[kept]))
+        else:
+            shared.append((x, y))
+    return shared
 
 
 def until_shared(curve: Curve, other: Curve) -> Curve:
@@ -112,13 +131,17 @@ def until_shared(curve: Curve, other: Curve) -> Curve:
     x, y = curve
     if len(x) < 2:
         return curve
-    own = float(np.median(np.diff(x)))
-    shared = _going_on(other[0], x[-1] + own)
-    steps = (own, float(np.diff(shared).mean()) if len(shared) > 1 else math.inf)
-    if max(steps) <= SAME_LOOKS * min(steps):
+    step = float(np.median(np.diff(x)))
+    others = _going_on(other[0], x[-1] + step)
+    step_of_others = math.inf
+    if len(others) > 1:
+        step_of_others = float(np.diff(others).mean())
+    shorter = min(step, step_of_others)
+    if max(step, step_of_others) <= SAME_LOOKS * shorter:
         return curve
-    beside = min(steps) / 2 * (1 - 1e-9)
-    kept = x < shared[shared < x[-1] + beside].max(initial=x[0]) + beside
+    beside = shorter / 2 * (1 - 1e-9)
+    shared = others[others < x[-1] + beside]
+    kept = x < shared.max(initial=x[0]) + beside
     return x[kept], y[kept]
 
 
@@ -126,8 +149,10 @@ def _going_on(looks: Array, end: float) -> Array:
     """Looks that go on to `end` in their mean spacing."""
     if len(looks) < 2:
         return looks
-    step = (looks[-1] - looks[0]) / (len(looks) - 1)
-    return np.append(looks, looks[-1] + step * np.arange(1, round(max(0.0, end - looks[-1]) / step) + 1))
+    last = looks[-1]
+    step = (last - looks[0]) / (len(looks) - 1)
+    number = round(max(0.0, end - last) / step)
+    return np.append(looks, last + step * np.arange(1, number + 1))
 
 
 def _nearest(x: Array, sparse: Array) -> list[int] | slice:
@@ -139,22 +164,31 @@ def _nearest(x: Array, sparse: Array) -> list[int] | slice:
     if spare <= 0:
         return slice(None)
     right = np.clip(np.searchsorted(x, wanted), 1, len(x) - 1)
-    nearest = right - (wanted - x[right - 1] <= x[right] - wanted)
+    left = right - 1
+    is_left = wanted - x[left] <= x[right] - wanted
     kept: list[int] = []
-    for number, index in enumerate(nearest):
-        kept.append(min(max(int(index), kept[-1] + 1 if kept else 0), spare + number))
+    for number, index in enumerate(np.where(is_left, left, right)):
+        first_free = kept[-1] + 1 if kept else 0
+        kept.append(min(max(int(index), first_free), spare + number))
     return kept
 
 
 def band(curves: Sequence[Curve]) -> tuple[Array, ...]:
     """(x, mean, low, high) with 95 % t intervals, over the part that all curves cover; empty where there is none."""
-    known = [one for one in curves if len(one[0])]
+    known = [(x, y) for x, y in curves if len(x)]
     if not known:
         return (np.array([]),) * 4
     first = max(x[0] for x, _ in known)
     last = min(x[-1] for x, _ in known)
-    grid = np.unique(np.concatenate([x for x, _ in known]))
-    grid = grid[(first <= grid) & (grid <= last)]
-    grid = grid if len(grid) <= MOST_POINTS else np.linspace(first, last, MOST_POINTS)
-    found = [t_interval([float(np.interp(at, x, y)) for x, y in known]) for at in grid]
-    return grid, *(np.array([getattr(one, name) for one in found]) for name in ("estimate", "low", "high"))
+    looks = np.unique(np.concatenate([x for x, _ in known]))
+    grid = looks[(first <= looks) & (looks <= last)]
+    if len(grid) > MOST_POINTS:
+        grid = np.linspace(first, last, MOST_POINTS)
+    intervals = []
+    for position in grid:
+        losses = [float(np.interp(position, x, y)) for x, y in known]
+        intervals.append(t_interval(losses))
+    mean = np.array([interval.estimate for interval in intervals])
+    low = np.array([interval.low for interval in intervals])
+    high = np.array([interval.high for interval in intervals])
+    return grid, mean, low, high
