@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
@@ -29,7 +28,7 @@ OF_CLASSES: Mapping[str, Callable[[NDArray[np.int64]], float]] = {
 
 def metric_of(runs: DataFrame) -> tuple[str, bool]:
     """What fine-tuned models of a study are judged by, the first score of their task, and whether lower is better."""
-    better: dict[str, str] = next((known for details in runs["details"] if (known := details.get("better"))), {})
+    better: dict[str, str] = next(filter(None, (details.get("better") for details in runs["details"])), {})
     metric = next(iter(better), "score")
     return metric, better.get(metric) == "lower"
 
@@ -40,24 +39,25 @@ def by_seed(runs: DataFrame) -> DataFrame:
     """
     tuned = runs[runs["stage"] == "finetune"].copy()
     metric, lower = metric_of(tuned)
-    diverged = _without_model(runs)
-    missing = tuned["status"].eq("MISSING")
     tuned["metric"] = tuned["metric"].where(tuned["usable"])
-    undefined = tuned["details"].map(lambda details: metric in (details.get("undefined_scores") or {}))
-    collapsed = tuned["usable"] & tuned["metric"].isna() & ~undefined
-    nowhere = tuned["diverged"] | (missing & tuned["parent"].isin(diverged)) | collapsed
-    tuned.loc[nowhere, "metric"] = math.inf if lower else -math.inf
-    found = tuned.groupby(["arm", "seed"], sort=False)["metric"].agg(lambda one: one.mean(skipna=False))
-    return found.unstack(0)
+    could_not_begin = tuned["status"].eq("MISSING") & tuned["parent"].isin(_without_model(runs))
+    is_undefined = tuned["details"].map(lambda details: metric in (details.get("undefined_scores") or {}))
+    is_collapsed = tuned["usable"] & tuned["metric"].isna() & ~is_undefined
+    is_worst = tuned["diverged"] | could_not_begin | is_collapsed
+    tuned.loc[is_worst, "metric"] = math.inf if lower else -math.inf
+    repetitions = tuned.groupby(["arm", "seed"], sort=False)["metric"]
+    return repetitions.agg(lambda scores: scores.mean(skipna=False)).unstack(0)
 
 
 def _without_model(runs: DataFrame) -> set[str]:
     """The runs that diverged, and those that could not begin since a run that they descend from diverged."""
     without = set(runs.index[runs["diverged"]])
     missing = runs[runs["status"].eq("MISSING")]
-    while more := set(missing.index[missing["parent"].isin(without)]) - without:
-        without |= more
-    return without
+    while True:
+        children = set(missing.index[missing["parent"].isin(without)])
+        if children <= without:
+            return without
+        without |= children
 
 
 def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str, Any]]:
@@ -70,73 +70,100 @@ def scores_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[dict[str
     means = by_seed(runs)
     metric, lower = metric_of(tuned)
     for group, members in arms.groupby("group", sort=False):
-        there = [name for name in members.index if name in means]
-        reference = next((name for name in there if members.loc[name, "algorithm"] == plan.reference), None)
-        asked = [(name, reference) for name in there if reference and name != reference]
-        if BASELINE in means:
-            control = plan.registered.control
-            own = [name for name in there if members.loc[name, "algorithm"] != control]
-            asked += [(name, BASELINE) for name in ([reference] if reference else own)]
-        for treatment, other in asked:
-            assert other is not None
-            caveats = _lost(runs, (treatment, other))
-            why, also = _unlike(runs, (treatment, other), plan)
-            score = _score(tuned, means, treatment, other)
-            score["notes"] += (*also,)
-            yield {
-                "group": str(group),
-                "endpoint": metric,
-                "unit": words_of_score(metric),
-                "lower": lower,
-                "caveats": caveats,
-                **score,
-                **({"nothing": why, "unlike": True} if why else {}),
-            }
+        for pair in _asked(members[members.index.isin(means.columns)], BASELINE in means, plan):
+            why, notes = _unlike(runs, pair, plan)
+            columns = _score(tuned, means, *pair)
+            columns["notes"] += tuple(notes)
+            columns |= {"group": str(group), "endpoint": metric, "unit": words_of_score(metric), "lower": lower}
+            columns["caveats"] = _lost(runs, pair)
+            if why:
+                columns |= {"nothing": why, "unlike": True}
+            yield columns
+
+
+def _asked(members: DataFrame, has_baseline: bool, plan: Plan) -> list[tuple[str, str]]:
+    """The arms of a group that are compared, each with its reference; without one all are with the base model."""
+    of_reference = list(members.index[members["algorithm"] == plan.reference])
+    if of_reference:
+        reference = of_reference[0]
+        asked = [(arm, reference) for arm in members.index if arm != reference]
+        against_baseline = [reference]
+    else:
+        asked = []
+        against_baseline = list(members.index[members["algorithm"] != plan.registered.control])
+    if has_baseline:
+        asked += [(arm, BASELINE) for arm in against_baseline]
+    return asked
 
 
 def _unlike(runs: DataFrame, arms: tuple[str, str], plan: Plan) -> tuple[str, list[Note]]:
     """As `united`, of the fine-tunings and of the pretrainings that these began from."""
     treatment, reference = arms
     usable = where(runs, usable=True, replicate=0)
-    ours, theirs = (where(usable, arm=arm) for arm in arms)
-    tests = between(where(ours, stage="test"), where(theirs, stage="test"), told_apart(treatment, reference, plan))
+    ours = where(usable, arm=treatment)
+    theirs = where(usable, arm=reference)
+    apart = told_apart(treatment, reference, plan)
+    tests = between(where(ours, stage="test"), where(theirs, stage="test"), apart)
     tuned = between(where(ours, stage="finetune"), where(theirs, stage="finetune"), set(), tuned=True)
     both = [*tests.pairs.values(), *tuned.pairs.values()]
     return united(both, plan)
 
 
 def _score(tuned: DataFrame, means: DataFrame, treatment: str, reference: str) -> dict[str, Any]:
-    both = means[[treatment, reference]].dropna()
-    own = {arm: tuned[(tuned["arm"] == arm) & tuned["seed"].isin(both.index)] for arm in (treatment, reference)}
-    gained = math.nan
-    if BASELINE in means and reference != BASELINE:
-        before = means.loc[both.index, BASELINE]
-        if np.isfinite(both).all(axis=None) and np.isfinite(before).all():
-            gained = float((both[reference] - before).mean()) * (-1 if metric_of(tuned)[1] else 1)
+    """Columns of `tests`: the scores of two arms, and what limits them."""
+    arms = (treatment, reference)
+    both = means[[*arms]].dropna()
+    of_pairs = tuned[tuned["seed"].isin(both.index)]
+    own = {arm: where(of_pairs, arm=arm) for arm in arms}
+    gained = _gained(tuned, means, both, reference)
     nothing = ""
-    if ignorant := [arm for arm, runs in own.items() if not_learned(runs)]:
+    ignorant = [arm for arm in arms if not_learned(own[arm])]
+    if ignorant:
         be = "is" if len(ignorant) == 1 else "are"
         nothing = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
-    seeds = set(tuned.loc[tuned["arm"].isin((treatment, reference)), "seed"])
-    twins = copied(*[_ends_of_seeds(runs) for runs in own.values()])
+    seeds = set(tuned.loc[tuned["arm"].isin(arms), "seed"])
+    twins = copied(_ends_of_seeds(own[treatment]), _ends_of_seeds(own[reference]))
     left = left_out(sorted(seeds - set(both.index)), (), twins)
     both = both.drop(index=list(twins))
     notes: list[Note] = []
-    for arm in (treatment, reference):
+    for arm in arms:
         notes += happened(own[arm], f"fine-tunings of {arm}")
-        if number := int(np.isinf(both[arm]).sum()):
-            collapsed = where(own[arm], usable=True, diverged=False)["metric"].isna().any()
-            note = diverged(arm, number, len(both))
-            if collapsed:
-                without = "without a score, since one thing is predicted of all texts, or diverged"
-                note = Note(f"{arm}: {without} {number}/{len(both)}", "undefined")
-            notes += [note, BY_RANKS]
-    if pd.concat(own.values())["from_scratch"].any():
+        number = int(np.isinf(both[arm]).sum())
+        if number:
+            notes.append(_note_on_worst(own[arm], arm, number, len(both)))
+            notes.append(BY_RANKS)
+    if any(runs["from_scratch"].any() for runs in own.values()):
         notes.append(FROM_SCRATCH)
-    ours, theirs = (both[arm].to_numpy() for arm in (treatment, reference))
-    values = values_of(ours, theirs, list(both.index), nothing=nothing, gained=gained)
-    marks = tuple(dict.fromkeys(notes))
-    return {"treatment": treatment, "reference": reference, "left_out": left, "notes": marks, **values}
+    ours = both[treatment].to_numpy()
+    theirs = both[reference].to_numpy()
+    return {
+        "treatment": treatment,
+        "reference": reference,
+        "left_out": left,
+        "notes": tuple(dict.fromkeys(notes)),
+        **values_of(ours, theirs, list(both.index), nothing=nothing, gained=gained),
+    }
+
+
+def _gained(tuned: DataFrame, means: DataFrame, both: DataFrame, reference: str) -> float:
+    """By how much the reference is better than the base model; nan where that is not known."""
+    if BASELINE not in means or reference == BASELINE:
+        return math.nan
+    before = means.loc[both.index, BASELINE]
+    if not (np.isfinite(both).all(axis=None) and np.isfinite(before).all()):
+        return math.nan
+    rise = float((both[reference] - before).mean())
+    lower = metric_of(tuned)[1]
+    return -rise if lower else rise
+
+
+def _note_on_worst(tuned: DataFrame, arm: str, number: int, of: int) -> Note:
+    """How many seeds of an arm are worse than any score, and why."""
+    alive = where(tuned, usable=True, diverged=False)
+    if alive["metric"].isna().any():
+        why = "without a score, since one thing is predicted of all texts, or diverged"
+        return Note(f"{arm}: {why} {number}/{of}", "undefined")
+    return diverged(arm, number, of)
 
 
 def _ends_of_seeds(tuned: DataFrame) -> dict[Any, str]:
@@ -153,14 +180,13 @@ def _lost(runs: DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
     """The runs of every stage that a score needed and that have no result: what is left was not chosen before looking.
     A model that diverged is a result, and so is that nothing could be made of it.
     """
-    diverged = _without_model(runs)
-    told = []
+    could_not_begin = (runs["status"] == "MISSING") & runs["parent"].isin(_without_model(runs))
+    wanted = where(runs[~could_not_begin], replicate=0)
+    sentences = []
     for arm in arms:
-        own = where(runs, arm=arm, replicate=0)
-        own = own[~((own["status"] == "MISSING") & own["parent"].isin(diverged))]
-        told += lost_runs(own[own["stage"] == "finetune"], f"fine-tunings of {arm}")
-        told += lost_runs(own[own["stage"] == "test"], f"runs of {arm}")
-    return tuple(told)
+        sentences += lost_runs(where(wanted, arm=arm, stage="finetune"), f"fine-tunings of {arm}")
+        sentences += lost_runs(where(wanted, arm=arm, stage="test"), f"runs of {arm}")
+    return tuple(sentences)
 
 
 def nothing_learned(runs: DataFrame) -> str:
@@ -175,14 +201,24 @@ def nothing_learned(runs: DataFrame) -> str:
     if len(gained) and gained.mean() <= 0:
         return "the loss does not end below its start"
     tuned = of_arm[of_arm["stage"] == "finetune"]
-    for one in (tuned, tests):
-        known = [np.array(details["confusion"]) for details in one["details"] if details.get("confusion")]
-        score = OF_CLASSES.get(metric_of(one)[0], macro_f1)
-        if known and np.mean([score(matrix) - _of_one_class(matrix, score) for matrix in known]) <= 0:
+    for trained in (tuned, tests):
+        gains = _gains_over_one_class(trained)
+        if gains and np.mean(gains) <= 0:
             return "one class for everything is predicted as well"
-        if not_learned(one):
+        if not_learned(trained):
             return "the commonest tag for every word is predicted as well"
     return ""
+
+
+def _gains_over_one_class(runs: DataFrame) -> list[float]:
+    """By how much each classifier is better than one class for everything, by its own score."""
+    score = OF_CLASSES.get(metric_of(runs)[0], macro_f1)
+    gains = []
+    for details in runs["details"]:
+        if details.get("confusion"):
+            matrix = np.array(details["confusion"])
+            gains.append(score(matrix) - _of_one_class(matrix, score))
+    return gains
 
 
 def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int64]], float]) -> float:
@@ -194,15 +230,14 @@ def _of_one_class(confusion: NDArray[np.int64], score: Callable[[NDArray[np.int6
 
 def not_learned(runs: DataFrame) -> bool:
     """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
-    alive = where(runs, usable=True, diverged=False)["details"]
-    told = [details for details in alive if details.get("majority")]
+    alive = where(runs, usable=True, diverged=False)
     for metric in ("span_f1", "accuracy"):
-        pairs = [(_metric(one, metric), one["majority"].get(metric)) for one in told]
-        known = [own - other for own, other in pairs if own is not None and other is not None]
-        if known and sum(known) <= 0:
+        gains = []
+        for details in alive["details"]:
+            score = (details.get("metrics") or {}).get(metric)
+            of_commonest = (details.get("majority") or {}).get(metric)
+            if score is not None and of_commonest is not None:
+                gains.append(score - of_commonest)
+        if gains and sum(gains) <= 0:
             return True
     return False
-
-
-def _metric(details: dict[str, Any], name: str) -> float | None:
-    return (details.get("metrics") or {}).get(name)
