@@ -23,6 +23,8 @@ LEVELS = ("bad", "warning", "unknown", "good")
 """How a line is to be read: wrong, to be careful with, not known, as it should be. Failures come first."""
 GUARD_RUNS = 3
 """The fewest seeds that the sync guard is decided on."""
+GUARD_LEVELS = {"failed": "bad", "not shown": "warning", "passed": "good"}
+"""Word of the sync guard -> how it is to be read, the worst first."""
 
 
 class Seen(NamedTuple):
@@ -51,14 +53,19 @@ Row: TypeAlias = tuple[str, str, str]
 
 def trust(seen: Seen) -> DataFrame:
     """Title, value, level and detail of every check, failures first."""
-    rows = [(title, *one(seen)) for title, one in CHECKS.items()]
+    rows = []
+    for title, check in CHECKS.items():
+        value, level, detail = check(seen)
+        rows.append((title, value, level, detail))
     rows.sort(key=lambda row: LEVELS.index(row[2]))
     return DataFrame(rows, columns=["title", "value", "level", "detail"])
 
 
 def graded(bad: list[str], of: int, what: str, good: str, why: str, level: str = "bad") -> Row:
     """Good where `bad` is empty, else its names and why."""
-    return (f"not in {len(bad)} of {of} {what}", level, f"{', '.join(bad)}: {why}") if bad else (good, "good", "")
+    if not bad:
+        return good, "good", ""
+    return f"not in {len(bad)} of {of} {what}", level, f"{', '.join(bad)}: {why}"
 
 
 NOWHERE: Row = ("does not apply", "unknown", "")
@@ -66,41 +73,60 @@ NOWHERE: Row = ("does not apply", "unknown", "")
 
 def guard(seen: Seen) -> Row:
     """Synchronous training against one process that accumulates the same batches, by samples to one loss."""
-    found = list(_guards(seen))
+    order = list(GUARD_LEVELS)
+    found = sorted(_guards(seen), key=lambda one: order.index(one[0]))
     if not found:
         return "not run", "unknown", "no one-process arm has the global batch and the rate of a sync arm"
-    order = ("failed", "not shown", "passed")
-    worst = min((word for word, _ in found), key=order.index)
-    level = {"passed": "good", "not shown": "warning", "failed": "bad"}[worst]
-    return worst, level, "; ".join(told for word, told in sorted(found, key=lambda one: order.index(one[0])))
+    worst = found[0][0]
+    details = "; ".join(detail for _, detail in found)
+    return worst, GUARD_LEVELS[worst], details
 
 
 def _guards(seen: Seen) -> Iterator[tuple[str, str]]:
+    """A word and a sentence for every synchronous arm and every arm of one process with its global batch and rate."""
     measure = Measure(seen.curves)
     used = where(seen.used, usable=True, replicate=0)
-    for arm, own in used[(used["algorithm"] == "sync") & (used["workers"] > 1)].groupby("arm"):
+    is_sync = (used["algorithm"] == "sync") & (used["workers"] > 1)
+    for arm, own in used[is_sync].groupby("arm"):
         batch = float(_global_batch(own).max())
-        others = used[(used["algorithm"] == "single") & (_global_batch(used) == batch)]
-        for other, theirs in others[others["learning_rate"] == own["learning_rate"].iloc[0]].groupby("arm"):
-            ours = own.drop_duplicates("seed").set_index("seed", drop=False)
-            single = theirs.drop_duplicates("seed").set_index("seed", drop=False)
-            seeds = sorted(set(ours.index) & set(single.index))
-            both = [row for side in (ours, single) for row in each(side.loc[seeds])]
-            curves = [measure.curve(row.run, "samples") for row in both]
-            if len(seeds) < GUARD_RUNS or any(row.diverged for row in both) or not all(len(x) for x, _ in curves):
-                continue
-            may_differ = {*told_apart(str(arm), str(other), seen.plan), "batch_size", "accumulate"}
-            if all(row.asked.get("schedule") == "constant" for row in both):
-                may_differ |= {*BUDGET}  # when a run ends then changes no step before it
-            if why := between(ours, single, may_differ).unlike:
-                yield "not shown", f"{arm} against {other}: not comparable: {why}"
-                continue
-            goal = max([lowest_held(curve) for curve in curves] + [seen.plan.targets.get(str(arm), -math.inf)])
-            if goal >= min(float(y[0]) for _, y in curves):
-                continue
-            at = [reached(one, goal) for one in on_common_looks(curves)]
-            word, told = guarded(at[: len(seeds)], at[len(seeds) :], batch)
-            yield word, f"{arm} against {other}: samples to {goal:.4g} {told}"
+        has_its_batch = _global_batch(used) == batch
+        has_its_rate = used["learning_rate"] == own["learning_rate"].iloc[0]
+        others = used[(used["algorithm"] == "single") & has_its_batch & has_its_rate]
+        for other, theirs in others.groupby("arm"):
+            found = _guard(seen, measure, own, theirs)
+            if found is not None:
+                word, sentence = found
+                yield word, f"{arm} against {other}: {sentence}"
+
+
+def _guard(seen: Seen, measure: Measure, own: DataFrame, theirs: DataFrame) -> tuple[str, str] | None:
+    """A word and a sentence on a synchronous arm and one of one process; None where they cannot be set against each
+    other.
+    """
+    ours = own.drop_duplicates("seed").set_index("seed", drop=False)
+    single = theirs.drop_duplicates("seed").set_index("seed", drop=False)
+    seeds = sorted(set(ours.index) & set(single.index))
+    both = [*each(ours.loc[seeds]), *each(single.loc[seeds])]
+    curves = [measure.curve(run.run, "samples") for run in both]
+    if len(seeds) < GUARD_RUNS:
+        return None
+    if any(run.diverged for run in both) or not all(len(x) for x, _ in curves):
+        return None
+    arm = both[0].arm
+    may_differ = {*told_apart(arm, both[-1].arm, seen.plan), "batch_size", "accumulate"}
+    if all(row.asked.get("schedule") == "constant" for row in both):
+        may_differ |= {*BUDGET}  # when a run ends then changes no step before it
+    unlike = between(ours, single, may_differ).unlike
+    if unlike:
+        return "not shown", f"not comparable: {unlike}"
+    goal = max(lowest_held(curve) for curve in curves)
+    goal = max(goal, seen.plan.targets.get(arm, -math.inf))
+    if goal >= min(float(y[0]) for _, y in curves):
+        return None
+    samples = [reached(curve, goal) for curve in on_common_looks(curves)]
+    batch = float(_global_batch(own).max())
+    word, sentence = guarded(samples[: len(seeds)], samples[len(seeds) :], batch)
+    return word, f"samples to {goal:.4g} {sentence}"
 
 
 def _global_batch(runs: DataFrame) -> Series:
@@ -109,55 +135,78 @@ def _global_batch(runs: DataFrame) -> Series:
 
 def guarded(ours: stats.Numbers, theirs: stats.Numbers, batch: float) -> tuple[str, str]:
     """Whether samples to one loss differ by less than an update; faster is as suspect as slower."""
-    inside = stats.equivalence(ours, theirs, batch, 0.9)[1]
-    low, high = (inside.low, inside.high) if inside.low == inside.low else (inside.estimate,) * 2
-    word = "passed" if -batch < low and high < batch else "failed" if low > batch or high < -batch else "not shown"
+    _, inside = stats.equivalence(ours, theirs, batch, 0.9)
+    low = inside.low
+    high = inside.high
+    if math.isnan(low):
+        low = inside.estimate
+        high = inside.estimate
+    word = "not shown"
+    if -batch < low and high < batch:
+        word = "passed"
+    elif low > batch or high < -batch:
+        word = "failed"
     return word, f"differ by [{low:.3g}, {high:.3g}], an update has {batch:g}"
 
 
 def all_runs(seen: Seen) -> Row:
     used = seen.used
-    plan = seen.plan
-    counts = {"finished": (used["usable"] & ~used["diverged"]).sum(), "diverged": used["diverged"].sum()}
+    num_diverged = int(used["diverged"].sum())
+    num_finished = int((used["usable"] & ~used["diverged"]).sum())
     lost = Counter(used.loc[~used["usable"], "status"])
-    told = ", ".join(f"{number} {name}" for name, number in {**counts, **lost}.items() if number or name == "finished")
-    first = f"{len(used)} planned" if plan.runs else f"{len(used)} found (no plan says how many there should be)"
-    level = "bad" if not counts["finished"] else "warning" if counts["diverged"] or lost else "good"
+    counts = [f"{num_finished} finished"]
+    if num_diverged:
+        counts.append(f"{num_diverged} diverged")
+    counts += [f"{number} {status}" for status, number in lost.items()]
+    first = f"{len(used)} found (no plan says how many there should be)"
+    if seen.plan.runs:
+        first = f"{len(used)} planned"
+    level = "good"
+    if not num_finished:
+        level = "bad"
+    elif num_diverged or lost:
+        level = "warning"
     stages = Counter(seen.runs["stage"])
     words = {"tuning": "tuning", "pilot": "pilot", "finetune": "fine-tuning"}
     others = ", ".join(f"{stages[stage]} {name}" for stage, name in words.items() if stages[stage])
-    return f"{first}, {told}", level, f"beside the test runs: {others} runs" if others else ""
+    detail = f"beside the test runs: {others} runs" if others else ""
+    return f"{first}, {', '.join(counts)}", level, detail
 
 
 def seeds(seen: Seen) -> Row:
     if seen.tests.empty:
         return "no pairs", "bad", ""
     counts = seen.tests["n"][seen.tests["word"] != "not comparable"]
-    number = seen.plan.registered.num_seeds
     if not len(counts):
         return "no pairs", "bad", "nothing is comparable"
     least = counts.min()
     most = counts.max()
-    told = f"{number} registered; " if number else ""
     value = f"{least} complete pairs" if least == most else f"{least} to {most} complete pairs"
+    number = seen.plan.registered.num_seeds
+    details = [f"{number} registered"] if number else []
+    level = "warning" if number and least < number else "good"
     if least < stats.MINIMUM_PAIRS:
-        return value, "bad", f"{told}below {stats.MINIMUM_PAIRS} there is no verdict"
-    return value, "warning" if number and least < number else "good", told.rstrip("; ")
+        details.append(f"below {stats.MINIMUM_PAIRS} there is no verdict")
+        level = "bad"
+    return value, level, "; ".join(details)
 
 
 def budget(seen: Seen) -> Row:
     timed = seen.tests[seen.tests["endpoint"] == "time_to_target"]
     if timed.empty:
         return NOWHERE
-    cut = timed.loc[~timed["common"].astype(bool) & (timed["n"] > 0), "group"]
+    has_common = timed["common"].astype(bool)
+    cut = timed.loc[~has_common & (timed["n"] > 0), "group"]
     without = sorted({conditions(group) for group in cut})
     why = "the faster arm stopped first, and a target that it misses says nothing"
     return graded(without, timed["group"].nunique(), "groups", "in every group", why, "warning")
 
 
 def batches(seen: Seen) -> Row:
-    told = {note.about[0] for notes in seen.tests["notes"] for note in notes if note.kind == "batches"}
-    return ("no", "warning", "; ".join(sorted(told))) if told else ("yes", "good", "")
+    unequal = {note.about[0] for notes in seen.tests["notes"] for note in notes if note.kind == "batches"}
+    if not unequal:
+        return "yes", "good", ""
+    return "no", "warning", "; ".join(sorted(unequal))
 
 
 def oversubscribed(seen: Seen) -> Row:
@@ -169,46 +218,58 @@ def oversubscribed(seen: Seen) -> Row:
 
 
 def others(seen: Seen) -> Row:
-    load = seen.measured["other_load"].dropna()
+    measured = seen.measured
+    load = measured["other_load"].dropna()
+    if not len(measured):
+        return NOWHERE
     if not len(load):
-        return ("not known", "unknown", "no run says what else used its machine") if len(seen.measured) else NOWHERE
+        return "not known", "unknown", "no run says what else used its machine"
     most = f"{100 * load.max():.0f} % of the cores"
-    busy = (load > MOST_LOAD).sum()
-    if busy:
-        return f"{busy} of {len(seen.measured)} measured runs", "bad", f"up to {most}: no speed comparison"
-    unknown = len(seen.measured) - len(load)
-    return f"at most {most}", "good", f"{unknown} runs do not say" if unknown else ""
+    num_busy = (load > MOST_LOAD).sum()
+    if num_busy:
+        return f"{num_busy} of {len(measured)} measured runs", "bad", f"up to {most}: no speed comparison"
+    num_unknown = len(measured) - len(load)
+    detail = f"{num_unknown} runs do not say" if num_unknown else ""
+    return f"at most {most}", "good", detail
 
 
 def comparable(seen: Seen) -> Row:
     apart = seen.tests[seen.tests["word"] == "not comparable"]
     if not len(apart):
         return "all", "good", ""
-    return f"not in {len(apart)} of {len(seen.tests)} tests", "bad", "; ".join(dict.fromkeys(apart["reason"]))
+    reasons = dict.fromkeys(apart["reason"])
+    return f"not in {len(apart)} of {len(seen.tests)} tests", "bad", "; ".join(reasons)
 
 
 def acted(seen: Seen) -> Row:
     used = seen.used[seen.used["usable"]]
-    ruled = used[(used["mode"] == "async") & ~used["algorithm"].isin(("async", "sync")) & (used["workers"] > 1)]
+    has_rule = (used["mode"] == "async") & ~used["algorithm"].isin(("async", "sync"))
+    ruled = used[has_rule & (used["workers"] > 1)]
     if not len(ruled):
         return NOWHERE
-    arms = dict(iter(ruled.groupby("arm")["altered"]))
-    silent = [f"{arm} (0 gradients)" for arm, counts in arms.items() if counts.notna().all() and not counts.any()]
-    unknown = [arm for arm, counts in arms.items() if counts.isna().any()]
+    silent = []
+    unknown = []
+    for arm, counts in ruled.groupby("arm")["altered"]:
+        if counts.isna().any():
+            unknown.append(str(arm))
+        elif not counts.any():
+            silent.append(f"{arm} (0 gradients)")
     if unknown and not silent:
         return "not known", "unknown", f"runs without a count in {', '.join(unknown)}"
     why = "the rule altered nothing, so these are runs of asynchronous SGD"
-    return graded(silent, len(arms), "arms", "all", why)
+    return graded(silent, ruled["arm"].nunique(), "arms", "all", why)
 
 
 def tuned(seen: Seen) -> Row:
+    tested = set(seen.used["seed"].dropna())
     for stage, use in (("tuning", "tuning"), ("pilot", "the target")):
-        shared = sorted(set(seen.used["seed"].dropna()) & set(seen.runs.loc[seen.runs["stage"] == stage, "seed"]))
+        shared = tested & set(seen.runs.loc[seen.runs["stage"] == stage, "seed"])
         if shared:
-            return "seeds shared", "bad", f"seed {listed(shared)} was used for {use} and for testing"
-    budgets = {
-        name: sum(len(trial.seeds) for trial in arm.trials) for name, arm in seen.plan.arms.items() if name != BASELINE
-    }
+            return "seeds shared", "bad", f"seed {listed(sorted(shared))} was used for {use} and for testing"
+    budgets = {}
+    for name, arm in seen.plan.arms.items():
+        if name != BASELINE:
+            budgets[name] = sum(len(trial.seeds) for trial in arm.trials)
     if not any(budgets.values()):
         return "not tuned", "warning", "no arm's learning rate was tuned in this folder"
     endpoint = seen.plan.registered.primary.endpoint
@@ -216,21 +277,29 @@ def tuned(seen: Seen) -> Row:
     if endpoint not in ("", "loss_at_equal_samples"):
         by = f"; chosen by the final loss at equal samples, not by the primary endpoint ({endpoint.replace('_', ' ')})"
     if len(set(budgets.values())) > 1:
-        told = ", ".join(f"{arm} {number}" for arm, number in budgets.items())
-        return "UNEQUAL budgets", "bad", f"tuning runs per arm: {told}{by}"
-    tried = {name: [str(one.settings) for one in arm.trials] for name, arm in seen.plan.arms.items()}
-    fewer = [name for name, trials in tried.items() if len(set(trials)) < len(trials)]
+        of_arms = ", ".join(f"{arm} {number}" for arm, number in budgets.items())
+        return "UNEQUAL budgets", "bad", f"tuning runs per arm: {of_arms}{by}"
     number = next(iter(budgets.values()))
-    said = f"{number} tuning runs per arm, on other seeds than the tests{by}"
-    if fewer:
-        said += f"; some trials are the same in {', '.join(fewer)}"
-    return "equal budgets", "warning" if fewer else "good", said
+    detail = f"{number} tuning runs per arm, on other seeds than the tests{by}"
+    repeated = [name for name, arm in seen.plan.arms.items() if _has_equal_trials(arm)]
+    if not repeated:
+        return "equal budgets", "good", detail
+    return "equal budgets", "warning", f"{detail}; some trials are the same in {', '.join(repeated)}"
+
+
+def _has_equal_trials(arm: PlannedArm) -> bool:
+    different = {str(trial.settings) for trial in arm.trials}
+    return len(different) < len(arm.trials)
 
 
 def at_edge(arm: PlannedArm) -> bool:
     """Whether the chosen learning rate of an arm is the smallest or the largest that was tried."""
-    rates: set[Any] = {trial.settings.get("learning_rate") for trial in arm.trials} - {None}
-    return len(rates) > 1 and (arm.chosen or {}).get("learning_rate") in (min(rates), max(rates))
+    rates: set[Any] = {trial.settings.get("learning_rate") for trial in arm.trials}
+    rates.discard(None)
+    if len(rates) < 2:
+        return False
+    chosen = (arm.chosen or {}).get("learning_rate")
+    return chosen in (min(rates), max(rates))
 
 
 def edges(seen: Seen) -> Row:
@@ -245,56 +314,72 @@ def registration(seen: Seen) -> Row:
     if not seen.plan.sha256:
         return "none: exploratory", "warning", seen.exploratory
     digest = f"sha256 {seen.plan.sha256[:16]}"
-    return (f"{digest}: exploratory", "bad", seen.exploratory) if seen.exploratory else (digest, "good", "")
+    if seen.exploratory:
+        return f"{digest}: exploratory", "bad", seen.exploratory
+    return digest, "good", ""
 
 
 def learned(seen: Seen) -> Row:
     tuned = where(seen.runs, stage="finetune", usable=True, diverged=False)
     if not len(tuned):
         return NOWHERE
-    arms = dict(iter(tuned.groupby("arm")))
-    constant = [arm for arm, own in arms.items() if any(_one_class(details) for details in own["details"])]
-    ignorant = [arm for arm, own in arms.items() if not_learned(own)]
+    constant = []
+    ignorant = []
+    for arm, own in tuned.groupby("arm"):
+        if any(_one_class(details) for details in own["details"]):
+            constant.append(str(arm))
+        if not_learned(own):
+            ignorant.append(str(arm))
     why = "some predict one class for every text" if constant else "no better than the commonest tag"
-    return graded(constant or ignorant, len(arms), "arms", "all", f"{why}, so their score says nothing")
+    num_arms = tuned["arm"].nunique()
+    return graded(constant or ignorant, num_arms, "arms", "all", f"{why}, so their score says nothing")
 
 
 def _one_class(details: dict[str, Any]) -> bool:
+    """Whether one class was predicted for every text."""
     matrix = details.get("confusion")
-    return bool(matrix) and int((np.array(matrix).sum(axis=0) > 0).sum()) == 1
+    if not matrix:
+        return False
+    predicted = np.array(matrix).sum(axis=0)
+    return int((predicted > 0).sum()) == 1
 
 
 def copies(seen: Seen) -> Row:
-    used = seen.used
-    known = where(used, usable=True, diverged=False)
+    known = where(seen.used, usable=True, diverged=False)
     known = known[(known["parameters_sha256"] != "") & (known["updates"] > 0)]
     known = known[known["terms"].notna()]  # a closed-form problem may have no chance in it for a seed to decide
-    several = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()
-    same = sorted({arm for (arm, _), number in several.items() if number > 1})
+    num_seeds = known.groupby(["arm", "parameters_sha256"])["seed"].nunique()
+    same = sorted({arm for (arm, _), number in num_seeds.items() if number > 1})
     return graded(same, known["arm"].nunique(), "arms", "yes", "two seeds ended with the same parameters: a copy")
 
 
 def code(seen: Seen) -> Row:
-    commits = Counter(one or "unknown" for one in seen.used.loc[seen.used["status"] != "MISSING", "commit"])
+    made = seen.used[seen.used["status"] != "MISSING"]
+    commits = Counter(commit or "unknown" for commit in made["commit"])
     if not set(commits) - {"unknown"}:
         return "not known", "unknown", "no run names its commit"
-    detail = []
+    details = []
     if len(commits) > 1:
-        detail.append("runs of different commits are compared")
-    if any("modified" in one for one in commits):
-        detail.append("runs with a modified working tree")
-    shown = {
-        one: f"{one[:12]}{' modified' * one.endswith(' modified')} ({n} runs)" for one, n in sorted(commits.items())
-    }
-    return ", ".join(shown.values()), "warning" if detail else "good", "; ".join(detail)
+        details.append("runs of different commits are compared")
+    if any("modified" in commit for commit in commits):
+        details.append("runs with a modified working tree")
+    shown = []
+    for commit, number in sorted(commits.items()):
+        name = commit[:12]
+        if commit.endswith(" modified"):
+            name += " modified"
+        shown.append(f"{name} ({number} runs)")
+    return ", ".join(shown), "warning" if details else "good", "; ".join(details)
 
 
 def reading(seen: Seen) -> Row:
-    left_out = seen.runs.loc[(seen.runs["left_out"] != "") & (seen.runs["status"] != "MISSING"), "run"]
+    is_left_out = (seen.runs["left_out"] != "") & (seen.runs["status"] != "MISSING")
+    left_out = seen.runs.loc[is_left_out, "run"]
     number = len(left_out) + len(seen.plan.problems)
     if not number:
         return "no problems", "good", ""
-    return f"{number} problem{'s' * (number != 1)}", "warning", "; ".join([*seen.plan.problems, *left_out[:3]])
+    value = "1 problem" if number == 1 else f"{number} problems"
+    return value, "warning", "; ".join([*seen.plan.problems, *left_out[:3]])
 
 
 CHECKS: Mapping[str, Callable[[Seen], Row]] = {
