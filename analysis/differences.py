@@ -7,7 +7,7 @@ The config of a study names them before its runs, as ``differences`` of its anal
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import DataFrame
@@ -26,18 +26,31 @@ FAMILY = "differences"
 NO_ARMS = "no condition has one arm of each of these algorithms"
 
 
+class FourArms(NamedTuple):
+    """The arms of a difference of differences, by algorithm or by name, and the condition that has them."""
+
+    changed: str
+    unchanged: str
+    other: str
+    other_unchanged: str
+    group: str = ""
+    clock: str = ""
+
+
 def differences(runs: DataFrame, arms: DataFrame, measure: Measure, plan: Plan) -> DataFrame:
     """A row of `tests` for every registered difference of differences and every condition with its four arms."""
     asked = []
     for wanted in plan.registered.differences.values():
-        places = list(_places(wanted, arms))
-        asked += [_question(runs, measure, plan, names, where) for where, names in places]
-        if not places:
-            known = _named(*wanted.treatment, *wanted.reference)
-            asked.append(Tested(**known, nothing=NO_ARMS, unlike=True))
+        found = list(_found(wanted, arms))
+        for four in found:
+            asked.append(_question(runs, measure, plan, four))
+        if not found:
+            algorithms = FourArms(*wanted.treatment, *wanted.reference)
+            asked.append(Tested(**_named(algorithms), nothing=NO_ARMS, unlike=True))
     for row in asked:
+        is_exploratory = plan.exploratory or row.caveats
         row.alpha = plan.registered.alpha
-        row.family = "exploratory" if plan.exploratory or row.caveats else FAMILY
+        row.family = "exploratory" if is_exploratory else FAMILY
     judged = answer(asked) if asked else []
     return DataFrame([vars(row) for row in judged], columns=TESTS)
 
@@ -57,39 +70,44 @@ def sentence(row: Any) -> str:
     start = "Exploratory: " if row.family == "exploratory" else ""
     if row.word not in ("better", "worse"):
         return f"{start}whether {row.treatment} is above or below {row.reference} is {row.word}: {row.reason}."
-    above = row.estimate > 0
-    alike = row.n - row.wins - row.ties if above else row.wins
-    much = f"{abs(row.estimate):.3g} {row.unit} {'above' if above else 'below'}"
-    shown = f"{alike} of {row.n} seeds, p_Holm {row.p_holm:.3g}"
+    if row.estimate > 0:
+        side = "above"
+        num_alike = row.n - row.wins - row.ties
+    else:
+        side = "below"
+        num_alike = row.wins
+    much = f"{abs(row.estimate):.3g} {row.unit} {side}"
+    shown = f"{num_alike} of {row.n} seeds, p_Holm {row.p_holm:.3g}"
     return f"{start}{row.treatment} is {much} {row.reference} ({shown})."
 
 
-def _places(wanted: Difference, arms: DataFrame) -> Iterator[tuple[tuple[str, str], list[str]]]:
-    """Every group with one arm of each algorithm, with its clock, and these arms."""
+def _found(wanted: Difference, arms: DataFrame) -> Iterator[FourArms]:
+    """The arms of every group with one arm of each algorithm."""
+    algorithms = (*wanted.treatment, *wanted.reference)
     for group, members in arms.groupby("group", sort=False):
-        named = {algorithm: list(own.index) for algorithm, own in members.groupby("algorithm")}
-        found = [named.get(algorithm, []) for algorithm in (*wanted.treatment, *wanted.reference)]
+        found = [list(members.index[members["algorithm"] == algorithm]) for algorithm in algorithms]
         if all(len(names) == 1 for names in found):
-            yield (str(group), str(members["clock"].iloc[0])), [name for (name,) in found]
+            clock = str(members["clock"].iloc[0])
+            changed, unchanged, other, other_unchanged = (name for (name,) in found)
+            yield FourArms(changed, unchanged, other, other_unchanged, str(group), clock)
 
 
-def _question(runs: DataFrame, measure: Measure, plan: Plan, names: list[str], where: tuple[str, str]) -> Tested:
-    """One question, of arms a, a0, b and b0; their losses are read at one place."""
-    changed, unchanged, other, other_unchanged = names
-    ours = pair_of(runs, (changed, unchanged, *where), plan)
-    theirs = pair_of(runs, (other, other_unchanged, *where), plan)
-    between = pair_of(runs, (unchanged, other_unchanged, *where), plan)
-    sides = (ours, theirs)
-    known: dict[str, Any] = _named(*names) | {"group": where[0]}
-    known["unit"] = unit_of(ours.both[0][0].details) if ours.both else ""
-    known["left_out"] = "; ".join(dict.fromkeys(side.left_out for side in sides if side.left_out))
-    known["caveats"] = tuple(dict.fromkeys(caveat for side in sides for caveat in side.caveats))
-    known["notes"] = tuple(dict.fromkeys(note for side in sides for note in side.notes))
-    if unlike := ours.unlike or theirs.unlike or between.unlike:
+def _question(runs: DataFrame, measure: Measure, plan: Plan, four: FourArms) -> Tested:
+    """One question; the losses of all four arms are read at one place."""
+    where = (four.group, four.clock)
+    ours = pair_of(runs, (four.changed, four.unchanged, *where), plan)
+    theirs = pair_of(runs, (four.other, four.other_unchanged, *where), plan)
+    between = pair_of(runs, (four.unchanged, four.other_unchanged, *where), plan)
+    known = _named(four) | _limits(ours, theirs)
+    known["group"] = four.group
+    unlike = ours.unlike or theirs.unlike or between.unlike
+    if unlike:
         return Tested(**known, nothing=unlike, unlike=True)
-    losses = measure.losses(ours._replace(both=[*ours.both, *theirs.both]), "samples")
+    together = ours._replace(both=[*ours.both, *theirs.both])
+    losses = measure.losses(together, "samples")
     nothing = losses.get("nothing", "")
-    if not nothing and not np.isfinite([losses["treatment_ends"], losses["reference_ends"]]).all():
+    ends = [losses["treatment_ends"], losses["reference_ends"]]
+    if not nothing and not np.isfinite(ends).all():
         nothing = "a run diverged, so that it has no difference"
     if nothing:
         return Tested(**known, nothing=nothing)
@@ -98,23 +116,33 @@ def _question(runs: DataFrame, measure: Measure, plan: Plan, names: list[str], w
     own = _by_seed(ours, values[:split])
     others = _by_seed(theirs, values[split:])
     seeds = [seed for seed in own if seed in others]
-    columns = values_of(
-        np.array([own[seed] for seed in seeds]).reshape(-1, 2),
-        np.array([others[seed] for seed in seeds]).reshape(-1, 2),
-        seeds,
-    )
+    our_ends = np.array([own[seed] for seed in seeds]).reshape(-1, 2)
+    their_ends = np.array([others[seed] for seed in seeds]).reshape(-1, 2)
+    known |= values_of(our_ends, their_ends, seeds)
     known["notes"] += losses["notes"]
-    return Tested(**known | columns, between=losses.get("between", ""))
+    return Tested(**known, between=losses.get("between", ""))
+
+
+def _limits(ours: Pairs, theirs: Pairs) -> dict[str, Any]:
+    """The unit, and what limits either of two pairs, each once."""
+    left_out = [side.left_out for side in (ours, theirs) if side.left_out]
+    return {
+        "unit": unit_of(ours.both[0][0].details) if ours.both else "",
+        "left_out": "; ".join(dict.fromkeys(left_out)),
+        "caveats": tuple(dict.fromkeys(ours.caveats + theirs.caveats)),
+        "notes": tuple(dict.fromkeys(ours.notes + theirs.notes)),
+    }
 
 
 def _by_seed(pairs: Pairs, values: Array) -> dict[float, Array]:
     """Seed -> the two ends between which its difference lies."""
-    return {run.seed: ends for (run, _), ends in zip(pairs.both, values, strict=True)}
+    seeds = [run.seed for run, _ in pairs.both]
+    return dict(zip(seeds, values, strict=True))
 
 
-def _named(changed: str, unchanged: str, other: str, other_unchanged: str) -> dict[str, Any]:
+def _named(arms: FourArms) -> dict[str, Any]:
     return {
-        "treatment": f"{changed} - {unchanged}",
-        "reference": f"{other} - {other_unchanged}",
+        "treatment": f"{arms.changed} - {arms.unchanged}",
+        "reference": f"{arms.other} - {arms.other_unchanged}",
         "endpoint": ENDPOINT,
     }
