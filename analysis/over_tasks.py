@@ -30,7 +30,8 @@ def iqm(scores: ArrayLike) -> float:
     References:
         Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021 (rliable).
     """
-    return float(stats.trim_mean(np.sort(np.asarray(scores, float), axis=None), 0.25))
+    rising = np.sort(np.asarray(scores, float), axis=None)
+    return float(stats.trim_mean(rising, 0.25))
 
 
 def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
@@ -43,7 +44,9 @@ def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
     0.333333
     """
     apart = np.asarray(x, float)[:, None] - np.asarray(y, float)[None]
-    return float(((apart > 0) + 0.5 * (apart == 0)).mean())
+    is_better = apart > 0
+    is_tie = apart == 0
+    return float((is_better + 0.5 * is_tie).mean())
 
 
 def share_above(scores: ArrayLike, thresholds: ArrayLike) -> Array:
@@ -52,7 +55,8 @@ def share_above(scores: ArrayLike, thresholds: ArrayLike) -> Array:
     >>> share_above([[0.2, 0.4], [0.6, 0.8]], [0.0, 0.4, 0.9]).tolist()
     [1.0, 0.5, 0.0]
     """
-    return (np.ravel(scores)[:, None] > np.asarray(thresholds, float)).mean(axis=0)
+    is_above = np.ravel(scores)[:, None] > np.asarray(thresholds, float)
+    return is_above.mean(axis=0)
 
 
 def too_few(scores: Array) -> str:
@@ -72,11 +76,13 @@ def performance_profile(scores: ArrayLike, generator: np.random.Generator, resam
     """
     table = np.asarray(scores, float)
     thresholds = np.unique(table)
-    found = DataFrame({"score": thresholds, "share": share_above(table, thresholds), "low": np.nan, "high": np.nan})
+    share = share_above(table, thresholds)
+    low = np.nan
+    high = np.nan
     if not too_few(table):
-        drawn = [share_above(one, thresholds) for (one,) in _resampled(table[None], generator, resamples)]
-        found["low"], found["high"] = np.quantile(drawn, ENDS, axis=0)
-    return found
+        drawn = [share_above(resampled, thresholds) for resampled in _resampled(table[None], generator, resamples)]
+        low, high = np.quantile(drawn, ENDS, axis=0)
+    return DataFrame({"score": thresholds, "share": share, "low": low, "high": high})
 
 
 def stratified_bootstrap(
@@ -133,5 +139,7 @@ def performance_score(times: ArrayLike) -> list[float]:
     table = np.asarray(times, float)
     fastest = table.min(axis=1, keepdims=True)
     # a workload that nobody finished has ratio inf / inf and gives nobody anything
-    ratios = np.divide(table, fastest, out=np.full_like(table, np.inf), where=np.isfinite(fastest))
-    return [float(score) for score in np.maximum(0.0, (WORST_RATIO - ratios) / (WORST_RATIO - 1)).mean(axis=0)]
+    ratios = np.full_like(table, np.inf)
+    np.divide(table, fastest, out=ratios, where=np.isfinite(fastest))
+    scores = np.maximum(0.0, (WORST_RATIO - ratios) / (WORST_RATIO - 1))
+    return list(map(float, scores.mean(axis=0)))
