@@ -6,6 +6,7 @@ The page is one file without scripts, fonts or addresses. Sections are data, so 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import shlex
@@ -149,10 +150,12 @@ def table(
     """A DataFrame for the template."""
     shown = tables.text(frame)
     numeric = {place for place, name in enumerate(frame) if frame[name].map(_is_number).all()}
-    rows = [
-        {"cells": cells, "tone": TONES.get(row.get("word", ""), "") if row.get("family") == "primary" else ""}
-        for row, cells in zip(frame.to_dict("records"), shown.to_numpy().tolist(), strict=True)
-    ]
+    rows = []
+    for row, cells in zip(frame.to_dict("records"), shown.to_numpy().tolist(), strict=True):
+        tone = ""
+        if row.get("family") == "primary":
+            tone = TONES.get(row.get("word", ""), "")
+        rows.append({"cells": cells, "tone": tone})
     return {"title": title, "columns": list(shown), "rows": rows, "numeric": numeric, "notes": notes, "links": links}
 
 
@@ -162,15 +165,71 @@ def _is_number(value: Any) -> bool:
 
 def page(study: Study, out: Path) -> Page:
     """Arrange a study for the template; `out` is the file that the page will be, to which links are relative."""
-    runs = study.runs
-    tests = study.tests
-    used = tables.tested(runs)
-    groups = gallery.groups_of(study)
-    checks = study.trust.to_dict("records")
+    used = tables.tested(study.runs)
+    made = study.made_tables()
+    warnings = []
+    if study.exploratory:
+        warnings.append(f"Exploratory: {study.exploratory}.")
     failed = study.trust[study.trust["level"] == "bad"]
+    if len(failed):
+        warnings.append(f"Checks that failed: {', '.join(failed['title'])}.")
+    checks = []
+    for check in study.trust.to_dict("records"):
+        if check["level"] == "good":
+            check["detail"] = ""
+        checks.append(check)
+    more = ""
+    if len(study.tests) > MOST_TESTS:
+        more = f"{len(study.tests) - MOST_TESTS} more tests are in Table 2."
+    return Page(
+        title=study.plan.name,
+        counts=f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
+        headlines=_headlines(study),
+        warnings=warnings,
+        first=_first_pictures(study),
+        tests=_first_tests(made["tests"][1]),
+        sections=_sections(study, made, out),
+        footer="Made by python -m analysis report. One file, no scripts, nothing is loaded.",
+        marks=_marks(used),
+        more=more,
+        checks=checks,
+    )
+
+
+def _first_pictures(study: Study) -> tuple[Drawing, ...]:
+    """The forest, and the curves of the first comparison."""
+    pictures = list(gallery.forest(study))
+    groups = gallery.groups_of(study)
+    if groups:
+        pictures += gallery.curves(study, groups[0], 0)
+    return tuple(map(drawing, pictures))
+
+
+def _first_tests(tests: DataFrame) -> dict[str, Any] | None:
+    """The tests that stand above the fold, without ratios where there are none."""
+    if tests.empty:
+        return None
+    shown = tests.head(MOST_TESTS)[list(FIRST)]
+    if all(math.isnan(ratio.estimate) for ratio in shown["ratio"]):
+        shown = shown.drop(columns="ratio")
+    return table(shown)
+
+
+def _marks(used: DataFrame) -> list[str]:
+    """The clocks of the runs that are tested, and whether they began from random parameters."""
+    marks = []
+    for clock in sorted(used["clock"].unique()):
+        marks.append("simulated clock" if clock == "virtual" else "measured clock")
+    if used["from_scratch"].any():
+        marks.append(FROM_SCRATCH)
+    return marks
+
+
+def _sections(study: Study, made: Mapping[str, tuple[str, DataFrame]], out: Path) -> list[Section]:
+    """The folded parts of the page that hold anything."""
+    runs = study.runs
     prefix = Path(os.path.relpath(study.folder.resolve(), out.parent.resolve())).as_posix()
     links = {name: quote(f"{prefix}/{name}/") for name in runs.index[runs["status"] != "MISSING"]}
-    made = study.made_tables()
 
     def table_of(*names: str, **options: Any) -> tuple[dict[str, Any], ...]:
         return tuple(table(made[name][1], made[name][0], **options) for name in names if len(made[name][1]))
@@ -178,11 +237,13 @@ def page(study: Study, out: Path) -> Page:
     def pictures(found: Iterable[gallery.Picture]) -> tuple[Drawing, ...]:
         return tuple(map(drawing, found))
 
-    others = [one for number, group in enumerate(groups[1:], 1) for one in gallery.curves(study, group, number)]
-    left_out = tables.left_out(runs, tests)
+    others: list[gallery.Picture] = []
+    for number, group in enumerate(gallery.groups_of(study)[1:], 1):
+        others += gallery.curves(study, group, number)
     note = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
     scored = table_of("downstream", notes=(note,))
     of_differences = tuple(map(differences.sentence, study.differences.itertuples()))
+    left_out = tuple(tables.left_out(runs, study.tests))
     sections = [
         Section("differences", "Differences of differences", (), table_of("differences"), of_differences),
         Section("curves", "Loss curves of the other groups", pictures(others)),
@@ -192,37 +253,11 @@ def page(study: Study, out: Path) -> Page:
         Section("tables", "Tables", (), table_of("arms", "sets", "settings", "tests"), ABOUT_TESTS),
         Section("runs", "Every run", (), table_of("runs", links=links)),
         Section("environment", "Machines and code", (), table_of("environments")),
-        Section("left-out", "What is left out, and why", lead=tuple(left_out)),
+        Section("left-out", "What is left out, and why", lead=left_out),
         Section("problems", "What could not be read", lead=study.plan.problems),
-        Section("again", "How to make this again", (), (), _declared(study), (_command(study, out),)),
+        Section("again", "How to make this again", lead=_declared(study), commands=(_command(study, out),)),
     ]
-    shown = made["tests"][1].head(MOST_TESTS)[list(FIRST)] if len(tests) else None
-    if shown is not None and shown["ratio"].map(lambda one: one.estimate != one.estimate).all():
-        shown = shown.drop(columns="ratio")
-    more = f"{len(tests) - MOST_TESTS} more tests are in Table 2." if len(tests) > MOST_TESTS else ""
-    warnings = []
-    if study.exploratory:
-        warnings.append(f"Exploratory: {study.exploratory}.")
-    if len(failed):
-        warnings.append(f"Checks that failed: {', '.join(failed['title'])}.")
-    forests = pictures(gallery.forest(study))
-    first = (*forests, *(pictures(gallery.curves(study, groups[0], 0)) if groups else ()))
-    marks = [f"{'simulated' if clock == 'virtual' else 'measured'} clock" for clock in sorted(used["clock"].unique())]
-    if used["from_scratch"].any():
-        marks.append(FROM_SCRATCH)
-    return Page(
-        study.plan.name,
-        f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
-        _headlines(study),
-        warnings,
-        first,
-        None if shown is None else table(shown),
-        [one for one in sections if one.pictures or one.tables or one.lead or one.commands],
-        "Made by python -m analysis report. One file, no scripts, nothing is loaded.",
-        marks,
-        more,
-        [one | {"detail": one["detail"] if one["level"] != "good" else ""} for one in checks],
-    )
+    return [section for section in sections if any(section[2:])]
 
 
 ABOUT_TESTS = (
@@ -237,18 +272,20 @@ ABOUT_TESTS = (
 def _headlines(study: Study) -> Sequence[tuple[str, tuple[str, ...]]]:
     """The sentence of every headline with its conditions and small type; the lines of several are told once."""
     found = []
-    told = set()
-    for one in study.headlines:
-        place = conditions(one.row.group) if one.row is not None else ""
-        lines = [
-            line for line in (f"{place[:1].upper()}{place[1:]}.", *one.details) if line != "." and line not in told
-        ]
-        told |= set(lines)
-        found.append((one.text, tuple(lines)))
+    told: set[str] = set()
+    for headline in study.headlines:
+        lines = list(headline.details)
+        place = conditions(headline.row.group) if headline.row is not None else ""
+        if place:
+            lines.insert(0, f"{place[0].upper()}{place[1:]}.")
+        new = tuple(line for line in lines if line not in told)
+        told.update(new)
+        found.append((headline.text, new))
     return found
 
 
 def _declared(study: Study) -> tuple[str, ...]:
+    """What was registered, a line for each key."""
     if study.plan.registered is UNREGISTERED:
         return ()
     registered = msgspec.to_builtins(study.plan.registered)
@@ -257,5 +294,7 @@ def _declared(study: Study) -> tuple[str, ...]:
 
 def _command(study: Study, out: Path) -> str:
     """As it was typed, but for an absolute path, which may hold the name of a user."""
-    folder = study.folder.resolve().name if study.folder.is_absolute() else study.folder.as_posix()
+    folder = study.folder.as_posix()
+    if study.folder.is_absolute():
+        folder = study.folder.resolve().name
     return f"python -m analysis report {shlex.quote(folder)} --out {shlex.quote(out.name)}"
