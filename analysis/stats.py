@@ -52,20 +52,25 @@ def t_interval(values: Numbers, level: float = 0.95) -> Interval:
     """The mean with Student's interval, over the finite ones of `values`."""
     x = np.asarray(values, float)
     x = x[np.isfinite(x)]
+    mean = float(x.mean()) if len(x) else math.nan
     if len(x) < 2 or np.ptp(x) == 0:
-        return Interval(float(x.mean()) if len(x) else math.nan, math.nan, math.nan, level, len(x))
+        return Interval(mean, math.nan, math.nan, level, len(x))
     low, high = stats.ttest_1samp(x, 0).confidence_interval(level)
-    return Interval(float(x.mean()), float(low), float(high), level, len(x))
+    return Interval(mean, float(low), float(high), level, len(x))
 
 
 @functools.cache
 def _subsets(n: int) -> NDArray[np.int8]:
     """Non-empty subsets of n pairs as rows of 0 and 1: all, or a fixed random sample with each one's complement."""
     if n <= EXACT_PAIRS:
-        return ((np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1).astype(np.int8)
+        numbers = np.arange(1, 2**n)[:, None]
+        digits = (numbers >> np.arange(n)) & 1
+        return digits.astype(np.int8)
     drawn = np.random.default_rng(n).integers(0, 2, size=(SUBSETS // 2, n), dtype=np.int8)
     both = np.concatenate((drawn, 1 - drawn))
-    return np.concatenate((both[both.any(axis=1)], np.ones((1, n), np.int8)))
+    not_empty = both[both.any(axis=1)]
+    whole = np.ones((1, n), np.int8)
+    return np.concatenate((not_empty, whole))
 
 
 def _in_one_order(ours: Array, theirs: Array) -> NDArray[np.intp]:
@@ -94,7 +99,7 @@ def sign_flip(
     ours = ours[order]
     theirs = theirs[order]
     n = len(ours)
-    chosen = _subsets(len(ours))
+    chosen = _subsets(n)
     if ratio:
         values = (chosen @ theirs) / (chosen @ ours)
         estimate = theirs.sum() / ours.sum()
@@ -111,9 +116,13 @@ def sign_flip(
     at_most = (values <= null + tolerance).sum()
     at_least = (values >= null - tolerance).sum()
     p = min(1.0, 2 * (1 + min(at_most, at_least)) / patterns)
+    low = math.nan
+    high = math.nan
     rank = math.ceil((1 - level) * patterns / 2) - 1  # the largest k with 2 k / patterns below 1 - level
-    low, high = (values[rank - 1], values[-rank]) if rank > 0 else (math.nan, math.nan)
-    return float(p), Interval(float(estimate), float(low), float(high), level, n)
+    if rank > 0:
+        low = float(values[rank - 1])
+        high = float(values[-rank])
+    return float(p), Interval(float(estimate), low, high, level, n)
 
 
 def signed_ranks(treatment: Numbers, reference: Numbers) -> Array:
@@ -121,8 +130,9 @@ def signed_ranks(treatment: Numbers, reference: Numbers) -> Array:
     ours = np.asarray(treatment, float)
     theirs = np.asarray(reference, float)
     apart = ours != theirs
+    differences = ours[apart] - theirs[apart]
     ranks = np.zeros(len(ours))
-    ranks[apart] = np.sign(ours[apart] - theirs[apart]) * stats.rankdata(np.abs(ours[apart] - theirs[apart]))
+    ranks[apart] = np.sign(differences) * stats.rankdata(np.abs(differences))
     return ranks
 
 
@@ -131,30 +141,34 @@ def mcnemar(treatment: Numbers, reference: Numbers, level: float = 0.95) -> tupl
     ours = np.asarray(treatment, float)
     theirs = np.asarray(reference, float)
     n = len(ours)
-    apart = int((ours != theirs).sum())
-    if not apart:
+    num_apart = int((ours != theirs).sum())
+    if not num_apart:
         return math.nan, Interval(0.0, math.nan, math.nan, level, n)
-    test = stats.binomtest(int((ours > theirs).sum()), apart)
-    low, high = ((2 * end - 1) * apart / n for end in test.proportion_ci(level))
-    return float(test.pvalue), Interval(float((ours - theirs).mean()), float(low), float(high), level, n)
+    test = stats.binomtest(int((ours > theirs).sum()), num_apart)
+    low, high = ((2 * end - 1) * num_apart / n for end in test.proportion_ci(level))
+    difference = float((ours - theirs).mean())
+    return float(test.pvalue), Interval(difference, float(low), float(high), level, n)
 
 
 def equivalence(treatment: Numbers, reference: Numbers, margin: float, level: float) -> tuple[float, Interval]:
     """Two one-sided paired t tests (Schuirmann 1987): the larger p, and the interval of `level` of the difference."""
     differences = np.asarray(treatment, float) - np.asarray(reference, float)
+    interval = t_interval(differences, level)
     if len(differences) < 2 or np.ptp(differences) == 0:
-        return math.nan, t_interval(differences, level)
+        return math.nan, interval
     above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
-    return float(max(above, below)), t_interval(differences, level)
+    return float(max(above, below)), interval
 
 
 def holm(p_values: Numbers) -> Array:
     """Holm's adjusted p values of one family; nan counts as 1, as leaving it out makes the others easier."""
     p = np.nan_to_num(np.asarray(p_values, float), nan=1.0)
     order = np.argsort(p, kind="stable")
+    factors = len(p) - np.arange(len(p))
+    rising = np.maximum.accumulate(factors * p[order])
     adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order]))
+    adjusted[order] = np.minimum(1.0, rising)
     return adjusted
 
 
@@ -165,12 +179,14 @@ def smallest_p(n: int) -> float:
 
 def minimum_pairs(comparisons: int = 1, alpha: float = 0.05) -> int:
     """The fewest pairs with which a family of so many comparisons can show anything at `alpha`."""
-    return max(MINIMUM_PAIRS, math.ceil(math.log2(2 * comparisons / alpha) + ROUNDING))
+    exact = math.log2(2 * comparisons / alpha)
+    return max(MINIMUM_PAIRS, math.ceil(exact + ROUNDING))
 
 
 def most_of(count: int, n: int, level: float = 0.95) -> float:
     """The largest share of all seeds that may do what `count` of `n` did (Clopper and Pearson 1934, one-sided)."""
-    return float(stats.binomtest(count, n, alternative="less").proportion_ci(level).high)
+    test = stats.binomtest(count, n, alternative="less")
+    return float(test.proportion_ci(level).high)
 
 
 @functools.cache
@@ -183,13 +199,22 @@ def detectable_effect(n: int, alpha: float = 0.05) -> float:
     if n < minimum_pairs(1, alpha):
         return math.inf
     critical = stats.t.ppf(1 - alpha / 2, n - 1)
-    by_t = optimize.brentq(lambda effect: stats.nct.sf(critical, n - 1, effect * math.sqrt(n)) - POWER, 0, 50)
+
+    def power_beyond(effect: float) -> float:
+        return float(stats.nct.sf(critical, n - 1, effect * math.sqrt(n)) - POWER)
+
+    by_t = optimize.brentq(power_beyond, 0, 50)
     if n > EXACT_PAIRS:
         return float(by_t)
     subsets = _subsets(n)
     means_of = subsets / subsets.sum(axis=1, keepdims=True)
     rank = math.ceil(alpha * (len(subsets) + 1) / 2) - 1
-    draws = np.random.default_rng(n).normal(size=(min(STUDIES, 2**26 >> n), n))
-    needed = [-np.partition(means_of @ draw, rank - 1)[rank - 1] for draw in draws]
-    needed_by_t = critical * draws.std(axis=1, ddof=1) / math.sqrt(n) - draws.mean(axis=1)
+    num_studies = min(STUDIES, 2**26 >> n)
+    draws = np.random.default_rng(n).normal(size=(num_studies, n))
+    needed = []
+    for draw in draws:
+        means = np.partition(means_of @ draw, rank - 1)
+        needed.append(-means[rank - 1])
+    standard_errors = draws.std(axis=1, ddof=1) / math.sqrt(n)
+    needed_by_t = critical * standard_errors - draws.mean(axis=1)
     return float(by_t + np.quantile(needed, POWER) - np.quantile(needed_by_t, POWER))
