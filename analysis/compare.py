@@ -7,6 +7,7 @@ numbers of evaluated terms stand in different tables.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,14 +74,18 @@ def read_all(folders: Sequence[Path]) -> tuple[DataFrame, DataFrame]:
 
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UsageError("a folder is given twice; name each once")
-    parts = [read(folder)[:2] for folder in folders]
-    if len(parts) == 1:
-        return parts[0]
-    for folder, tables in zip(folders, parts, strict=True):
-        for table in tables:
-            table["run"] = f"{folder}/" + table["run"]
-    runs, curves = (pd.concat(tables) for tables in zip(*parts, strict=True))
-    return runs.set_index("run", drop=False), curves
+    all_runs = []
+    all_curves = []
+    for folder in folders:
+        runs, curves, _ = read(folder)
+        if len(folders) > 1:
+            runs["run"] = f"{folder}/" + runs["run"]
+            curves["run"] = f"{folder}/" + curves["run"]
+        all_runs.append(runs)
+        all_curves.append(curves)
+    if len(folders) == 1:
+        return all_runs[0], all_curves[0]
+    return pd.concat(all_runs).set_index("run", drop=False), pd.concat(all_curves)
 
 
 def pretraining(runs: DataFrame) -> DataFrame:
@@ -91,18 +96,26 @@ def pretraining(runs: DataFrame) -> DataFrame:
 
 def grouped(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     """A heading and the runs of every table, which tells it from the other tables."""
-    differing = [name for name in EVALUATED_ON if runs[name].nunique(dropna=False) > 1] or ["data"]
+    differing = [name for name in EVALUATED_ON if runs[name].nunique(dropna=False) > 1]
     for _, own in runs.groupby(EVALUATED_ON, dropna=False):
         first = own.iloc[0]
-        words = {name: f"{first[name]:g}" if name == "terms" else first[name] or "unknown" for name in differing}
-        yield ", ".join(f"{name} {value}" for name, value in words.items()), own
+        words = []
+        for name in differing or ["data"]:
+            value = f"{first[name]:g}" if name == "terms" else first[name] or "unknown"
+            words.append(f"{name} {value}")
+        yield ", ".join(words), own
 
 
 def rows_of(runs: DataFrame) -> DataFrame:
     """A row for runs that are alike: counts, and means and standard deviations over those that are DONE."""
-    apart = {key: ["-" if one.get(key) is None else str(one[key]) for one in runs["settings"]] for key in _apart(runs)}
+    from pandas import Series
+
     table = runs.assign(done=(runs["status"] == "DONE") & ~runs["diverged"])
-    by = [column for _, column in runs[CONDITION].assign(**apart).items()]
+    by = [runs[column] for column in CONDITION]
+    for key in _apart(runs):
+        values = [settings.get(key) for settings in runs["settings"]]
+        texts = ["-" if value is None else str(value) for value in values]
+        by.append(Series(texts, index=runs.index, name=key))
     rows = table.groupby(by, dropna=False)
     values = table[[*DIGITS]].where(table["done"]).groupby(by, dropna=False)
     means = values.agg(["mean", "std", "count"]).rename(columns={"std": "sd", "count": "n"})
@@ -112,15 +125,17 @@ def rows_of(runs: DataFrame) -> DataFrame:
     return counts.join(means).reset_index()
 
 
+SHOWN_WHERE_ROWS_DIFFER = frozenset(("model", "learning_rate", "samples", "epochs", "seconds", "speeds"))
+
+
 def _apart(runs: DataFrame) -> list[str]:
     """Settings in which runs of one condition differ; the learning rate and the budget also where rows do."""
     from asyncsgd.studies.arms import differing
 
-    own = [differing(of["settings"], ALIKE_IN_SPITE_OF) for _, of in runs.groupby(CONDITION, dropna=False)]
-    shown = {"model", "learning_rate", "samples", "epochs", "seconds", "speeds"} & {
-        *differing(runs["settings"], frozenset())
-    }
-    return sorted({key for keys in own for key in keys} | shown)
+    apart = SHOWN_WHERE_ROWS_DIFFER.intersection(differing(runs["settings"], frozenset()))
+    for _, alike in runs.groupby(CONDITION, dropna=False):
+        apart |= {*differing(alike["settings"], ALIKE_IN_SPITE_OF)}
+    return sorted(apart)
 
 
 def shown(rows: DataFrame) -> DataFrame:
@@ -139,15 +154,18 @@ def shown(rows: DataFrame) -> DataFrame:
 
 
 def _mean(row: Any, name: str, digits: int) -> str:
+    """A cell: the mean, of a loss with its deviation, and over how many runs where that is not all of them."""
     mean = row[f"{name}_mean"]
-    deviation = row[f"{name}_sd"]
-    number = row[f"{name}_n"]
-    if mean != mean:
+    if math.isnan(mean):
         return "-"
-    told = f"{mean:.{digits}f}"
+    text = f"{mean:.{digits}f}"
     if name == "loss":
-        told += f" ± {'-' if deviation != deviation else format(deviation, f'.{digits}f')}"
-    return f"{told} (n={number})" if number < row["done"] else told
+        deviation = row["loss_sd"]
+        text += " ± -" if math.isnan(deviation) else f" ± {deviation:.{digits}f}"
+    number = row[f"{name}_n"]
+    if number < row["done"]:
+        text += f" (n={number})"
+    return text
 
 
 def counted(done: int, runs: int, diverged: int) -> str:
@@ -155,7 +173,9 @@ def counted(done: int, runs: int, diverged: int) -> str:
     >>> counted(3, 3, 0), counted(2, 3, 1)
     ('3/3', '2/3 (diverged 1/3)')
     """
-    return f"{done}/{runs} (diverged {diverged}/{runs})" if diverged else f"{done}/{runs}"
+    if not diverged:
+        return f"{done}/{runs}"
+    return f"{done}/{runs} (diverged {diverged}/{runs})"
 
 
 def notes(runs: DataFrame) -> list[str]:
@@ -167,31 +187,42 @@ def notes(runs: DataFrame) -> list[str]:
     done = where(runs, status="DONE", diverged=False)
     for row in rows_of(runs).itertuples():
         seeds = done.loc[done.index.intersection(row.names), "seed"].dropna()
-        for seed, count in seeds[seeds.duplicated(keep=False)].value_counts().sort_index().items():
+        repeated = seeds[seeds.duplicated(keep=False)]
+        for seed, count in repeated.value_counts().sort_index().items():
             name = f"{row.rule or row.mode}, {row.workers:g} workers"
             lines.append(f"WARNING: {name}: {count} runs have seed {seed:g}; its ± is not over different seeds only")
     measured = done[done["clock"] == "measured"]
-    machines = sorted(f"{one or 'not known'} ({n} runs)" for one, n in measured["machine"].value_counts().items())
-    if len(machines) > 1 or (len(measured) > 1 and (measured["machine"] == "").any()):
+    counts = measured["machine"].value_counts()
+    is_unknown = (measured["machine"] == "").any()
+    if len(counts) > 1 or (len(measured) > 1 and is_unknown):
+        machines = sorted(f"{name or 'not known'} ({number} runs)" for name, number in counts.items())
         lines.append(f"WARNING: seconds of different machines must not be compared: {'; '.join(machines)}")
-    return lines + [f"NOTE: {told}" for told in timing_caveats(measured)]
+    for caveat in timing_caveats(measured):
+        lines.append(f"NOTE: {caveat}")
+    return lines
 
 
 def left_out(runs: DataFrame) -> list[str]:
     """Every run that is in no mean, or had a problem."""
-    tuned = runs["task"] == "finetuning"
-    lost = runs[~tuned & ((runs["status"] != "DONE") | runs["diverged"])]
-    lines = [
-        f"  {row.run}: {'; '.join(filter(None, (row.left_out or row.status, row.notes)))}" for row in lost.itertuples()
-    ]
-    if lines:
-        lines.insert(0, "not in the means:")
-    noted = runs[~tuned & (runs["status"] == "DONE") & (runs["notes"] != "")]
+    is_tuned = runs["task"] == "finetuning"
+    is_done = runs["status"] == "DONE"
+    lines = []
+    lost = runs[~is_tuned & (~is_done | runs["diverged"])]
+    if len(lost):
+        lines.append("not in the means:")
+    for run in lost.itertuples():
+        why = run.left_out or run.status
+        lines.append(f"  {run.run}: {why}; {run.notes}" if run.notes else f"  {run.run}: {why}")
+    noted = runs[~is_tuned & is_done & (runs["notes"] != "")]
     if len(noted):
-        lines += ["in the means, but:", *(f"  {row.run}: {row.notes}" for row in noted.itertuples())]
-    if tuned.any():
+        lines.append("in the means, but:")
+    for run in noted.itertuples():
+        lines.append(f"  {run.run}: {run.notes}")
+    if is_tuned.any():
         lines.append("fine-tuning runs (in analysis.report):")
-    return lines + [f"  {row.run}: {row.left_out or row.status}" for row in runs[tuned].itertuples()]
+    for run in runs[is_tuned].itertuples():
+        lines.append(f"  {run.run}: {run.left_out or run.status}")
+    return lines
 
 
 def render(runs: DataFrame, form: str) -> str:
@@ -207,13 +238,11 @@ def render(runs: DataFrame, form: str) -> str:
         table = shown(rows_of(own))
         written = tables.markdown(table) if form == "md" else table.to_string(index=False)
         blocks.append(f"{heading}\n\n{written}".rstrip())
-        if told := notes(own):
-            blocks.append("\n".join(told))
+        blocks.append("\n".join(notes(own)))
     if not groups:
         blocks.append("no pretraining run has a summary yet")
-    if listing := left_out(runs):
-        blocks.append("\n".join(listing))
-    return "\n\n".join(blocks) + "\n"
+    blocks.append("\n".join(left_out(runs)))
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def render_csv(runs: DataFrame) -> str:
@@ -236,28 +265,32 @@ def save_figures(runs: DataFrame, curves: DataFrame, folder: Path) -> list[Path]
 
     folder.mkdir(parents=True, exist_ok=True)
     known = pretraining(runs)
-    paths = []
     known = known.assign(stage="test", arm=_arms(known))
     arms = groups(known, NO_PLAN)
     # all of them share a picture
     cast = plots.looks(arms.assign(group=""))
     named = labels(arms)
     tables = list(grouped(known))
+    paths = []
     for number, (heading, own) in enumerate(tables):
-        drawn = own[own["run"].isin(curves["run"])]
-        asked = [("seconds", clock, of) for clock, of in drawn.groupby("clock")] + [("samples", "", drawn)]
-        for x, clock, of in asked:
-            if of.empty:
-                continue
+        evaluated = own[own["run"].isin(curves["run"])]
+        for name, x, drawn in _pictures(evaluated):
             figure, (axes,) = plots.figure(6.0, 3.8)
-            plots.loss(axes, of, curves, cast, named, x)
+            plots.loss(axes, drawn, curves, cast, named, x)
             axes.legend(frameon=False, fontsize=8)
             axes.set_title(heading if len(tables) > 1 else "", fontsize=8)
-            name = f"loss_vs_virtual_{x}" if clock == "virtual" else f"loss_vs_{x}"
             if len(tables) > 1:
                 name += f"_{number}"
             paths += plots.save(figure, folder / name, ("png", "pdf", "svg"))
     return paths
+
+
+def _pictures(runs: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
+    """Name, x axis and runs of the pictures of one table."""
+    for clock, own in runs.groupby("clock"):
+        yield "loss_vs_virtual_seconds" if clock == "virtual" else "loss_vs_seconds", "seconds", own
+    if len(runs):
+        yield "loss_vs_samples", "samples", runs
 
 
 def _arms(runs: DataFrame) -> list[str]:
@@ -266,7 +299,8 @@ def _arms(runs: DataFrame) -> list[str]:
     names = []
     for row in runs.itertuples():
         parts = [str(row.rule or row.mode), f"w{row.workers:g}", row.clock]
-        names.append("-".join([*parts, *(f"{key} {row.settings.get(key)}" for key in keys)]))
+        parts += [f"{key} {row.settings.get(key)}" for key in keys]
+        names.append("-".join(parts))
     return names
 
 
@@ -287,15 +321,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(folders: Sequence[Path], out: Path | None, form: str) -> None:
     runs, curves = read_all(folders)
-    # in CSV only the table goes to standard output, so that it can be piped into a file
-    aside = sys.stderr if form == "csv" else sys.stdout
-    if form == "csv":
-        print(render_csv(runs), end="")
-        told = [line for _, own in grouped(pretraining(runs)) for line in notes(own)]
-        print(*told, *left_out(runs), sep="\n", file=aside)
-    else:
+    pictures = folders[0] / "figures" if out is None else out
+    if form != "csv":
         print(render(runs, form), flush=True)
-    print(*save_figures(runs, curves, folders[0] / "figures" if out is None else out), sep="\n", file=aside)
+        print(*save_figures(runs, curves, pictures), sep="\n")
+        return
+    # only the table goes to standard output, so that it can be piped into a file
+    print(render_csv(runs), end="")
+    lines = []
+    for _, own in grouped(pretraining(runs)):
+        lines += notes(own)
+    print(*lines, *left_out(runs), sep="\n", file=sys.stderr)
+    print(*save_figures(runs, curves, pictures), sep="\n", file=sys.stderr)
 
 
 if __name__ == "__main__":
