@@ -34,11 +34,11 @@ class Study:
         self.runs, self.curves, plan = read(self.folder)
         if arms and plan.runs:
             raise UsageError(
-                "arms are named for loose runs alone; plan.json says in what the arms of this folder differ"
+                "arms are named for loose runs alone; plan.json says in what the arms of this folder differ, so leave "
+                "--arms out"
             )
-        for name in arms:
-            if name not in (known := gate.names_of(self.runs)):
-                raise UsageError(f"no run here has a setting {name!r}{nearest(name, sorted(known))}")
+        if arms:
+            self._check(arms)
         self.plan = plan._replace(apart=tuple(arms))
 
     @functools.cached_property
@@ -123,23 +123,28 @@ class Study:
 
         return "".join(map(shown, self.headlines))
 
+    def _check(self, arms: Sequence[str]) -> None:
+        known = gate.names_of(self.runs)
+        for name in arms:
+            if name not in known:
+                raise UsageError(f"no run here has a setting {name!r}{nearest(name, sorted(known))}")
+
     def _judged_as(self) -> Plan:
         """The plan, exploratory also for what the runs say."""
         return self.plan._replace(exploratory=self.exploratory)
 
     def _remarks(self) -> dict[str, list[str]]:
         """What a headline has to add, by "treatment reference"."""
-        edges = {name for name, arm in self.plan.arms.items() if trust.at_edge(arm)}
         found = {}
         for pairs in self.pairs:
-            told = [
-                f"The learning rate of {arm} lies at the edge of its grid, so a better one may lie beyond."
-                for arm in (pairs.reference, pairs.treatment)
-                if arm in edges
-            ]
+            remarks = []
+            for arm in (pairs.reference, pairs.treatment):
+                if arm in self.plan.arms and trust.at_edge(self.plan.arms[arm]):
+                    edge = f"The learning rate of {arm} lies at the edge of its grid"
+                    remarks.append(f"{edge}, so a better one may lie beyond.")
             if not pairs.control and not pairs.unlike:
-                told += judge.other_targets(pairs, self.measure, self.plan)
-            found[f"{pairs.treatment} {pairs.reference}"] = told
+                remarks += judge.other_targets(pairs, self.measure, self.plan)
+            found[f"{pairs.treatment} {pairs.reference}"] = remarks
         return found
 
     def _warnings(self) -> dict[str, str]:
@@ -157,28 +162,35 @@ class Study:
         """What is said where there is nothing to compare."""
         used = self.runs[self.runs["stage"] == "test"]
         finished = used[used["usable"]]
-        names = list(dict.fromkeys(finished["algorithm"]))
         if finished.empty:
             return f"No verdict: none of {len(used)} test runs has a result yet."
-        if finished["arm"].nunique() > 1 and self.plan.reference not in names:
-            return f"No verdict: there is no {self.plan.reference} arm to compare {', '.join(names)} with."
-        groups = self.arms.groupby("group")["algorithm"]
-        if any(of.eq(self.plan.reference).any() and of.nunique() > 1 for _, of in groups):
-            return f"No verdict: no {self.plan.reference} arm has the settings that another arm shares with it alone."
-        if finished["arm"].nunique() > 1:
+        reference = self.plan.reference
+        names = list(dict.fromkeys(finished["algorithm"]))
+        has_several_arms = finished["arm"].nunique() > 1
+        if has_several_arms and reference not in names:
+            return f"No verdict: there is no {reference} arm to compare {', '.join(names)} with."
+        for _, algorithms in self.arms.groupby("group")["algorithm"]:
+            if algorithms.eq(reference).any() and algorithms.nunique() > 1:
+                return f"No verdict: no {reference} arm has the settings that another arm shares with it alone."
+        if has_several_arms:
             same = "the same workers, clock, speeds and batch size"
-            return f"No verdict: no arm has a {self.plan.reference} arm with {same}."
+            return f"No verdict: no arm has a {reference} arm with {same}."
         alive = finished[~finished["diverged"]]
         if alive.empty:
             return "No verdict: every run of the only arm diverged."
-        first = self.curves[self.curves["run"].isin(alive.index)].groupby("run")["loss"].first().mean()
-        clock = "simulated seconds" if (alive["clock"] == "virtual").all() else "seconds"
+        return self._only_arm(alive, names[0])
+
+    def _only_arm(self, alive: DataFrame, name: str) -> str:
+        """What the runs of one arm did, and what to add for a comparison."""
+        curves = self.curves[self.curves["run"].isin(alive.index)]
+        first = curves.groupby("run")["loss"].first().mean()
+        seconds = "simulated seconds" if (alive["clock"] == "virtual").all() else "seconds"
         number = "One run" if len(alive) == 1 else f"{len(alive)} runs"
-        workers = conditions(str(self.arms.loc[alive["arm"].iloc[0], "group"]))
+        group = self.arms.loc[alive["arm"].iloc[0], "group"]
         return (
-            f"{number} of {names[0]}, {workers}: evaluation loss {first:.3g}, and {alive['loss'].mean():.3g} after "
-            f"{alive['seconds'].mean():.3g} {clock}. Add a second arm for a comparison: the same training in another "
-            "mode or under another rule."
+            f"{number} of {name}, {conditions(str(group))}: evaluation loss {first:.3g}, and "
+            f"{alive['loss'].mean():.3g} after {alive['seconds'].mean():.3g} {seconds}. Add a second arm for a "
+            "comparison: the same training in another mode or under another rule."
         )
 
 
@@ -199,7 +211,7 @@ TABLES: dict[str, tuple[str, Callable[[Study], DataFrame]]] = {
 
 
 def load(folder: Path | str, arms: Sequence[str] = ()) -> Study:
-    """What `asyncsgd.load` gives; there is the rest said."""
+    """The study of a folder; `asyncsgd.load` calls this function and says what its arguments are."""
     return Study(folder, arms)
 
 
@@ -211,7 +223,7 @@ def compare(
     lower_is_better: bool = True,
     alpha: float = 0.05,
 ) -> Series:
-    """What `asyncsgd.compare` gives; there is the rest said."""
+    """The answer to one question; `asyncsgd.compare` calls this function and says what its arguments are."""
     if isinstance(a, Series) and isinstance(b, Series):
         b = _aligned(a, b)
     ours = _numbers(a, "a")
@@ -222,19 +234,23 @@ def compare(
         raise ValueError("a and b must not hold nan; leave such a pair out of both")
     if not (_is_number(alpha) and 0 < alpha < 0.5):
         raise ValueError(f"alpha must be a number above 0 and below 0.5, such as 0.05, got {alpha!r}")
-    if margin is not None and not (_is_number(margin) and 0 < margin < math.inf):
+    if margin is None:
+        margin = math.nan
+    elif not (_is_number(margin) and 0 < margin < math.inf):
         raise ValueError(f"margin must be a finite number above 0, or None, got {margin!r}")
-    margin = math.nan if margin is None else float(margin)
-    row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=float(alpha))
-    return Series(vars(judge.answer([row])[0]))[judge.TESTS]
+    row = judge.of_numbers(ours, theirs, margin=float(margin), lower=lower_is_better, alpha=float(alpha))
+    (answered,) = judge.answer([row])
+    return Series(vars(answered))[judge.TESTS]
 
 
 def _aligned(a: Series, b: Series) -> Series:
     """`b` in the order of the labels of `a`: a pair is what has one label."""
     for name, series in (("a", a), ("b", b)):
-        if twice := series.index[series.index.duplicated()].unique().tolist():
-            raise ValueError(f"{name} has the label {twice[0]!r} more than once; a pair needs one label of its own")
-    if alone := sorted(set(a.index) ^ set(b.index), key=str):
+        repeated = series.index[series.index.duplicated()].unique().tolist()
+        if repeated:
+            raise ValueError(f"{name} has the label {repeated[0]!r} more than once; a pair needs one label of its own")
+    alone = sorted(set(a.index) ^ set(b.index), key=str)
+    if alone:
         raise ValueError(
             f"a and b are paired by their labels, and {alone[0]!r} is in one of them alone; give both the same labels, "
             "or their numbers in the same order: compare(a.to_numpy(), b.to_numpy())"
