@@ -109,6 +109,9 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 }
 
 
+RESOLVED = ("rule", "transport", "micro_batches", "batch_size", "sample_order", "normalises_over_batch")
+
+
 def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was asked for, by setting, from settings.yaml and what summary.json resolves.
 
@@ -116,7 +119,7 @@ def asked_of(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[st
     {'width': 8, 'optimizer': 'Adagrad', 'eps': 1e-08}
     """
     asked = {**settings, **(settings.get(OPTIMIZER_OPTIONS) or {})}
-    for key in ("rule", "transport", "micro_batches", "batch_size", "sample_order", "normalises_over_batch"):
+    for key in RESOLVED:
         if summary.get(key) is not None:
             asked[key] = summary[key]
     return {key: value for key, value in asked.items() if key not in NOT_COMPARED}
@@ -129,24 +132,30 @@ def default_of(key: str, asked: Mapping[str, Any], task: str) -> Any:
     has_samples = asked.get("samples") is not None or asked.get("epochs") is not None
     if key == "learning_rate":
         return defaults.rate(str(asked.get("optimizer", "adamw")))
-    if key in ("schedule", "warmup"):
-        return defaults.schedule_of(has_samples) if key == "schedule" else defaults.warmup_of(has_samples)
+    if key == "schedule":
+        return defaults.schedule_of(has_samples)
+    if key == "warmup":
+        return defaults.warmup_of(has_samples)
     if key == "speeds" and asked.get("clock") == "virtual":
         return "constant:1"
     if key in ("weight_decay", "clip_norm"):
         return getattr(defaults, key)
-    for part in (Job, Budget, Steps, Machine):
-        if key in specs_of(part):
+    for part in (Job, Budget, Steps, Machine, kind):
+        if part is not None and key in specs_of(part):
             return specs_of(part)[key].default
-    if kind is not None and key in specs_of(kind):
-        return specs_of(kind)[key].default
     return NOT_KNOWN
+
+
+def _asked_or_default(key: str, run: Any) -> Any:
+    """The value of a setting of a run."""
+    if key in run.asked:
+        return run.asked[key]
+    return default_of(key, run.asked, run.task)
 
 
 def meanings(key: str, runs: Sequence[Any]) -> list[str]:
     """The value of a setting in each of `runs` as a text, which is equal where the value means the same."""
-    values = [run.asked[key] if key in run.asked else default_of(key, run.asked, run.task) for run in runs]
-    texts = [_meaning(key, value) for value in values]
+    texts = [_meaning(key, _asked_or_default(key, run)) for run in runs]
     if key == "rule" and len(set(texts)) > 1:
         from asyncsgd.rules import parse_rule  # torch takes a second to import
 
@@ -222,18 +231,20 @@ def compared(ours: RunRow, theirs: RunRow, apart: set[str], *, tuned: bool = Fal
     for column, words in BEGAN.items():
         if (tuned and column in OF_A_PARENT) or _began_alike(column, ours, theirs):
             continue
-        shown = [_shown(column, getattr(run, column)) for run in both]
+        here, there = (_shown(column, getattr(run, column)) for run in both)
         if column == "train_data" and _told_by_the_task(both, apart):
-            told[words] = (shown[0], shown[1])
+            told[words] = (here, there)
         else:
-            refused[column] = _both(words, both, shown)
-    for key in sorted({*ours.asked, *theirs.asked} - {"normalises_over_batch"}, key=_place):
+            refused[column] = _both(words, both, (here, there))
+    settings = {*ours.asked, *theirs.asked} - {"normalises_over_batch"}
+    for key in sorted(settings, key=_place):
         texts = meanings(key, both)
         if texts[0] == texts[1] != NOT_KNOWN:
             continue
         shown = _values(key, both, texts)
         follows = _follows(key, both, apart)
-        if not (follows or key in apart or NOT_KNOWN in texts or _only_rounds(key, both)):
+        may_differ = follows or key in apart or NOT_KNOWN in texts or _only_rounds(key, both)
+        if not may_differ:
             refused[key] = _both(key, both, shown)
             continue
         if not follows and key not in ALGORITHM:
@@ -241,16 +252,16 @@ def compared(ours: RunRow, theirs: RunRow, apart: set[str], *, tuned: bool = Fal
         if key in TIMED and key not in apart and not follows:
             untimed[key] = _both(key, both, shown)
     for column, words in MACHINE.items():
-        here, there = (_where(column, run, apart) for run in both)
-        if here == there and (here or column != "machine"):
+        here, there = (_where(column, run, apart) or NOT_KNOWN for run in both)
+        if here == there and (here != NOT_KNOWN or column != "machine"):
             continue
         follows = column == "threads" and ours.workers != theirs.workers  # they share the cores
         if column in TIMED and column not in apart and not follows:
-            untimed[column] = _both(words, both, [here or NOT_KNOWN, there or NOT_KNOWN])
+            untimed[column] = _both(words, both, (here, there))
         if here != there:
-            told[column] = (here or NOT_KNOWN, there or NOT_KNOWN)
+            told[column] = (here, there)
     if ours.clock != theirs.clock:
-        untimed["clock"] = _both("clock", both, [ours.clock, theirs.clock])
+        untimed["clock"] = _both("clock", both, (ours.clock, theirs.clock))
     for run in both:
         if run.other_load > MOST_LOAD:
             used = f"{100 * run.other_load:.0f} % of the machine"
@@ -292,15 +303,20 @@ def between(ours: DataFrame, theirs: DataFrame, apart: set[str], *, tuned: bool 
         ours, theirs: rows of `runs`.
         apart, tuned: as `compared` takes them.
     """
-    own, other = map(_by_seed, (ours, theirs))
-    both = own.index.intersection(other.index)
-    matched = zip(both, each(own.loc[both]), each(other.loc[both]), strict=True)
-    return Between({seed: compared(one, another, apart, tuned=tuned) for seed, one, another in matched})
+    own = _by_seed(ours)
+    others = _by_seed(theirs)
+    seeds = own.index.intersection(others.index)
+    pairs = {}
+    for seed, run, other in zip(seeds, each(own.loc[seeds]), each(others.loc[seeds]), strict=True):
+        pairs[seed] = compared(run, other, apart, tuned=tuned)
+    return Between(pairs)
 
 
 def _by_seed(runs: DataFrame) -> DataFrame:
+    """The runs by seed and how many of the seed come before."""
     seeds = runs["seed"].to_numpy()
-    return runs.set_index([seeds, runs.groupby(seeds, dropna=False).cumcount().to_numpy()])
+    nth = runs.groupby(seeds, dropna=False).cumcount()
+    return runs.set_index([seeds, nth.to_numpy()])
 
 
 def each_once(reasons: Iterable[Mapping[str, str]]) -> str:
@@ -321,11 +337,9 @@ def told_apart(ours: str, theirs: str, plan: Plan) -> set[str]:
 def set_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
     """The settings that tell arms of which these are the settings, in any of their shapes."""
     own = asked_of(ours, {})
-    other = asked_of(theirs, {})
-    return {
-        *ALGORITHM,
-        *(key for key in {*own, *other} if _meaning(key, own.get(key)) != _meaning(key, other.get(key))),
-    }
+    others = asked_of(theirs, {})
+    apart = {key for key in {*own, *others} if not means_the_same(key, own.get(key), others.get(key))}
+    return {*ALGORITHM} | apart
 
 
 def _only_rounds(key: str, both: Sequence[RunRow]) -> bool:
@@ -352,19 +366,24 @@ def _follows(key: str, both: Sequence[RunRow], apart: set[str]) -> bool:
 
 def _told_by_the_task(both: Sequence[RunRow], apart: set[str]) -> bool:
     """Whether a field of the task tells the arms, such as one of augmentation; training data may follow from it."""
-    of_every_task = {"batch_size", *(key for part in (Job, Budget, Steps, Machine) for key in specs_of(part))}
-    return any(len(set(meanings(key, both))) > 1 for key in apart - of_every_task)
+    of_the_task = apart - {"batch_size"}
+    for part in (Job, Budget, Steps, Machine):
+        of_the_task -= {*specs_of(part)}
+    return any(len(set(meanings(key, both))) > 1 for key in of_the_task)
 
 
 def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
+    """Whether two runs began from the same, as far as it is known."""
     here = getattr(ours, column)
     there = getattr(theirs, column)
-    known, other = (_is_known(value) for value in (here, there))
-    if column in SINCE and not (known and other):
+    num_known = [_is_known(here), _is_known(there)].count(True)
+    if column in SINCE and num_known < 2:
         return True
     if column == "train_data" and here.partition("/")[2] != there.partition("/")[2]:
         return True  # of batches of unlike sizes nothing is known
-    if known == other and (here == there if known else column in NOT_IN_EVERY_RUN):
+    if num_known == 0 and column in NOT_IN_EVERY_RUN:
+        return True
+    if num_known == 2 and here == there:
         return True
     # the same weights, in another folder
     return bool(column == "model" and ours.start and ours.start == theirs.start)
@@ -376,7 +395,8 @@ def _evaluated_alike(ours: RunRow, theirs: RunRow) -> bool:
     there = theirs.first_loss
     if not (math.isfinite(here) and math.isfinite(there)):
         return True
-    return bool(abs(here - there) <= SAME_START * (abs(here) + abs(there)) / 2 + SMALLEST)
+    mean_size = (abs(here) + abs(there)) / 2
+    return bool(abs(here - there) <= SAME_START * mean_size + SMALLEST)
 
 
 def _where(column: str, run: RunRow, apart: set[str]) -> str:
@@ -393,8 +413,12 @@ def _is_known(value: Any) -> bool:
 
 
 def _values(key: str, both: Sequence[RunRow], texts: Sequence[str]) -> list[str]:
-    values = [run.asked.get(key, default_of(key, run.asked, run.task)) for run in both]
-    return [NOT_KNOWN if text == NOT_KNOWN else _shown(key, value) for text, value in zip(texts, values, strict=True)]
+    """The value of a setting in each of two runs, as it is shown."""
+    shown = []
+    for run, text in zip(both, texts, strict=True):
+        value = _asked_or_default(key, run)
+        shown.append(NOT_KNOWN if text == NOT_KNOWN else _shown(key, value))
+    return shown
 
 
 def _both(words: str, both: Sequence[RunRow], shown: Sequence[str]) -> str:
@@ -408,12 +432,15 @@ def _shown(key: str, value: Any) -> str:
         return str(value)[:12]
     if value is None or value == "":
         return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _place(key: str) -> tuple[int, str]:
     """Budgets are named first."""
-    return (BUDGET.index(key) if key in BUDGET else len(BUDGET)), key
+    place = BUDGET.index(key) if key in BUDGET else len(BUDGET)
+    return place, key
 
 
 def names_of(runs: DataFrame) -> set[str]:
