@@ -10,11 +10,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from analysis.gate import BEGAN, BUDGET, Compared, between, each_once, told_apart
+from analysis.gate import BEGAN, BUDGET, Between, Compared, between, each_once, told_apart
 from analysis.questions import Plan
 from analysis.runs import FROM_SCRATCH, Note, RunRow, each, listed, where
 from asyncsgd.studies.arms import differing
@@ -53,19 +52,28 @@ class Pairs(NamedTuple):
     """Whether the reference is the control arm, of which losses at equal samples are compared and nothing else."""
 
 
+SAME_CONDITION = ("workers", "clock", "speeds")
+"""Columns of arms that a control arm shares."""
+
+
 def pairs_of(runs: DataFrame, arms: DataFrame, plan: Plan) -> Iterator[Pairs]:
     """Every arm against the reference arm of its group, and against the control arm that makes updates as small."""
-    control = plan.registered.control
     tests, others = _counted(runs)
+    controls = arms[arms["algorithm"] == plan.registered.control]
     for group, members in arms.groupby("group", sort=False):
+        clock = str(members["clock"].iloc[0])
         for treatment, reference, variant in _compared(members, plan):
-            clock = str(members["clock"].iloc[0])
             yield _pairs(tests, others, (treatment, reference, f"{group}{variant}", clock), plan)
-            for other in arms.index[arms["algorithm"] == control] if control else ():
-                ours, theirs = (_samples_per_update(tests[tests["arm"] == arm]) for arm in (treatment, other))
-                same = all(arms.loc[other, key] == members[key].iloc[0] for key in ("workers", "clock", "speeds"))
-                if other != treatment and same and abs(ours - theirs) <= SAME_BATCH * max(ours, theirs):
-                    yield _pairs(tests, others, (treatment, other, str(group), clock), plan, control=True)
+            size = _samples_per_update(tests[tests["arm"] == treatment])
+            for control in controls.index:
+                is_alike = all(controls.loc[control, key] == members[key].iloc[0] for key in SAME_CONDITION)
+                size_of_control = _samples_per_update(tests[tests["arm"] == control])
+                if control != treatment and is_alike and _is_same_batch(size, size_of_control):
+                    yield _pairs(tests, others, (treatment, control, str(group), clock), plan, control=True)
+
+
+def _is_same_batch(ours: float, theirs: float) -> bool:
+    return abs(ours - theirs) <= SAME_BATCH * max(ours, theirs)
 
 
 def pair_of(runs: DataFrame, place: tuple[str, str, str, str], plan: Plan) -> Pairs:
@@ -88,63 +96,82 @@ def _compared(members: DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
     """(treatment, reference, what tells the reference from others); an arm goes to the one that has its settings."""
     references = list(members.index[members["algorithm"] == plan.reference])
     keys = differing(map(plan.settings_of, references))
-    for treatment in members.index:
+    variants = {arm: {key: plan.settings_of(arm).get(key) for key in keys} for arm in members.index}
+    for treatment, variant in variants.items():
         if treatment in references or members.loc[treatment, "algorithm"] == plan.registered.control:
             continue
-        wanted = [plan.settings_of(treatment).get(key) for key in keys]
-        own = [arm for arm in references if [plan.settings_of(arm).get(key) for key in keys] == wanted]
+        own = [arm for arm in references if variants[arm] == variant]
         if len(own) == 1:
-            yield treatment, own[0], "".join(f", {key} {value}" for key, value in zip(keys, wanted, strict=True))
+            yield treatment, own[0], "".join(f", {key} {value}" for key, value in variant.items())
 
 
 def _pairs(
     tests: DataFrame, others: DataFrame, place: tuple[str, str, str, str], plan: Plan, *, control: bool = False
 ) -> Pairs:
     treatment, reference, _, clock = place
-    ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
+    ours = tests[tests["arm"] == treatment]
+    theirs = tests[tests["arm"] == reference]
     seeds = ours.index.intersection(theirs.index)
-    whole = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
-    lost = [seed for seed in seeds if seed not in whole]
+    usable = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
+    lost = [seed for seed in seeds if seed not in usable]
     alone = sorted(set(ours.index) ^ set(theirs.index))
+    twins = copied(_ends(ours.loc[usable]), _ends(theirs.loc[usable]))
+    whole = [seed for seed in usable if seed not in twins]
     notes: list[Note] = []
     caveats: list[str] = []
-    twins = copied(_ends(ours.loc[whole]), _ends(theirs.loc[whole]))
-    whole = [seed for seed in whole if seed not in twins]
     for side, arm in ((ours, treatment), (theirs, reference)):
+        counted = side.loc[whole]
         caveats += lost_runs(side, f"runs of {arm}")
-        caveats += repeated(side.loc[whole], arm)
-        notes += happened(side.loc[whole], f"runs of {arm}")
-        again = made_twice(side.loc[whole], others[others["arm"] == arm], bool(plan.runs))
-        notes += again[0]
-        caveats += again[1]
-        if number := int(side.loc[whole, "diverged"].sum()):
-            notes.append(diverged(arm, number, len(whole)))
+        caveats += repeated(counted, arm)
+        notes += happened(counted, f"runs of {arm}")
+        more_notes, more_caveats = made_twice(counted, others[others["arm"] == arm], bool(plan.runs))
+        notes += more_notes
+        caveats += more_caveats
+        num_diverged = int(counted["diverged"].sum())
+        if num_diverged:
+            notes.append(diverged(arm, num_diverged, len(whole)))
     ours = ours.loc[whole]
     theirs = theirs.loc[whole]
-    both = pd.concat((ours, theirs))
     notes += _batches(ours, theirs, treatment, reference)
-    if both["from_scratch"].any():
+    if ours["from_scratch"].any() or theirs["from_scratch"].any():
         notes.append(FROM_SCRATCH)
     may_differ = told_apart(treatment, reference, plan)
     if control:
         may_differ |= {*BUDGET, "batch_size"}
     gated = between(ours, theirs, may_differ)
-    different, also = united(gated.pairs.values(), plan)
+    unlike, also = united(gated.pairs.values(), plan)
     notes += also
     apart: dict[Any, str] = {}
     no_speed: list[str] = []
     if clock == "measured":
-        no_speed = timing_caveats(both)
-        apart = {seed: "; ".join(one.untimed.values()) for (seed, _), one in gated.pairs.items() if one.untimed}
-        if mixed := [why for side in (ours, theirs) if (why := _mixed(side))]:
-            apart = dict.fromkeys(whole, "; ".join(mixed))
+        apart = _untimed(ours, theirs, gated)
+        no_speed = timing_caveats(pd.concat((ours, theirs)))
         if apart and len(apart) < len(whole):
-            told = f"The seconds of the runs of seed {listed(apart)} are not compared"
-            no_speed.append(f"{told}: {next(iter(apart.values()))}.")
-    pairs = list(zip(each(ours), each(theirs), strict=True))
-    left = left_out(lost, alone, twins)
-    limits = tuple(notes), tuple(caveats), tuple(no_speed)
-    return Pairs(*place, pairs, left, *limits, different, apart, control)
+            why = next(iter(apart.values()))
+            no_speed.append(f"The seconds of the runs of seed {listed(apart)} are not compared: {why}.")
+    return Pairs(
+        *place,
+        both=list(zip(each(ours), each(theirs), strict=True)),
+        left_out=left_out(lost, alone, twins),
+        notes=tuple(notes),
+        caveats=tuple(caveats),
+        no_speed=tuple(no_speed),
+        unlike=unlike,
+        apart=apart,
+        control=control,
+    )
+
+
+def _untimed(ours: DataFrame, theirs: DataFrame, gated: Between) -> dict[Any, str]:
+    """Seed -> why the measured seconds of its two runs are not compared."""
+    mixed = list(filter(None, (_mixed(ours), _mixed(theirs))))
+    if mixed:
+        return dict.fromkeys(ours.index, "; ".join(mixed))
+    apart = {}
+    for (seed, _), pair in gated.pairs.items():
+        if pair.untimed:
+            apart[seed] = "; ".join(pair.untimed.values())
+    return apart
 
 
 def left_out(lost: Sequence[float], alone: Sequence[float], twins: Mapping[float, float]) -> str:
@@ -191,13 +218,18 @@ def made_twice(runs: DataFrame, others: DataFrame, planned: bool) -> tuple[list[
     beside = others[others["seed"].isin(runs["seed"])]
     replicates = int(beside["stage"].eq("test").sum()) if planned else 0
     second = len(beside) - replicates + results
-    counted = f"the runs of {runs['arm'].iloc[0] if len(runs) else ''} that are counted there are"
+    killed = len(statuses) - results
+    arm = runs["arm"].iloc[0] if len(runs) else ""
+    counted = f"the runs of {arm} that are counted there are"
     notes = []
+    caveats = []
     if replicates:
         notes.append(Note(f"beside {counted} planned replicates ({replicates})"))
-    if killed := len(statuses) - results:
+    if killed:
         notes.append(Note(f"beside {counted} earlier ones without a result ({killed})"))
-    return notes, [f"Beside {counted} others of their seeds with a result ({second})."] if second else []
+    if second:
+        caveats.append(f"Beside {counted} others of their seeds with a result ({second}).")
+    return notes, caveats
 
 
 def copied(one: Mapping[Any, str], other: Mapping[Any, str]) -> dict[Any, Any]:
@@ -229,39 +261,44 @@ def repeated(runs: DataFrame, arm: str) -> list[str]:
 def united(pairs: Collection[Compared], plan: Plan) -> tuple[str, list[Note]]:
     """Why the pairs of two arms are not comparable, and a note on what the arms differ in beside that."""
     told: dict[str, list[str]] = {}
-    for one in pairs:
-        for key, both in one.told.items():
-            told.setdefault(key, []).extend(both)
-    refused = [one.refused for one in pairs]
+    for pair in pairs:
+        for key, values in pair.told.items():
+            told.setdefault(key, []).extend(values)
+    refused = [pair.refused for pair in pairs]
     why = each_once(refused)
     settings = sorted({*itertools.chain(*refused)} - {*BEGAN, "first_loss", "micro_batches"})
     if settings and not plan.runs:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, *settings))})"
+    if not told:
+        return why, []
     differ = []
-    for key, values in told.items():
-        comma = "; " if any("," in value for value in values) else ", "
-        differ.append(f"{key} ({comma.join(dict.fromkeys(values))})")
-    return why, [Note(f"the arms also differ in {', '.join(differ)}")] if differ else []
+    for key, shown in told.items():
+        comma = "; " if any("," in value for value in shown) else ", "
+        differ.append(f"{key} ({comma.join(dict.fromkeys(shown))})")
+    return why, [Note(f"the arms also differ in {', '.join(differ)}")]
 
 
 def _mixed(side: DataFrame) -> str:
     """Threads and devices are a part of an arm: where its runs differ in them, their mean seconds are none of it."""
-    told = {
-        f"{run.threads:g} thread{'s' if run.threads != 1 else ''} a worker on {run.device}"
-        for run in each(side)
-        if run.device
-    }
-    return f"runs of {side['arm'].iloc[0]} had {' and '.join(sorted(told))}" if len(told) > 1 else ""
+    machines = set()
+    for run in each(side):
+        if run.device:
+            threads = "1 thread" if run.threads == 1 else f"{run.threads:g} threads"
+            machines.add(f"{threads} a worker on {run.device}")
+    if len(machines) < 2:
+        return ""
+    return f"runs of {side['arm'].iloc[0]} had {' and '.join(sorted(machines))}"
 
 
 def lost_runs(runs: DataFrame, what: str) -> list[str]:
     """How many of `runs` have no result, each status a sentence."""
     counts = runs.loc[~runs["usable"], "status"].value_counts().sort_index()
-    return [
-        f"{number} of {len(runs)} {what} {'is' if number == 1 else 'are'} "
-        f"{'DONE without a curve' if status == 'DONE' else status}, and in no number."
-        for status, number in counts.items()
-    ]
+    sentences = []
+    for status, number in counts.items():
+        be = "is" if number == 1 else "are"
+        how = "DONE without a curve" if status == "DONE" else status
+        sentences.append(f"{number} of {len(runs)} {what} {be} {how}, and in no number.")
+    return sentences
 
 
 def happened(runs: DataFrame, what: str) -> list[Note]:
@@ -277,17 +314,21 @@ def happened(runs: DataFrame, what: str) -> list[Note]:
 def _samples_per_update(runs: DataFrame) -> float:
     known = runs[runs["samples_per_update"].notna() & runs["usable"]]
     updates = known["updates"].sum()
-    return float((known["samples_per_update"] * known["updates"]).sum() / updates) if updates else math.nan
+    if not updates:
+        return math.nan
+    samples = (known["samples_per_update"] * known["updates"]).sum()
+    return float(samples / updates)
 
 
 def _batches(ours: DataFrame, theirs: DataFrame, treatment: str, reference: str) -> list[Note]:
     """At equal samples an arm with smaller updates makes more of them, which is a difference of its own."""
-    sizes = [_samples_per_update(side) for side in (ours, theirs)]
-    if not np.isfinite(sizes).all() or abs(sizes[0] - sizes[1]) <= SAME_BATCH * max(sizes):
+    size = _samples_per_update(ours)
+    other_size = _samples_per_update(theirs)
+    if not (math.isfinite(size) and math.isfinite(other_size)) or _is_same_batch(size, other_size):
         return []
-    more = f"{treatment} makes {sizes[1] / sizes[0]:.3g} times as many updates of the same samples as {reference}"
-    told = f"{more} ({sizes[0]:.3g} and {sizes[1]:.3g} samples an update)"
-    return [Note(f"unequal batches: {told}", "batches", (told,))]
+    more = f"{treatment} makes {other_size / size:.3g} times as many updates of the same samples as {reference}"
+    sentence = f"{more} ({size:.3g} and {other_size:.3g} samples an update)"
+    return [Note(f"unequal batches: {sentence}", "batches", (sentence,))]
 
 
 def timing_caveats(runs: DataFrame) -> list[str]:
