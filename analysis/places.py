@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,11 +67,12 @@ def planned(entry: PlannedRun, plan: Plan) -> dict[str, Any]:
     place = {key: getattr(entry, key) for key in PLACED if key != "algorithm"}
     arm = plan.arms.get(entry.arm)
     if arm is None:
-        return place | {"algorithm": re.sub(r"-w\d+(-.*)?$", "", entry.arm)}
-    place["algorithm"] = arm.algorithm
-    if entry.stage in WITHOUT_ARM:
+        place["algorithm"] = re.sub(r"-w\d+(-.*)?$", "", entry.arm)
         return place
-    return place | {"workers": arm.num_workers, "clock": arm.clock, "speeds": arm.speeds or ""}
+    place["algorithm"] = arm.algorithm
+    if entry.stage not in WITHOUT_ARM:
+        place |= {"workers": arm.num_workers, "clock": arm.clock, "speeds": arm.speeds or ""}
+    return place
 
 
 def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -84,28 +85,38 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     recorded = row["settings"]
     expected = _planned_settings(row, plan) if whole is None else {"seed": whole.get("seed")}
     unlike = []
+    told = []
     for key, there in expected.items():
         here = recorded.get(key)
         if key in OF_THE_MACHINE or here is None or there is None:
             continue
         if not means_the_same(key, here, there):
             unlike.append(f"{key} {here}, not {there}")
-    told: list[str] = []
     task = row.get("asked_task") or row.get("task")
     if whole is not None and recorded and task in TASKS:
-        both = []
-        for one in (recorded, whole):
-            machine = {key: one[key] for key in ("threads", "device") if key in one}
-            both.append(SimpleNamespace(asked=asked_of(one, {}) | machine, task=task))
-        for key in sorted({*both[0].asked, *both[1].asked}):
-            here, there = meanings(key, both)
-            if here != there:
-                shown = [of.asked.get(key, default_of(key, of.asked, task)) for of in both]
-                (told if key in TOLD else unlike).append(f"{key} {shown[0]}, not {shown[1]}")
+        for key, difference in _unlike_plan(recorded, whole, task):
+            if key in TOLD:
+                told.append(difference)
+            else:
+                unlike.append(difference)
     if unlike:
         return _another_run("; ".join(unlike))
-    notes = [row.get("notes") or "", *(f"beside its plan: {one}" for one in told)]
-    return {"notes": "; ".join(filter(None, notes))}
+    notes = [row["notes"]] if row.get("notes") else []
+    notes += [f"beside its plan: {difference}" for difference in told]
+    return {"notes": "; ".join(notes)}
+
+
+def _unlike_plan(recorded: Mapping[str, Any], whole: Mapping[str, Any], task: str) -> Iterator[tuple[str, str]]:
+    """Every setting that means another thing in a run than in its plan, with both values."""
+    both = []
+    for settings in (recorded, whole):
+        machine = {key: settings[key] for key in ("threads", "device") if key in settings}
+        both.append(SimpleNamespace(asked=asked_of(settings, {}) | machine, task=task))
+    for key in sorted({*both[0].asked, *both[1].asked}):
+        meaning, planned_meaning = meanings(key, both)
+        if meaning != planned_meaning:
+            here, there = (side.asked.get(key, default_of(key, side.asked, task)) for side in both)
+            yield key, f"{key} {here}, not {there}"
 
 
 def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -114,9 +125,11 @@ def _planned_settings(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         return {}
     settings = plan.tuned_settings_of(row["arm"])
     if row["stage"] == "tuning":
+        settings = dict(plan.settings_of(row["arm"]))
         trials = plan.arms[row["arm"]].trials if row["arm"] in plan.arms else []
-        tried = trials[int(row["trial"])].settings if row["trial"] is not None and row["trial"] < len(trials) else {}
-        settings = {**plan.settings_of(row["arm"]), **tried}
+        number = row["trial"]
+        if number is not None and number < len(trials):
+            settings |= trials[int(number)].settings
     return {"seed": row["seed"], **resolve(settings)}
 
 
@@ -134,27 +147,34 @@ def of_another(row: Mapping[str, Any], parent: Mapping[str, Any] | None) -> dict
     recorded = row["details"].get("parent") or {}
     if row["stage"] != "finetune" or not recorded:
         return {}
-    name, planned_name = (Path(str(path or "base")).name for path in (recorded.get("run"), row["parent"]))
-    hashes = recorded.get("parameters_sha256"), (parent or {}).get("parameters_sha256")
-    if name == planned_name and (None in hashes or "" in hashes or hashes[0] == hashes[1]):
-        return {}
-    if name == planned_name:
+    name = Path(str(recorded.get("run") or "base")).name
+    planned_name = Path(str(row["parent"] or "base")).name
+    if name != planned_name:
+        return _another_run(f"it was fine-tuned from {name}, not from {row['parent'] or 'the base model'}")
+    recorded_hash = recorded.get("parameters_sha256")
+    planned_hash = (parent or {}).get("parameters_sha256")
+    if recorded_hash and planned_hash and recorded_hash != planned_hash:
         return _another_run(f"it was fine-tuned from other parameters than {row['parent']} ended with")
-    return _another_run(f"it was fine-tuned from {name}, not from {row['parent'] or 'the base model'}")
+    return {}
 
 
 def placed(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Where a run belongs that no plan speaks of: as its folder is named, else a test run of its own settings."""
-    if found := PLACE.search(name):
-        stage, arm, trial, seed, replicate, repetition = found.groups()
-        place = {"stage": stage, "arm": arm, "seed": int(seed), "replicate": int(replicate or 0)}
-        place |= {"trial": int(trial)} if trial else {}
-        place |= {"finetune_seed": int(repetition)} if repetition else {}
-        if stage == "finetune" and arm != "baseline":
-            place["parent"] = f"{name[: found.start(1)]}test/{arm}/s{seed}"
-        return place
-    finetuned = row.get("task") == "finetuning"
-    return {"stage": "finetune" if finetuned else "base" if name == "base" else "test", "arm": None, "replicate": 0}
+    found = PLACE.search(name)
+    if not found:
+        stage = "base" if name == "base" else "test"
+        if row.get("task") == "finetuning":
+            stage = "finetune"
+        return {"stage": stage, "arm": None, "replicate": 0}
+    stage, arm, trial, seed, replicate, repetition = found.groups()
+    place = {"stage": stage, "arm": arm, "seed": int(seed), "replicate": int(replicate or 0)}
+    if trial:
+        place["trial"] = int(trial)
+    if repetition:
+        place["finetune_seed"] = int(repetition)
+    if stage == "finetune" and arm != "baseline":
+        place["parent"] = f"{name[: found.start(1)]}test/{arm}/s{seed}"
+    return place
 
 
 CONDITION = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
@@ -163,31 +183,33 @@ CONDITION = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
 
 def with_arms(runs: DataFrame) -> DataFrame:
     """Give loose runs an arm: those that differ in nothing but their seed, budget and machine share one."""
-    loose = runs["arm"].isna() & (runs["stage"] == "test")
-    if not loose.any():
+    is_loose = runs["arm"].isna() & (runs["stage"] == "test")
+    if not is_loose.any():
         return runs
-    known = runs[loose & (runs["status"] != UNREADABLE)]
-    tasks = known["task"].nunique() > 1
-    batches = known["batch_size"].nunique() > 1
+    loose = runs[is_loose]
+    known = loose[loose["status"] != UNREADABLE]
+    has_tasks = known["task"].nunique() > 1
+    has_batches = known["batch_size"].nunique() > 1
     names = {}
-    for _, alike in runs[loose].groupby(CONDITION, dropna=False):
+    for _, alike in loose.groupby(CONDITION, dropna=False):
         readable = alike[alike["status"] != UNREADABLE]
-        several = readable["rule"].nunique() > 1
+        has_rules = readable["rule"].nunique() > 1
         apart = differing(readable["settings"], NOT_OF_AN_ARM)
         for run in each(alike):
-            parts = [run.rule if several else run.algorithm]
-            if tasks and run.task:
+            parts = [run.rule if has_rules else run.algorithm]
+            if has_tasks and run.task:
                 parts.append(run.task)
-            if run.workers == run.workers:
+            if not math.isnan(run.workers):
                 parts.append(f"w{run.workers:g}")
-            if batches:
+            if has_batches:
                 parts.append(f"b{run.batch_size:g}")
             if run.clock == "virtual":
                 parts.append("virtual")
-            names[run.run] = "-".join([*parts, *(f"{key} {run.settings.get(key)}" for key in apart)])
-    runs.loc[loose, "arm"] = Series(names, dtype=object)
+            parts += [f"{key} {run.settings.get(key)}" for key in apart]
+            names[run.run] = "-".join(parts)
+    runs.loc[is_loose, "arm"] = Series(names, dtype=object)
     # of several runs of a seed the first by name is in the tests
-    runs.loc[loose, "replicate"] = runs[loose].groupby(["arm", "seed"], dropna=False).cumcount()
+    runs.loc[is_loose, "replicate"] = runs[is_loose].groupby(["arm", "seed"], dropna=False).cumcount()
     return runs
 
 
