@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -169,8 +170,7 @@ def _facts(own: DataFrame) -> dict[str, Any]:
 
 
 def _name(arm: Any, *, batch: bool, task: bool) -> str:
-    count = "unknown workers" if arm.workers != arm.workers else f"{arm.workers:g} worker{'s' * (arm.workers != 1)}"
-    parts = [count, f"{arm.clock or 'measured'} clock"]
+    parts = [_num_workers(arm.workers), f"{arm.clock or 'measured'} clock"]
     if arm.speeds:
         parts.append(arm.speeds)
     if batch:
@@ -178,6 +178,12 @@ def _name(arm: Any, *, batch: bool, task: bool) -> str:
     if task:
         parts.append(arm.task)
     return ", ".join(parts)
+
+
+def _num_workers(number: float) -> str:
+    if math.isnan(number):
+        return "unknown workers"
+    return "1 worker" if number == 1 else f"{number:g} workers"
 
 
 def is_primary(plan: Plan, workers: float, clock: str) -> bool:
