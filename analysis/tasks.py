@@ -92,33 +92,62 @@ def read_task(folder: Path) -> PrimaryCondition:
             seed, or its reference learned nothing.
     """
     study = load(folder)
-    arms = study.arms
-    rows = study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
-    primary = [is_primary(study.plan, *arms.loc[arm, ["workers", "clock"]]) for arm in rows["treatment"]]
-    own = (arms.loc[rows["reference"], "algorithm"] == study.plan.reference).to_numpy()
-    rows = rows[np.array(primary, bool) & own]
+    rows = _primary_rows(study)
     if rows.empty:
         raise UsageError(f"{folder}: it registered no primary condition with a reference; its analysis.yaml says which")
-    told = study.exploratory or next((" ".join(row.caveats) for row in rows.itertuples() if row.caveats), "")
-    told = told or next((row.reason for row in rows.itertuples() if row.word == "not comparable"), "")
-    if told:
-        raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {told}")
+    why = _unconfirmed(study, rows)
+    if why:
+        raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {why}")
     first = next(rows.itertuples())
-    algorithm = arms["algorithm"]
+    algorithm = study.arms["algorithm"]
     losses = {algorithm[first.reference]: Series(first.reference_values, first.seeds)}
-    losses |= {algorithm[row.treatment]: Series(row.treatment_values, row.seeds) for row in rows.itertuples()}
+    for row in rows.itertuples():
+        losses[algorithm[row.treatment]] = Series(row.treatment_values, row.seeds)
     table = DataFrame(losses).dropna().sort_index()
     if table.empty:
         raise UsageError(f"{folder}: there is no seed on which every algorithm has a result")
     if not first.gained > 0:
         raise UsageError(f"{folder}: the reference {first.reference} learned nothing, so that no score has a scale")
-    start = first.gained + first.reference_values[np.isfinite(first.reference_values)].mean()
-    scores = ((start - table) / first.gained).where(np.isfinite(table), 0.0)
+    finite = first.reference_values[np.isfinite(first.reference_values)]
+    start = first.gained + finite.mean()
+    scores = (start - table) / first.gained
     untimed = _untimed(study, rows, table.index)
-    times = {} if untimed else _times(study, [first.reference, *rows["treatment"]], table.index)
-    clock = str(arms.loc[first.reference, "clock"])
-    models = frozenset(study.runs["parameters_sha256"]) - {""}
-    return PrimaryCondition(folder.name, clock, algorithm[first.reference], scores, times, untimed, models)
+    times = {}
+    if not untimed:
+        times = _times(study, [first.reference, *rows["treatment"]], table.index)
+    return PrimaryCondition(
+        name=folder.name,
+        clock=str(study.arms.loc[first.reference, "clock"]),
+        reference=algorithm[first.reference],
+        scores=scores.where(np.isfinite(table), 0.0),
+        median_times=times,
+        untimed=untimed,
+        models=frozenset(study.runs["parameters_sha256"]) - {""},
+    )
+
+
+def _primary_rows(study: Study) -> DataFrame:
+    """The rows on losses at equal samples, of the primary condition against its reference."""
+    rows = study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
+    kept = []
+    for row in rows.itertuples():
+        condition = study.arms.loc[row.treatment, ["workers", "clock"]]
+        is_reference = study.arms.loc[row.reference, "algorithm"] == study.plan.reference
+        kept.append(is_reference and is_primary(study.plan, *condition))
+    return rows[np.array(kept, bool)]
+
+
+def _unconfirmed(study: Study, rows: DataFrame) -> str:
+    """Why nothing of a study is confirmed; empty where something is."""
+    if study.exploratory:
+        return study.exploratory
+    for row in rows.itertuples():
+        if row.caveats:
+            return " ".join(row.caveats)
+    for row in rows.itertuples():
+        if row.word == "not comparable":
+            return str(row.reason)
+    return ""
 
 
 def _untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
@@ -136,11 +165,14 @@ def _untimed(study: Study, rows: DataFrame, seeds: pd.Index) -> str:
 
 
 def _times(study: Study, names: Sequence[str], seeds: Any) -> dict[str, float]:
+    """Algorithm -> the median over seeds of the seconds to the target."""
     target = study.plan.targets[names[0]]
-    runs = [[where(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names] for seed in seeds]
-    seen = np.array([study.measure.crossings(of_seed, target) for of_seed in runs])[:, :, 1]
-    crossed = np.median(seen, axis=0)
-    return dict(zip(study.arms.loc[[*names], "algorithm"], crossed.tolist(), strict=True))
+    times = []
+    for seed in seeds:
+        runs = [where(study.runs, arm=arm, seed=seed, replicate=0).iloc[0] for arm in names]
+        times.append([seen for _, seen in study.measure.crossings(runs, target)])
+    medians = np.median(times, axis=0).tolist()
+    return dict(zip(study.arms.loc[[*names], "algorithm"], medians, strict=True))
 
 
 def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) -> Across:
@@ -160,7 +192,10 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
             raise UsageError(f"{one.name} and {other.name} hold runs of the same parameters: a study counts once")
     shared = [name for name in first.scores if all(name in task.scores for task in tasks)]
     counts = [len(task.scores) for task in tasks]
-    scores = {name: np.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
+    fewest = min(counts)
+    scores = {}
+    for name in shared:
+        scores[name] = np.array([task.scores[name][:fewest] for task in tasks]).T
     middle = {}
     better = {}
     profile = {}
@@ -169,17 +204,22 @@ def across(tasks: Sequence[PrimaryCondition], generator: np.random.Generator) ->
         if name != first.reference:
             better[name] = stratified_bootstrap([table, scores[first.reference]], mean_improvement, generator)
         profile[name] = performance_profile(table, generator)
-    timed = all(name in task.median_times for task in tasks for name in shared)
-    times = performance_score([[task.median_times[name] for name in shared] for task in tasks]) if timed else []
+    time_scores = {}
+    if all(name in task.median_times for task in tasks for name in shared):
+        times = [[task.median_times[name] for name in shared] for task in tasks]
+        time_scores = dict(zip(shared, performance_score(times), strict=True))
     return Across(
-        f"{len(tasks)} tasks{{}}, {min(counts)} seeds each, {first.clock} clock",
-        ", ".join(task.name for task in tasks),
-        first.reference,
-        max(counts) > min(counts),
-        *(scores, middle, better, profile),
-        too_few(scores[first.reference]),
-        dict(zip(shared, times, strict=False)),
-        "; ".join(f"{task.name}: {task.untimed}" for task in tasks if task.untimed),
+        where=f"{len(tasks)} tasks{{}}, {fewest} seeds each, {first.clock} clock",
+        names=", ".join(task.name for task in tasks),
+        reference=first.reference,
+        some_have_more=max(counts) > fewest,
+        scores=scores,
+        middle=middle,
+        better=better,
+        profile=profile,
+        refused=too_few(scores[first.reference]),
+        time_scores=time_scores,
+        untimed="; ".join(f"{task.name}: {task.untimed}" for task in tasks if task.untimed),
     )
 
 
@@ -206,7 +246,10 @@ def lines(found: Across) -> list[str]:
 
 
 def _text(found: Interval | None) -> str:
-    return "-" if found is None or math.isnan(found.low) else f"{found:.3f}"
+    """A cell of the table; a bar where there is no interval."""
+    if found is None or math.isnan(found.low):
+        return "-"
+    return f"{found:.3f}"
 
 
 def save_pictures(found: Across, folder: Path) -> list[Path]:
