@@ -52,8 +52,10 @@ def drawn(
 
 def groups_of(study: Study) -> list[str]:
     """The names of the groups, that of the first comparison first."""
-    known = set(study.arms["group"])
-    return list(dict.fromkeys([*(name for name in study.tests["group"] if name in known), *study.arms["group"]]))
+    known = study.arms["group"]
+    compared = study.tests["group"]
+    of_arms = compared[compared.isin(known)]
+    return list(dict.fromkeys([*of_arms, *known]))
 
 
 def forest(study: Study) -> Iterator[Picture]:
@@ -116,7 +118,8 @@ def against(study: Study) -> Iterator[Picture]:
     alive = used[~used["diverged"]]
     for clock, own in alive.groupby("clock"):
         for x, y in (("workers", "samples_per_second"), ("delay_p95", "loss"), ("seconds", "loss")):
-            if (own.groupby("algorithm")[x].nunique() > 1).any() and _one_machine(own, (x, y)):
+            varies = (own.groupby("algorithm")[x].nunique() > 1).any()
+            if varies and _one_machine(own, (x, y)):
                 name = f"{y}-{x}-{clock}".replace("_", "-")
                 title = f"{y} against {x}, {clock} clock".replace("_", " ")
                 yield drawn(name, title, "", plots.against, own, cast, x, y, log=x == "workers")
@@ -132,7 +135,8 @@ def against(study: Study) -> Iterator[Picture]:
 
 def confusions(study: Study) -> Iterator[Picture]:
     """The confusion matrix of every arm that was fine-tuned."""
-    for number, arm in enumerate(study.runs.loc[study.runs["stage"] == "finetune", "arm"].unique()):
+    tuned = study.runs[study.runs["stage"] == "finetune"]
+    for number, arm in enumerate(tuned["arm"].unique()):
         counts = tables.confusion(study.runs, arm)
         if counts is not None:
             size = 1.2 + 0.6 * len(counts)
@@ -170,17 +174,18 @@ def plot(study: Study, kind: str, **options: Any) -> Figure:
     if kind == "forest":
         for picture in forest(study):
             return picture.figure
-        raise UsageError("there is no comparison to draw")
-    group = groups_of(study)[0]
+        raise UsageError("there is no comparison to draw; draw the runs of one arm: plot('loss')")
     cast = plots.looks(study.arms)
     if kind == "against":
         used = tables.tested(study.runs)
         return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure
-    options = {"target": _target(study, group)} | options
+    group = groups_of(study)[0]
+    options.setdefault("target", _target(study, group))
     if kind == "reached" and options["target"] is None:
         raise UsageError("no target was declared; name one: plot('reached', target=5.0)")
     draw = plots.loss if kind == "loss" else plots.reached
-    return drawn(kind, "", "", draw, _of_group(study, group), study.curves, cast, labels(study.arms), **options).figure
+    own = _of_group(study, group)
+    return drawn(kind, "", "", draw, own, study.curves, cast, labels(study.arms), **options).figure
 
 
 def _of_group(study: Study, group: str) -> Any:
@@ -189,8 +194,11 @@ def _of_group(study: Study, group: str) -> Any:
 
 
 def _target(study: Study, group: str) -> float | None:
-    arms = study.arms.index[study.arms["group"] == group]
-    return next((loss for arm, loss in study.plan.targets.items() if arm in arms), None)
+    """The target of the first arm of a group that has one."""
+    for arm, loss in study.plan.targets.items():
+        if arm in study.arms.index and study.arms.loc[arm, "group"] == group:
+            return loss
+    return None
 
 
 def _delays_of(runs: Any) -> dict[str, Counter[int]]:
@@ -206,5 +214,7 @@ def _delays_of(runs: Any) -> dict[str, Counter[int]]:
 
 def _one_machine(runs: Any, axes: tuple[str, str]) -> bool:
     """Whether measured seconds may share a picture: they are of one machine, and it is known."""
-    timed = {"seconds", "samples_per_second"} & {*axes} and (runs["clock"] == "measured").all()
-    return not timed or (runs["machine"].nunique() == 1 and (runs["machine"] != "").all())
+    is_measured = (runs["clock"] == "measured").all()
+    if not is_measured or not {"seconds", "samples_per_second"} & {*axes}:
+        return True
+    return runs["machine"].nunique() == 1 and bool((runs["machine"] != "").all())
