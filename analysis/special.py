@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from analysis import comparison_sections, dose_response, lab_notes, ways
+from analysis import comparison_sections, comparisons, dose_response, lab_notes, ways
 from analysis.page import Addition, Page, page
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml
@@ -27,6 +27,8 @@ REPORTS: Mapping[str, Callable[[Study], Addition]] = MappingProxyType(
     }
 )
 """The names that a config may have behind ``report:``; `asyncsgd.studies.config.Report` has the same."""
+JUDGING = ("language_model", "parallelism")
+"""Those that judge in the place of the page."""
 OF_COMPARISONS = "language_model"
 """The report of a study of comparisons that names none."""
 KEPT = ("runs", "environment", "problems", "again")
@@ -66,6 +68,14 @@ def page_of(study: Study, out: Path, name: str | None = None) -> Page:
     except UsageError as error:
         return warned(plain, f"The report {name} cannot be made: {error}.")
     return with_addition(plain, added)
+
+
+def told_of(study: Study) -> str:
+    """What a study shows, in sentences: its verdict, or those of a special report that judges by itself."""
+    if named_by(study.folder) not in JUDGING:
+        return study.verdict
+    found = comparisons.read(study.folder)
+    return "\n".join(comparison_sections.sentences(found))
 
 
 def warned(plain: Page, line: str) -> Page:

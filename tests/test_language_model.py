@@ -15,6 +15,7 @@ from analysis.comparison_sections import parts_of, sentences
 from analysis.comparisons import read
 from analysis.language_model import main as report
 from analysis.parallelism import main as parallelism_report
+from analysis.report import main as asyncsgd_report
 from analysis.special import REPORTS
 from asyncsgd.errors import UsageError
 from asyncsgd.studies.config import Report, read_config
@@ -208,7 +209,7 @@ def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp
     assert command([str(folder), "--out", str(tmp_path / "page.html")]) == 0
 
 
-def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_names(folder):
+def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_names(folder, capsys):
     page = asyncsgd.load(folder).report().read_text()
     assert 'id="comparison-precision"' in page
     assert 'id="ways"' not in page
@@ -216,6 +217,8 @@ def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_n
     (folder / "config.yaml").write_text(json.dumps({**config, "report": "parallelism"}))
     page = asyncsgd.load(folder).report().read_text()
     assert sorted(map(page.index, ('id="comparison-precision"', 'id="ways"', 'id="runs"')))
+    assert asyncsgd_report([str(folder), "--format", "sentence"]) == 0
+    assert capsys.readouterr().out.splitlines() == sentences(read(folder))
     (folder / "config.yaml").write_text(json.dumps({**config, "report": "paralelism"}))
     assert "config.yaml names the report paralelism, which is none of dose_response," in (
         asyncsgd.load(folder).report().read_text()
