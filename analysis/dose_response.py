@@ -53,6 +53,8 @@ SHARES = (0.5, 0.8, 0.9, 1.0)
 """Of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
 RATIOS = {f"log_ratio_at_{100 * share:g}_percent": f"to {100 * share:g} %" for share in SHARES}
 """Columns of the pairs, in words."""
+WHOLE = [*RATIOS][-1]
+"""The column of the times to the lowest loss that both reach."""
 PAIRS = {
     "speeds": "declared; empty: seconds of real processes",
     "delay": "in updates",
@@ -272,8 +274,9 @@ def addition(study: Study) -> Addition:
     tables = [first]
     told = []
     for speeds, own in zip(SPEEDS, of_speeds, strict=True):
-        tables.append(table(_responses(own), f"{clock_of(speeds)}, {seeds}", (f"{ABOUT_RESPONSES}; {AHEAD}",)))
-        told += [f"{speeds}: {line}" for line in answers(own)]
+        notes = (f"{ABOUT_RESPONSES}; {AHEAD}", *answers(own))
+        tables.append(table(_responses(own), f"{clock_of(speeds)}, {seeds}", notes))
+        told.append(f"{speeds}, seconds to the same loss: {answer(crossing_point(*_by_delay(own, WHOLE)))}")
     slope = about_slope(dose)
     caption = "How old a gradient may be: seconds and losses against the delay, on the clocks of three declared speeds."
     picture = gallery.Picture("dose-response", "Dose and response", draw(dose, pairs), caption, slope)
@@ -363,7 +366,7 @@ def draw(dose: Dose, pairs: DataFrame) -> Figure:
     figure, (left, middle, right) = plots.figure(4.4, 4.0, columns=3)
     colours = sns.color_palette("colorblind")
     clocks = pairs["speeds"].unique()
-    *others, whole = RATIOS
+    others = [column for column in RATIOS if column != WHOLE]
     lighter = dict(zip(others, [(1, 3), (1, 1.5), (3, 1)], strict=True))  # without intervals in the picture
     for number, (speeds, own) in enumerate(pairs.groupby("speeds", sort=False)):
         # a little apart, so that intervals do not hide one another
@@ -372,7 +375,7 @@ def draw(dose: Dose, pairs: DataFrame) -> Figure:
         for column, dashes in lighter.items():
             at = own.groupby("delay")[column].mean()
             left.plot(np.log2(at.index + 1) + apart, np.exp(at), color=look["color"], dashes=dashes, linewidth=1.0)
-        _points(left, own.groupby("delay")[whole].agg(_ratio), apart, look)
+        _points(left, own.groupby("delay")[WHOLE].agg(_ratio), apart, look)
         _points(middle, own.groupby("delay")["gap"].agg(t_interval), apart, look)
     left.axhline(1.0, color=plots.MUTED, linewidth=1)
     left.set_yscale("log")
