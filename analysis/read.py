@@ -19,7 +19,6 @@ from analysis.gate import asked_of, spelled_alike
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, of_another, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
 from analysis.runs import NUMBERS, PERHAPS, RUNS, SURE, TEXTS
-from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import (
     DIVERGED,
@@ -32,6 +31,7 @@ from asyncsgd.records.events import (
     read_header,
     read_json,
 )
+from asyncsgd.settings.groups import FIRST
 from asyncsgd.settings.yaml_reader import EXPERIMENT, FORMAT, TASK, check_format, read_yaml
 
 SAME = {

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from doors import asyncsgd
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,6 +139,22 @@ for script in sys.argv[1:]:
 """
     commands = ["asyncsgd", "analysis.compare", "analysis.report", "analysis.lab_notes"]
     subprocess.run([sys.executable, "-c", program, *scripts, *commands], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "masked_lm", "--help"]], ids=" ".join)
+def test_help_at_the_door_waits_for_no_package(words):
+    program = "\n".join(
+        [
+            "import contextlib, io, sys",
+            "from asyncsgd.__main__ import main",
+            "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:",
+            "    main(sys.argv[1:])",
+            "assert 'masked_lm' in printed.getvalue()",
+            "heavy = {'torch', 'transformers', 'numpy', 'msgspec', 'psutil', 'yaml', 'importlib.metadata'}",
+            "assert not heavy & set(sys.modules)",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", program, *words], check=True, cwd=ROOT)
 
 
 def test_one_function_asks_a_backend_what_comes_next():

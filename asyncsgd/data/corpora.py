@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from asyncsgd.data.documents import Documents, without_surrogates
-from asyncsgd.data.evaluation_sets import EvalData, EvaluationSet, named_places
+from asyncsgd.data.evaluation_sets import EvaluationSet, named_places
 from asyncsgd.data.files import (
     AS_IT_IS,
     KINDS,
@@ -32,6 +32,7 @@ from asyncsgd.data.folders import TRAIN, evaluation_sets, split_meant
 from asyncsgd.data.labels import NO_LABEL, NUMBER, Names, is_marked, label_name, names_of, no_label
 from asyncsgd.data.pydocs import package_versions
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.settings.groups import EvalData
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from asyncsgd.data.files import joined_parts
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.numbers import shortened
 
-EvalData = str | tuple[str, ...]
-"""What ``--eval-data`` holds: one set, or several, each ``PATH`` or ``NAME=PATH``."""
 ALONE = "evaluation"
 """The name of a set that has none and is the only one."""
 MAIN = "main"

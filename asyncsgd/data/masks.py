@@ -4,8 +4,8 @@ A chosen token becomes the mask token with probability 0.8, a random token with 
 Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1). Every sample gets at least one masked token, so no loss is a
 division by zero.
 
-A strategy is a class here and a name in `STRATEGIES`: a frozen dataclass whose fields bear the names of settings. The
-fields of one that an installed package brings are parameters, as in ``--mask mine:longest=3``.
+A strategy is a class here and a line in `asyncsgd.data.mask_names`: a frozen dataclass whose fields bear the names of
+settings. The fields of one that an installed package brings are parameters, as in ``--mask mine:longest=3``.
 
 Shapes: L tokens of a sample, M masked tokens.
 """
@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from asyncsgd.errors import UsageError
-from asyncsgd.extensions import MASKS, Registry
-from asyncsgd.settings.choices import Choices, Named
+from asyncsgd.settings.choices import Named
 
 
 class Sample(NamedTuple):
@@ -174,26 +171,6 @@ class _Words:
             else:  # no word fits: the beginning of one
                 self._next[rest[0]] += limit
                 limit = 0
-
-
-STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (ByToken, ByWord, ByCandidate)}
-"""The library's own strategies by the name that the user types."""
-
-NAMED = Registry[type[Strategy]]("mask", MASKS, STRATEGIES, Strategy)
-"""Those of installed packages too."""
-CHOICES = Choices[Strategy]("mask", "masks", "--mask", NAMED)
-
-
-def strategy_named(text: str) -> Strategy:
-    """The strategy ``NAME[:key=value,...]``; the library's own have flags in place of parameters.
-
-    Raises:
-        UsageError: if there is none, or it does not take these parameters.
-    """
-    name, colon, _ = text.partition(":")
-    if colon and name in STRATEGIES:
-        raise UsageError(f"--mask {name} takes no parameters, got {text}; its settings are flags, which --help lists")
-    return CHOICES.read(text)
 
 
 @dataclasses.dataclass(frozen=True)

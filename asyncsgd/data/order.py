@@ -14,15 +14,11 @@ import numpy as np
 from asyncsgd.data.first_order import first_order
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.groups import FIRST, NEWEST
 
 RUN = 8
 """Consecutive batches whose samples are of about one length, so that padding is small and synchronous workers, which
 take consecutive indices, wait for hardware and not for data."""
-
-FIRST = 1
-"""The number of a run that says none."""
-NEWEST = 2
-"""The number of new runs."""
 
 
 def is_by_length(sampling: str) -> bool:

@@ -13,15 +13,13 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.files import hub_is_reachable
 from asyncsgd.data.tokens import cached
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.settings.groups import TRAINED_HERE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Changes when the same texts get another tokenizer: old caches are then left alone and new ones are made.
 TOKENIZER_FORMAT = 1
-
-# The models that bring no tokenizer of their own: theirs is trained on the corpus.
-TRAINED_HERE = ("tiny", "small", "tiny-distilbert")
 
 END_OF_TEXT = "<|endoftext|>"
 _SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -26,7 +26,6 @@ from asyncsgd.core.checkpoints import Found, Policy, Saver
 from asyncsgd.core.flat import FlatModel
 from asyncsgd.core.limits import Result
 from asyncsgd.core.signals import StopRequest, held
-from asyncsgd.data.order import FIRST
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.pipeline.cut import anatomy
 from asyncsgd.records.console import Recorder, teller
@@ -52,6 +51,7 @@ from asyncsgd.run.memory import find_micro_batches
 from asyncsgd.run.other_host import begin_of
 from asyncsgd.run.run import Run, device_of_worker
 from asyncsgd.settings.flags import flag_of
+from asyncsgd.settings.groups import FIRST
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check, normalising_over_batch

@@ -22,7 +22,6 @@ from asyncsgd.backends.log import Replay, read_log
 from asyncsgd.backends.rounding import DRAWS, DataWithOtherBits, agreement, move_last_bits, parameters_agree
 from asyncsgd.core.batches import BatchStream
 from asyncsgd.core.flat import FlatModel, parameters_sha256
-from asyncsgd.data.order import FIRST
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Parts
 from asyncsgd.records.hardware import environments_of, unlike
@@ -31,6 +30,7 @@ from asyncsgd.run.execute import method_of
 from asyncsgd.run.finish import facts_of, save_model
 from asyncsgd.run.recorded import shorter_than_run
 from asyncsgd.run.run import Run, device_of_worker
+from asyncsgd.settings.groups import FIRST
 from asyncsgd.simulation.settings import SimulationSettings
 from asyncsgd.simulation.simulate import replay_of, vector_sha256
 from asyncsgd.worker.computation import ModelGradients

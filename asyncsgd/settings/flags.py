@@ -183,7 +183,8 @@ def specs_of(kind: Any) -> Mapping[str, Spec]:
             default = field.default_factory()
         if default is dataclasses.MISSING:
             raise UsageError(f"the field {field.name!r} of {kind.__name__} needs a default value")
-        if of_field not in _WANTED and not kinds.is_known(of_field):
+        repeats = field.metadata.get("repeats", False)  # of text, or several
+        if of_field not in _WANTED and not repeats and not kinds.is_known(of_field):
             raise UsageError(
                 f"the field {field.name!r} of {kind.__name__} is of type {kinds.described(of_field)}, which no flag "
                 f"can give; make fields of numbers, text, true or false, enums, paths, or tuples and lists of them"

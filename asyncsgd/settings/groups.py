@@ -29,6 +29,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 Sampling = Literal["group_by_length", "random"]
 Quoting = Literal["standard", "none"]
 Units = Literal["lines", "paragraphs"]
+EvalData = str | tuple[str, ...]
+"""What ``--eval-data`` holds: one set, or several, each ``PATH`` or ``NAME=PATH``."""
 Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -44,6 +46,10 @@ SGD_LEARNING_RATE = 0.1
 
 SAMPLING = "group_by_length: samples of a batch are of about one length, which is fast; random: of any length"
 """Help of a setting that tasks have."""
+FIRST = 1
+"""The number of the order of samples of a run that says none; see `asyncsgd.data.order`."""
+NEWEST = 2
+"""That of new runs."""
 SAMPLE_ORDER = "2: an epoch is a pass over all samples; 1: it is cut to whole groups of 8 batches, as in earlier runs"
 """Help of a setting that tasks have; see `asyncsgd.data.order`."""
 EVAL_DATA = "a set to score on, PATH or NAME=PATH; several times: several sets, of which the first one decides"
@@ -52,6 +58,8 @@ ENCODING = "of the data's text files, e.g. latin-1"
 QUOTING = "standard: a quotation mark around a field of a .csv or .tsv file is no part of it; none: it is a character"
 QUOTING_UNSET = "standard for .csv, none for .tsv"
 """Help of settings that tasks on files have."""
+TRAINED_HERE: tuple[str, ...] = ("tiny", "small", "tiny-distilbert")
+"""The models that are made here and read text in both directions, by what ``--model`` calls them."""
 BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting each text by itself"
 """Help of a setting that tasks on running text have."""
 

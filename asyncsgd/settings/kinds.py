@@ -1,6 +1,7 @@
 """Types of settings beside numbers, text, true and false: enums, paths, tuples and lists, and unions.
 
-In YAML an enum is its value, a path is text and a tuple is a list. A flag has commas: ``--layers 8,8``.
+In YAML an enum is its value, a path is text and a tuple is a list. A flag has commas: ``--layers 8,8``. msgspec reads
+and writes them; few settings are of such types, so it is imported when one is.
 """
 
 from __future__ import annotations
@@ -10,13 +11,10 @@ import enum
 import pathlib
 import types
 import typing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import inspect
-
-_SCALARS = (inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.NoneType)
-_SEQUENCES = (inspect.ListType, inspect.VarTupleType, inspect.TupleType)
+if TYPE_CHECKING:
+    from msgspec import inspect
 
 
 def parts_of(kind: Any) -> tuple[Any, ...]:
@@ -34,6 +32,8 @@ def is_known(kind: Any) -> bool:
     """
     if any(typing.get_origin(part) is collections.abc.Sequence for part in parts_of(kind)):
         return False
+    from msgspec import inspect
+
     try:
         return _is_known(inspect.type_info(kind))
     except TypeError:
@@ -41,6 +41,8 @@ def is_known(kind: Any) -> bool:
 
 
 def _is_known(info: inspect.Type) -> bool:
+    from msgspec import inspect
+
     if isinstance(info, inspect.UnionType):
         return all(map(_is_known, info.types))
     if isinstance(info, inspect.TupleType):
@@ -49,7 +51,8 @@ def _is_known(info: inspect.Type) -> bool:
         return isinstance(info.item_type, inspect.AnyType) or _is_known(info.item_type)
     if isinstance(info, inspect.CustomType):
         return issubclass(info.cls, pathlib.PurePath)
-    return isinstance(info, (*_SCALARS, inspect.EnumType, inspect.LiteralType))
+    scalars = (inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.NoneType)
+    return isinstance(info, (*scalars, inspect.EnumType, inspect.LiteralType))
 
 
 def described(kind: Any) -> str:
@@ -75,6 +78,9 @@ def read(kind: Any, given: object, *, typed: bool = False) -> Any:
     >>> read(tuple[int, ...], "8,16", typed=True), read(tuple[int, ...], [8, 16]), read(int | str, "3")
     ((8, 16), (8, 16), '3')
     """
+    import msgspec
+    from msgspec import inspect
+
     parts = parts_of(kind)
     if typed and str in parts and len(parts) > 1:
         try:
@@ -83,7 +89,8 @@ def read(kind: Any, given: object, *, typed: bool = False) -> Any:
             return given
     value = plain(given)
     if typed and isinstance(value, str):
-        sequences = [isinstance(inspect.type_info(part), _SEQUENCES) for part in parts]
+        lists = (inspect.ListType, inspect.VarTupleType, inspect.TupleType)
+        sequences = [isinstance(inspect.type_info(part), lists) for part in parts]
         if all(sequences) or ("," in value and any(sequences)):
             value = [element.strip() for element in value.split(",") if element.strip()]
     try:
@@ -94,4 +101,8 @@ def read(kind: Any, given: object, *, typed: bool = False) -> Any:
 
 def plain(value: Any) -> Any:
     """A value as YAML and JSON have it."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    import msgspec
+
     return msgspec.to_builtins(value, enc_hook=str)

@@ -25,12 +25,11 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-import numpy as np
-
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.groups import Defaults
 
-if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch and numpy
+    import numpy as np
     import torch
     from torch import Tensor, nn
 
@@ -267,6 +266,8 @@ def map_tensors(
 
 def _is_column(value: Any) -> bool:
     """Whether it is a list, tuple or array that holds something and no tensor."""
+    import numpy as np
+
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     is_sequence = isinstance(value, list | tuple) and not hasattr(value, "_fields")
@@ -389,10 +390,13 @@ def encode_sums(sums: Sums) -> str:
 def decode_sums(text: str) -> Sums:
     """The sums behind `encode_sums`.
 
+    >>> import numpy as np
     >>> sums = {"loss": 0.1, "weight": 2.0, "confusion": np.eye(2, dtype=np.int64)}
     >>> decode_sums(encode_sums(sums))["confusion"].tolist()
     [[1, 0], [0, 1]]
     """
+
+    import numpy as np
 
     def array(value: dict[str, Any]) -> Any:
         if value.keys() != {"array", "dtype"}:

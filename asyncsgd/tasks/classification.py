@@ -79,7 +79,6 @@ class Classification(LabelledTask):
     1e-3 and 0.416 at 2e-3. Published models of BERT's size want about 5e-5."""
     auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
     eval_batch_size: ClassVar[int] = 64
-    kind: ClassVar[Kind] = LABELLED
     column_fields: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column", "label_column")
 
     data_name: str = setting(

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, load_corpus
-from asyncsgd.data.evaluation_sets import MAIN, EvalData
-from asyncsgd.data.order import FIRST, NEWEST
+from asyncsgd.data.evaluation_sets import MAIN
 from asyncsgd.data.tokens import Samples
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import (
     ENCODING,
     EVAL_DATA,
+    FIRST,
+    NEWEST,
     QUOTING,
     QUOTING_UNSET,
     SAMPLE_ORDER,
     SAMPLING,
     SPLIT,
+    EvalData,
     Quoting,
     Sampling,
 )

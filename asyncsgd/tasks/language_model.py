@@ -8,36 +8,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from asyncsgd.data.corpora import Corpus, evenly, load_corpus
-from asyncsgd.data.evaluation_sets import EvalData
-from asyncsgd.data.order import FIRST, NEWEST
-from asyncsgd.data.tokens import MIN_SAMPLE_IDS, Samples, rows_of
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import (
     BLOCKS,
     ENCODING,
     EVAL_DATA,
+    FIRST,
+    NEWEST,
     QUOTING,
     QUOTING_UNSET,
     SAMPLE_ORDER,
     SAMPLING,
     SPLIT,
+    EvalData,
     Quoting,
     Sampling,
     Units,
 )
-from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Sums, found
-from asyncsgd.tasks.text_batches import Batch, by_length
 from asyncsgd.tasks.text_task import VOCABULARY, TextTask
 
-if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor
 
+    from asyncsgd.data.corpora import Corpus
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
+    from asyncsgd.tasks.text_batches import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +79,8 @@ class LanguageModel(TextTask):
     prepared: str | None = found()
 
     def read(self, cache: Path) -> Corpus:
+        from asyncsgd.data.corpora import load_corpus
+
         corpus = load_corpus(
             self.data_name,
             self.columns,
@@ -96,6 +97,8 @@ class LanguageModel(TextTask):
         Raises:
             UsageError: if there is none.
         """
+        from asyncsgd.data.tokens import MIN_SAMPLE_IDS, rows_of
+
         documents = corpus.eval
         flag = "--eval-data"
         if side == "train":
@@ -110,9 +113,13 @@ class LanguageModel(TextTask):
         return samples
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        from asyncsgd.tasks.text_batches import by_length
+
         return by_length(held_out, self.eval_batch_size, self.eval_samples)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        from asyncsgd.data.corpora import evenly
+
         evaluated = evenly(len(held_out), self.eval_samples)
         return {"num_eval_samples": len(evaluated)}
 
@@ -123,6 +130,8 @@ class LanguageModel(TextTask):
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """`accuracy` is the share of the tokens that are predicted exactly."""
+        from asyncsgd.tasks import scores
+
         loss = sums["loss"] / sums["weight"]
         right = sums["correct"] / sums["weight"]
         metrics = {"perplexity": scores.perplexity(loss), "accuracy": right}

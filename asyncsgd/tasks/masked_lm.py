@@ -19,23 +19,23 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
-from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.masks import CHOICES as MASKS
-from asyncsgd.data.masks import STRATEGIES, Masking, OnlyCandidates, Sample, Strategy, strategy_named
-from asyncsgd.data.tokens import Samples, pad, special_around
+from asyncsgd.data.mask_names import CHOICES as MASKS
+from asyncsgd.data.mask_names import NAMED, OWN, check_mask
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches, Directions
 from asyncsgd.tasks.language_model import LanguageModel
-from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 from asyncsgd.tasks.text_task import IGNORED, side_of
 
-if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus
+    from asyncsgd.data.masks import Masking, Strategy
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
+    from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 
 
 class MaskedPositions:
@@ -93,7 +93,7 @@ class MaskedLM(LanguageModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        strategy_named(self.mask)  # refuses
+        check_mask(self.mask)
         by_candidate = self.mask == "candidates" or self.tech
         if by_candidate and self.candidates is None:
             flag = "--tech" if self.tech else "--mask candidates"
@@ -112,6 +112,8 @@ class MaskedLM(LanguageModel):
             read_complete(self.candidates)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        from asyncsgd.data.tokens import special_around
+
         known: dict[str, Any] = {
             "around": [len(part) for part in special_around(tokenizer)],
             "mask_id": tokenizer.mask_token_id,
@@ -165,8 +167,10 @@ class MaskedLM(LanguageModel):
         return facts
 
     def tests(self, number: int) -> Mapping[str, Batches]:
+        from asyncsgd.data.masks import OnlyCandidates
+
         held_out = self.samples(side_of(number))
-        strategy = STRATEGIES[self.eval_mask]()
+        strategy: Strategy = NAMED[self.eval_mask]()
         tests = {"main": self._masked_batches(held_out, strategy)}
         if "candidates" in held_out.values:
             chosen = _with_candidates(held_out)
@@ -176,6 +180,8 @@ class MaskedLM(LanguageModel):
 
     def _masked_batches(self, samples: Samples, strategy: Strategy) -> EvaluationBatches:
         """The batches of an evaluation with the masks of a strategy."""
+        from asyncsgd.tasks.text_batches import EvaluationBatches
+
         masking = self.masking(strategy, self.eval_mask_prob)
         collate = functools.partial(self.masked, masking=masking)
         return EvaluationBatches(collate, samples, self.test_rows(samples))
@@ -184,10 +190,12 @@ class MaskedLM(LanguageModel):
     def strategy(self) -> Strategy:
         """How the tokens to predict are chosen in training."""
         if self.tech:
+            from asyncsgd.data.masks import OnlyCandidates
+
             return OnlyCandidates()
-        if self.mask not in STRATEGIES:
-            return strategy_named(self.mask)
-        strategy = STRATEGIES[self.mask]
+        if self.mask not in OWN:
+            return MASKS.read(self.mask)
+        strategy = NAMED[self.mask]
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(strategy)}
         return strategy(**settings)
 
@@ -203,6 +211,11 @@ class MaskedLM(LanguageModel):
 
     def masked(self, samples: Samples, numbers: np.ndarray, draw: Draw, masking: Masking) -> Batch:
         """The batch of some rows with these masks."""
+        import numpy as np
+
+        from asyncsgd.data.masks import Sample
+        from asyncsgd.data.tokens import pad
+
         before, behind = self.known["around"]
         rows = []
         labels = []
@@ -240,11 +253,20 @@ class MaskedLM(LanguageModel):
         return labels[labels != IGNORED]
 
 
-_masking = functools.lru_cache(maxsize=8)(Masking)  # it sorts a vocabulary when it is made
+@functools.lru_cache(maxsize=8)
+def _masking(
+    strategy: Strategy, share: float, mask_id: int, vocabulary_size: int, special_ids: tuple[int, ...]
+) -> Masking:
+    """A `Masking`, made once, since it sorts a vocabulary."""
+    from asyncsgd.data.masks import Masking
+
+    return Masking(strategy, share, mask_id, vocabulary_size, special_ids)
 
 
 def _with_candidates(samples: Samples) -> np.ndarray:
     """Which rows have a candidate, bool `(S,)`."""
+    import numpy as np
+
     totals = np.cumsum(samples.values["candidates"])
     num_before = np.concatenate([[0], totals])
     starts = samples.starts["candidates"]

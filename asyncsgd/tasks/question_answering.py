@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.evaluation_sets import EvalData
 from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.groups import EVAL_DATA
+from asyncsgd.settings.groups import EVAL_DATA, EvalData
 from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Directions, Sums, to_device
 from asyncsgd.tasks.labelled_task import HeadTask

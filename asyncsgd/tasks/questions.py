@@ -20,9 +20,10 @@ import numpy as np
 
 from asyncsgd.data.corpora import Corpus, evenly
 from asyncsgd.data.documents import Documents, without_surrogates
-from asyncsgd.data.evaluation_sets import ALONE, EvalData, EvaluationSet, named_places
+from asyncsgd.data.evaluation_sets import ALONE, EvaluationSet, named_places
 from asyncsgd.data.files import Rows, Source, joined_parts, read_table, unpacked
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.groups import EvalData
 
 KINDS = (".parquet", ".jsonl", ".json", ".json.gz")
 SIDES = {"train": ("train*",), "validation": ("dev*", "validation*")}

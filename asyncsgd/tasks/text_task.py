@@ -14,32 +14,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-
-from asyncsgd.data.corpora import PLAIN, Corpus, Kind
-from asyncsgd.data.evaluation_sets import ALONE, EvalData, EvaluationSet
-from asyncsgd.data.files import BUILT_IN, Reading
-from asyncsgd.data.order import NEWEST, ORDERS, is_by_length
-from asyncsgd.data.random import Purpose, generator
-from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer, pad_id_of
-from asyncsgd.data.tokens import TOKENS_FORMAT, Samples, cached, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.groups import (
+    NEWEST,
     OF_TRANSFORMERS,
+    TRAINED_HERE,
     Defaults,
+    EvalData,
     Quoting,
     Sampling,
     Units,
 )
 from asyncsgd.tasks.base import Batches, Task
-from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches, by_length
 
-if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus, Kind
+    from asyncsgd.data.files import Reading
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
     from asyncsgd.tasks.origin import Origin
+    from asyncsgd.tasks.text_batches import Batch, Draw
 
 IGNORED = -100
 """The label without a loss, as transformers and torch have it."""
@@ -61,8 +59,6 @@ class TextTask(Task):
     """The tasks of the runs that `model_name` may name."""
     has_head: ClassVar[bool] = False
     """Whether the model has another head than the one that it was saved with."""
-    kind: ClassVar[Kind] = PLAIN
-    """What its data hold."""
     column_fields: ClassVar[tuple[str, ...]] = ()
     """The settings that name columns of the data."""
     eval_batch_size: ClassVar[int] = 32
@@ -85,6 +81,8 @@ class TextTask(Task):
     def __post_init__(self) -> None:
         if self.eval_data is not None and self.eval_split is not None:
             raise UsageError("--eval-data and --split both say what to score on; drop one of them")
+        from asyncsgd.data.files import BUILT_IN
+
         if self.data_name not in BUILT_IN or self.eval_data is not None:
             return
         for name in self.column_fields:
@@ -103,11 +101,15 @@ class TextTask(Task):
     @property
     def reading(self) -> Reading:
         """How the files of the data are read."""
+        from asyncsgd.data.files import Reading
+
         return Reading(self.encoding, self.quoting, self.documents)
 
     def row_kind(self) -> Kind:
         """How a row of its data is read."""
-        return self.kind
+        from asyncsgd.data.corpora import PLAIN
+
+        return PLAIN
 
     def sources(self) -> object:
         """What `read` reads, before it is read; names of files that are not there are refused."""
@@ -162,16 +164,22 @@ class TextTask(Task):
 
     def tests(self, number: int) -> Mapping[str, Batches]:
         """What is asked of the rows of an evaluation set: ``main``, and by name what a task asks beside it."""
+        from asyncsgd.tasks.text_batches import EvaluationBatches
+
         held_out = self.samples(side_of(number))
         batches = EvaluationBatches(self.collate, held_out, self.test_rows(held_out))
         return {"main": batches}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
         """The rows of each batch of an evaluation."""
+        from asyncsgd.tasks.text_batches import by_length
+
         return by_length(held_out, self.eval_batch_size)
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
         """The tokenizer of a model, or one that is trained on the corpus."""
+        from asyncsgd.data.tokenizer import load_tokenizer
+
         return load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
 
     def build(self, model: str, tokenizer: Any, seed: int) -> Built:
@@ -207,6 +215,8 @@ class TextTask(Task):
         Raises:
             UsageError: if the user must change something; the message says what.
         """
+        from asyncsgd.data.tokenizer import pad_id_of
+        from asyncsgd.data.tokens import TOKENS_FORMAT, Samples, cached
         from asyncsgd.tasks import models
         from asyncsgd.tasks.origin import hash_of
 
@@ -302,6 +312,9 @@ class TextTask(Task):
 
     def facts_on_sets(self, corpus: Corpus, folder: Path) -> list[dict[str, Any]]:
         """What the summary says of each of several evaluation sets, the first one first; see `known`."""
+        from asyncsgd.data.evaluation_sets import ALONE, EvaluationSet
+        from asyncsgd.data.tokens import Samples
+
         first = EvaluationSet(corpus.split or ALONE, corpus.eval, fingerprint=corpus.fingerprint)
         facts = []
         for number, evaluation_set in enumerate([first, *corpus.sets]):
@@ -340,10 +353,16 @@ class TextTask(Task):
 
     def samples(self, side: str) -> Samples:
         """The rows of ``train`` or of an evaluation set, see `side_of`, mapped into memory."""
+        from asyncsgd.data.tokens import Samples
+
         return Samples.load(Path(self.known["folder"]) / side)
 
     def padded(self, samples: Samples, numbers: np.ndarray) -> Batch:
         """``input_ids`` and ``attention_mask``, 1 for tokens and 0 for padding, of some rows."""
+        import numpy as np
+
+        from asyncsgd.data.tokens import pad
+
         rows = samples.rows("ids", numbers)
         input_ids = pad(rows, self.known["pad_id"])
         attention_mask = pad([np.ones(len(row), dtype=np.int64) for row in rows], 0)
@@ -406,6 +425,8 @@ class TextData:
     """The batches of a task on texts in one process: training batches of any stream, and the evaluation sets."""
 
     def __init__(self, task: TextTask, seed: int) -> None:
+        from asyncsgd.data.order import ORDERS, is_by_length
+
         self._task = task
         self._seed = seed
         self._train = task.samples("train")
@@ -417,6 +438,8 @@ class TextData:
 
     def batch(self, stream: int, index: int) -> Batch:
         """Make batch `index` of a stream. What is drawn for a row depends on how many rows came before it."""
+        from asyncsgd.data.random import Purpose, generator
+
         first = index * self._task.batch_size
 
         def draw(row: int) -> np.random.Generator:

@@ -86,13 +86,15 @@ class TokenClassification(LabelledTask):
         "accuracy": "higher",
     }
     auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
-    kind: ClassVar[Kind] = TAGGED
     column_fields: ClassVar[tuple[str, ...]] = ("tokens_column", "tags_column")
 
     tokens_column: str = setting("tokens", "column that holds the words")
     tags_column: str = setting("ner_tags", "column that holds the tags, in the BIO scheme")
     seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
+
+    def row_kind(self) -> Kind:
+        return TAGGED
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         """Sentences with the ``tags`` and ``pieces`` of their words; for training those with at least one piece."""

@@ -32,7 +32,7 @@ import torch
 
 from asyncsgd.backends.pool import mapping
 from asyncsgd.core.signals import StopRequest
-from asyncsgd.data.masks import STRATEGIES
+from asyncsgd.data.mask_names import NAMED
 from asyncsgd.data.order import whole_epochs
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples, plain_backend
@@ -81,7 +81,7 @@ class Training:
     def batch(self, mask: str, index: int) -> Batch:
         """A batch of full rows, with these masks."""
         first = index * self.task.batch_size
-        masking = self.task.masking(STRATEGIES[mask](), 0.15)
+        masking = self.task.masking(NAMED[mask](), 0.15)
 
         def draw(row: int) -> np.random.Generator:
             return generator(0, Purpose.MASK, 0, first + row)

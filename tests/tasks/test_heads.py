@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from asyncsgd.data.corpora import Kind
 from asyncsgd.data.tokens import Samples, encodings_of
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks import scores
@@ -200,12 +199,14 @@ class Rated(LabelledTask):
 
     name: ClassVar[str] = "rated"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    kind: ClassVar[Kind] = LabelledRows(False, "number").kind()
     column_fields: ClassVar[tuple[str, ...]] = ("text_column", "label_column")
     labels: Labels = "number"
     text_column: str = "first"
     label_column: str = "number"
     seq_len: int = 16
+
+    def row_kind(self):
+        return LabelledRows(False, "number").kind()
 
     def look(self, corpus, tokenizer, initial):
         return {"labels": ("rating",)}
