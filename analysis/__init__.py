@@ -1,4 +1,6 @@
-"""Tables, pictures and verdicts from run folders. Never imports torch or transformers.
+"""Tables, pictures and verdicts from run folders. Imports neither torch nor transformers.
+
+One report asks the library's virtual clock, which imports torch: dose_response.py, when its page is made.
 
 How is a folder of runs read?               read.py, places.py, runs.py
 What was planned and registered?            questions.py
@@ -10,5 +12,5 @@ How is it shown?                            tables.py, plots.py, gallery.py, pag
 What has a special report besides?          special.py, comparison_sections.py, ways.py, dose_response.py, lab_notes.py
 A study from Python                         load.py
 One file a command: compare, report, tasks, lab_notes, timeline, watch, candidates, language_model, parallelism,
-speed_ladder. dose_response.py and crossing.py are of experiments/dose_response.py.
+speed_ladder. crossing.py is of dose_response.py.
 """
