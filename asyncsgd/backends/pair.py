@@ -181,11 +181,16 @@ class Pair(Link):
             self._posted.clear()
             self._group = None
 
-    def _post(self, tensor: Tensor, tag: int) -> None:
-        if self._group is None:
+    def _in_group(self) -> Any:
+        """The group, held while it is used, since the thread may leave it. Raises `Gone` where it has."""
+        group = self._group
+        if group is None:
             raise Gone(self.ended)
+        return group
+
+    def _post(self, tensor: Tensor, tag: int) -> None:
         try:
-            self._posted.append((self._group.send([tensor], self._peer, tag), tensor))
+            self._posted.append((self._in_group().send([tensor], self._peer, tag), tensor))
         except RuntimeError as error:
             raise Gone(self.ended) from error
 
@@ -271,7 +276,7 @@ class Pair(Link):
         length = 0
         while len(content) < _LENGTH.size + length + seal_bytes:
             frame = torch.empty(_FRAME, dtype=torch.uint8)
-            self._group.recv([frame], self._peer, _MESSAGES).wait()
+            self._in_group().recv([frame], self._peer, _MESSAGES).wait()
             content += frame.numpy().tobytes()
             (length,) = _LENGTH.unpack_from(content)
             if length > _LONGEST:
@@ -284,10 +289,11 @@ class Pair(Link):
 
     def _receive_pieces(self, pieces: Sequence[Tensor]) -> None:
         works = []
+        group = self._in_group()
         for piece in pieces:
             tag = torch.empty(seal.TAG_BYTES, dtype=torch.uint8)
-            work = self._group.recv([piece], self._peer, _VECTORS)
-            tag_work = None if self._receiving is None else self._group.recv([tag], self._peer, _TAGS)
+            work = group.recv([piece], self._peer, _VECTORS)
+            tag_work = None if self._receiving is None else group.recv([tag], self._peer, _TAGS)
             works.append((piece, work, tag, tag_work))
         for piece, work, tag, tag_work in works:
             work.wait()
