@@ -50,11 +50,13 @@ class Hosts:
         folder: in which each host gets its own.
         delay: seconds that a packet takes from one to the other.
         loss: share of the packets that are lost, drawn from a seed.
+        by_debian: whether a host's own name means 127.0.1.1, as Debian's installer has it.
     """
 
     addresses = ("10.99.0.1", "10.99.0.2")
 
-    def __init__(self, folder, delay=0.0, loss=0.0):
+    def __init__(self, folder, delay=0.0, loss=0.0, by_debian=False):
+        self.by_debian = by_debian
         self.delay = delay
         self.loss = loss
         self.is_cut = False
@@ -73,9 +75,10 @@ class Hosts:
         for name, address in zip(self.names, self.addresses, strict=True):
             known += f"{address} {name}\n"
         for number, name in enumerate(self.names):
+            own = f"127.0.1.1 {name}\n" if self.by_debian else ""
             settings = Path("/etc/netns") / name
             settings.mkdir(parents=True)
-            (settings / "hosts").write_text(known)
+            (settings / "hosts").write_text(own + known)
             subprocess.run(["ip", "netns", "add", name], check=True)
             self._devices.append(_tun_in(name, self.addresses[number], self.addresses[1 - number]))
             (self.folders[number] / "cache").mkdir(parents=True)

@@ -105,3 +105,13 @@ def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
         assert codes == [0, 0], two.said(0) + two.said(1)
         assert summary_of(two)["num_updates"] == 80
         assert "lost" not in two.said(0)
+
+
+def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):
+    with hosts.Hosts(tmp_path, by_debian=True) as two:
+        words = ["sync" if word == "async" else word for word in flags]
+        shared = tmp_path / "shared"
+        started = two.torchrun(SCRIPT, *words, "--samples", "64", "--cache-dir", shared)
+        codes = [two.ended(process) for process in started]
+        assert codes == [0, 0], two.said(0) + two.said(1)
+        assert [summary_of(two)[key] for key in ("status", "mode", "num_updates")] == ["DONE", "sync", 8]

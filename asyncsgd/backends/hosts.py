@@ -35,9 +35,10 @@ from typing import Any
 from torch import distributed as dist
 
 from asyncsgd import __version__
+from asyncsgd.backends.addresses import address_of_interface, address_towards
 from asyncsgd.backends.launch import Launch
 from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Link, Message, Prepared, Refused, Stop
-from asyncsgd.backends.pair import MEETING, Meeting, Pair, address_of_interface, address_towards
+from asyncsgd.backends.pair import MEETING, Meeting, Pair
 from asyncsgd.backends.segment import Segment
 from asyncsgd.core.awake import awake
 from asyncsgd.core.limits import POLL_SECONDS

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import ipaddress
 import json
 import multiprocessing
 import os
@@ -358,20 +359,46 @@ class World:
             time.sleep(0.01)
         return True
 
+    def _interface(self, wanted: str | None) -> str | None:
+        """The network interface on which gloo listens; None: as gloo chooses.
+
+        Gloo would resolve the host's name, which may have no address, or one that other hosts cannot reach.
+
+        Args:
+            wanted: by the user.
+        """
+        if sys.platform != "linux":
+            return None
+        if not self.several_hosts:
+            return "lo"  # an interface that the user has named is for hosts
+        if wanted is not None or _INTERFACE in os.environ:
+            return wanted or os.environ[_INTERFACE]
+        from asyncsgd.backends.addresses import address_towards, interface_of, is_loopback
+
+        address = address_towards(os.environ["MASTER_ADDR"])
+        if is_loopback(address):  # here the leader's name means this host: the way to another one is asked for
+            other = str(ipaddress.ip_address(self.get("an address").decode()))
+            address = address_towards(other)
+        else:
+            self.put("an address", address.encode())
+        return interface_of(address)
+
     @contextlib.contextmanager
-    def group(self, device: str) -> Iterator[None]:
+    def group(self, device: str, interface: str | None = None) -> Iterator[None]:
         """Within it, this process is a rank of the process group: of NCCL where every rank has a GPU of its own (it
         refuses two on one), of gloo elsewhere.
+
+        Args:
+            interface: the network interface to other hosts; None: that of the way to them.
         """
         import torch
         from torch import distributed as dist
 
         nccl = device.startswith("cuda") and torch.cuda.device_count() >= self.number
         before = os.environ.get(_INTERFACE)
-        if sys.platform == "linux" and not self.several_hosts:
-            # Gloo would resolve the host's name, which may have no address, and an interface that the user has named
-            # is for hosts.
-            os.environ[_INTERFACE] = "lo"
+        chosen = self._interface(interface)
+        if chosen is not None:
+            os.environ[_INTERFACE] = chosen
         try:
             dist.init_process_group(
                 "nccl" if nccl else "gloo",
@@ -384,7 +411,6 @@ class World:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            os.environ.pop(_INTERFACE, None)
             if before is not None:
                 os.environ[_INTERFACE] = before
-            elif not self.several_hosts:
-                os.environ.pop(_INTERFACE, None)

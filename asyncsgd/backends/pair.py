@@ -14,14 +14,12 @@ import dataclasses
 import datetime
 import multiprocessing
 import os
-import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 import torch.distributed as dist
 from msgspec import Struct
@@ -30,7 +28,6 @@ from torch import Tensor
 from asyncsgd.backends import seal
 from asyncsgd.backends.link import Gone, GradientFollows, Inherited, Link, encode
 from asyncsgd.backends.segment import Segment
-from asyncsgd.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 MEETING = datetime.timedelta(minutes=30)
@@ -309,41 +306,3 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def _as_tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def address_towards(host: str) -> str:
-    """The address of this host from which it sends to another one; nothing is sent.
-
-    >>> address_towards("127.0.0.1")
-    '127.0.0.1'
-
-    Raises:
-        UsageError: if there is no way there.
-    """
-    for family, kind, _, _, there in _addresses_of(host):
-        with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
-            probe.connect(there)
-            return str(probe.getsockname()[0])
-    raise UsageError(f"there is no way from here to the host {host}; check its address and the network between you")
-
-
-def address_of_interface(name: str) -> str:
-    """The address of a network interface of this host.
-
-    Raises:
-        UsageError: if there is none of this name, or it has no address.
-    """
-    interfaces = psutil.net_if_addrs()
-    if name not in interfaces:
-        raise UsageError(f"--interface {name} is not there; this host has {', '.join(sorted(interfaces))}")
-    for one in interfaces[name]:
-        if one.family in (socket.AF_INET, socket.AF_INET6):
-            return one.address.partition("%")[0]
-    raise UsageError(f"--interface {name} has no address; type another one of {', '.join(sorted(interfaces))}")
-
-
-def _addresses_of(host: str) -> Iterator[tuple[Any, ...]]:
-    try:
-        yield from socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise UsageError(f"the host {host} is not known here ({error.strerror}); check its name") from error

@@ -42,7 +42,7 @@ def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoRet
         set_up_process(run.runtime.threads)
         worker = None if run.runtime.cuts_model else run.worker(run.flat(device=run.device))
         world.arrive()
-        with world.group(run.device):
+        with world.group(run.device, run.output.interface):
             in_step(run, worker, resume).follow()
             sys.stdout.flush()
             os._exit(0)  # skips the teardown of a group whose other members may be gone

@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+from asyncsgd.backends.addresses import address_of_interface
 from asyncsgd.backends.launch import Launch
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.settings.flags import flag_of
@@ -22,10 +23,14 @@ def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
     Raises:
         UsageError: with what to type.
     """
+    if output.interface is not None:
+        if not launch.several_hosts:
+            raise UsageError("--interface is for several hosts of torchrun; drop it")
+        address_of_interface(output.interface)  # refuses
     if launch.several_hosts and has_server:
         token_of(output)
         return
-    for name in ("token_file", "trust_network", "interface"):
+    for name in ("token_file", "trust_network"):
         if getattr(output, name):
             raise UsageError(f"{flag_of(name)} is for --mode async on several hosts of torchrun; drop it")
 

@@ -349,7 +349,7 @@ def _train_sync(live: Live, board: World | None) -> Result:
             if processes is not None and any(processes.exit_code(rank) is not None for rank in range(1, number)):
                 raise _rank_is_lost(processes, number)
         try:
-            with world.group(live.run.at(0).device):
+            with world.group(live.run.at(0).device, live.run.output.interface):
                 return _lead_ranks(live, worker, resume)
         except RuntimeError as error:
             if not is_lost_contact(error):

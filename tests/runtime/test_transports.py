@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tasks import Classes, Plane
 
+from asyncsgd.backends.addresses import address_of_interface, address_towards
 from asyncsgd.backends.link import (
     Computed,
     Evaluate,
@@ -38,7 +39,7 @@ from asyncsgd.backends.link import (
     decode,
     encode,
 )
-from asyncsgd.backends.pair import Greeting, Meeting, Pair, address_of_interface, address_towards
+from asyncsgd.backends.pair import Greeting, Meeting, Pair
 from asyncsgd.backends.processes import Workers
 from asyncsgd.backends.seal import Forged, Seal, available, derive_key, seals
 from asyncsgd.backends.segment import Segment
