@@ -233,7 +233,7 @@ NAMED = [*READ, *asyncsgd.rules.PEERS]
 OTHERS = {Trace("runs/a=b"): parse_speeds, Exponential(0.1 + 0.2): parse_speeds, Polynomial(1e-7): parse_rule}
 
 
-@pytest.mark.parametrize(("named", "read"), (READ | OTHERS).items(), ids=str)
+@pytest.mark.parametrize(("named", "read"), (READ | OTHERS).items(), ids=map(str, READ | OTHERS))
 def test_the_text_of_what_has_a_name_is_read_back_to_an_equal_one(named, read):
     assert read(str(named)) == named
     if named in PROBLEMS:
