@@ -86,7 +86,7 @@ def test_settings_are_laid_over_the_quick_block_one_after_the_other(study):
     ("config", "words", "message"),
     [
         (CONFIG, "--set sedes=[1]", "--set sedes: there is no 'sedes' there; did you mean 'seeds'?"),
-        (CONFIG, "--set quick.seeds=[1]", "--set quick.seeds: there is no 'quick' there; the keys are algo"),
+        (CONFIG, "--set quick.seeds=[1]", "--set quick.seeds: there is no 'quick' there; the keys are report, algo"),
         (CONFIG, "--set tuning.sedes=[1]", "there is no 'sedes' there; did you mean 'seeds'?"),
         (CONFIG, "--set algorithms.twoo.samples=8", "there is no 'twoo' there; did you mean 'two'?"),
         (CONFIG, "--set base.samplse=8", "unknown key 'samplse'; did you mean 'samples'?"),

@@ -182,6 +182,7 @@ class Gone(EOFError):
 class Link:
     """One end of a pipe.
 
+    >>> import multiprocessing
     >>> here, there = map(Link, multiprocessing.Pipe())
     >>> here.send(Evaluate(0, 2)), there.receive()
     (None, Evaluate(shard=0, num_shards=2))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import keyword
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -314,7 +315,7 @@ def read_fields(kind: type[Task], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def not_believed(named: str) -> UsageError:
     """Refuse to import what a run folder says that its task is."""
-    if named.isidentifier():
+    if named.isidentifier() and not keyword.iskeyword(named):  # None is a keyword
         return UsageError(
             f"the run's task is {named}, which is no task of this library or of a package that is installed here; "
             f"install the package that {named} came with, see environment.json of the run"

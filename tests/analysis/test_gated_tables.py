@@ -17,7 +17,7 @@ from synthetic import (
 )
 
 from analysis import __main__ as commands
-from analysis import comparisons, lab_notes, language_model, parallelism, tasks
+from analysis import comparison_sections, comparisons, lab_notes, tasks, ways
 from analysis.dose_response import read_dose
 from analysis.load import TABLES, load
 from analysis.report import tables_of
@@ -116,11 +116,11 @@ def tables(kind, folder):
         table, reasons = lab_notes._agreement(lab_notes.rows_of(runs, plan), plan)
         return {"agreement": table[table["clock"] == "measured"]}, " ".join(reasons)
     found = comparisons.read(folder)
-    made = language_model.tables_of(found)
+    parts = comparison_sections.parts_of(found)
     if kind == "parallelism":
-        made = made | parallelism.more(found)[1]
-    told = " ".join(language_model.sentences(found))
-    return {re.sub("-.*", "", name): frame for name, (_, frame, _) in made.items()}, told
+        parts += ways.parts_of(found, ways.ways_of(found))
+    told = " ".join(comparison_sections.sentences(found))
+    return {re.sub("-.*", "", part.key): part.frame for part in parts}, told
 
 
 def _of_async(frame, kind):
