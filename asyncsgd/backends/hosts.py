@@ -158,7 +158,8 @@ class Hosts:
             RunError: if one of them has other data, another model or other settings.
         """
         for link in self._links.values():
-            link.send(notice)
+            with contextlib.suppress(Gone):  # it is heard below that nobody is there
+                link.send(notice)
         for host, answer in self._answers(Prepared, stop):
             if isinstance(answer, Refused):
                 raise RunError(f"{self._called(host)}: {answer.reason}")

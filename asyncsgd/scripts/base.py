@@ -95,13 +95,21 @@ def run_script(
 
 
 def another_speaks(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several ranks and not the first, so that what all of them have to say is said already.
+    """Whether this is one of several ranks of its host and not the first, so that what all of them have to say is said
+    already. On each of several hosts the first one speaks, since nobody there sees what rank 0 says.
 
     >>> another_speaks({"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29500"}), another_speaks({"RANK": "1"})
     (True, False)
+    >>> two_hosts = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    >>> another_speaks(two_hosts | {"RANK": "2", "LOCAL_RANK": "0"})
+    False
     """
     # A RANK that is left over from another program makes no rank.
-    return "MASTER_PORT" in environment and environment.get("WORLD_SIZE", "1") != "1" and environment["RANK"] != "0"
+    if "MASTER_PORT" not in environment or environment.get("WORLD_SIZE", "1") == "1":
+        return False
+    if environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"]) == environment["WORLD_SIZE"]:
+        return environment["RANK"] != "0"
+    return environment.get("LOCAL_RANK", environment["RANK"]) != "0"
 
 
 def add_task_flag(parser: argparse.ArgumentParser) -> None:
