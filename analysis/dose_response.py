@@ -97,6 +97,11 @@ def read_dose(folder: Path) -> Dose:
     """
     runs, curves, plan = read(folder)
     runs = runs[runs["stage"] == "test"]
+    if not {DELAYED, REFERENCE} <= {arm.algorithm for arm in plan.arms.values()}:
+        raise UsageError(
+            f"{folder} has no arms {DELAYED} and {REFERENCE}, so it is no dose-response study; make one: "
+            f"asyncsgd study dose_response --quick"
+        )
     by_run = dict(iter(curves.groupby("run")))
     for run in runs.itertuples():
         if run.status != DONE or by_run[run.run]["loss"].isna().any():
@@ -112,11 +117,6 @@ def read_dose(folder: Path) -> Dose:
         if why := _between(own, first, plan).unlike:
             names = " and ".join(side["arm"].iloc[0] for side in (own, first))
             raise UsageError(f"the runs of {names} are not comparable: {why}")
-    if not {DELAYED, REFERENCE} <= {arm.algorithm for arm in plan.arms.values()}:
-        raise UsageError(
-            f"{folder} has no arms {DELAYED} and {REFERENCE}, so it is no dose-response study; make one: "
-            f"asyncsgd study dose_response --quick"
-        )
     targets = {plan.arms[arm].num_workers - 1: loss for arm, loss in plan.targets.items()}
     return Dose(runs, by_run, targets, unit_of(runs["details"].iloc[0]), _untimed(runs, plan))
 

@@ -179,9 +179,23 @@ def test_no_score_over_tasks_has_a_study_whose_arms_are_not_comparable(folders, 
         tasks.read_task(folders["study", "unlike"])
 
 
-def test_a_dose_of_runs_that_are_not_comparable_is_refused(folders):
+def test_a_dose_of_runs_that_are_not_comparable_is_refused(tmp_path):
+    delayed = SyntheticArm("delayed", 2, "measured", None, batch_size=32, settings={"batch_size": 32})
+    for name, unlike in (("alike", False), ("unlike", True)):
+        folder = tmp_path / name
+        runs = []
+        for arm in (SYNC, delayed):
+            for seed in SEEDS:
+                at = f"test/{arm.name}/s{seed}"
+                runs.append(planned(at, "test", arm.name, seed))
+                path = write_run(folder / at, arm, straight(6.0, 5.0, seconds=10.0), seed=seed)
+                _changed(path, unlike and arm is delayed)
+        primary = {"endpoint": "loss_at_equal_samples", "num_workers": 2, "clock": "measured"}
+        write_registration(folder, num_seeds=len(SEEDS), primary=primary, targets={SYNC.name: 5.5})
+        write_plan(folder, (SYNC, delayed), runs)
+    assert len(read_dose(tmp_path / "alike").runs) == 2 * len(SEEDS)
     with pytest.raises(UsageError, match=f"are not comparable: {REASON}"):
-        read_dose(folders["study", "unlike"])
+        read_dose(tmp_path / "unlike")
 
 
 def test_a_task_is_not_counted_twice(folders):
