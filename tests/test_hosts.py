@@ -95,16 +95,28 @@ def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(flag
 
 
 def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
+    in_step = ["--rule", "ssp:slack=0"]  # no worker goes on without the other
     with hosts.Hosts(tmp_path, delay=0.05, loss=0.01) as two:
-        started = two.torchrun(SCRIPT, *flags, "--samples", "320", tokens=(TOKEN, TOKEN))
+        started = two.torchrun(SCRIPT, *flags, *in_step, "--samples", "80", tokens=(TOKEN, TOKEN))
         until(lambda: has_trained(two), "the hosts train", 180)
         two.is_cut = True
         time.sleep(20)
         two.is_cut = False
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)
-        assert summary_of(two)["num_updates"] == 80
-        assert "lost" not in two.said(0)
+        assert summary_of(two)["num_updates"] == 20
+        assert [record["worker"] for record in arrivals_of(two)].count(1) == 10
+
+
+def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
+    with hosts.Hosts(tmp_path, delay=0.05) as two:
+        started = two.torchrun(SCRIPT, *flags, "--samples", "320", tokens=(TOKEN, TOKEN))
+        until(lambda: has_trained(two), "the hosts train", 180)
+        two.is_cut = True  # the last evaluation waits for the other host, and nothing else does
+        time.sleep(20)
+        two.is_cut = False
+        codes = [two.ended(process) for process in started]
+        assert codes == [0, 0], two.said(0) + two.said(1)
 
 
 def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):

@@ -11,7 +11,8 @@ Each other host has a pair with rank 0, beside those of its workers:
                     <-          Begin      settings, fingerprints of data and initial parameters
     Prepared        ->                     it has the same; or Refused, with the reason
     Alive           <->         Alive      every few seconds
-                    <-          Stop
+                    <-          Stop       all is over
+    Stop            ->                     it has heard so
 
 A host that is silent for too long is lost, and with it its workers; a host that does not hear from rank 0 ends its
 workers. Seconds in which this process stood still count for nobody."""
@@ -192,6 +193,8 @@ class Hosts:
         for link in self._links.values():
             with contextlib.suppress(Gone):
                 link.send(Stop())
+        if self._thread is not None:
+            self._wait_for_answers_to_stop()
 
     def _address_of(self, host: int, stop: Callable[[], None]) -> str:
         """The address that another host has written into the store. Nothing is sent there before it has proved that
@@ -208,6 +211,17 @@ class Hosts:
             return str(ipaddress.ip_address(store.get(name).decode()))
         except ValueError as error:
             raise RunError(f"the address of host {host} is none ({error}); start the run again") from error
+
+    def _wait_for_answers_to_stop(self) -> None:
+        """Wait until every host has heard that all is over, or is gone.
+
+        What has not reached a host when this process ends is lost with its connection, and the host would believe that
+        rank 0 is lost."""
+        waiting = list(self._links.values())
+        began = awake()
+        while waiting and awake() - began < LONGEST_SILENCE:
+            wait([link.fileno() for link in waiting], POLL_SECONDS)
+            waiting = [link for link in waiting if not _has_left(link)]
 
     def _check_versions(self) -> None:
         ours = versions()
@@ -279,6 +293,17 @@ def _exchange_signs(link: Pair, heard: dict[int, float], host: int) -> str | Non
     return None
 
 
+def _has_left(link: Pair) -> bool:
+    """Whether the other end has answered `Stop`, or is gone; signs of life before that are passed over."""
+    try:
+        while link.is_readable():
+            if isinstance(link.receive(), Stop):
+                return True
+    except Gone:
+        return True
+    return False
+
+
 class Member:
     """Another host than that of rank 0, in its first rank.
 
@@ -313,7 +338,7 @@ class Member:
             raise RunError(message.reason)
         raise RunError(f"rank 0 on {self.place.leader} has stopped before the run began")
 
-    def answer(self, message: Prepared | Refused) -> None:
+    def answer(self, message: Prepared | Refused | Stop) -> None:
         with contextlib.suppress(Gone):
             self._link.send(message)
             self._link.flush()
@@ -333,6 +358,7 @@ class Member:
                     said = awake()
                 if wait([self._link.fileno()], POLL_SECONDS):
                     if isinstance(self._link.receive(), Stop):
+                        self.answer(Stop())
                         return
                     heard = awake()
             except Gone as gone:
