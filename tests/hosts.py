@@ -1,7 +1,7 @@
 """Hosts made of network namespaces, joined by a relay of our own with a delay, losses and cuts. Needs root and Linux.
 
-Each host has its own name, /etc/hosts, folder of temporary files and cache. No kernel here has netem, so the packets of
-a TUN device in each namespace are carried to the other one by a thread."""
+Each host has its own name, /etc/hosts, folder of temporary files and cache, and sees nothing of the other one's folder.
+No kernel here has netem, so the packets of a TUN device in each namespace are carried to the other one by a thread."""
 
 import contextlib
 import ctypes
@@ -10,6 +10,7 @@ import heapq
 import os
 import random
 import select
+import shlex
 import shutil
 import signal
 import struct
@@ -104,8 +105,9 @@ class Hosts:
     def start(self, host, *words, **variables):
         """Start a command on a host, in its folder."""
         folder = self.folders[host]
-        inside = f'hostname {self.names[host]}; exec "$@"'
-        entered = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", inside, "sh"]
+        hidden = shlex.quote(str(self.folders[1 - host]))
+        inside = f'hostname {self.names[host]}; mount -t tmpfs hidden {hidden}; exec "$@"'
+        entered = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount", "sh", "-c", inside, "sh"]
         environment = os.environ | {
             "ASYNCSGD_TEST": self.mark,
             "TMPDIR": self._temporary[host],

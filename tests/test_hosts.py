@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.skipif(bool(REASON), reason=REASON),
 ]
 SCRIPT = ROOT / "experiments" / "stilt_mlm.py"
+IN_TURNS = ["--rule", "ssp:slack=2"]
+"""Nobody is done with the run before the workers of the other host have begun."""
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def has_trained(two, number=8):
 
 def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_path):
     with hosts.Hosts(tmp_path, delay=0.01) as two:
-        started = two.torchrun(SCRIPT, *flags, "--samples", "160", workers=(1, 2), tokens=(TOKEN, TOKEN))
+        words = [*flags, *IN_TURNS, "--samples", "160"]
+        started = two.torchrun(SCRIPT, *words, workers=(1, 2), tokens=(TOKEN, TOKEN))
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)
         summary = summary_of(two)
@@ -59,6 +62,38 @@ def test_workers_of_two_hosts_train_one_model_and_the_run_replays(flags, tmp_pat
         replay = two.start(0, sys.executable, "-m", "asyncsgd", "replay", "run")
         assert two.ended(replay) == 0
         assert "identical" in two.said(0)
+
+
+def test_what_a_host_lacks_comes_from_rank_0_once(gallery, tmp_path):
+    words = [
+        "--data",
+        "texts/train.txt",
+        "--seq-len",
+        "32",
+        "--batch-size",
+        "4",
+        "--eval-samples",
+        "8",
+        "--evaluations",
+        "1",
+    ]
+    with hosts.Hosts(tmp_path) as two:
+        (two.folders[0] / "texts").mkdir()
+        text = (gallery / "train.txt").read_text()
+        (two.folders[0] / "texts" / "train.txt").write_text(text)
+        small = ["--samples", "8", "--vocab-size", "512", "--run-dir", "first"]
+        assert two.ended(two.start(0, sys.executable, SCRIPT, *words, *small)) == 0, two.said(0)
+        for run_dir in ("run", "again"):
+            more = ["--mode", "async", *IN_TURNS, "--model", "first", "--samples", "160", "--run-dir", run_dir]
+            started = two.torchrun(SCRIPT, *words, *more, tokens=(TOKEN, TOKEN))
+            codes = [two.ended(process) for process in started]
+            assert codes == [0, 0], two.said(0) + two.said(1)
+            received = two.said(1).count("from rank 0 (")
+            assert received == (2 if run_dir == "run" else 0)  # the rows, and the model with its tokenizer
+        assert {record["worker"] for record in arrivals_of(two)} == {0, 1}
+        first = two.folders[0] / "first" / "model" / "model.safetensors"
+        copied = list((two.folders[1] / "cache").rglob("model.safetensors"))
+        assert [path.read_bytes() for path in copied] == [first.read_bytes()]
 
 
 def test_a_host_with_another_token_is_refused_on_both_sides(flags, tmp_path):

@@ -8,7 +8,8 @@ Each other host has a pair with rank 0, beside those of its workers:
 
     host                        rank 0
     Hello           ->                     its name, workers, versions, hardware
-                    <-          Begin      settings, fingerprints of data and initial parameters
+                    <-          Begin      settings, fingerprints of data and initial parameters, prepared folders
+    Lacking         ->                     where it lacks some of these; their files come as vectors
     Prepared        ->                     it has the same; or Refused, with the reason
     Alive           <->         Alive      every few seconds
                     <-          Stop       all is over
@@ -27,9 +28,10 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -37,8 +39,10 @@ from torch import distributed as dist
 
 from asyncsgd import __version__
 from asyncsgd.backends.addresses import address_of_interface, address_towards
+from asyncsgd.backends.copies import ListedFolder, found_here, receive
+from asyncsgd.backends.copies import send as send_files
 from asyncsgd.backends.launch import Launch
-from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Link, Message, Prepared, Refused, Stop
+from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Link, Message, Prepared, Refused, Stop
 from asyncsgd.backends.pair import MEETING, Meeting, Pair
 from asyncsgd.backends.segment import Segment
 from asyncsgd.core.awake import awake
@@ -161,7 +165,7 @@ class Hosts:
         for link in self._links.values():
             with contextlib.suppress(Gone):  # it is heard below that nobody is there
                 link.send(notice)
-        for host, answer in self._answers(Prepared, stop):
+        for host, answer in self._answers(Prepared, stop, notice.folders):
             if isinstance(answer, Refused):
                 raise RunError(f"{self._called(host)}: {answer.reason}")
 
@@ -238,13 +242,16 @@ class Hosts:
         hello = self.greetings.get(host)
         return f"host {host}" if hello is None else f"host {host} ({hello.host})"
 
-    def _answers(self, kind: type[Message], stop: Callable[[], None]) -> list[tuple[int, Message]]:
-        """The next message of every other host: of this kind, or `Refused`.
+    def _answers(
+        self, kind: type[Message], stop: Callable[[], None], folders: Sequence[ListedFolder] = ()
+    ) -> list[tuple[int, Message]]:
+        """The next message of every other host: of this kind, or `Refused`. Who lacks some of `folders` is sent them
+        first.
 
         Raises:
             RunError: if one is gone before it answers, or says something else.
         """
-        answers = []
+        answers: list[tuple[int, Message]] = []
         waiting = dict(self._links)
         while waiting:
             stop()
@@ -254,6 +261,9 @@ class Hosts:
                     continue
                 try:
                     message = link.receive()
+                    if isinstance(message, Lacking):
+                        self._send_folders(host, message.folders, folders)
+                        continue
                 except Gone as gone:
                     raise RunError(f"{self._called(host)} does not take part: {gone}") from gone
                 if not isinstance(message, kind | Refused):
@@ -261,6 +271,12 @@ class Hosts:
                 answers.append((host, message))
                 del waiting[host]
         return answers
+
+    def _send_folders(self, host: int, wanted: Sequence[int], folders: Sequence[ListedFolder]) -> None:
+        for number in wanted:
+            if not 0 <= number < len(folders):
+                raise RunError(f"{self._called(host)} asks for folder {number} of {len(folders)}; start the run again")
+            send_files(folders[number], self._links[host].send_vector)
 
     def _watch(self) -> None:
         """Send signs of life and look for those of the hosts, until all is over."""
@@ -337,6 +353,37 @@ class Member:
         if isinstance(message, Refused):
             raise RunError(message.reason)
         raise RunError(f"rank 0 on {self.place.leader} has stopped before the run began")
+
+    def places_of(self, folders: Sequence[ListedFolder], cache: Path, tell: Callable[[str], None]) -> dict[str, str]:
+        """Where this host has folders of rank 0, by their paths there; what it lacks it receives into `cache`.
+
+        Args:
+            tell: says a line to the user.
+
+        Raises:
+            RunError: if rank 0 is gone, or a file comes otherwise than it is there.
+            UsageError: if the cache folder cannot be written.
+        """
+        places = {}
+        lacking = []
+        for number, folder in enumerate(folders):
+            here = found_here(folder, cache)
+            if here is None:
+                lacking.append(number)
+            else:
+                places[folder.path] = here
+        if not lacking:
+            return places
+        try:
+            self._link.send(Lacking(tuple(lacking)))
+            for number in lacking:
+                folder = folders[number]
+                size = f"{len(folder.files)} files, {folder.num_bytes / 1e6:.1f} MB"
+                tell(f"host {self.place.number}: receives {Path(folder.path).name} from rank 0 ({size})")
+                places[folder.path] = receive(folder, cache, self._link.receive_vector)
+        except Gone as gone:
+            raise RunError(f"rank 0 on {self.place.leader} does not begin: {gone}") from gone
+        return places
 
     def answer(self, message: Prepared | Refused | Stop) -> None:
         with contextlib.suppress(Gone):

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from asyncsgd.backends.copies import ListedFolder
 from asyncsgd.backends.segment import Segment
 from asyncsgd.records.events import Gradient, Range, Taken
 
@@ -131,9 +132,19 @@ class Begin(Told):
     """Of the run, by name."""
     began_from: dict[str, Any]
     """Fingerprints of its data and initial parameters."""
+    found: dict[str, Any]
+    """What the task's `prepare` has found, where it lies in folders of which hosts get copies."""
+    folders: tuple[ListedFolder, ...]
+    """These folders; none: each host prepares the task itself."""
     micro_batches: int
     moving: tuple[str, ...] | None
     """See `asyncsgd.run.run.Run`."""
+
+
+class Lacking(Told):
+    """A host lacks these folders of `Begin`, by number, and receives their files next."""
+
+    folders: tuple[int, ...]
 
 
 class Prepared(Told):
@@ -159,6 +170,7 @@ Message = (
     | Refused
     | Hello
     | Begin
+    | Lacking
     | Prepared
     | Alive
 )

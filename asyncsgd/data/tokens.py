@@ -307,22 +307,37 @@ def cached(cache_dir: Path, kind: str, key: Sequence[object], make: Callable[[Pa
     `make` fills a temporary folder, which gets its name at once: a folder of that name is whole. Processes that start
     together may all make one; the first stays.
     """
+    folder = folder_in_cache(cache_dir, kind, key)
+    if not folder.is_dir():
+        fill(folder, make)
+    return folder
+
+
+def folder_in_cache(cache_dir: Path, kind: str, key: Sequence[object]) -> Path:
+    """Where `cached` keeps what it has made for this kind and key."""
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    folder = cache_dir / f"{kind}-{digest[:16]}"
+    return cache_dir / f"{kind}-{digest[:16]}"
+
+
+def fill(folder: Path, make: Callable[[Path], None]) -> None:
+    """Let `make` fill a temporary folder, and give it its name.
+
+    Raises:
+        UsageError: if the cache folder, in which `folder` lies, cannot be written.
+    """
+    cache_dir = folder.parent
     try:
-        if not folder.is_dir():
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache_dir, prefix=f".{folder.name}.") as temporary:
-                made = Path(temporary) / "made"
-                made.mkdir()
-                make(made)
-                try:
-                    made.rename(folder)
-                except OSError:
-                    if not folder.is_dir():  # else another process was first, and what it wrote is the same
-                        raise
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=f".{folder.name}.") as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            make(made)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was first, and what it wrote is the same
+                    raise
     except OSError as error:
         raise UsageError(
             f"the cache folder {cache_dir} cannot be written ({reason(error)}); type --cache-dir FOLDER"
         ) from error
-    return folder

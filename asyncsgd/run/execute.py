@@ -437,7 +437,7 @@ class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def _notice(live: Live, resume: tuple[Path, str] | None) -> bytes:
-    found = {name: getattr(live.run.task, name) for name in found_by(live.run.task)}
+    found = found_by(live.run.task)
     checkpoint = None if resume is None else (str(resume[0]), resume[1])
     return msgspec.json.encode(_Notice(found, live.run.micro_batches, checkpoint, live.run.moving))
 
@@ -450,22 +450,36 @@ def follow(run: Run) -> NoReturn:
         board.put(f"rank{board.rank}", msgspec.json.encode(hardware(run.device)))
     try:
         notice = msgspec.json.decode(board.get("run"), type=_Notice)
-        if notice.found.keys() != set(found_by(run.task)):
-            raise ValueError(f"{[*notice.found]} is not what a {type(run.task).__name__} finds out")
+        task = with_found(run.task, notice.found)
     except ValueError as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
-    found = {name: _tuples(value) for name, value in notice.found.items()}
-    task: Task = dataclasses.replace(run.task, **found)  # type: ignore[type-var]
     run = dataclasses.replace(run, task=task, moving=notice.moving).with_parts(notice.micro_batches)
     resume = None if notice.resume is None else (Path(notice.resume[0]), notice.resume[1])
     serve_rank(run.at(board.rank), resume, board)
 
 
-def found_by(task: Task) -> list[str]:
+def found_by(task: Task) -> dict[str, Any]:
+    """What the task's `prepare` has found, by field."""
     if not dataclasses.is_dataclass(task):
-        return []
+        return {}
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(task)
-    return [field.name for field in fields if field.metadata.get("found")]
+    return {field.name: getattr(task, field.name) for field in fields if field.metadata.get("found")}
+
+
+def with_found(task: Task, found: Mapping[str, Any]) -> Task:
+    """The task with what another process has found.
+
+    Args:
+        found: of `found_by` there, as JSON brings it here.
+
+    Raises:
+        ValueError: if a task of this class finds other things.
+    """
+    if found.keys() != found_by(task).keys():
+        raise ValueError(f"{[*found]} is not what a {type(task).__name__} finds out")
+    fields = {name: _tuples(value) for name, value in found.items()}
+    prepared: Task = dataclasses.replace(task, **fields)  # type: ignore[type-var]
+    return prepared
 
 
 def _tuples(value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from typing import Any, NoReturn
 
+from asyncsgd.backends.copies import listed
 from asyncsgd.backends.hosts import Host, Member
 from asyncsgd.backends.launch import ChildProcesses, Launch, end_with_launcher
 from asyncsgd.backends.link import Begin, Prepared, Refused
@@ -19,6 +20,7 @@ from asyncsgd.backends.worker_main import serve
 from asyncsgd.core.signals import NUMBERS
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
+from asyncsgd.run.execute import found_by, with_found
 from asyncsgd.run.finish import began_from, began_with
 from asyncsgd.run.run import Run
 from asyncsgd.run.written import values_of
@@ -31,7 +33,9 @@ def begin_of(run: Run, facts: Mapping[str, Any]) -> Begin:
     Args:
         facts: of `began_with`.
     """
-    return Begin(_settings_of(run), began_from(run, facts), run.micro_batches, run.moving)
+    folders = tuple(listed(path) for path in run.task.folders())
+    found = found_by(run.task) if folders else {}
+    return Begin(_settings_of(run), began_from(run, facts), found, folders, run.micro_batches, run.moving)
 
 
 def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoReturn:
@@ -50,7 +54,9 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
         member = Member(place, token_of(run.output), run.output.interface, hardware(run.device))
         notice = member.told()
         try:
-            run = prepared_as(run, notice)
+            check_settings(run, notice)
+            places = member.places_of(notice.folders, run.cache, say)
+            run = prepared_as(run, notice, places)
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
             raise RunError(str(error)) from error
@@ -69,8 +75,8 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
     os._exit(0)
 
 
-def prepared_as(run: Run, notice: Begin) -> Run:
-    """This host's run, prepared, if it is the one that rank 0 has.
+def check_settings(run: Run, notice: Begin) -> None:
+    """Refuse another run than that of rank 0.
 
     Raises:
         RunError: naming what differs.
@@ -83,7 +89,24 @@ def prepared_as(run: Run, notice: Begin) -> Run:
     ]
     if different:
         raise RunError(f"it was started with other settings ({', '.join(different)}); type the same on every host")
-    run = dataclasses.replace(run.prepared(), moving=notice.moving)
+
+
+def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
+    """This host's run, prepared, if it begins as that of rank 0.
+
+    Args:
+        places: of the folders that rank 0 has prepared, on this host.
+
+    Raises:
+        RunError: naming what differs.
+        UsageError: if this host cannot prepare it.
+    """
+    if notice.folders:
+        task = with_found(run.task, notice.found).in_folders(places)
+        run = dataclasses.replace(run, task=task, moving=notice.moving)
+    else:
+        run.task.check_names()
+        run = dataclasses.replace(run.prepared(), moving=notice.moving)
     began = began_from(run, began_with(run, run.flat()))
     for what, there in notice.began_from.items():
         if began.get(what) != there:

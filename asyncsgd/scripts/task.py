@@ -63,10 +63,11 @@ class TaskScript:
         model = getattr(settings.task, "model_name", None)
         if launch.leads_host and kind.has_server:
             from asyncsgd.run.other_host import follow_leader
+            from asyncsgd.run.run import run_of
 
             fork_server_here = fork_server(model, *kind.preload, *self.kind.preload)
             go_offline_of(settings)
-            follow_leader(self.run_of(settings), launch, fork_server_here)
+            follow_leader(run_of(self.name, settings), launch, fork_server_here)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order

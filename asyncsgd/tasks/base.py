@@ -116,6 +116,16 @@ class Task(abc.ABC):
         """
         return self
 
+    def folders(self) -> tuple[str, ...]:
+        """The folders that a prepared task reads, by their paths; other hosts get copies of them. Where there are none,
+        every host prepares the task for itself.
+        """
+        return ()
+
+    def in_folders(self, places: Mapping[str, str]) -> Self:
+        """The prepared task with each of its `folders` where `places` has it, by the path of before."""
+        return self
+
     def facts(self) -> Mapping[str, Any]:
         """What is known of a prepared task, as JSON, for the summary of its runs: ``data``, ``data_fingerprint``,
         ``num_train_samples``, ``num_eval_samples``, ``from_scratch``, ``notes``, and ``base_model`` (what training

@@ -42,6 +42,10 @@ if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, nump
 IGNORED = -100
 """The label without a loss, as transformers and torch have it."""
 
+_FOLDERS = ("folder", "weights", "tokenizer")
+"""What of `TextTask.known` is the path of a folder: of rows, of the model that training starts from, and of its
+tokenizer."""
+
 VOCABULARY = 8192
 """Entries of the tokenizer of a model that is made here, unless `vocab_size` says otherwise."""
 
@@ -289,6 +293,17 @@ class TextTask(Task):
         if self.prepared is None:
             raise ValueError("nothing is known of the data yet; call prepare(seed, cache) and use what it returns")
         return _read(self.prepared)
+
+    def folders(self) -> tuple[str, ...]:
+        known = self.known
+        paths = [known[name] for name in _FOLDERS if known[name] is not None]
+        return tuple(dict.fromkeys(paths))
+
+    def in_folders(self, places: Mapping[str, str]) -> Self:
+        known = dict(self.known)
+        for name in _FOLDERS:
+            known[name] = places.get(known[name], known[name])
+        return dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
 
     def facts(self) -> Mapping[str, Any]:
         if self.prepared is None:

@@ -53,7 +53,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.run.finish import began_with
-from asyncsgd.run.other_host import begin_of, prepared_as
+from asyncsgd.run.other_host import begin_of, check_settings, prepared_as
 from asyncsgd.run.run import run_of
 from asyncsgd.run.runtimes import Processes
 from asyncsgd.settings.groups import Budget, Common, Output, Steps
@@ -557,13 +557,14 @@ def begin_with(run):
 def test_another_host_takes_part_in_the_same_run_alone():
     """What differs is named: settings, data, and the parameters that training begins with."""
     notice = begin_with(run_with(Plane()))
-    assert prepared_as(run_with(Plane()), notice).task == Plane()
+    assert prepared_as(run_with(Plane()), notice, {}).task == Plane()
+    check_settings(run_with(Plane()), notice)
     with pytest.raises(RunError, match=r"other settings \(weight_decay 0.01 -> 0.1\); type the same on every host"):
-        prepared_as(run_with(Plane(), weight_decay=0.1), notice)
+        check_settings(run_with(Plane(), weight_decay=0.1), notice)
     for what in ("data", "initial parameters"):
         other = msgspec.structs.replace(notice, began_from=notice.began_from | {what: "0123456789abcdef"})
         with pytest.raises(RunError, match=f"it has other {what} than rank 0 \\(0123456789ab -> "):
-            prepared_as(run_with(Plane()), other)
+            prepared_as(run_with(Plane()), other, {})
 
 
 @pytest.mark.parametrize(

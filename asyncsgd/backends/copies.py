@@ -1,0 +1,120 @@
+"""Copies of prepared folders, for hosts that lack them.
+
+Rank 0 lists the files of the folders that its prepared task names. A host that has no folder with these files asks for
+them, and each file comes as a vector of bytes through the pair of the two. A copy lies in the host's cache folder under
+the hash of its listing: it is complete where it is there, and the next run finds it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from asyncsgd.data.tokens import fill, folder_in_cache
+from asyncsgd.errors import RunError
+
+FORMAT = 1
+"""Of a copy in the cache folder."""
+
+
+class ListedFile(Struct, array_like=True, forbid_unknown_fields=True):
+    """A file of a folder."""
+
+    name: str
+    """Its path within the folder, with slashes."""
+    num_bytes: int
+    sha256: str
+
+
+class ListedFolder(Struct, array_like=True, forbid_unknown_fields=True):
+    """A folder of rank 0 with all its files."""
+
+    path: str
+    files: tuple[ListedFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+
+def listed(path: str) -> ListedFolder:
+    """The files of a folder and of the folders in it, by their names."""
+    folder = Path(path)
+    files = []
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(folder).as_posix()
+            files.append(ListedFile(name, file.stat().st_size, _sha256_of(file)))
+    return ListedFolder(path, tuple(files))
+
+
+def found_here(folder: ListedFolder, cache: Path) -> str | None:
+    """Where this host has such a folder: under the path that it has on rank 0, as where both see one file system, or
+    as a copy in the cache folder. None if it lacks it.
+
+    Raises:
+        RunError: if somebody has changed the copy.
+    """
+    if Path(folder.path).is_dir() and listed(folder.path) == folder:
+        return folder.path
+    copy = _copy_of(folder, cache)
+    if not copy.is_dir():
+        return None
+    if listed(str(copy)).files != folder.files:
+        raise RunError(f"{copy} was a copy of {folder.path} on rank 0 and has been changed; delete it")
+    return str(copy)
+
+
+def send(folder: ListedFolder, send_vector: Callable[[Tensor], None]) -> None:
+    """Send the files of a folder in the order of its listing."""
+    for file in folder.files:
+        if file.num_bytes:
+            path = os.path.join(folder.path, file.name)
+            send_vector(torch.from_file(path, size=file.num_bytes, dtype=torch.uint8))
+
+
+def receive(folder: ListedFolder, cache: Path, receive_vector: Callable[[Tensor], None]) -> str:
+    """Receive the files of a folder into a copy in the cache folder, and return the path of the copy.
+
+    Raises:
+        RunError: if a file is not what the listing says.
+        UsageError: if the cache folder cannot be written.
+    """
+    copy = _copy_of(folder, cache)
+    fill(copy, lambda made: _receive_files(folder, made, receive_vector))
+    return str(copy)
+
+
+def _copy_of(folder: ListedFolder, cache: Path) -> Path:
+    files = [[file.name, file.num_bytes, file.sha256] for file in folder.files]
+    return folder_in_cache(cache.absolute(), "copy", [FORMAT, files])
+
+
+def _receive_files(folder: ListedFolder, made: Path, receive_vector: Callable[[Tensor], None]) -> None:
+    for file in folder.files:
+        _check_name(file.name)
+        path = made / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if file.num_bytes:
+            content = torch.from_file(str(path), shared=True, size=file.num_bytes, dtype=torch.uint8)
+            receive_vector(content)
+        if _sha256_of(path) != file.sha256:
+            raise RunError(f"{file.name} of {folder.path} has not come as rank 0 has it; start the run again")
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that leads out of the folder."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise RunError(f"rank 0 has a file called {name!r}, which no folder can have")
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
