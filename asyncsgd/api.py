@@ -37,9 +37,8 @@ from asyncsgd.rules.contract import Rule
 from asyncsgd.run import runtimes
 from asyncsgd.run.callbacks import Callback, check_callbacks
 from asyncsgd.run.choose_folder import open_named_folder
-from asyncsgd.run.execute import follow
 from asyncsgd.run.lifecycle import carry_out
-from asyncsgd.run.other_host import follow_leader
+from asyncsgd.run.other_host import follow, follow_leader
 from asyncsgd.run.recorded import summary_to_replay
 from asyncsgd.run.replay import PreparedReplay, PreparedSimulation, Replayed, replayed
 from asyncsgd.run.run import Run, cache_folder, implied_rule, run_of, steps_of
@@ -324,7 +323,7 @@ def start(
         raise SystemExit(0)
     leads_host = launch.leads_host and runtime.has_server
     if not launch.leads and not leads_host:
-        follow(run)
+        follow(run, launch)
     starts_workers = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
         refuse_in_worker()

@@ -1,6 +1,7 @@
 """Asynchronous training on two hosts: workers of both, a replay, and who is lost with whom."""
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -155,10 +156,23 @@ def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):
 
 
 def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags, tmp_path):
+    """And a host gets what rank 0 has prepared, and the checkpoint from which the run goes on."""
+    words = ["sync" if word == "async" else word for word in flags] + ["--schedule", "constant"]
     with hosts.Hosts(tmp_path, by_debian=True) as two:
-        words = ["sync" if word == "async" else word for word in flags]
-        shared = tmp_path / "shared"
-        started = two.torchrun(SCRIPT, *words, "--samples", "64", "--cache-dir", shared)
+        alone = two.start(0, sys.executable, SCRIPT, *words, "--samples", "128", "--nproc", "3")
+        assert two.ended(alone) == 0, two.said(0)
+        expected = summary_of(two)["parameters_sha256"]
+        shutil.rmtree(two.folders[0] / "run")
+        started = two.torchrun(SCRIPT, *words, "--samples", "64", "--checkpoint-every", "4", workers=(1, 2))
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)
-        assert [summary_of(two)[key] for key in ("status", "mode", "num_updates")] == ["DONE", "sync", 8]
+        assert [summary_of(two)[key] for key in ("status", "mode", "num_workers")] == ["DONE", "sync", 3]
+        assert two.said(1).count("from rank 0 (") == 2  # rows and tokenizer
+        (two.folders[1] / "run").mkdir()
+        shutil.copy(two.folders[0] / "run" / "settings.yaml", two.folders[1] / "run")
+        started = two.torchrun(SCRIPT, "--resume", "run", "--samples", "128", workers=(1, 2))
+        codes = [two.ended(process) for process in started]
+        assert codes == [0, 0], two.said(0) + two.said(1)
+        assert [summary_of(two)[key] for key in ("status", "num_samples")] == ["DONE", 128]
+        assert summary_of(two)["parameters_sha256"] == expected
+        assert two.said(1).count("from rank 0 (") == 1  # the checkpoint

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ class ListedFile(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class ListedFolder(Struct, array_like=True, forbid_unknown_fields=True):
-    """A folder of rank 0 with all its files."""
+    """A folder of rank 0 with the files in it that are needed."""
 
     path: str
     files: tuple[ListedFile, ...]
@@ -42,14 +42,15 @@ class ListedFolder(Struct, array_like=True, forbid_unknown_fields=True):
         return sum(file.num_bytes for file in self.files)
 
 
-def listed(path: str) -> ListedFolder:
-    """The files of a folder and of the folders in it, by their names."""
+def listed(path: str, names: Iterable[str] | None = None) -> ListedFolder:
+    """A folder with the files of these names; None: with all, also those of folders in it."""
     folder = Path(path)
+    if names is None:
+        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     files = []
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            name = file.relative_to(folder).as_posix()
-            files.append(ListedFile(name, file.stat().st_size, _sha256_of(file)))
+    for name in names:
+        file = folder / name
+        files.append(ListedFile(name, file.stat().st_size, _sha256_of(file)))
     return ListedFolder(path, tuple(files))
 
 
@@ -60,12 +61,12 @@ def found_here(folder: ListedFolder, cache: Path) -> str | None:
     Raises:
         RunError: if somebody has changed the copy.
     """
-    if Path(folder.path).is_dir() and listed(folder.path) == folder:
+    if _has_files(Path(folder.path), folder.files):
         return folder.path
     copy = _copy_of(folder, cache)
     if not copy.is_dir():
         return None
-    if listed(str(copy)).files != folder.files:
+    if not _has_files(copy, folder.files):
         raise RunError(f"{copy} was a copy of {folder.path} on rank 0 and has been changed; delete it")
     return str(copy)
 
@@ -106,6 +107,15 @@ def _receive_files(folder: ListedFolder, made: Path, receive_vector: Callable[[T
             receive_vector(content)
         if _sha256_of(path) != file.sha256:
             raise RunError(f"{file.name} of {folder.path} has not come as rank 0 has it; start the run again")
+
+
+def _has_files(folder: Path, files: Sequence[ListedFile]) -> bool:
+    """Whether these files are in a folder as they are listed."""
+    for file in files:
+        path = folder / file.name
+        if not path.is_file() or path.stat().st_size != file.num_bytes or _sha256_of(path) != file.sha256:
+            return False
+    return folder.is_dir()
 
 
 def _check_name(name: str) -> None:

@@ -14,6 +14,8 @@ from asyncsgd.settings.groups import Output
 
 VARIABLE = "ASYNCSGD_TOKEN"
 SHORTEST = 32
+TRUSTED = b""
+"""In place of a token, where the network is trusted."""
 _MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token)"
 
 
@@ -43,7 +45,7 @@ def token_of(output: Output) -> bytes:
         UsageError: if there is none, or others may read it, or it is short.
     """
     if output.trust_network:
-        return b""
+        return TRUSTED
     if output.token_file is not None:
         return _checked(_read(Path(output.token_file)), f"--token-file {output.token_file}")
     if VARIABLE in os.environ:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncsgd.backends.hosts import Hosts
-from asyncsgd.backends.launch import ChildProcesses, World, end_with_launcher
+from asyncsgd.backends.launch import ChildProcesses, World
 from asyncsgd.backends.link import Inherited, Link
 from asyncsgd.backends.pair import Meeting, Pair, Way
 from asyncsgd.backends.processes import Dead, Workers
@@ -59,7 +59,7 @@ from asyncsgd.run.callbacks import Callbacks
 from asyncsgd.run.run import Run
 from asyncsgd.tasks.base import Task, tensors_in
 from asyncsgd.worker.computation import ModelGradients, whole_evaluation
-from asyncsgd.worker.profile import TRACE, Profile, hardware
+from asyncsgd.worker.profile import TRACE, Profile
 from asyncsgd.worker.worker import Worker
 
 
@@ -421,7 +421,7 @@ def execute(live: Live, board: World | None) -> Result:
     return _TRAIN[type(live.run.runtime)](live, board)
 
 
-class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What rank 0 tells the others. Every rank knows from its own settings what to do with it. So a stranger who writes
     in rank 0's place can name no code.
     """
@@ -431,7 +431,7 @@ class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     micro_batches: int
     """Parts of a batch."""
     resume: tuple[str, str] | None = None
-    """The folder of the run that it goes on from, which every rank can read, and the name of its checkpoint."""
+    """The folder of the run that it goes on from, as rank 0's host has it, and the name of its checkpoint."""
     moving: tuple[str, ...] | None = None
     """`Run.moving`."""
 
@@ -439,23 +439,7 @@ class _Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 def _notice(live: Live, resume: tuple[Path, str] | None) -> bytes:
     found = found_by(live.run.task)
     checkpoint = None if resume is None else (str(resume[0]), resume[1])
-    return msgspec.json.encode(_Notice(found, live.run.micro_batches, checkpoint, live.run.moving))
-
-
-def follow(run: Run) -> NoReturn:
-    """A rank other than 0 of ranks in step: wait for what rank 0 has prepared, do its part, and end the process."""
-    end_with_launcher(leads=False)
-    board = World.of_torchrun()
-    if board.several_hosts:
-        board.put(f"rank{board.rank}", msgspec.json.encode(hardware(run.device)))
-    try:
-        notice = msgspec.json.decode(board.get("run"), type=_Notice)
-        task = with_found(run.task, notice.found)
-    except ValueError as error:
-        raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
-    run = dataclasses.replace(run, task=task, moving=notice.moving).with_parts(notice.micro_batches)
-    resume = None if notice.resume is None else (Path(notice.resume[0]), notice.resume[1])
-    serve_rank(run.at(board.rank), resume, board)
+    return msgspec.json.encode(Notice(found, live.run.micro_batches, checkpoint, live.run.moving))
 
 
 def found_by(task: Task) -> dict[str, Any]:

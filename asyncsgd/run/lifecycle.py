@@ -16,12 +16,11 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from asyncsgd.backends.hosts import Host, Hosts
 from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
-from asyncsgd.backends.token import token_of
+from asyncsgd.backends.token import TRUSTED, token_of
 from asyncsgd.core.checkpoints import Found, Policy, Saver
 from asyncsgd.core.flat import FlatModel
 from asyncsgd.core.limits import Result
@@ -143,10 +142,10 @@ def carry_out(
             starts_workers = launch.starts_workers(has_server=run.runtime.has_server)
             board = None if starts_workers else World.of_torchrun()
             hosts = None
-            if launch.several_hosts and run.runtime.has_server:
+            if launch.several_hosts:
                 place = Host.of_torchrun(launch)
-                output = run.output
-                hosts = closing.enter_context(Hosts(place, token_of(output), output.interface, listening.check))
+                token = token_of(run.output) if run.runtime.has_server else TRUSTED
+                hosts = closing.enter_context(Hosts(place, token, run.output.interface, listening.check))
             opened = _open(run, launch, board, hosts, folder, context, listening, quiet, receivers, callbacks, shown)
             listening.check()
             closing.enter_context(listening.during_a_run())
@@ -280,7 +279,7 @@ def _open(
     policy = run.policy
     if resume is not None and policy == Policy():
         policy = resume.checkpoint.policy
-    environment = _environment(run, launch, board, hosts)
+    environment = _environment(run, launch, hosts)
     facts = began_with(run, flat)
     began = began_from(run, facts)
     if folder is not None:
@@ -289,7 +288,7 @@ def _open(
         if resume is not None:
             _check_began_from(resume, began)
     if hosts is not None:
-        hosts.begin(begin_of(run, facts), stop.check)
+        hosts.begin(begin_of(run, facts, resume), stop.check)
     if folder is not None and resume is None:
         folder.write_environment(environment)
     tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
@@ -312,18 +311,11 @@ def _open(
     return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine, shown_to, hosts)
 
 
-def _environment(run: Run, launch: Launch, board: World | None, hosts: Hosts | None) -> dict[str, Any]:
+def _environment(run: Run, launch: Launch, hosts: Hosts | None) -> dict[str, Any]:
     """What a run is made with; on several hosts also the hardware of every rank."""
     here = hardware(run.device)
     described = describe_environment(run.runtime.threads, launch.num_workers)
     described |= {"device": run.device, "num_devices": run.num_devices, **here}
-    if board is not None and board.several_hosts:
-        try:
-            notices = [board.get(f"rank{rank}") for rank in range(1, board.number)]
-            others = [msgspec.json.decode(notice, type=dict[str, Any]) for notice in notices]
-        except ValueError as error:
-            raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
-        described["hardware_of_ranks"] = by_ranks([here, *others])
     if hosts is not None:
         described["hardware_of_ranks"] = by_ranks(hosts.hardware_of_ranks(here))
     return described

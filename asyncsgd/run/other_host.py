@@ -1,4 +1,5 @@
-"""What the first rank of another host does in an asynchronous run: have the same run, and start workers for it."""
+"""What ranks other than rank 0 do: those that torchrun has started in step, and the first of each other host in an
+asynchronous run, which starts workers. Each other host has the same run as rank 0, or it is refused."""
 
 from __future__ import annotations
 
@@ -9,33 +10,43 @@ import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
 
 from asyncsgd.backends.copies import listed
 from asyncsgd.backends.hosts import Host, Member
-from asyncsgd.backends.launch import ChildProcesses, Launch, end_with_launcher
+from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_launcher
 from asyncsgd.backends.link import Begin, Prepared, Refused
-from asyncsgd.backends.token import token_of
+from asyncsgd.backends.rank_main import serve_rank
+from asyncsgd.backends.token import TRUSTED, token_of
 from asyncsgd.backends.worker_main import serve
+from asyncsgd.core import checkpoints
+from asyncsgd.core.checkpoints import Found
 from asyncsgd.core.signals import NUMBERS
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
-from asyncsgd.run.execute import found_by, with_found
+from asyncsgd.run.execute import Notice, found_by, with_found
 from asyncsgd.run.finish import began_from, began_with
 from asyncsgd.run.run import Run
 from asyncsgd.run.written import values_of
 from asyncsgd.worker.profile import hardware
 
 
-def begin_of(run: Run, facts: Mapping[str, Any]) -> Begin:
+def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) -> Begin:
     """What rank 0 tells the other hosts of a prepared run.
 
     Args:
         facts: of `began_with`.
+        resume: where it goes on. Ranks in step read that checkpoint too.
     """
-    folders = tuple(listed(path) for path in run.task.folders())
+    folders = [listed(path) for path in run.task.folders()]
     found = found_by(run.task) if folders else {}
-    return Begin(_settings_of(run), began_from(run, facts), found, folders, run.micro_batches, run.moving)
+    if resume is not None and not run.runtime.has_server:
+        state = f"{checkpoints.FOLDER}/{resume.checkpoint.name}.pt"
+        folders.append(listed(str(resume.folder.resolve()), [state]))
+    return Begin(_settings_of(run), began_from(run, facts), found, tuple(folders), run.micro_batches, run.moving)
 
 
 def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoReturn:
@@ -75,6 +86,54 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
     os._exit(0)
 
 
+def follow(run: Run, launch: Launch) -> NoReturn:
+    """Be a rank other than 0 of ranks in step: wait for what rank 0 has prepared, do its part, and end the process.
+
+    Args:
+        run: as this rank has understood it; not prepared.
+    """
+    end_with_launcher(leads=False)
+    board = World.of_torchrun()
+    places: Mapping[str, str] = {}
+    if launch.several_hosts and launch.rank != launch.local_rank:
+        places = _places_on_this_host(run, launch, board)
+    try:
+        notice = msgspec.json.decode(board.get("run"), type=Notice)
+        task = with_found(run.task, notice.found)
+    except ValueError as error:
+        raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
+    run = dataclasses.replace(run, task=task.in_folders(places), moving=notice.moving)
+    run = run.with_parts(notice.micro_batches)
+    resume = None
+    if notice.resume is not None:
+        folder, checkpoint = notice.resume
+        resume = (Path(places.get(folder, folder)), checkpoint)
+    serve_rank(run.at(board.rank), resume, board)
+
+
+def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str, str]:
+    """Where another host than that of rank 0 has the folders that rank 0 has prepared. Its first rank sees to it that
+    they are there, and tells the others.
+
+    Raises:
+        RunError: if rank 0 is gone, or this host has another run.
+    """
+    place = Host.of_torchrun(launch)
+    name = f"folders on host {place.number}"
+    if launch.local_rank == 0:
+        member = Member(place, TRUSTED, run.output.interface, hardware(run.device))
+        notice = member.told()
+        try:
+            check_settings(run, notice)
+            places = member.places_of(notice.folders, run.cache, say)
+        except (RunError, UsageError, OSError, ValueError) as error:
+            member.answer(Refused(str(error)))
+            raise RunError(str(error)) from error
+        board.put(name, msgspec.json.encode(places))
+        member.answer(Prepared())
+    return msgspec.json.decode(board.get(name), type=dict[str, str])
+
+
 def check_settings(run: Run, notice: Begin) -> None:
     """Refuse another run than that of rank 0.
 
@@ -101,7 +160,7 @@ def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
         RunError: naming what differs.
         UsageError: if this host cannot prepare it.
     """
-    if notice.folders:
+    if notice.found:
         task = with_found(run.task, notice.found).in_folders(places)
         run = dataclasses.replace(run, task=task, moving=notice.moving)
     else:

@@ -73,9 +73,10 @@ class TaskScript:
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-            from asyncsgd.run.execute import follow
+            from asyncsgd.run.other_host import follow
+            from asyncsgd.run.run import run_of
 
-            follow(self.run_of(settings))
+            follow(run_of(self.name, settings), launch)
         announce(settings, launch)
         context = None
         if not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):
