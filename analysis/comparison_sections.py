@@ -131,8 +131,19 @@ def grid_of(grid: DataFrame) -> TablePart:
 
 
 def sentences(found: Comparisons) -> list[str]:
-    """What every comparison shows, an arm in a sentence, and what limits that."""
-    return [*verdicts(found), *about(found.arms)]
+    """What every comparison shows, an arm in a sentence, and what limits that; first whether there are enough seeds."""
+    few = too_few_seeds(found)
+    told = [*verdicts(found), *about(found.arms)]
+    return [few, *told] if few else told
+
+
+def too_few_seeds(found: Comparisons) -> str:
+    """That the seeds bear no verdict; empty where they can."""
+    number = found.num_seeds
+    if number >= MINIMUM_PAIRS:
+        return ""
+    bear = "1 seed bears" if number == 1 else f"{number} seeds bear"
+    return f"{bear} no verdict; this is what was measured."
 
 
 def verdicts(found: Comparisons) -> list[str]:
@@ -146,7 +157,7 @@ def verdicts(found: Comparisons) -> list[str]:
             continue
         loss = WORDS.get(arm.word, "no verdict on the loss").format(margin=arm.margin, unit=arm.unit)
         told.append(f"{name}: {speed_of(arm)}; {loss} ({arm.difference.estimate:+.3f} {arm.unit}).")
-    return told
+    return told or ["No verdict: no arm is compared with another one."]
 
 
 def speed_of(arm: Any) -> str:
@@ -206,15 +217,14 @@ def addition(study: Study) -> Addition:
 def addition_of(found: Comparisons, parts: list[TablePart]) -> Addition:
     """The first part stands on top, with a sentence for each arm; the others are folded."""
     told = verdicts(found)
-    number = found.num_seeds
-    seeds = "1 seed" if number == 1 else f"{number} seeds"
+    few = too_few_seeds(found)
     warnings: tuple[str, ...] = ()
     headline = (" ".join(told[:2]), tuple(told[2:]))
-    if number < MINIMUM_PAIRS:
-        are = "is" if number == 1 else "are"
-        bear = "bears" if number == 1 else "bear"
-        headline = (f"{seeds} {bear} no verdict; this is what was measured.", tuple(told))
-        warnings = (f"{seeds} {are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one.",)
+    if few:
+        number = found.num_seeds
+        are = "1 seed is" if number == 1 else f"{number} seeds are"
+        headline = (few, tuple(told))
+        warnings = (f"{are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one.",)
     first, *others = parts
     sections = [
         Section(slug(part.key), part.title, part.pictures, (table(part.frame, notes=part.notes),)) for part in others

@@ -25,6 +25,10 @@ from asyncsgd.records.events import FINISHED, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 
 CONFIG = "config.yaml"
+JUDGING = ("language_model", "parallelism")
+"""Special reports that judge in the place of the page; `analysis.special` has all of them."""
+OF_COMPARISONS = "language_model"
+"""The report of a study of comparisons that names none."""
 ARMS = {
     "comparison": "name in the config",
     "model": "name in the config",
@@ -75,6 +79,20 @@ class Comparisons(NamedTuple):
 
 
 PLACE = r"^(?P<comparison>[^/]+)/(?:(?P<model>[^/]+)/)?(?P<arm>[^/]+)/s(?P<seed>\d+)$"
+
+
+def report_of(folder: Path) -> str | None:
+    """The special report of the study in a folder; None where it has none."""
+    try:
+        config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    name = config.get("report")
+    if name is None and "models" in config:
+        name = OF_COMPARISONS
+    return None if name is None else str(name)
 
 
 def _config(folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import math
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from analysis import differences, gate, judge, scores, tables, trust, verdict
+from analysis import comparisons, differences, gate, judge, scores, tables, trust, verdict
 from analysis.commands import write
 from analysis.measure import Measure
 from analysis.pairs import Pairs, pairs_of
 from analysis.questions import Plan, conditions, exploratory, groups
 from analysis.read import read
 from analysis.stats import Array
+from analysis.verdict import Headline
 from asyncsgd.errors import UsageError, nearest
 
 
@@ -77,12 +79,15 @@ class Study:
         return trust.trust(trust.Seen(self.runs, self.curves, self.tests, self.plan, self.exploratory))
 
     @functools.cached_property
-    def headlines(self) -> list[verdict.Headline]:
-        """What is said first; one for each registered comparison."""
+    def headlines(self) -> list[Headline]:
+        """What is said first: one for each registered comparison, or that of a special report that judges by itself."""
+        if comparisons.report_of(self.folder) in comparisons.JUDGING:
+            with contextlib.suppress(UsageError):  # of what cannot be read the page says what is said of every study
+                return [self._of_comparisons()]
         failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
         small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
         found = verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), small, self._warnings())
-        return found or [verdict.Headline(self._alone(), (), None)]
+        return found or [Headline(self._alone(), (), None)]
 
     @property
     def verdict(self) -> str:
@@ -117,11 +122,18 @@ class Study:
         return self.verdict
 
     def _repr_html_(self) -> str:
-        def shown(one: verdict.Headline) -> str:
+        def shown(one: Headline) -> str:
             lines = "".join(f"<li>{html.escape(line)}</li>" for line in one.details)
             return f"<p><b>{html.escape(one.text)}</b></p><ul>{lines}</ul>"
 
         return "".join(map(shown, self.headlines))
+
+    def _of_comparisons(self) -> Headline:
+        """What the special report of a study of comparisons says."""
+        from analysis.comparison_sections import sentences  # matplotlib takes a second
+
+        first, *others = sentences(comparisons.read(self.folder))
+        return Headline(first, tuple(others), None)
 
     def _check(self, arms: Sequence[str]) -> None:
         known = gate.names_of(self.runs)

@@ -57,14 +57,13 @@ def _run(
     if table is not None and form in ("html", "sentence"):
         raise UsageError("--table goes with tables, not with the page; add --format md, latex or csv")
     from analysis.load import load
-    from analysis.special import told_of
 
     study = load(runs_dir, [name.strip() for name in arms.split(",")] if arms else ())
     if form == "html":
         file = study.report(out)
-        print(told_of(study), file, sep="\n")
+        print(study.verdict, file, sep="\n")
     else:
-        text = f"{told_of(study)}\n" if form == "sentence" else tables_of(study, form, table)
+        text = f"{study.verdict}\n" if form == "sentence" else tables_of(study, form, table)
         if out is None:
             print(text, end="", flush=True)
         else:

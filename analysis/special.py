@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from analysis import comparison_sections, comparisons, dose_response, lab_notes, ways
+from analysis import comparison_sections, dose_response, lab_notes, ways
+from analysis.comparisons import report_of
 from analysis.page import Addition, Page, page
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
     from analysis.load import Study
@@ -27,26 +27,8 @@ REPORTS: Mapping[str, Callable[[Study], Addition]] = MappingProxyType(
     }
 )
 """The names that a config may have behind ``report:``; `asyncsgd.studies.config.Report` has the same."""
-JUDGING = ("language_model", "parallelism")
-"""Those that judge in the place of the page."""
-OF_COMPARISONS = "language_model"
-"""The report of a study of comparisons that names none."""
 KEPT = ("runs", "environment", "problems", "again")
 """The sections that every page has, also where all that is judged is judged by the special report."""
-
-
-def named_by(folder: Path) -> str | None:
-    """The special report of the study in a folder; None where it has none."""
-    try:
-        config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml")
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict):
-        return None
-    name = config.get("report")
-    if name is None and "models" in config:
-        name = OF_COMPARISONS
-    return None if name is None else str(name)
 
 
 def page_of(study: Study, out: Path, name: str | None = None) -> Page:
@@ -57,7 +39,7 @@ def page_of(study: Study, out: Path, name: str | None = None) -> Page:
         name: of the special report; None: the one that the study's config names.
     """
     plain = page(study, out)
-    name = name or named_by(study.folder)
+    name = name or report_of(study.folder)
     if name is None:
         return plain
     if name not in REPORTS:
@@ -68,14 +50,6 @@ def page_of(study: Study, out: Path, name: str | None = None) -> Page:
     except UsageError as error:
         return warned(plain, f"The report {name} cannot be made: {error}.")
     return with_addition(plain, added)
-
-
-def told_of(study: Study) -> str:
-    """What a study shows, in sentences: its verdict, or those of a special report that judges by itself."""
-    if named_by(study.folder) not in JUDGING:
-        return study.verdict
-    found = comparisons.read(study.folder)
-    return "\n".join(comparison_sections.sentences(found))
 
 
 def warned(plain: Page, line: str) -> Page:

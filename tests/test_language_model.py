@@ -1,5 +1,6 @@
 """The three comparisons of a language model: what is planned, what is refused, and what the report says."""
 
+import html
 import json
 import math
 import shutil
@@ -209,7 +210,32 @@ def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp
     assert command([str(folder), "--out", str(tmp_path / "page.html")]) == 0
 
 
-def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_names(folder, capsys):
+@pytest.mark.parametrize(
+    ("left_out", "first"),
+    [
+        ([], "gpt2, sync: 2.00 times the samples a second of single"),
+        (["*/*/*/s[2-7]"], "2 seeds bear no verdict; this is what was measured."),
+        (["workers/*/*/s*", "precision/*/bf16/s*"], "No verdict: no arm is compared with another one."),
+        (["*/*/*/s*/summary.json"], "No verdict: none of 96 test runs has a result yet."),
+    ],
+)
+def test_the_verdict_of_a_study_of_comparisons_is_what_its_page_says(left_out, first, folder, capsys):
+    for pattern in left_out:
+        for path in folder.glob(pattern):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    study = asyncsgd.load(folder)
+    page = html.unescape(study.report().read_text())
+    lines = [line.strip() for line in study.verdict.splitlines()]
+    assert lines[0].startswith(first)
+    assert all(line in page for line in lines)
+    assert "there is no sync arm" not in page
+    assert (repr(study), first in html.unescape(study._repr_html_())) == (study.verdict, True)
+    for form, start in (("sentence", ""), ("md", "**")):
+        assert asyncsgd_report([str(folder), "--format", form]) == 0
+        assert capsys.readouterr().out.startswith(f"{start}{first}")
+
+
+def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_names(folder):
     page = asyncsgd.load(folder).report().read_text()
     assert 'id="comparison-precision"' in page
     assert 'id="ways"' not in page
@@ -217,8 +243,6 @@ def test_the_page_of_every_study_is_that_of_the_special_report_that_its_config_n
     (folder / "config.yaml").write_text(json.dumps({**config, "report": "parallelism"}))
     page = asyncsgd.load(folder).report().read_text()
     assert sorted(map(page.index, ('id="comparison-precision"', 'id="ways"', 'id="runs"')))
-    assert asyncsgd_report([str(folder), "--format", "sentence"]) == 0
-    assert capsys.readouterr().out.splitlines() == sentences(read(folder))
     (folder / "config.yaml").write_text(json.dumps({**config, "report": "paralelism"}))
     assert "config.yaml names the report paralelism, which is none of dose_response," in (
         asyncsgd.load(folder).report().read_text()
