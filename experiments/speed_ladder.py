@@ -38,6 +38,7 @@ import torch
 from asyncsgd.backends.launch import fork_server
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.data.corpora import limited, select
+from asyncsgd.data.documents import Documents
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.records.events import DONE, SCHEMA, read_json
 from asyncsgd.records.machine import available_cores, describe_environment
@@ -64,8 +65,16 @@ OF_TASK: dict[str, dict[str, Any]] = {
 }
 """The rate of a classification is the default of the task: at 1e-3 some seeds learn one class alone."""
 PLAIN: dict[str, Any] = {
-    **{"mode": "single", "batch_size": BATCH_SIZE, "sampling": "random", "seq_len": SEQ_LEN, "dropout": 0.1},
-    **{"evaluations": 1, "schedule": "constant", "warmup": 0, "weight_decay": 0.01, "clip_norm": 0.0},
+    "mode": "single",
+    "batch_size": BATCH_SIZE,
+    "sampling": "random",
+    "seq_len": SEQ_LEN,
+    "dropout": 0.1,
+    "evaluations": 1,
+    "schedule": "constant",
+    "warmup": 0,
+    "weight_decay": 0.01,
+    "clip_norm": 0.0,
 }
 """Settings of the first rung, as those of the naive loop; weight decay is what torch's AdamW has by default."""
 
@@ -107,22 +116,30 @@ class Step(NamedTuple):
 
 def steps_of(task: str, device: str) -> list[Step]:
     """The rungs; the first one is the library itself. Those in one process come before those of several."""
-    cpu = device == "cpu"
-    number = 2 if device == "cpu" else torch.cuda.device_count()
-    first = "batches padded to their longest text" + ", decoded at masked positions" * (task == "masked_lm")
-    larger = (2 if cpu else 8) * BATCH_SIZE
-    alone = {"data_parallel": None}
+    if device == "cpu":
+        num_workers = 2
+        larger = 2 * BATCH_SIZE
+        precisions = ["bf16"]
+    else:
+        num_workers = torch.cuda.device_count()
+        larger = 8 * BATCH_SIZE
+        precisions = ["bf16", "fp16"]
+    first = "batches padded to their longest text"
+    if task == "masked_lm":
+        first += ", decoded at masked positions"
+    several = {"nproc": num_workers, "data_parallel": None}
+    mixed = [Step(name, "Mixed precision", {"precision": name}) for name in precisions]
     return [
         Step(first, "Tokenised once, dynamic padding, fused optimizer", {}),
         Step("batches of similar lengths", "Length buckets", {"sampling": "group_by_length"}, False),
         Step(f"batches of {larger}", "Larger batch", {"batch_size": larger}, False),
-        *(Step(name, "Mixed precision", {"precision": name}) for name in (("bf16",) if cpu else ("bf16", "fp16"))),
+        *mixed,
         Step("batches made ahead", "Loaders, pinned memory", {"prefetch": 2}),
         Step("2 micro-batches", "Gradient accumulation", {"micro_batches": 2}),
         Step("activations computed again", "Gradient checkpointing", {"gradient_checkpointing": True}),
         Step("DataParallel", "All GPUs", {"mode": "single", "data_parallel": True}),
-        Step("synchronous workers", "More workers", {"mode": "sync", "nproc": number} | alone),
-        Step("asynchronous workers", "More workers", {"mode": "async", "nproc": number} | alone, False),
+        Step("synchronous workers", "More workers", {"mode": "sync"} | several),
+        Step("asynchronous workers", "More workers", {"mode": "async"} | several, False),
         Step("compiled loss", "torch.compile", {"compile": True}),
     ]
 
@@ -133,7 +150,12 @@ def reason_not_to(step: Step, device: str, size: Size, left_out: Sequence[str]) 
         return "left out by --leave-out"
     if "compile" in step.change and not size.compiles:
         return "the first batch compiles for a minute, too long for --quick"
-    number, kind = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (available_cores(), "cores")
+    if device == "cuda":
+        number = torch.cuda.device_count()
+        kind = "GPUs"
+    else:
+        number = available_cores()
+        kind = "cores"
     if "data_parallel" in step.change and (kind == "cores" or number < 2):
         return "it gives each of several GPUs a part of the batch, and here are fewer than two"
     if "mode" in step.change and number < 2:
@@ -145,6 +167,24 @@ Changes = Mapping[str, Any] | None
 """Settings of this library's training; None: the naive loop."""
 Train = Callable[[str, Changes, int], dict[str, Any]]
 """Trains in a folder of that name with a seed; what was measured, or is there already."""
+Measured = dict[str, list[dict[str, Any]]]
+"""By side, what each of its trainings gave."""
+
+
+def short_texts(documents: Documents) -> Documents:
+    """Those of about `SEQ_LEN` tokens at most, so that both sides train on whole texts."""
+    is_short = [len(text) <= 2 * SEQ_LEN for text in documents.texts]
+    return select(documents, is_short)
+
+
+def write_rows(file: Path, documents: Documents) -> None:
+    """Write a JSON object for each text, with its label."""
+    labels = documents.labels or ("",) * len(documents.texts)
+    lines = []
+    for text, label in zip(documents.texts, labels, strict=True):
+        row = {"text": text, "label": label}
+        lines.append(json.dumps(row) + "\n")
+    write_text(file, "".join(lines))
 
 
 class Trainings:
@@ -171,23 +211,24 @@ class Trainings:
         corpus = self._task().read(cache)
         folder = flags.out / "texts" / task / str(texts)
         folder.mkdir(parents=True, exist_ok=True)
-        for side, limit in (("validation", size.eval_samples), ("train", texts)):
-            documents = corpus.train if side == "train" else corpus.eval
-            # those of about SEQ_LEN tokens at most: both sides are to train on whole texts
-            documents = select(documents, [len(text) <= 2 * SEQ_LEN for text in documents.texts])
-            self.epoch = len(documents.texts)
-            chosen = limited(documents, limit)
-            labels = chosen.labels or ("",) * len(chosen.texts)
-            rows = [{"text": text, "label": label} for text, label in zip(chosen.texts, labels, strict=True)]
-            write_text(folder / f"{side}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        evaluation = short_texts(corpus.eval)
+        train = short_texts(corpus.train)
+        self.epoch = len(train.texts)
+        write_rows(folder / "validation.jsonl", limited(evaluation, size.eval_samples))
+        write_rows(folder / "train.jsonl", limited(train, texts))
         self.settings["data"] = str(folder)
         self.task = self._task().prepare(0, cache)
         corpus = self.task.read(cache)
         self._texts = corpus.train.texts
-        self._labels = None if task == "masked_lm" else [corpus.labels.index(one) for one in corpus.train.labels or ()]
+        self._labels: list[int] | None = None
+        if task != "masked_lm":
+            names = corpus.train.labels or ()
+            self._labels = [corpus.labels.index(name) for name in names]
 
     def _task(self, **other: Any) -> Any:
-        return PlannedJob("", self._name, {**self.settings, **other, "samples": self._samples}).settings.task
+        settings = {**self.settings, **other, "samples": self._samples}
+        job = PlannedJob("", self._name, settings)
+        return job.settings.task
 
     def train(self, folder: str, changes: Changes, seed: int) -> dict[str, Any]:
         """As `Train`."""
@@ -197,19 +238,21 @@ class Trainings:
         values = self._values(changes or {}, seed)
         own = {**values, "run_dir": str(path)}
         job = PlannedJob(folder, self._name, own, saves_model=False, out=self._out, study="speed_ladder")
-        recorded = {
-            "run": folder,
-            "asked": {name: values[name] for name in values if name not in ("data", "cache_dir")},
-        }
+        asked = {name: values[name] for name in values if name not in ("data", "cache_dir")}
+        recorded = {"run": folder, "asked": asked}
         if changes is None:
             path.mkdir(parents=True, exist_ok=True)
-            if not (path / "naive.json").is_file():
-                write_json(path / "naive.json", self._naive(seed, job))
-            return recorded | read_json(path / "naive.json")
-        if read_summary(path).get("status") != DONE:
+            file = path / "naive.json"
+            if not file.is_file():
+                write_json(file, self._naive(seed, job))
+            return recorded | read_json(file)
+        summary = read_summary(path)
+        if summary.get("status") != DONE:
             self._runner.run([job])
-        if (summary := read_summary(path)).get("status") != DONE:
-            raise RunError(f"{path} ended {summary.get('status')}: {summary.get('message')}")
+            summary = read_summary(path)
+        status = summary.get("status")
+        if status != DONE:
+            raise RunError(f"{path} ended {status}: {summary.get('message')}")
         return recorded | training_of(path, self._warmup, SCORE[self._name])
 
     def _values(self, changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -249,16 +292,19 @@ class Trainings:
         memory = peak_bytes(device)
         sets = self.task.data(seed).evaluation
         at_end = measured(self.task, evaluate_sets(self.task, model, sets, 0, 1, device))
-        (first, begin, cpu_before), (last, end, cpu_after) = arrivals[0], arrivals[-1]
+        first, begin, cpu_before = arrivals[0]
+        last, end, cpu_after = arrivals[-1]
+        seconds = end - begin
+        cpu_seconds = cpu_after - cpu_before
         self._describe(job, seed, at_end.weight)
         return {
-            "samples_per_second": (last - first) / (end - begin),
+            "samples_per_second": (last - first) / seconds,
             "warmup_seconds": begin,
             "loss": at_end.loss,
             "score": at_end.metrics.get(SCORE[self._name], at_end.loss),
             "memory_bytes": memory[0],
             "gpu_bytes": memory[1],
-            "busy_cores": (cpu_after - cpu_before) / (end - begin),
+            "busy_cores": cpu_seconds / seconds,
             "busy_gpu": statistics.fmean(busy_gpu) if busy_gpu else None,
         }
 
@@ -266,31 +312,38 @@ class Trainings:
         """Write what the naive loop began from as every run does, so that it can be compared with one."""
         settings = job.settings
         device = self.settings["device"]
+        cache = Path(self.settings["cache_dir"])
         run = run_of("naive_loop", settings)
-        run = dataclasses.replace(run, task=run.task.prepare(seed, Path(self.settings["cache_dir"])))
+        task = run.task.prepare(seed, cache)
+        run = dataclasses.replace(run, task=task)
         write_text(job.path / "settings.yaml", text_of(run))
         where = {"device": device, "num_devices": run.num_devices, **hardware(device)}
-        write_json(job.path / "environment.json", describe_environment(DEFAULT_THREADS, 1) | where)
+        environment = describe_environment(DEFAULT_THREADS, 1) | where
+        write_json(job.path / "environment.json", environment)
         facts = run.summary() | began_with(run, run.flat())
         write_json(job.path / "summary.json", {"schema": SCHEMA, "status": DONE, **facts, "eval_weight": weight})
 
     def operations(self) -> dict[str, float]:
         """Of a forward and a backward pass on one text that fills its length, by model and length."""
-        found = {}
+        cache = Path(self.settings["cache_dir"])
+        operations = {}
         for model, length in (("tiny", SEQ_LEN), ("tiny", 2 * SEQ_LEN), ("small", SEQ_LEN)):
-            task = self._task(model=model, seq_len=length).prepare(0, Path(self.settings["cache_dir"]))
+            task = self._task(model=model, seq_len=length).prepare(0, cache)
             input_ids = torch.full((task.batch_size, length), 5)
+            mask = torch.ones_like(input_ids)
             labels = torch.zeros(task.batch_size, dtype=torch.int64)
             if self._labels is None:
-                labels = torch.where(torch.arange(input_ids.numel()) % 7 == 0, 5, -100).view_as(input_ids)
-            batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": labels}
-            found[f"{model} at {length} tokens"] = flops_per_sample(task, task.model(0), [batch])
-        return found
+                positions = torch.arange(input_ids.numel())
+                is_masked = positions % 7 == 0
+                labels = torch.where(is_masked, 5, -100).view_as(input_ids)
+            batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+            operations[f"{model} at {length} tokens"] = flops_per_sample(task, task.model(0), [batch])
+        return operations
 
 
-def in_turns(name: str, turns: int, sides: Mapping[str, Changes], train: Train) -> dict[str, list[dict[str, Any]]]:
+def in_turns(name: str, turns: int, sides: Mapping[str, Changes], train: Train) -> Measured:
     """What each side gives for each turn; within a turn the sides come in a random order, since machines drift."""
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    found: Measured = {side: [] for side in sides}
     for turn in range(turns):
         order = list(sides)
         random.Random(f"{name} {turn}").shuffle(order)
@@ -316,12 +369,17 @@ def climb(
     kept: list[Step] = []
     rungs = []
     for step in steps:
-        reason = skip(step) if kept else ""
-        sides: dict[str, Changes] = {"before": changes_of(kept) if kept else None, "after": changes_of([*kept, step])}
-        found: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
+        reason = ""
+        before: Changes = None
+        if kept:
+            reason = skip(step)
+            before = changes_of(kept)
+        sides: dict[str, Changes] = {"before": before, "after": changes_of([*kept, step])}
+        found: Measured = {"before": [], "after": []}
         if not reason:
+            name = re.sub(r"[^a-z0-9]+", "-", step.name.lower())
             try:
-                found = in_turns(f"{task}/{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}", turns, sides, train)
+                found = in_turns(f"{task}/{name}", turns, sides, train)
             except RunError as error:
                 if OUT_OF_MEMORY not in str(error):
                     raise
@@ -331,13 +389,13 @@ def climb(
             _say(f"{step.name}: not measured, {reason}")
             continue
         gains = pays(rungs[-1], folder)
-        rate = "samples_per_second"
         if gains or not kept:
             kept.append(step)
-        ratio = statistics.median(
-            fast[rate] / slow[rate] for slow, fast in zip(found["before"], found["after"], strict=True)
-        )
-        _say(f"{step.name}: {ratio:.2f}x, {'kept' if gains else 'does not pay'}")
+        rate = "samples_per_second"
+        pairs = zip(found["before"], found["after"], strict=True)
+        ratio = statistics.median(fast[rate] / slow[rate] for slow, fast in pairs)
+        word = "kept" if gains else "does not pay"
+        _say(f"{step.name}: {ratio:.2f}x, {word}")
     return kept, rungs
 
 
@@ -367,7 +425,13 @@ def measure(name: str, data: str, size: Size, flags: argparse.Namespace, runner:
     _say(f"the naive loop and stacks of the rungs that pay ({len(stacks)}), {size.seeds} seeds")
     proved = Trainings(name, data, samples, samples, size, runner, flags)
     sides = {f"stack-{number}": changes_of(steps) for number, steps in enumerate(stacks)}
-    naive, *others = in_turns(f"{name}/proof", size.seeds, {"naive": None, **sides}, proved.train).values()
+    found = in_turns(f"{name}/proof", size.seeds, {"naive": None, **sides}, proved.train)
+    naive, *others = found.values()
+    proofs = []
+    for steps, trainings in zip(stacks, others, strict=True):
+        proof = {"rungs": [step.name for step in steps], "trainings": trainings}
+        proofs.append(proof)
+    lengths = proved.task.samples("train").lengths
     return {
         "task": name,
         "data": Path(data).name,
@@ -382,13 +446,10 @@ def measure(name: str, data: str, size: Size, flags: argparse.Namespace, runner:
         "turns": size.turns,
         "rungs": rungs,
         "naive": naive,
-        "stacks": [
-            {"rungs": [step.name for step in steps], "trainings": trainings}
-            for steps, trainings in zip(stacks, others, strict=True)
-        ],
+        "stacks": proofs,
         "score_at_start": others[0][0]["score_at_start"],
         "operations": proved.operations(),
-        "longest": int(proved.task.samples("train").lengths.max()),
+        "longest": int(lengths.max()),
     }
 
 
@@ -444,10 +505,17 @@ def refuse_others(file: Path, settings: Mapping[str, Any]) -> None:
     """
     before = read_json(file) if file.is_file() else {}
     now = json.loads(json.dumps(settings))
-    if changed := [name for name in before if before[name] != now.get(name)]:
-        told = f"holds a ladder of other settings ({', '.join(changed)}); type another --out"
-        raise UsageError(f"{file.parent} {told}")
+    changed = [name for name in before if before[name] != now.get(name)]
+    if changed:
+        names = ", ".join(changed)
+        raise UsageError(f"{file.parent} holds a ladder of other settings ({names}); type another --out")
     write_json(file, now)
+
+
+def shared_or_pydocs(name: str) -> str:
+    """A shared folder of data; pydocs where it is not there."""
+    folder = SHARED / name
+    return str(folder) if folder.is_dir() else "pydocs"
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
@@ -459,14 +527,16 @@ def run(argv: list[str], stop: StopRequest) -> int:
         raise UsageError(f"--margin must be a number above 0, got {flags.margin}")
     size = QUICK if flags.quick else FULL
     flags.device = resolve_device(flags.device)
-    flags.out = flags.out or Path("runs/speed_ladder" + "-quick" * flags.quick)
+    if not flags.out:
+        flags.out = Path("runs/speed_ladder-quick" if flags.quick else "runs/speed_ladder")
     flags.cache_dir = str(cache_folder(flags.cache_dir))
     runner = Runner(fork_server("tiny", *PRELOAD), stop, side_by_side=1)
     flags.out.mkdir(parents=True, exist_ok=True)
     machine = machine_of(flags.device)
-    data = {}
-    for name, folder in (("classification", SHARED / "hate_davidson"), ("masked_lm", SHARED / "hate_mlm")):
-        data[name] = getattr(flags, f"{name}_data") or (str(folder) if folder.is_dir() else "pydocs")
+    data = {
+        "classification": flags.classification_data or shared_or_pydocs("hate_davidson"),
+        "masked_lm": flags.masked_lm_data or shared_or_pydocs("hate_mlm"),
+    }
     settings = size._asdict() | {"margin": flags.margin, "leave_out": flags.leave_out, "data": data}
     settings |= {key: machine[key] for key in ("device", "devices", "cpu", "cores", "versions")}
     refuse_others(flags.out / SETTINGS, settings)
