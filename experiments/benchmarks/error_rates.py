@@ -44,7 +44,9 @@ from analysis.trust import guarded
 from asyncsgd.scripts.base import run_script
 
 Array = NDArray[numpy.float64]
-Noise = Callable[[Generator, tuple[int, ...]], NDArray[numpy.floating]]
+Shape = tuple[int, ...]
+Drawn = NDArray[numpy.floating]
+Noise = Callable[[Generator, Shape], Drawn]
 Studies: TypeAlias = Iterator[dict[str, bool]]
 Columns: TypeAlias = dict[str, list[bool]]
 """Whether a study came out so, by column of the table: study by study, or column by column."""
@@ -79,24 +81,63 @@ LOOKS: dict[str, tuple[int, int]] = {
 """Evaluations of a run of the treatment and of the reference, with those at the start."""
 LOOK_PAIRS = (8,)
 
+
+def normal(generator: Generator, shape: Shape) -> Drawn:
+    return generator.normal(size=shape)
+
+
+def heavy(generator: Generator, shape: Shape) -> Drawn:
+    return generator.standard_t(3, size=shape)
+
+
+def skewed(generator: Generator, shape: Shape) -> Drawn:
+    return generator.exponential(size=shape)
+
+
 NOISES: dict[str, tuple[Noise, float]] = {  # of both runs of a pair; and its standard deviation
-    "normal": (lambda generator, shape: generator.normal(size=shape), 1.0),
-    "heavy": (lambda generator, shape: generator.standard_t(3, size=shape), math.sqrt(3)),
-    "skewed": (lambda generator, shape: generator.exponential(size=shape), 1.0),
+    "normal": (normal, 1.0),
+    "heavy": (heavy, math.sqrt(3)),
+    "skewed": (skewed, 1.0),
 }
-LOGNORMAL_SD = math.sqrt((math.e - 1) * math.e)
+
+
+def centred_heavy(generator: Generator, shape: Shape) -> Drawn:
+    return heavy(generator, shape) / math.sqrt(3)
+
+
+def centred_skewed(generator: Generator, shape: Shape) -> Drawn:
+    return skewed(generator, shape) - 1
+
+
+def rare(generator: Generator, shape: Shape) -> Drawn:
+    is_rare = generator.random(shape) < 0.1
+    return numpy.where(is_rare, 3.0, -1 / 3)
+
+
+def lognormal(generator: Generator, shape: Shape) -> Drawn:
+    mean = math.exp(0.5)
+    sd = math.sqrt((math.e - 1) * math.e)
+    drawn = generator.lognormal(size=shape)
+    return (drawn - mean) / sd
+
+
+def outliers(generator: Generator, shape: Shape) -> Drawn:
+    is_outlier = generator.random(shape) < 0.05
+    return numpy.where(is_outlier, 28.5, -1.5)
+
+
 ONE_ARM: dict[str, Noise] = {  # of the treatment alone: of mean 0 and standard deviation 1, and outliers at 30 of these
-    "heavy": lambda generator, shape: generator.standard_t(3, size=shape) / math.sqrt(3),
-    "skewed": lambda generator, shape: generator.exponential(size=shape) - 1,
-    "rare": lambda generator, shape: numpy.where(generator.random(shape) < 0.1, 3.0, -1 / 3),
-    "lognormal": lambda generator, shape: (generator.lognormal(size=shape) - math.exp(0.5)) / LOGNORMAL_SD,
-    "outliers": lambda generator, shape: 30.0 * (generator.random(shape) < 0.05) - 1.5,
+    "heavy": centred_heavy,
+    "skewed": centred_skewed,
+    "rare": rare,
+    "lognormal": lognormal,
+    "outliers": outliers,
 }
 QUIET = 0.02
 """The standard deviation of the normal noise that every such difference has besides."""
 
 
-def differences_of(name: str, shape: tuple[int, ...], generator: Generator) -> Array:
+def differences_of(name: str, shape: Shape, generator: Generator) -> Array:
     """Paired differences of runs that are alike, with a standard deviation of 1."""
     noise, sd = NOISES[name]
     treatment = noise(generator, shape)
@@ -106,14 +147,15 @@ def differences_of(name: str, shape: tuple[int, ...], generator: Generator) -> A
 
 def found(differences: Array) -> bool:
     nothing = numpy.zeros(len(differences))
-    p = sign_flip(differences, nothing)[0]
+    p, _ = sign_flip(differences, nothing)
     return p < ALPHA
 
 
 def equivalent(differences: Array, margin: float = 1.0) -> float:
     nothing = numpy.zeros(len(differences))
     level = 1 - 2 * ALPHA
-    return equivalence(differences, nothing, margin, level)[0]
+    p, _ = equivalence(differences, nothing, margin, level)
+    return p
 
 
 def seconds_to_target(losses: Array, generator: Generator) -> Array:
@@ -132,13 +174,16 @@ def false_positives(name: str, n: int, studies: int, generator: Generator) -> St
     for ours, theirs in zip(treatment, reference, strict=True):
         first = seconds_to_target(ours, generator)
         second = seconds_to_target(theirs, generator)
-        differ = bool(numpy.ptp(first - second) > 0)
         worse = ours - theirs + margin
+        p, _ = sign_flip(ours, theirs)
+        p_of_times = 1.0
+        if numpy.ptp(first - second) > 0:
+            p_of_times, _ = sign_flip(first, second)
         yield {
-            "S1 sign-flip": sign_flip(ours, theirs)[0] < ALPHA,
+            "S1 sign-flip": p < ALPHA,
             "S1 t": stats.ttest_rel(ours, theirs).pvalue < ALPHA,
             "S2 TOST at margin": equivalent(worse, margin) < ALPHA,
-            "S3 sign-flip": differ and sign_flip(first, second)[0] < ALPHA,
+            "S3 sign-flip": p_of_times < ALPHA,
         }
 
 
@@ -159,8 +204,12 @@ def one_arm(name: str, n: int, studies: int, generator: Generator) -> Studies:
 def families(name: str, n: int, studies: int, generator: Generator) -> Studies:
     nothing = numpy.zeros(n)
     for rows in differences_of(name, (studies, len(FAR), n), generator):
-        p = [equivalent(row + 1.0) for row in rows]
-        p_different = [sign_flip(row, nothing)[0] for row in rows]
+        p_different = []
+        p = []
+        for row in rows:
+            p_of_row, _ = sign_flip(row, nothing)
+            p_different.append(p_of_row)
+            p.append(equivalent(row + 1.0))
         yield {
             "any different": min(holm(p_different)) < ALPHA,
             "any equivalent": min(holm(p)) < ALPHA,
@@ -189,36 +238,53 @@ def arms_of(name: str, n: int, longer: float, effect: float, generator: Generato
         pair = []
         for number, at, end in zip(LOOKS[name], of_pair, ends, strict=True):
             x = numpy.linspace(0, end, number)
-            noise = FLUCTUATION * generator.normal(size=number) * (x > 0)
+            noise = FLUCTUATION * generator.normal(size=number)
+            noise[0] = 0.0  # all runs begin at one loss
             losses = PLATEAU + FALL * numpy.exp(-share * x / at)
             pair.append((x, losses + noise))
-        curves.append((pair[0], pair[1]))
+        treatment, reference = pair
+        curves.append((treatment, reference))
     return Arms(curves, crossings)
 
 
 def word_on_times(arms: Arms, *, own: bool) -> str:
     """From curves to the word on time to the target; `own`: that of the reference's runs and not a fixed one."""
-    references = [reference[1] for _, reference in arms.curves]
     target = TARGET
     if own:
-        first = float(numpy.mean([y[0] for y in references]))
-        best = float(numpy.mean([y.min() for y in references]))
-        target = first - AFTERWARDS * (first - best)
-    brackets = numpy.array([[bracket(one, target) for one in on_common_looks(pair)] for pair in arms.curves])
-    ends = numpy.array([[one[0][-1] for one in pair] for pair in arms.curves])
-    is_missed = numpy.isinf(brackets[:, :, 1])
-    cap = ends[is_missed].min() if is_missed.any() else ends.max()
-    return word_of(numpy.minimum(brackets, cap))
+        target = own_target(arms)
+    brackets = []
+    last_looks = []
+    for pair in arms.curves:
+        brackets.append([bracket(curve, target) for curve in on_common_looks(pair)])
+        last_looks.append([x[-1] for x, _ in pair])
+    between = numpy.array(brackets)
+    ends = numpy.array(last_looks)
+    is_missed = numpy.isinf(between[:, :, 1])
+    cap = ends.max()
+    if is_missed.any():
+        cap = ends[is_missed].min()
+    return word_of(numpy.minimum(between, cap))
+
+
+def own_target(arms: Arms) -> float:
+    """The target that the reference's own losses give."""
+    losses = [y for _, (_, y) in arms.curves]
+    first = float(numpy.mean([y[0] for y in losses]))
+    best = float(numpy.mean([y.min() for y in losses]))
+    return first - AFTERWARDS * (first - best)
 
 
 def word_on_losses(arms: Arms) -> str:
     """From curves to the word on the loss where the first run ended."""
-    every = [one for pair in arms.curves for one in pair]
-    end = min(float(x[-1]) for x, _ in every)
-    look = shared_look(every, end, UPDATE)
-    at = end if look is None else look
-    ends = numpy.array([[losses_around(one, at, UPDATE) for one in pair] for pair in arms.curves])
-    return "undecided" if numpy.isnan(ends).any() else word_of(ends)
+    curves = [curve for pair in arms.curves for curve in pair]
+    end = min(float(x[-1]) for x, _ in curves)
+    look = shared_look(curves, end, UPDATE)
+    if look is None:
+        look = end
+    ends = numpy.array([[losses_around(curve, look, UPDATE) for curve in pair] for pair in arms.curves])
+    if numpy.isnan(ends).any():
+        return "undecided"
+    return word_of(ends)
 
 
 def word_of(ends: Array) -> str:
@@ -233,10 +299,12 @@ def between_looks(name: str, n: int, studies: int, generator: Generator, *, effe
     columns: Columns = {}
     for longer in (1.0, 2.5):
         drawn = [arms_of(name, n, longer, effect, generator) for _ in range(studies)]
-        for own in (False, True):
-            title = f"time, {'own' if own else 'fixed'}, x{longer:g}"
-            columns[title] = [word_on_times(arms, own=own) in wrong for arms in drawn]
-        columns[f"loss, x{longer:g}"] = [word_on_losses(arms) in wrong for arms in drawn]
+        fixed = [word_on_times(arms, own=False) for arms in drawn]
+        own = [word_on_times(arms, own=True) for arms in drawn]
+        on_losses = [word_on_losses(arms) for arms in drawn]
+        columns[f"time, fixed, x{longer:g}"] = [word in wrong for word in fixed]
+        columns[f"time, own, x{longer:g}"] = [word in wrong for word in own]
+        columns[f"loss, x{longer:g}"] = [word in wrong for word in on_losses]
     return columns
 
 
@@ -247,8 +315,13 @@ def reversed_between_looks(name: str, n: int, studies: int, generator: Generator
 def power_between_looks(name: str, n: int, studies: int, generator: Generator) -> Columns:
     effect = detectable_effect(n, ALPHA)
     drawn = [arms_of(name, n, 1.0, effect, generator) for _ in range(studies)]
-    known = [found(numpy.minimum(arms.known, LOOK_END) @ (1.0, -1.0)) for arms in drawn]
-    both = [word_on_times(arms, own=False) == "worse" for arms in drawn]
+    known = []
+    both = []
+    for arms in drawn:
+        seconds = numpy.minimum(arms.known, LOOK_END)
+        known.append(found(seconds @ (1.0, -1.0)))
+        word = word_on_times(arms, own=False)
+        both.append(word == "worse")
     return {"known crossings": known, "both ends": both}
 
 
@@ -256,8 +329,8 @@ def power_and_guard(name: str, n: int, studies: int, generator: Generator) -> St
     effect = detectable_effect(n, ALPHA)
     nothing = numpy.zeros(n)
     for differences in differences_of(name, (studies, n), generator):
-        at_tolerance = guarded(differences + TOLERANCE, nothing, TOLERANCE)[0]
-        at_zero = guarded(differences, nothing, TOLERANCE)[0]
+        at_tolerance, _ = guarded(differences + TOLERANCE, nothing, TOLERANCE)
+        at_zero, _ = guarded(differences, nothing, TOLERANCE)
         yield {
             "power, nominal 80 %": found(differences + effect),
             "guard at tolerance": at_tolerance == "passed",
@@ -269,8 +342,9 @@ def coverage(name: str, n: int, studies: int, generator: Generator) -> Studies:
     of_family = 1 - ALPHA / len(FAR)
 
     def holds(differences: Array, truth: float, level: float) -> bool:  # an interval without ends leaves nothing out
-        interval = sign_flip(differences + truth, numpy.zeros(n), level)[1]
-        return not (truth < interval.low or truth > interval.high)
+        _, interval = sign_flip(differences + truth, numpy.zeros(n), level)
+        is_outside = truth < interval.low or truth > interval.high
+        return not is_outside
 
     for rows in differences_of(name, (studies, len(FAR), n), generator):
         every = [holds(row, truth, of_family) for row, truth in zip(rows, FAR, strict=True)]
@@ -282,7 +356,7 @@ def improvement_coverage(name: str, n: int, studies: int, generator: Generator) 
     columns: Columns = {}
     for shift, correlation in ((0.0, 0.0), (0.0, 0.8), (1.0, 0.8)):
         truth = float(stats.norm.cdf(shift / math.sqrt(2)))  # of two runs of different seeds
-        columns[f"P = {truth:.2f}, r = {correlation:g}"] = hits = list[bool]()
+        hits = list[bool]()
         for _ in range(studies):
             levels, ours, theirs = generator.normal(size=(3, n, 3))
             shared = math.sqrt(correlation) * levels
@@ -291,31 +365,43 @@ def improvement_coverage(name: str, n: int, studies: int, generator: Generator) 
             reference = shared + own * theirs
             tables = [treatment, reference]
             interval = stratified_bootstrap(tables, mean_improvement, generator, 199)  # a tenth of those in reports
-            hits.append(interval.low <= truth <= interval.high)
+            is_hit = interval.low <= truth <= interval.high
+            hits.append(is_hit)
+        columns[f"P = {truth:.2f}, r = {correlation:g}"] = hits
     return columns
 
 
-Table = tuple[str, Callable[[str, int, int, Generator], Studies | Columns], Sequence[int], Mapping[str, object]]
-TABLES: tuple[Table, ...] = (  # title, test, streams of random numbers and rows
-    (f"false positives at alpha = {ALPHA:g}", false_positives, (), NOISES),
-    ("noise in one arm alone", one_arm, (5,), ONE_ARM),
-    (f"families of {len(FAR)}", families, (6,), NOISES),
-    ("words between looks, no difference", between_looks, (4,), LOOKS),
-    ("words between looks that reverse half an SD", reversed_between_looks, (8,), LOOKS),
-    ("words between looks, power", power_between_looks, (9,), LOOKS),
-    ("power and guard", power_and_guard, (1,), NOISES),
-    ("coverage of paired differences", coverage, (2,), NOISES),
-    ("coverage of P(improvement) over 3 tasks", improvement_coverage, (7,), {}),
+class Table(NamedTuple):
+    title: str
+    test: Callable[[str, int, int, Generator], Studies | Columns]
+    stream: Sequence[int]
+    """Of random numbers."""
+    rows: Mapping[str, object]
+
+
+TABLES = (
+    Table(f"false positives at alpha = {ALPHA:g}", false_positives, (), NOISES),
+    Table("noise in one arm alone", one_arm, (5,), ONE_ARM),
+    Table(f"families of {len(FAR)}", families, (6,), NOISES),
+    Table("words between looks, no difference", between_looks, (4,), LOOKS),
+    Table("words between looks that reverse half an SD", reversed_between_looks, (8,), LOOKS),
+    Table("words between looks, power", power_between_looks, (9,), LOOKS),
+    Table("power and guard", power_and_guard, (1,), NOISES),
+    Table("coverage of paired differences", coverage, (2,), NOISES),
+    Table("coverage of P(improvement) over 3 tasks", improvement_coverage, (7,), {}),
 )
 
 
 def rates(title: str, name: str, n: int, studies: int, seed: int) -> pandas.Series:
     """The share of studies with each outcome, in a row of the table with this title."""
-    ((_, test, stream, noises),) = (table for table in TABLES if table[0] == title)
-    row = [list(noises).index(name)] if name else []
-    generator = numpy.random.default_rng([seed, *stream, n, *row])
-    outcomes = pandas.DataFrame(test(name, n, studies, generator))
-    return outcomes.mean()
+    (table,) = (table for table in TABLES if table.title == title)
+    row = []
+    if name:
+        names = list(table.rows)
+        row = [names.index(name)]
+    generator = numpy.random.default_rng([seed, *table.stream, n, *row])
+    outcomes = table.test(name, n, studies, generator)
+    return pandas.DataFrame(outcomes).mean()
 
 
 def run(argv: list[str], stop: object) -> int:
@@ -327,24 +413,31 @@ def run(argv: list[str], stop: object) -> int:
     arguments = parser.parse_args(argv)
     if min(arguments.studies, arguments.task_studies) < 1:
         parser.error("--studies and --task-studies must be 1 or more")
-    for title, _, _, noises in TABLES:
-        studies = arguments.studies if noises else arguments.task_studies
-        print(f"{title}, {studies} studies per row ± Monte Carlo standard error")
-        counts = LOOK_PAIRS if noises is LOOKS else PAIRS
-        rows = [(name, n) for name in noises for n in counts] or [("", 6), ("", 10)]
-        for name, n in rows:
-            shares = rates(title, name, n, studies, arguments.seed)
-            first = f"{name:<10}{n:>3}" if name else f"{n:>11}"
-            if (name, n) == rows[0]:
-                over_first = f"{'noise':<10}{'n':>3}" if name else f"{'seeds':>11}"
-                headings = "".join(f"{heading:>21}" for heading in shares.index)
-                print(over_first + headings)
-            errors = numpy.sqrt(shares * (1 - shares) / studies)
-            cells = [f"{100 * share:.2f} ± {100 * error:.2f} %" for share, error in zip(shares, errors, strict=True)]
-            shown = "".join(f"{cell:>21}" for cell in cells)
-            print(first + shown, flush=True)
+    for table in TABLES:
+        studies = arguments.studies if table.rows else arguments.task_studies
+        print(f"{table.title}, {studies} studies per row ± Monte Carlo standard error")
+        show(table, studies, arguments.seed)
         print()
     return 0
+
+
+def show(table: Table, studies: int, seed: int) -> None:
+    """Print a row for each noise and number of pairs; a table over tasks has one for each number of seeds."""
+    counts = LOOK_PAIRS if table.rows is LOOKS else PAIRS
+    rows = [(name, n) for name in table.rows for n in counts]
+    if not rows:
+        rows = [("", 6), ("", 10)]
+    for name, n in rows:
+        shares = rates(table.title, name, n, studies, seed)
+        if (name, n) == rows[0]:
+            over_first = f"{'noise':<10}{'n':>3}" if name else f"{'seeds':>11}"
+            headings = "".join(f"{heading:>21}" for heading in shares.index)
+            print(over_first + headings)
+        first = f"{name:<10}{n:>3}" if name else f"{n:>11}"
+        errors = numpy.sqrt(shares * (1 - shares) / studies)
+        cells = [f"{100 * share:.2f} ± {100 * error:.2f} %" for share, error in zip(shares, errors, strict=True)]
+        shown = "".join(f"{cell:>21}" for cell in cells)
+        print(first + shown, flush=True)
 
 
 if __name__ == "__main__":
