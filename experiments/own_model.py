@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import asyncsgd
@@ -24,6 +24,8 @@ from asyncsgd.settings.flags import setting
 
 SIDE = 16
 NAMES = ("disc", "square", "cross", "ring")
+Labelled = tuple[Tensor, Tensor]
+"""Images, float32 `(B, 1, 16, 16)`, and the numbers of their shapes, int64 `(B,)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +41,19 @@ class Shapes(asyncsgd.Task):
     train_images: int = setting(4000, "images to train on", at_least=1)
 
     def model(self, seed: int) -> nn.Module:
+        width = self.width
         with asyncsgd.seeded(seed):
             return nn.Sequential(
-                nn.Conv2d(1, self.width, 3, padding=1),
-                nn.GroupNorm(4, self.width),  # not BatchNorm: local steps and Hogwild keep no running statistics
+                nn.Conv2d(1, width, 3, padding=1),
+                nn.GroupNorm(4, width),  # not BatchNorm: local steps and Hogwild keep no running statistics
                 nn.ReLU(),
                 nn.MaxPool2d(2),
-                nn.Conv2d(self.width, 2 * self.width, 3, padding=1),
-                nn.GroupNorm(4, 2 * self.width),
+                nn.Conv2d(width, 2 * width, 3, padding=1),
+                nn.GroupNorm(4, 2 * width),
                 nn.ReLU(),
                 nn.AdaptiveAvgPool2d(2),
                 nn.Flatten(),
-                nn.Linear(8 * self.width, len(NAMES)),
+                nn.Linear(8 * width, len(NAMES)),
             )
 
     def data(self, seed: int) -> asyncsgd.TensorData:
@@ -58,18 +61,18 @@ class Shapes(asyncsgd.Task):
         evaluation = draw(1000, self.noise, seed=2)
         return asyncsgd.TensorData(train, evaluation, self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def outputs(self, model: nn.Module, batch: Labelled) -> Tensor:
         images, _ = batch
         return model(images)
 
     def loss_unit(self) -> str:
         return "nats"
 
-    def loss(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def loss(self, outputs: Tensor, batch: Labelled) -> Tensor:
         _, labels = batch
         return functional.cross_entropy(outputs, labels)
 
-    def sums(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def sums(self, outputs: Tensor, batch: Labelled) -> dict[str, Tensor]:
         _, labels = batch
         predictions = outputs.argmax(1)
         size = len(NAMES)
@@ -79,14 +82,16 @@ class Shapes(asyncsgd.Task):
 
     def metrics(self, sums: asyncsgd.Sums) -> dict[str, float]:
         confusion = sums["confusion"]
-        return {"accuracy": confusion.trace() / confusion.sum()}
+        num_right = confusion.trace()
+        return {"accuracy": num_right / confusion.sum()}
 
     def details(self, sums: asyncsgd.Sums) -> dict[str, object]:
-        return {"shapes": list(NAMES), "confusion": sums["confusion"].tolist()}
+        confusion = sums["confusion"]
+        return {"shapes": list(NAMES), "confusion": confusion.tolist()}
 
 
-def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, float32 `(number, 1, 16, 16)`, and the numbers of their shapes."""
+def draw(number: int, noise: float, seed: int) -> Labelled:
+    """Shapes at random places and of random sizes, in noise."""
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(len(NAMES), (number,), generator=random)
     centre = 5.0 + 5.0 * torch.rand(number, 2, 1, 1, generator=random)
@@ -95,17 +100,24 @@ def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tens
     down = axis[:, None] - centre[:, 0]
     right = axis[None, :] - centre[:, 1]
     distance = (down**2 + right**2).sqrt()
-    larger = torch.maximum(down.abs(), right.abs())
-    smaller = torch.minimum(down.abs(), right.abs())
+    from_row = down.abs()
+    from_column = right.abs()
+    larger = torch.maximum(from_row, from_column)
+    smaller = torch.minimum(from_row, from_column)
     disc = distance < radius
     square = larger < 0.85 * radius
-    cross = (smaller < 1.2) & (larger < radius)
-    ring = (distance - radius).abs() < 1.2
+    is_thin = smaller < 1.2
+    cross = is_thin & (larger < radius)
+    from_ring = (distance - radius).abs()
+    ring = from_ring < 1.2
     shapes = torch.stack([disc, square, cross, ring], dim=1)
-    image = shapes[torch.arange(number), label].float()
-    noisy = image + noise * torch.randn(image.shape, generator=random)
+    rows = torch.arange(number)
+    image = shapes[rows, label].float()
+    noises = noise * torch.randn(image.shape, generator=random)
+    noisy = image + noises
     return noisy.unsqueeze(1), label
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(TaskScript(Shapes, "own_model").run, ends_with_process=True))
+    script = TaskScript(Shapes, "own_model")
+    sys.exit(run_script(script.run, ends_with_process=True))

@@ -35,19 +35,20 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, stride: int, norm: type[nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, padding=1, bias=False),
-            norm(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            norm(width),
-        )
+        first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        first_norm = norm(width)
+        second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        second_norm = norm(width)
+        self.layers = nn.Sequential(first, first_norm, nn.ReLU(), second, second_norm)
         self.around: nn.Module = nn.Identity()
         if before != width or stride != 1:
-            self.around = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), norm(width))
+            resized = nn.Conv2d(before, width, 1, stride, bias=False)
+            self.around = nn.Sequential(resized, norm(width))
 
     def forward(self, images: Tensor) -> Tensor:
-        return functional.relu(self.layers(images) + self.around(images))
+        change = self.layers(images)
+        kept = self.around(images)
+        return functional.relu(change + kept)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -91,8 +92,9 @@ class Images(asyncsgd.Task):
 
     def model(self, seed: int) -> nn.Module:
         norm = nn.BatchNorm2d if self.norm == "batch" else GroupNorm
+        num_classes = len(self.classes())
         with asyncsgd.seeded(seed):
-            return ResNet8(self.width, len(self.classes()), norm)
+            return ResNet8(self.width, num_classes, norm)
 
     def classes(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
@@ -130,7 +132,8 @@ class Images(asyncsgd.Task):
     def sums(self, outputs: Tensor, batch: Labelled) -> dict[str, Tensor]:
         _, labels = batch
         is_right = outputs.argmax(1) == labels
-        return {"right": is_right.sum(), "images": torch.tensor(len(labels))}
+        num_images = torch.tensor(len(labels))
+        return {"right": is_right.sum(), "images": num_images}
 
     def metrics(self, sums: asyncsgd.Sums) -> dict[str, float]:
         return {"accuracy": sums["right"] / sums["images"]}
@@ -142,12 +145,16 @@ def made(number: int, side: int, noise: float, seed: int) -> Labelled:
     """
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(len(DIRECTIONS), (number,), generator=random)
-    sign = 2 * torch.randint(2, (number, 1, 1), generator=random) - 1
-    length = 0.6 + 0.4 * torch.rand(number, 1, 1, generator=random)
+    is_positive = torch.randint(2, (number, 1, 1), generator=random)
+    sign = 2 * is_positive - 1
+    share = torch.rand(number, 1, 1, generator=random)
+    length = 0.6 + 0.4 * share
     axis = torch.arange(side, dtype=torch.float32) - (side - 1) / 2
     down, right = torch.meshgrid(axis, axis, indexing="ij")
     direction = DIRECTIONS[label].view(number, 2, 1, 1)
-    distance = direction[:, 0] * right + direction[:, 1] * down
+    to_right = direction[:, 0] * right
+    to_below = direction[:, 1] * down
+    distance = to_right + to_below
     wave = sign * torch.sin(length * distance)
     noises = noise * torch.randn(number, 3, side, side, generator=random)
     pixels = wave.unsqueeze(1) + noises
@@ -161,12 +168,18 @@ def of_folder(folder: Path, split: str, side: int) -> Labelled:
 
     try:
         rows = load_dataset("imagefolder", data_dir=str(folder), split=split)
-        images = [row["image"].convert("RGB").resize((side, side)) for row in rows]
+        images = []
+        for row in rows:
+            image = row["image"].convert("RGB")
+            images.append(image.resize((side, side)))
     except (ImportError, OSError, ValueError) as error:
         raise asyncsgd.UsageError(f"--images {folder}: {split} cannot be read ({error})") from error
-    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    return pixels.float() / 255, torch.tensor(rows["label"])
+    pixels = torch.from_numpy(np.stack(images))
+    channels_first = pixels.permute(0, 3, 1, 2)
+    labels = torch.tensor(rows["label"])
+    return channels_first.float() / 255, labels
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(TaskScript(Images, "own_resnet").run, ends_with_process=True))
+    script = TaskScript(Images, "own_resnet")
+    sys.exit(run_script(script.run, ends_with_process=True))

@@ -49,9 +49,12 @@ def round_seconds(quorum: int, mean: float) -> float:
 
 def best_quorum(mean: float) -> tuple[int, float]:
     """N* and its gain, the seconds per gradient at N = 100 over those at N*."""
-    seconds = {quorum: round_seconds(quorum, mean) / quorum for quorum in range(1, NUM_WORKERS + 1)}
+    seconds = {}
+    for quorum in range(1, NUM_WORKERS + 1):
+        seconds[quorum] = round_seconds(quorum, mean) / quorum
     best = min(seconds, key=seconds.__getitem__)
-    return best, seconds[NUM_WORKERS] / seconds[best]
+    gain = seconds[NUM_WORKERS] / seconds[best]
+    return best, gain
 
 
 def learning_rate(noise: float, quorum: int) -> float:
@@ -136,6 +139,7 @@ def per_gradient(runs: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]:
         steps = of(runs, "", mean, "steps")
         seconds = of(runs, "", mean, "seconds") / steps
         seconds /= seconds.columns
+        fastest = seconds[best]
         row = {
             "1/mu": mean,
             "N* expected": published_best,
@@ -144,14 +148,17 @@ def per_gradient(runs: pandas.DataFrame) -> tuple[Rows, list[pandas.DataFrame]]:
             "not slower at 95 %": ranges(unresolved(seconds)),
             "gain expected": published_gain,
             "gain closed form": f"{gain:.4f}",
-            "gain measured": interval(seconds[NUM_WORKERS] / seconds[best]),
+            "gain measured": interval(seconds[NUM_WORKERS] / fastest),
             "E X_{N*:100} closed form": f"{round_seconds(best, mean):.4f}",
-            "measured": interval(seconds[best] * best),
+            "measured": interval(fastest * best),
         }
         rows.append(row)
-        law = [{quorum: round_seconds(quorum, mean) / quorum for quorum in range(40, NUM_WORKERS + 1)}]
-        drawn += [tidy("per gradient", f"1/mu = {mean}", "closed form", law)]
-        drawn += [tidy("per gradient", f"1/mu = {mean}", "measured", seconds)]
+        law = {}
+        for quorum in range(40, NUM_WORKERS + 1):
+            law[quorum] = round_seconds(quorum, mean) / quorum
+        curve = f"1/mu = {mean}"
+        drawn.append(tidy("per gradient", curve, "closed form", [law]))
+        drawn.append(tidy("per gradient", curve, "measured", seconds))
     return rows, drawn
 
 
@@ -161,15 +168,20 @@ def to_target(runs: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, lis
     drawn = []
     winners = []
     for regime, noise in REGIMES.items():
-        expected = {quorum: expected_steps(noise, quorum) for quorum in quorums}
-        law = {quorum: expected[quorum] * round_seconds(quorum, MEAN) for quorum in quorums}
+        expected = {}
+        law = {}
+        for quorum in quorums:
+            num_steps = expected_steps(noise, quorum)
+            expected[quorum] = num_steps
+            law[quorum] = num_steps * round_seconds(quorum, MEAN)
         steps = of(runs, regime, MEAN, "steps")
         seconds = of(runs, regime, MEAN, "seconds")
         for quorum in quorums:
+            rate = learning_rate(noise, quorum)
             row = {
                 "regime": regime,
                 "N": quorum,
-                "learning rate": f"{learning_rate(noise, quorum):.4g}",
+                "learning rate": f"{rate:.4g}",
                 "steps expected": expected[quorum],
                 "steps": interval(steps[quorum]),
                 "seconds expected": f"{law[quorum]:.4g}",
@@ -177,21 +189,31 @@ def to_target(runs: pandas.DataFrame, quorums: Sequence[int]) -> tuple[Rows, lis
             }
             rows.append(row)
         expected_best = min(law, key=law.__getitem__)
+        measured_best = seconds.sum().idxmin()
+        not_slower = ranges(unresolved(seconds))
         winners.append(
-            f"{regime}: expected N = {expected_best}, measured N = {seconds.sum().idxmin()}"
-            f" (not slower at 95 %, paired: {ranges(unresolved(seconds))})"
+            f"{regime}: expected N = {expected_best}, measured N = {measured_best}"
+            f" (not slower at 95 %, paired: {not_slower})"
         )
-        drawn += [tidy(regime, f"1/mu = {MEAN}", "closed form", [law])]
-        drawn += [tidy(regime, f"1/mu = {MEAN}", "measured", seconds)]
+        curve = f"1/mu = {MEAN}"
+        drawn.append(tidy(regime, curve, "closed form", [law]))
+        drawn.append(tidy(regime, curve, "measured", seconds))
     return rows, drawn, "; ".join(winners)
 
 
 def make(flags: Flags) -> None:
-    seeds = flags.seeds or (2 if flags.quick else 5)
-    rounds = 100 if flags.quick else 500
-    quorums = QUICK_QUORUMS if flags.quick else QUORUMS
-    coarse = {60, 80} if flags.quick else {50, 60, 70, 80, 90}
-    near = 1 if flags.quick else 3
+    if flags.quick:
+        seeds = flags.seeds or 2
+        rounds = 100
+        quorums: Sequence[int] = QUICK_QUORUMS
+        coarse = {60, 80}
+        near = 1
+    else:
+        seeds = flags.seeds or 5
+        rounds = 500
+        quorums = QUORUMS
+        coarse = {50, 60, 70, 80, 90}
+        near = 3
     keys = [(regime, MEAN, quorum) for regime in REGIMES for quorum in quorums]
     for mean in PUBLISHED:
         best, _ = best_quorum(mean)
@@ -215,7 +237,9 @@ def make(flags: Flags) -> None:
         f" [95 % interval]. Fastest: {winners}."
     )
     write(flags.out, "backup_workers_to_target", rows, note)
-    axes = {regime: {"yscale": "log", "ylabel": f"virtual seconds until f - f* = {TARGET}"} for regime in REGIMES}
+    axes = {}
+    for regime in REGIMES:
+        axes[regime] = {"yscale": "log", "ylabel": f"virtual seconds until f - f* = {TARGET}"}
     axes[""] = {"xlabel": "N, gradients used of 100", "ylabel": "virtual seconds per gradient"}
     table = pandas.concat([*drawn, *drawn_to_target])
     markers = {"closed form": ",", "measured": "o"}
