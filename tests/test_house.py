@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 LIMITS = {
     "asyncsgd": Limits(208_500, 10.4, 5.0),
     "analysis": Limits(76_100, 11.4, 5.0),
-    "experiments": Limits(37_800, 11.9, 5.0),
+    "experiments": Limits(38_300, 11.5, 1.0),
     "tests": Limits(261_000, 14.2, 5.0),
 }
 FLAG_PRODUCTS = 12
