@@ -22,11 +22,12 @@ import time
 from pathlib import Path
 
 from commands import until
-from doors import marked
+from doors import ROOT, marked
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN_NO_PI = 0x1001
+SCRIPT = ROOT / "experiments" / "stilt_mlm.py"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 
@@ -140,13 +141,16 @@ class Hosts:
     def said(self, host):
         return (self.folders[host] / "out.txt").read_text(errors="replace")
 
+    def pids(self, host):
+        """All processes of a host."""
+        listed = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
     def kill(self, host):
         """End all that runs on a host at once, as when its power fails."""
-        name = self.names[host]
-        listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
-        for pid in listed.stdout.split():
+        for pid in self.pids(host):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def ended(self, process, seconds=240.0):
         """Wait for a process; its exit code."""

@@ -9,7 +9,7 @@ import time
 import hosts
 import pytest
 from commands import until
-from doors import ROOT, marked
+from doors import marked
 
 TOKEN = "0123456789abcdef" * 2
 REASON = hosts.why_not()
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(bool(REASON), reason=REASON),
 ]
-SCRIPT = ROOT / "experiments" / "stilt_mlm.py"
+SCRIPT = hosts.SCRIPT
 IN_TURNS = ["--rule", "ssp:slack=2"]
 """Nobody is done with the run before the workers of the other host have begun."""
 
@@ -142,6 +142,20 @@ def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
         assert codes == [0, 0], two.said(0) + two.said(1)
         assert summary_of(two)["num_updates"] == 20
         assert [record["worker"] for record in arrivals_of(two)].count(1) == 10
+
+
+def test_a_host_that_is_cut_off_for_longer_than_the_deadline_is_lost_on_both_sides(flags, tmp_path):
+    in_step = ["--rule", "ssp:slack=0", "--worker-deadline", "4"]
+    with hosts.Hosts(tmp_path) as two:
+        leader, other = two.torchrun(SCRIPT, *flags, *in_step, "--samples", "8000", tokens=(TOKEN, TOKEN))
+        until(lambda: has_trained(two), "the hosts train", 180)
+        two.is_cut = True
+        until(lambda: "rank 0 on 10.99.0.1 is lost (no sign of life for 4 s)" in two.said(1), "host 1 says so", 60)
+        assert two.ended(other) != 0
+        until(lambda: (two.folders[0] / "run" / "summary.json").exists(), "the run ends", 240)
+        assert (summary_of(two)["status"], summary_of(two)["num_samples"]) == ("DONE", 8000)
+        assert "no sign of life for 4 s" in two.said(0)
+        leader.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
 
 
 def test_a_run_that_ends_as_a_cut_ends_has_ended_on_both_hosts(flags, tmp_path):

@@ -49,10 +49,29 @@ from asyncsgd.core.awake import awake
 from asyncsgd.core.limits import POLL_SECONDS
 from asyncsgd.errors import RunError
 
-BETWEEN_SIGNS = 5.0
-"""Seconds between two signs of life."""
-LONGEST_SILENCE = 60.0
-"""Seconds without a sign of life after which a host is lost."""
+_DEADLINE = 60.0
+_BETWEEN_SIGNS = 5.0
+_SIGNS_BEFORE_DEADLINE = 4
+"""How often a host says at least that it lives before it would be lost."""
+_BEFORE_A_WORD = 15.0
+"""Seconds that rank 0 waits for a host before it says so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Signs:
+    """When hosts say that they live."""
+
+    deadline: float = _DEADLINE
+    """Seconds without a sign of life after which a host is lost."""
+
+    @classmethod
+    def of(cls, worker_deadline: float | None) -> Signs:
+        return cls() if worker_deadline is None else cls(worker_deadline)
+
+    @property
+    def between(self) -> float:
+        """Seconds between two signs of life."""
+        return min(_BETWEEN_SIGNS, self.deadline / _SIGNS_BEFORE_DEADLINE)
 
 
 def versions() -> dict[str, str]:
@@ -111,11 +130,23 @@ class Hosts:
         place: of this process.
         token: that all hosts have; empty where the network is trusted.
         interface: whose address gloo listens on; None: that of the way to each host.
+        signs: of life.
         stop: raises when the user has asked to stop.
+        tell: says a line to the user.
     """
 
-    def __init__(self, place: Host, token: bytes, interface: str | None, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        place: Host,
+        token: bytes,
+        interface: str | None,
+        signs: Signs,
+        stop: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
         self.place = place
+        self._signs = signs
+        self._tell = tell
         # Where torchrun has no store of its own, rank 0 opens the one in which all meet, for as long as it lives.
         self._store, _, _ = next(iter(dist.rendezvous("env://")))
         self._meetings: dict[int, Meeting] = {}
@@ -205,10 +236,15 @@ class Hosts:
         it has the token."""
         store = dist.PrefixStore(self.place.prefix, self._store)
         name = _name_of_address(host)
-        until = time.monotonic() + MEETING.total_seconds()
+        began = time.monotonic()
+        has_told = False
         while not store.check([name]):
             stop()
-            if time.monotonic() > until:
+            waited = time.monotonic() - began
+            if waited > _BEFORE_A_WORD and not has_told:
+                has_told = True
+                self._tell(f"waits for host {host}: type the same command there, with --node-rank {host}")
+            if waited > MEETING.total_seconds():
                 raise RunError(f"host {host} has not come within {MEETING}; start torchrun there as well")
             time.sleep(0.05)
         try:
@@ -223,7 +259,7 @@ class Hosts:
         rank 0 is lost."""
         waiting = list(self._links.values())
         began = awake()
-        while waiting and awake() - began < LONGEST_SILENCE:
+        while waiting and awake() - began < self._signs.deadline:
             wait([link.fileno() for link in waiting], POLL_SECONDS)
             waiting = [link for link in waiting if not _has_left(link)]
 
@@ -281,9 +317,9 @@ class Hosts:
     def _watch(self) -> None:
         """Send signs of life and look for those of the hosts, until all is over."""
         heard = dict.fromkeys(self._links, awake())
-        while not self._over.wait(BETWEEN_SIGNS):
+        while not self._over.wait(self._signs.between):
             for host in list(heard):
-                reason = _exchange_signs(self._links[host], heard, host)
+                reason = _exchange_signs(self._links[host], heard, host, self._signs.deadline)
                 if reason is not None:
                     del heard[host]
                     self._lose(host, reason)
@@ -295,7 +331,7 @@ class Hosts:
             self._workers[worker].give_up(f"its host {hello.host} is lost: {reason}")
 
 
-def _exchange_signs(link: Pair, heard: dict[int, float], host: int) -> str | None:
+def _exchange_signs(link: Pair, heard: dict[int, float], host: int, deadline: float) -> str | None:
     """Send a sign of life, and note when the other end has sent one; why it is lost, if it is."""
     try:
         link.send(Alive())
@@ -304,8 +340,8 @@ def _exchange_signs(link: Pair, heard: dict[int, float], host: int) -> str | Non
             heard[host] = awake()
     except Gone as gone:
         return str(gone)
-    if awake() - heard[host] > LONGEST_SILENCE:
-        return f"no sign of life for {LONGEST_SILENCE:g} s"
+    if awake() - heard[host] > deadline:
+        return f"no sign of life for {deadline:g} s"
     return None
 
 
@@ -325,12 +361,15 @@ class Member:
 
     Args:
         place: of this process.
-        token, interface: as of `Hosts`.
+        token, interface, signs: as of `Hosts`.
         hardware: of this host.
     """
 
-    def __init__(self, place: Host, token: bytes, interface: str | None, hardware: dict[str, Any]) -> None:
+    def __init__(
+        self, place: Host, token: bytes, interface: str | None, signs: Signs, hardware: dict[str, Any]
+    ) -> None:
         self.place = place
+        self._signs = signs
         address = _own_address(interface, place.leader)
         self.meeting = place.meeting(address, token)
         self.meeting.open().set(_name_of_address(place.number), address)
@@ -400,7 +439,7 @@ class Member:
         said = 0.0
         while True:
             try:
-                if awake() - said > BETWEEN_SIGNS:
+                if awake() - said > self._signs.between:
                     self._link.send(Alive())
                     said = awake()
                 if wait([self._link.fileno()], POLL_SECONDS):
@@ -410,8 +449,8 @@ class Member:
                     heard = awake()
             except Gone as gone:
                 raise RunError(self._lost(str(gone))) from gone
-            if awake() - heard > LONGEST_SILENCE:
-                raise RunError(self._lost(f"no sign of life for {LONGEST_SILENCE:g} s"))
+            if awake() - heard > self._signs.deadline:
+                raise RunError(self._lost(f"no sign of life for {self._signs.deadline:g} s"))
 
     def _lost(self, reason: str) -> str:
         return (

@@ -32,7 +32,7 @@ def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
     if launch.several_hosts and has_server:
         token_of(output)
         return
-    for name in ("token_file", "trust_network"):
+    for name in ("token_file", "trust_network", "worker_deadline"):
         if getattr(output, name):
             raise UsageError(f"{flag_of(name)} is for --mode async on several hosts of torchrun; drop it")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from asyncsgd.backends.hosts import Host, Hosts
+from asyncsgd.backends.hosts import Host, Hosts, Signs
 from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
 from asyncsgd.backends.token import TRUSTED, token_of
 from asyncsgd.core.checkpoints import Found, Policy, Saver
@@ -27,6 +27,7 @@ from asyncsgd.core.limits import Result
 from asyncsgd.core.signals import StopRequest, held
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, is_out_of_memory, reason
 from asyncsgd.pipeline.cut import anatomy
+from asyncsgd.records.best_effort import say
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
@@ -145,7 +146,10 @@ def carry_out(
             if launch.several_hosts:
                 place = Host.of_torchrun(launch)
                 token = token_of(run.output) if run.runtime.has_server else TRUSTED
-                hosts = closing.enter_context(Hosts(place, token, run.output.interface, listening.check))
+                signs = Signs.of(run.output.worker_deadline)
+                tell = _silent if quiet else say
+                others = Hosts(place, token, run.output.interface, signs, listening.check, tell)
+                hosts = closing.enter_context(others)
             opened = _open(run, launch, board, hosts, folder, context, listening, quiet, receivers, callbacks, shown)
             listening.check()
             closing.enter_context(listening.during_a_run())
@@ -198,6 +202,10 @@ def carry_out(
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
             summary = run.summary() | {"status": result.status, "message": result.message}
     return Ended(result, summary, live, unexpected)
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
 
 
 def _leave(live: Live) -> None:
@@ -291,7 +299,7 @@ def _open(
         hosts.begin(begin_of(run, facts, resume), stop.check)
     if folder is not None and resume is None:
         folder.write_environment(environment)
-    tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
+    tell: Callable[[str], None] = _silent if quiet else teller(folder)
     for line in lines:
         tell(line)
     tracking.start(tell, None if folder is None else folder.settings_yaml)

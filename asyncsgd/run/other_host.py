@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from asyncsgd.backends.copies import listed
-from asyncsgd.backends.hosts import Host, Member
+from asyncsgd.backends.hosts import Host, Member, Signs
 from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_launcher
 from asyncsgd.backends.link import Begin, Prepared, Refused
 from asyncsgd.backends.rank_main import serve_rank
@@ -62,7 +62,7 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
     workers = f"worker {last}" if last == place.first else f"workers {place.first} to {last}"
     say(f"host {place.number} of {place.num_hosts}: {workers}; {place.leader} leads, and has the run's folder")
     try:
-        member = Member(place, token_of(run.output), run.output.interface, hardware(run.device))
+        member = _member(run, place, token_of(run.output))
         notice = member.told()
         try:
             check_settings(run, notice)
@@ -121,7 +121,7 @@ def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str,
     place = Host.of_torchrun(launch)
     name = f"folders on host {place.number}"
     if launch.local_rank == 0:
-        member = Member(place, TRUSTED, run.output.interface, hardware(run.device))
+        member = _member(run, place, TRUSTED)
         notice = member.told()
         try:
             check_settings(run, notice)
@@ -132,6 +132,11 @@ def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str,
         board.put(name, msgspec.json.encode(places))
         member.answer(Prepared())
     return msgspec.json.decode(board.get(name), type=dict[str, str])
+
+
+def _member(run: Run, place: Host, token: bytes) -> Member:
+    signs = Signs.of(run.output.worker_deadline)
+    return Member(place, token, run.output.interface, signs, hardware(run.device))
 
 
 def check_settings(run: Run, notice: Begin) -> None:

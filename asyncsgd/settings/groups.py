@@ -320,6 +320,12 @@ class Output:
     interface: str | None = setting(
         None, "network interface to the other hosts; several hosts only", unset="that of the way to each host"
     )
+    worker_deadline: float | None = setting(
+        None,
+        "seconds without a sign of life after which another host is lost, and its workers; several hosts only",
+        unset="60",
+        above=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
