@@ -60,7 +60,11 @@ def batches_of(two):
         return []
     lines = path.read_text(errors="replace").splitlines()
     arrivals = [json.loads(line) for line in lines if '"arrival"' in line]
-    return [tuple(batch) for record in arrivals for batch in record["batches"]]
+    batches = []
+    for record in arrivals:
+        for stream, first, end in record["batches"]:
+            batches += [(stream, number) for number in range(first, end)]
+    return batches
 
 
 def workers_on(two, host):
