@@ -14,7 +14,10 @@ def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(words, 
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3].rstrip(":") for line in lines] == list(COMMANDS)
-    assert all(line.startswith("python -m analysis ") and ": " in line and line.endswith(".") for line in lines)
+    for line in lines:
+        assert line.startswith("python -m analysis ")
+        assert ": " in line
+        assert line.endswith(".")
     started = {path.stem for path in ANALYSIS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
     started |= {path.parent.name for path in ANALYSIS.glob("*/__main__.py")}
     assert started - {"__main__"} == set(COMMANDS)

@@ -25,7 +25,8 @@ def questions(folder, of_async, of_sync):
 def test_pairs_of_which_both_runs_are_those_of_another_pair_count_once(tmp_path, number, copies):
     tests = questions(tmp_path, copies, copies)
     assert set(tests["n"]) == {number}
-    assert all("is a copy of seed 0 and counts once" in why for why in tests["left_out"])
+    for why in tests["left_out"]:
+        assert "is a copy of seed 0 and counts once" in why
     assert number >= 6 or not set(tests["word"]) & {"better", "worse", "equivalent"}
 
 
@@ -34,7 +35,8 @@ def test_an_arm_that_repeats_itself_is_said_and_confirms_nothing(tmp_path):
     assert set(tests["n"]) == {8}
     assert set(tests["family"]) == {"exploratory"}
     said = "The 8 runs of sync-w4-virtual end at 7 different sets of parameters, so they are not independent."
-    assert all(said in caveats for caveats in tests["caveats"])
+    for caveats in tests["caveats"]:
+        assert said in caveats
 
 
 @pytest.mark.parametrize("ends", [OWN, [None] * 8])
@@ -66,7 +68,9 @@ def test_a_second_run_with_a_result_confirms_nothing_and_a_killed_one_is_told(tm
 
     study = planned_study(tmp_path, again)
     row = row_of(study, "time_to_target")
-    assert (row.family, row.word, row.n) == (family, "better", 8)
+    assert row.family == family
+    assert row.word == "better"
+    assert row.n == 8
     counted = "eside the runs of async-w4-virtual that are counted there are"
     made = f"{counted} others of their seeds with a result (1)."
     assert (made in study.headlines[0].text) == (family == "exploratory")
@@ -99,4 +103,5 @@ def test_copies_of_fine_tunings_count_once(tmp_path):
             runs.append(planned(at, "finetune", arm.name, seed, parent=test, finetune_seed=seed))
     write_plan(tmp_path, [SYNC, ASYNC], runs)
     row = row_of(asyncsgd.load(tmp_path), "macro_f1")
-    assert (row.n, row.left_out) == (7, "seed 1 is a copy of seed 0 and counts once")
+    assert row.n == 7
+    assert row.left_out == "seed 1 is a copy of seed 0 and counts once"

@@ -90,7 +90,9 @@ def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path,
         write_run(tmp_path / f"one{number}", ONE, straight(6.0, loss, seconds=20.0), seed=number)
     write_finetuning(tmp_path / "ft", seed=0, macro_f1=0.5, parent=None)
     (row,), _ = notes_of(tmp_path, capsys)
-    assert (row["mode"], row["processes x batch"], row["runs"]) == ("single", "1 x 64", "2/2")
+    assert row["mode"] == "single"
+    assert row["processes x batch"] == "1 x 64"
+    assert row["runs"] == "2/2"
     assert row["eval loss (exact)"].startswith("5.1000 ±")
 
 

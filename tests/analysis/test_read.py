@@ -26,11 +26,28 @@ def two_arms(folder, seeds=6, **options):
 def test_a_run_has_what_its_files_say(tmp_path):
     write_run(tmp_path / "a", ASYNC, CURVE, seed=7, delays=[1, 3])
     (run,) = asyncsgd.load(tmp_path).runs.itertuples()
-    assert (run.run, run.stage, run.arm, run.seed, run.status) == ("a", "test", "async-w4-virtual", 7, "DONE")
-    assert (run.mode, run.rule, run.workers, run.batch_size, run.clock) == ("async", "asynchronous", 4, 16, "virtual")
-    assert (run.loss, run.metric, run.seconds, run.samples, run.delay_max) == (5.0, 0.5, 10.0, 160, 3)
-    assert (run.machine, run.device, run.threads) == ("a processor, 2 cores", "cpu", 1)
-    assert (run.usable, run.diverged, run.left_out, run.resumes) == (True, False, "", 0)
+    assert run.run == "a"
+    assert run.stage == "test"
+    assert run.arm == "async-w4-virtual"
+    assert run.seed == 7
+    assert run.status == "DONE"
+    assert run.mode == "async"
+    assert run.rule == "asynchronous"
+    assert run.workers == 4
+    assert run.batch_size == 16
+    assert run.clock == "virtual"
+    assert run.loss == 5.0
+    assert run.metric == 0.5
+    assert run.seconds == 10.0
+    assert run.samples == 160
+    assert run.delay_max == 3
+    assert run.machine == "a processor, 2 cores"
+    assert run.device == "cpu"
+    assert run.threads == 1
+    assert run.usable is True
+    assert run.diverged is False
+    assert run.left_out == ""
+    assert run.resumes == 0
 
 
 @pytest.mark.parametrize(
@@ -61,7 +78,8 @@ def test_a_damaged_run_is_in_no_number_and_says_why(tmp_path, file, old, new, to
     path.write_text(path.read_text().replace(old, new))
     (run,) = asyncsgd.load(tmp_path).runs.itertuples()
     assert run.left_out.startswith(told)
-    assert (run.usable, run.status) == (False, told.partition(":")[0])
+    assert run.usable is False
+    assert run.status == told.partition(":")[0]
 
 
 def test_a_run_without_a_summary_is_unfinished_and_is_of_its_arm(tmp_path):
@@ -77,7 +95,9 @@ def test_a_run_without_a_summary_is_unfinished_and_is_of_its_arm(tmp_path):
 def test_a_loss_that_is_no_number_is_a_run_that_diverged(tmp_path):
     write_run(tmp_path / "a", ASYNC, [*CURVE[:3], (120, 8.0, None)])
     (run,) = asyncsgd.load(tmp_path).runs.itertuples()
-    assert (run.diverged, run.usable, run.status) == (True, True, "DONE")
+    assert run.diverged is True
+    assert run.usable is True
+    assert run.status == "DONE"
 
 
 def test_a_plan_says_which_runs_there_should_be(tmp_path):
@@ -110,7 +130,8 @@ def test_a_run_has_every_setting_that_was_planned_or_is_told_or_leaves_its_place
     edit_json(folder / "plan.json", settings={run: planned | {"weight_decay": 0.01, "cache_dir": None}})
     (folder / run / "settings.yaml").write_text(yaml.safe_dump(planned | {key: value}))
     row = asyncsgd.load(folder).runs.loc[run]
-    assert (row["status"], row["left_out"] or row["notes"]) == (status, told)
+    assert row["status"] == status
+    assert (row["left_out"] or row["notes"]) == told
 
 
 def test_a_run_that_is_not_what_its_place_says_leaves_its_place_empty(tmp_path):
@@ -118,7 +139,8 @@ def test_a_run_that_is_not_what_its_place_says_leaves_its_place_empty(tmp_path):
     shutil.rmtree(folder / f"test/{ASYNC.name}/s105")
     shutil.copytree(folder / f"test/{ASYNC.name}/s104", folder / f"test/{ASYNC.name}/s105")
     run = asyncsgd.load(folder).runs.loc[f"test/{ASYNC.name}/s105"]
-    assert (run["status"], run["left_out"]) == ("MISPLACED", "its folder holds another run: seed 104, not 105")
+    assert run["status"] == "MISPLACED"
+    assert run["left_out"] == "its folder holds another run: seed 104, not 105"
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"schema": 99}'])
@@ -155,7 +177,8 @@ def test_what_nobody_fixed_before_the_runs_confirms_nothing(tmp_path, registered
     hashed = {"analysis_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     edit_json(folder / "plan.json", **{"runs": runs, **hashed, **plan})
     why = asyncsgd.load(folder).exploratory
-    assert (why.startswith(told), bool(why)) == (True, bool(told))
+    assert why.startswith(told)
+    assert bool(why) == bool(told)
 
 
 @pytest.mark.parametrize(

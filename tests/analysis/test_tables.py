@@ -94,7 +94,10 @@ def test_a_run_that_diverged_is_worse_than_any_other():
     theirs = [2.0] * 8
     assert asyncsgd.compare(ours, theirs)["word"] == "better"
     row = asyncsgd.compare([*ours[:7], math.inf], theirs)
-    assert (row["test"], row["diverged"], row["wins"], math.isnan(row["estimate"])) == ("signed rank", (1, 0), 7, True)
+    assert row["test"] == "signed rank"
+    assert row["diverged"] == (1, 0)
+    assert row["wins"] == 7
+    assert math.isnan(row["estimate"])
 
 
 def test_a_verdict_needs_six_pairs_whatever_its_level():

@@ -65,7 +65,8 @@ def changed(folder, **changes):
 def test_runs_that_differ_in_what_decides_a_result_are_not_comparable(tmp_path, changes, told):
     study = changed(tmp_path, **changes)
     assert set(study.tests["word"]) == {"not comparable"}
-    assert all(reason.startswith(told) for reason in study.tests["reason"])
+    for reason in study.tests["reason"]:
+        assert reason.startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,8 @@ def test_runs_of_unlike_budgets_are_not_comparable_unless_the_plan_says_that_the
     arms = [dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC)]
     study = two_arms(tmp_path / "unsaid", *CURVES, arms=arms, afterwards=change)
     assert set(study.tests["word"]) == {"not comparable"}
-    assert all(reason.startswith(f"{key} of async-w4-virtual: {value}; of sync") for reason in study.tests["reason"])
+    for reason in study.tests["reason"]:
+        assert reason.startswith(f"{key} of async-w4-virtual: {value}; of sync")
     arms[1] = dataclasses.replace(ASYNC, settings={"samples": 1600, key: value})
     study = two_arms(tmp_path / "said", *CURVES, arms=arms, afterwards=change)
     assert row_of(study, "loss_at_equal_samples").word == "better"
@@ -107,7 +109,8 @@ def test_a_control_arm_with_a_budget_in_samples_is_compared_with_arms_that_have_
     arms = [(SYNC, curves), (ASYNC, CURVES[1]), (small, curves)]
     study = study_of(tmp_path, arms, registration={"control": "sync_small"})
     row = row_of(study, "loss_at_equal_samples", reference=small.name)
-    assert (row.family, row.word) == ("secondary", "better")
+    assert row.family == "secondary"
+    assert row.word == "better"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +129,8 @@ def test_loose_runs_that_differ_in_a_setting_are_compared_where_the_reader_says_
             curve = reaches(time, end=value if key == "seconds" else 100.0)
             write_run(tmp_path / f"{arm.algorithm}{seed}", own, curve, seed=seed)
     row = row_of(results_of(tmp_path), "loss_at_equal_samples")
-    assert (row.word, row.reason) == (
-        "not comparable",
-        f"{told}(if the arms are meant to differ in it: --arms {key})",
-    )
+    assert row.word == "not comparable"
+    assert row.reason == f"{told}(if the arms are meant to differ in it: --arms {key})"
     said = asyncsgd.load(tmp_path, arms=[key])
     assert row_of(said, "loss_at_equal_samples").word == "better"
     command = cli(["analysis.report", str(tmp_path), "--format", "sentence", "--arms", key])
@@ -142,10 +143,8 @@ def test_another_model_is_not_comparable_although_the_plan_says_it(tmp_path):
         for arm, model in ((SYNC, "small"), (ASYNC, "tiny"))
     ]
     study = two_arms(tmp_path, *CURVES, arms=arms)
-    assert all(
-        reason.startswith("model of async-w4-virtual: tiny; of sync-w4-virtual: small; initial parameters of ")
-        for reason in study.tests["reason"]
-    )
+    for reason in study.tests["reason"]:
+        assert reason.startswith("model of async-w4-virtual: tiny; of sync-w4-virtual: small; initial parameters of ")
 
 
 MEASURED = [dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC)]
@@ -158,7 +157,8 @@ def test_machines_that_nobody_knows_are_not_the_same(tmp_path):
                 path.unlink()
 
     row = row_of(two_arms(tmp_path, *CURVES, arms=MEASURED, afterwards=change), "time_to_target", "async-w4", "sync-w4")
-    assert (row.word, row.reason) == ("not comparable", "machine of async-w4: not known; of sync-w4: not known")
+    assert row.word == "not comparable"
+    assert row.reason == "machine of async-w4: not known; of sync-w4: not known"
 
 
 def tuned(folder, scores, lost=None, status="FAILED", each=1):
@@ -191,7 +191,10 @@ BETTER = [score + 0.05 + 0.001 * k for k, score in enumerate(SCORES)]
 
 def test_scores_after_fine_tuning_are_compared_by_pretraining_seed(tmp_path):
     row = row_of(tuned(tmp_path, (SCORES, BETTER)), "macro_f1")
-    assert (row.family, row.word, row.n, row.wins) == ("primary", "better", 7, 7)
+    assert row.family == "primary"
+    assert row.word == "better"
+    assert row.n == 7
+    assert row.wins == 7
     assert row.estimate == pytest.approx(0.053)
 
 
@@ -251,17 +254,21 @@ def stopped(folder, reference, treatment):
 def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     study = stopped(tmp_path / "often", (EIGHT, 20), ([6 + k / 2 for k in range(8)], 1))
     row = row_of(study, "time_to_target")
-    assert (row.word, row.reached, row.family) == ("better", (8, 8), "exploratory")
+    assert row.word == "better"
+    assert row.reached == (8, 8)
+    assert row.family == "exploratory"
     assert any("async-w4-virtual was evaluated 20 times as often as sync-w4-virtual" in one for one in row.caveats)
     assert row.treatment_ends.tolist() == [[0.0, math.ceil(6 + k / 2)] for k in range(8)]
     assert row.reference_ends.tolist() == [
         [20 * math.ceil(time / 20) - 20, 20 * math.ceil(time / 20)] for time in EIGHT
     ]
     row = row_of(stopped(tmp_path / "near", (EIGHT, 20), ([time - 1 for time in EIGHT], 1)), "time_to_target")
-    assert (row.word, row.reached) == ("undecided", (8, 8))
+    assert row.word == "undecided"
+    assert row.reached == (8, 8)
     assert row.reason.startswith("evaluated every 20 virtual s (type evaluations=40 for a narrower answer); p_Holm")
     row = row_of(stopped(tmp_path / "alike", (EIGHT, 5), (SOONER, 5)), "time_to_target")
-    assert (row.word, row.family) == ("better", "primary")
+    assert row.word == "better"
+    assert row.family == "primary"
     assert row.ratio_ends[0] < sum(EIGHT) / sum(SOONER) < row.ratio_ends[1]
 
 
@@ -310,6 +317,7 @@ def test_throughput_over_one_worker_is_of_one_machine(tmp_path):
     for arm, seconds in ((one, 40.0), (four, 20.0)):
         write_run(tmp_path / arm.algorithm, arm, straight(6.0, 5.0, seconds=seconds))
     table = results_of(tmp_path).table("arms").set_index("workers")
-    assert (table.loc[4, "speed_up"], table.loc[4, "efficiency"]) == (2.0, 0.5)
+    assert table.loc[4, "speed_up"] == 2.0
+    assert table.loc[4, "efficiency"] == 0.5
     edit_json(tmp_path / "async" / "environment.json", cpu="another")
     assert math.isnan(results_of(tmp_path).table("arms").set_index("workers").loc[4, "speed_up"])

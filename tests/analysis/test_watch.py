@@ -125,7 +125,8 @@ def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory):
         assert run.workers == wanted.workers
         assert run.evaluations == wanted.evaluations
         assert run.progress.delays == wanted.progress.delays
-        assert (run.progress.num_samples, run.faults) == (wanted.progress.num_samples, wanted.faults)
+        assert run.progress.num_samples == wanted.progress.num_samples
+        assert run.faults == wanted.faults
 
     check()
 
@@ -166,7 +167,9 @@ def test_records_that_a_resume_has_taken_back_are_not_shown(tmp_path):
     os.truncate(tmp_path / "a" / "events.jsonl", len(lines[0] + lines[1]))  # the header and the first evaluation
     run.read()
     assert [record.loss for record in run.evaluations] == [4.0]
-    assert (run.progress.num_samples, run.workers, run.faults) == (0, {}, [])
+    assert run.progress.num_samples == 0
+    assert run.workers == {}
+    assert run.faults == []
 
 
 def test_it_ends_when_the_run_is_done(tmp_path, capsys):
@@ -206,7 +209,8 @@ def test_ctrl_c_ends_it_with_exit_code_0(tmp_path):
     finally:
         watching.kill()
         folder.close()
-    assert (watching.returncode, err) == (0, b"")
+    assert watching.returncode == 0
+    assert err == b""
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
