@@ -146,7 +146,8 @@ def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_k
     swapped = new[(new != MASK) & (new != old)]
     assert set(swapped.tolist()) == set(range(len(SPECIAL), VOCABULARY))  # all ordinary ids, no special one
     counts = np.bincount(swapped, minlength=VOCABULARY)[len(SPECIAL) :]
-    assert all(within_five_sigma(int(count), len(swapped), 1 / 100) for count in counts)
+    for count in counts:
+        assert within_five_sigma(int(count), len(swapped), 1 / 100)
 
 
 @given(length=st.integers(1, 60), seed=st.integers(0, 10**6), probability=st.floats(0.001, 0.999))
@@ -157,7 +158,8 @@ def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(leng
     chosen = ByWord().choose(sample, probability, np.random.default_rng(seed))
     words = words_of(sample)
     below = [bool(draws[word[0]] < probability) for word in words]
-    assert all(chosen[word].all() or not chosen[word].any() for word in words)
+    for word in words:
+        assert chosen[word].all() or not chosen[word].any()
     assert [bool(chosen[word[0]]) for word in words] == below or (not any(below) and chosen.any())
 
 
@@ -251,7 +253,8 @@ def test_evaluation_masks_are_the_same_for_every_seed_and_in_any_grouping_and_pa
     assert sorted(whole) == sorted({tuple(row.tolist()) for row in samples.rows("ids", range(50))})
     other = data(samples, batch_size=16, seed=123).evaluation["main"]
     assert len(batches) == len(other) == 2
-    assert all(equal(batches[index], other[index]) for index in range(2))
+    for index in range(2):
+        assert equal(batches[index], other[index])
     for size in (1, 7, 50, 64):
         monkeypatch.setattr(MaskedLM, "eval_batch_size", size)
         assert masked_samples(data(samples).evaluation["main"]) == whole
@@ -344,7 +347,8 @@ def test_an_epoch_of_the_first_order_repeats_no_sample_where_there_are_enough(
     if by_length:
         runs = [lengths[np.concatenate(batches[first : first + RUN])] for first in range(0, num_batches, RUN)]
         spans = sorted((run.min(), run.max()) for run in runs)
-        assert all(shorter[1] <= longer[0] for shorter, longer in itertools.pairwise(spans))
+        for shorter, longer in itertools.pairwise(spans):
+            assert shorter[1] <= longer[0]
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +383,8 @@ def test_a_run_has_the_order_that_it_names_when_it_is_replayed_and_resumed(folde
     began_from = [checkpoint["began_from"]["order of samples"] for checkpoint in checkpoints]
     assert [header["sample_order"], *began_from] == [1, 1, 1]
     replayed = asyncsgd.replay(folder / "one", cache=folder / "cache")
-    assert (replayed.identical, replayed.difference) == (True, "")
+    assert replayed.identical is True
+    assert replayed.difference == ""
     whole = train(folder, "whole", samples=144, sample_order=1)
     with pytest.raises(asyncsgd.UsageError, match="sample_order 1 -> 2"):
         train(folder, "one", samples=144)

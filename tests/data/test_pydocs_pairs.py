@@ -68,6 +68,7 @@ def test_classification_learns_the_pairs_by_name_and_is_told_the_baseline(tmp_pa
     task = Classification(data_name="pydocs:pairs", model_name="tiny", seq_len=16).prepare(0, tmp_path)
     facts = task.facts()
     sides, accuracy = load_pairs(tmp_path)
-    assert (facts["labels"], facts["num_train_samples"]) == (list(LABELS), len(sides["train"]))
+    assert facts["labels"] == list(LABELS)
+    assert facts["num_train_samples"] == len(sides["train"])
     assert in_words(accuracy) in facts["notes"]
     assert {len(task.samples(side)) for side in ("train", "eval")} == set(map(len, sides.values()))

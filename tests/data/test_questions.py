@@ -175,12 +175,16 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     }
     for kind in (".jsonl", ".json", ".json.gz", ".parquet"):
         data = load_questions(str(tmp_path / f"train{kind}"), eval_data=str(tmp_path / f"dev{kind}"))
-        assert (data.name, data.questions, data.notes) == (f"train{kind}", sides, ())
+        assert data.name == f"train{kind}"
+        assert data.questions == sides
+        assert data.notes == ()
     folder = load_questions(str(tmp_path))
-    assert (folder.questions, folder.fingerprint) == (sides, data.fingerprint)
+    assert folder.questions == sides
+    assert folder.fingerprint == data.fingerprint
     assert "3 training questions whose id was there before are left out" in folder.notes
     joined = load_questions(f"{tmp_path / 'train.json'}+{tmp_path / 'dev.json'}", eval_data=str(tmp_path / "dev.json"))
-    assert (joined.name, joined.questions["train"]) == ("train.json+dev.json", sides["train"])
+    assert joined.name == "train.json+dev.json"
+    assert joined.questions["train"] == sides["train"]
     assert joined.notes == ("1 training questions about contexts of the evaluation are left out",)
 
 

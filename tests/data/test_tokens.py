@@ -54,7 +54,8 @@ def test_rows_are_cut_at_the_sequence_length_less_the_special_tokens_and_begin_w
     assert tokens.row("ids", 0).tolist() == [2, 5, 6, 7, 8, 3]
     starts = [[True, True, False, True], [True, True, True, False], [True, True, True, True]]
     assert inner(tokens, "word_starts") == starts
-    assert (tokens.values["ids"].dtype, tokens.values["word_starts"].dtype) == (np.int32, bool)
+    assert tokens.values["ids"].dtype == np.int32
+    assert tokens.values["word_starts"].dtype == bool
     blocks = rows_of(["a b", "bc", "acccc"], tokenizer, seq_len=7, blocks=True)
     assert inner(blocks) == [[5, 6, 6, 7, 5], [7, 7, 7, 7]]
     assert inner(blocks, "word_starts") == [[True, True, True, False, True], [True, False, False, False]]
@@ -111,7 +112,8 @@ def test_saved_rows_are_mapped_back_read_only(tmp_path, tokenizer):
     kept = Samples({**tokens.values, "label": np.arange(len(tokens))}, tokens.starts)
     kept.save(tmp_path / "tokens")
     loaded = Samples.load(tmp_path / "tokens")
-    assert (loaded.values.keys(), loaded.starts.keys()) == (kept.values.keys(), kept.starts.keys())
+    assert loaded.values.keys() == kept.values.keys()
+    assert loaded.starts.keys() == kept.starts.keys()
     for name, array in loaded.values.items():
         assert isinstance(array.base, np.memmap)
         assert array.dtype == kept.values[name].dtype

@@ -48,9 +48,11 @@ def test_spans_are_in_order_without_overlap_and_inside_the_text(text, terms):
     (spans,) = Lexicon(tuple(sorted(terms))).spans([text], "cpu")
     places = [place for span in spans for place in span]
     assert places == sorted(places)
-    assert all(0 <= start < end <= len(text) for start, end in spans)
+    for start, end in spans:
+        assert 0 <= start < end <= len(text)
     wanted = {"".join(term.lower().split()) for term in terms}
-    assert all("".join(text[start:end].lower().split()) in wanted for start, end in spans)
+    for start, end in spans:
+        assert "".join(text[start:end].lower().split()) in wanted
 
 
 def test_g2_is_that_of_the_contingency_table():

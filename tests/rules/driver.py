@@ -295,7 +295,8 @@ def assert_same_run(first, second):
     assert first.log == second.log
     assert torch.equal(first.parameters, second.parameters)
     assert first.pending.keys() == second.pending.keys()
-    assert all(torch.equal(first.pending[worker].slot, second.pending[worker].slot) for worker in first.pending)
+    for worker in first.pending:
+        assert torch.equal(first.pending[worker].slot, second.pending[worker].slot)
 
 
 def poison(thing):

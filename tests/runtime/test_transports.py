@@ -163,15 +163,17 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(way, tmp_pa
     ends = [joined(way, segment, number, tmp_path) for number in range(3)]
     threads = [Worker(theirs, number, size, seen) for number, (_, theirs) in enumerate(ends)]
     server, result, records = trained({number: ours for number, (ours, _) in enumerate(ends)}, segment, 600)
-    assert (result.status, server.version) == ("DONE", 300)
+    assert result.status == "DONE"
+    assert server.version == 300
     assert torch.equal(segment.parameters, torch.full((size,), 300.0))
     for thread in threads:
         thread.join(TIMEOUT)
         assert not thread.is_alive()
     events = [record for record in records if isinstance(record, Event)]
     assert len(events) == 300
-    assert all(seen[event.dispatch] == (event.read_version,) * 2 for event in events)
-    assert all(event.version - 1 - event.read_version == event.arrival_delay for event in events)
+    for event in events:
+        assert seen[event.dispatch] == (event.read_version,) * 2
+        assert event.version - 1 - event.read_version == event.arrival_delay
 
 
 class Lasting(NamedTuple):
@@ -597,7 +599,8 @@ def test_a_token_is_that_of_the_file_then_of_the_environment(tmp_path, monkeypat
 
 
 def test_an_address_is_that_of_the_way_or_of_the_interface():
-    assert (address_towards("127.0.0.1"), address_of_interface("lo")) == ("127.0.0.1", "127.0.0.1")
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_of_interface("lo") == "127.0.0.1"
     with pytest.raises(UsageError, match="--interface nowhere is not there; this host has "):
         address_of_interface("nowhere")
     with pytest.raises(UsageError, match=r"the host no\.such\.host\.invalid is not known here"):

@@ -157,7 +157,8 @@ def test_a_budget_in_samples_ends_where_a_longer_run_passes_by(rule, seed):
     long = run(rule, sampler, budget=Limits(samples=4 * samples), evaluations=4 * samples)
     assert arrivals(short.events) == arrivals(long.events[: len(short.events)])
     losses = {evaluation.version: evaluation.loss for evaluation in long.done.evaluations}
-    assert all(losses[evaluation.version] == evaluation.loss for evaluation in short.done.evaluations)
+    for evaluation in short.done.evaluations:
+        assert losses[evaluation.version] == evaluation.loss
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,8 @@ def test_the_kth_gradient_a_worker_starts_takes_the_seconds_of_its_kth_draw_and_
     abandoned = result.abandoned
     exact = not rule.local_steps
     for dispatch, (worker, _, seconds, ((stream, first, end),)) in sorted(result.started().items()):
-        assert (stream, first) == (worker, samples[worker])
+        assert stream == worker
+        assert first == samples[worker]
         taken = 0.0
         for _ in range(end - first):
             taken += speeds.draw_one(worker, draws[worker])
@@ -271,8 +273,10 @@ def test_a_user_who_stops_the_run_gets_what_there_is():
     calls = iter([False] * 7 + [True])
     more = {"budget": Limits(samples=100), "stop_requested": lambda: next(calls)}
     done = run(Asynchronous(), Constant().on(2, 0), **more).done
-    assert (done.result.status, done.result.message) == ("INTERRUPTED", "interrupted by the user")
-    assert (done.num_arrivals, done.version) == (7, 7)
+    assert done.result.status == "INTERRUPTED"
+    assert done.result.message == "interrupted by the user"
+    assert done.num_arrivals == 7
+    assert done.version == 7
 
 
 def test_two_workers_on_one_link_queue_for_it_first_come_first_served():

@@ -138,7 +138,8 @@ def test_packing_loses_no_document_and_overfills_no_row(lengths):
     rows = pack(lengths, 20)
     assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
     filled = sorted(sum(lengths[document] for document in row) for row in rows)
-    assert all(0 < length <= 20 for length in filled)
+    for length in filled:
+        assert 0 < length <= 20
     assert all(a + b > 20 for a, b in itertools.pairwise(filled))  # no two rows would fit one
 
 

@@ -78,7 +78,8 @@ def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_num
 def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts):
     weights = inverse_frequency(counts)
     assert np.dot(weights, counts) / sum(counts) == pytest.approx(1.0)
-    assert all((weight == 0) == (count == 0) for weight, count in zip(weights, counts, strict=True))
+    for weight, count in zip(weights, counts, strict=True):
+        assert (weight == 0) == (count == 0)
 
 
 def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training():

@@ -68,7 +68,8 @@ def test_several_labels_are_a_list_a_text_or_columns_and_none_is_a_legal_row(val
     test = [row | {"text": f"{row['text']} again"} for row in ROWS]
     folder = table(tmp_path / "p", train=ROWS, test=test)
     corpus, task = read(folder, labels="multi", **values)
-    assert (corpus.labels, corpus.train.labels) == (("x", "y"), ('["x", "y"]', "[]", '["y"]'))
+    assert corpus.labels == ("x", "y")
+    assert corpus.train.labels == ('["x", "y"]', "[]", '["y"]')
     prepared = task.prepare(0, tmp_path / "cache")
     batch = prepared.data(0).evaluation["main"][0]
     assert batch["labels"].tolist() == [[1, 1], [0, 0], [0, 1]]
@@ -90,7 +91,9 @@ def test_names_that_no_text_has_stay_and_a_class_that_only_the_evaluation_has_is
 def test_numbers_are_taken_as_they_are_and_missing_ones_are_left_out(tmp_path):
     rows = [{"text": "a", "label": -1}, {"text": "b", "label": "2.5"}, {"text": "c", "label": None}]
     corpus, task = read(table(tmp_path / "p", train=rows, test=[{"text": "d", "label": 4}]), labels="number")
-    assert (corpus.train.labels, corpus.eval.labels, corpus.labels) == (("-1.0", "2.5"), ("4.0",), ())
+    assert corpus.train.labels == ("-1.0", "2.5")
+    assert corpus.eval.labels == ("4.0",)
+    assert corpus.labels == ()
     assert "1 rows of p (train) without text and a number are left out" in corpus.notes
     assert task.prepare(0, tmp_path / "cache").facts()["labels"] == ["label"]
     for odd in ("three", True, float("inf")):

@@ -66,7 +66,9 @@ def test_to_another_kind_of_labels_the_encoder_is_kept_and_what_has_no_place_is_
     tagger = task_on(data, "two", tmp_path / "first", TokenClassification).prepare(1, tmp_path / "cache")
     kept = dict(tagger.model(1).named_parameters())
     before = dict(first.model(0).named_parameters())
-    assert all(torch.equal(kept[name], before[name]) for name in kept if name.startswith("bert."))
+    for name in kept:
+        if name.startswith("bert."):
+            assert torch.equal(kept[name], before[name])
     assert "dropped: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier" in tagger.facts()["notes"][-1]
     # And back: the pooler is new.
     tagger.save(tagger.model(1), tmp_path / "tagger")

@@ -49,7 +49,8 @@ def test_the_evaluation_set_is_all_samples_in_order_for_every_seed(num_samples, 
         main = numbered(num_samples, batch_size, seed).evaluation["main"]
         batches = [main[index] for index in range(len(main))]
         assert torch.cat(batches).tolist() == list(range(num_samples))
-        assert all(len(batch) == batch_size for batch in batches[:-1])
+        for batch in batches[:-1]:
+            assert len(batch) == batch_size
 
 
 class Pair(NamedTuple):
@@ -92,7 +93,9 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, ro
     batch = kind({"x": torch.arange(2 * rows).view(rows, 2), "inner": kind({"y": torch.arange(rows)}), "name": "a"})
     assert row_counts(batch) == [rows, rows]
     split = split_rows(batch, parts)
-    assert all(type(part) is type(batch) and part["name"] == "a" for part in split)
+    for part in split:
+        assert type(part) is type(batch)
+        assert part["name"] == "a"
     assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
     assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
     assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]

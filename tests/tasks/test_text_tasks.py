@@ -93,7 +93,8 @@ def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_o
     batches = task.data(0).evaluation["main"]
     others = task.data(1).evaluation["main"]
     assert len(batches) == len(others) > 1
-    assert all(same(batches[index], others[index]) for index in range(len(batches)))
+    for index in range(len(batches)):
+        assert same(batches[index], others[index])
     with pytest.raises(IndexError):
         batches[len(batches)]
     whole, *parts = (
@@ -105,7 +106,9 @@ def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_o
     )
     for sums in parts:
         assert sums["loss"] == pytest.approx(whole["loss"], rel=1e-12)
-        assert all(np.array_equal(sums[name], whole[name]) for name in whole if name != "loss")
+        for name in whole:
+            if name != "loss":
+                assert np.array_equal(sums[name], whole[name])
         assert list(task.metrics(sums)) == list(task.scored_by())
 
 
@@ -118,7 +121,8 @@ def test_prepared_again_it_is_the_same_from_the_cache_and_its_folder_is_loaded_b
     assert model.training
     task.save(model, tmp_path / "model")
     loaded = getattr(transformers, task.auto_class).from_pretrained(tmp_path / "model")
-    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
+    for one, two in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, two)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer("the ant").input_ids
     unprepared = dataclasses.replace(task, prepared=None)
@@ -196,7 +200,9 @@ def test_an_evaluation_set_may_have_any_name(task):
     said = measured(task, decode_sums(encode_sums(sums)))
     assert list(said.details["evaluations"]) == sorted(names)
     for other in said.details["evaluations"].values():
-        assert (other["loss"], other["weight"], other["metrics"]) == (said.loss, said.weight, said.metrics)
+        assert other["loss"] == said.loss
+        assert other["weight"] == said.weight
+        assert other["metrics"] == said.metrics
 
 
 @pytest.mark.parametrize("kind", EVERY_TASK, ids=lambda kind: kind.__name__)
@@ -205,7 +211,8 @@ def test_every_set_has_the_scores_that_it_has_alone_for_any_number_of_shards_and
     task = prepared(kind, folder, data_name=str(folder / "train.jsonl"), eval_data=tuple(places.values()))
     sets = task.data(0).evaluation
     model = task.model(0)
-    assert (list(sets), [one["name"] for one in task.facts()["evaluation_sets"]]) == (["main", "dev"], ["test", "dev"])
+    assert list(sets) == ["main", "dev"]
+    assert [one["name"] for one in task.facts()["evaluation_sets"]] == ["test", "dev"]
     whole, *parts = (
         measured(
             task, add_sums(evaluate_sets(task, model, sets, n, number, torch.device("cpu")) for n in range(number))
@@ -221,7 +228,8 @@ def test_every_set_has_the_scores_that_it_has_alone_for_any_number_of_shards_and
     for name, said in (("test", vars(whole)), ("dev", whole.details["evaluations"]["dev"])):
         alone = prepared(kind, folder, data_name=str(folder / "train.jsonl"), eval_data=f"{name}={places[name]}")
         expected = measured(alone, evaluate_sets(alone, model, alone.data(0).evaluation, 0, 1, torch.device("cpu")))
-        assert (said["loss"], said["metrics"]) == (expected.loss, expected.metrics)
+        assert said["loss"] == expected.loss
+        assert said["metrics"] == expected.metrics
 
 
 def test_a_text_of_any_set_is_not_trained_on_whatever_names_the_set(folder, tmp_path):
@@ -290,5 +298,7 @@ def test_tags_are_predicted_of_sentences_without_tags(folder, tmp_path):
     task = prepared(TokenClassification, folder, data_name=str(folder / "train.jsonl"), eval_data=sets, predictions="x")
     with torch.no_grad():
         first, second = task.predicted(task.model(0).eval(), 1)
-    assert (len(first.split(" ")), first.split(" ")[2], len(second.split(" "))) == (3, "O", 1)
+    assert len(first.split(" ")) == 3
+    assert first.split(" ")[2] == "O"
+    assert len(second.split(" ")) == 1
     assert {*first.split(" "), second} <= {"B-X", "O"}

@@ -110,7 +110,8 @@ def test_the_encoder_is_that_of_the_saved_model(task, prepared, tmp_path):
     masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
     models.save_pretrained(masked_lm, tokenizer.name_or_path, tmp_path / "base")
     started = prepared(model_name=str(tmp_path / "base"), vocab_size=8192)
-    assert (started.facts()["from_scratch"], started.facts()["parent"]) == (False, None)
+    assert started.facts()["from_scratch"] is False
+    assert started.facts()["parent"] is None
     model = started.model(SEED)
     for name, parameter in masked_lm.base_model.named_parameters():
         assert torch.equal(model.base_model.get_parameter(name), parameter), name
@@ -154,9 +155,13 @@ def test_the_facts_count_the_words_that_are_cut_off(task):
     note = f"{cut} of {num_words} test words have no word piece within the 16 tokens of a sentence and count as "
     assert cut > 0
     assert any(line == note + "predicted O" for line in facts["notes"])
-    assert (facts["split"], facts["labels"]) == ("test", ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"])
+    assert facts["split"] == "test"
+    assert facts["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
     assert (facts["num_train_samples"], facts["num_eval_samples"]) == (59, 50)  # one is in the evaluation too
-    assert (facts["model"], facts["base_model"], facts["from_scratch"], facts["parent"]) == ("tiny", None, True, None)
+    assert facts["model"] == "tiny"
+    assert facts["base_model"] is None
+    assert facts["from_scratch"] is True
+    assert facts["parent"] is None
     assert json.loads(json.dumps(facts)) == facts
 
 
@@ -172,4 +177,5 @@ def test_words_that_the_tokenizer_removes_count_as_outside_and_nothing_but_such_
     write_tables(tmp_path / "d", train=sentences(60, 0), test=[removed, beside])
     evaluation = task.prepare(SEED, tmp_path / "cache").data(SEED).evaluation["main"][0]
     pieces = [(row[: len(words)] < 0).all().item() for row in evaluation["pieces"]]
-    assert (pieces, int((evaluation["pieces"] >= 0).sum())) == ([True, True], 1)
+    assert pieces == [True, True]
+    assert int((evaluation["pieces"] >= 0).sum()) == 1
