@@ -4,22 +4,33 @@ torchrun parses *all* tokens for its own options, also those behind the script's
 ambiguous abbreviation of ``--nproc-per-node`` and ``--nproc_per_node`` (pytorch/pytorch#120601). At the end of
 ``import torch``, before torchrun parses, torch calls the entry points of the group ``torch.backends``. `accept_nproc`
 is one of them. It writes the token out in full. Without it that token is an error in torchrun, so nothing that works
-changes."""
+changes.
+
+It also says what to type where torchrun would wait without a word. With ``--rdzv-backend c10d`` the host whose address
+is that of ``--rdzv-endpoint`` opens the store in which all meet, and a host asks its own name for its addresses.
+Debian's installer writes 127.0.1.1 for it into /etc/hosts. Then no host believes that it is the one, and all wait."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 import sys
 
 
 def accept_nproc() -> None:
-    """Rewrite ``--nproc`` and ``--nproc=N`` in `sys.argv` to ``--nproc-per-node``, only when the program is torchrun.
+    """Rewrite ``--nproc`` and ``--nproc=N`` in `sys.argv` to ``--nproc-per-node``, only when the program is torchrun;
+    and say what to type where it would wait in silence.
 
     Called by torch at the end of ``import torch``. An exception here would break every ``import torch`` of the
     environment, so all are caught."""
     try:
         if is_torchrun(sys.orig_argv):
             sys.argv[1:] = spell_out(sys.argv[1:])
+            endpoint = endpoint_to_be_decided(sys.argv[1:])
+            advice = None if endpoint is None else advice_on(endpoint)
+            if advice is not None:
+                print(advice, file=sys.stderr, flush=True)
     except Exception:
         return
 
@@ -54,3 +65,40 @@ def spell_out(arguments: list[str]) -> list[str]:
         for token in arguments[:end]
     ]
     return head + arguments[end:]
+
+
+def endpoint_to_be_decided(arguments: list[str]) -> str | None:
+    """Return the host of ``--rdzv-endpoint`` where torchrun has to find out by itself whether it is this one.
+
+    >>> endpoint_to_be_decided(["--nnodes", "2", "--rdzv-backend=c10d", "--rdzv_endpoint", "10.0.0.1:29400", "a.py"])
+    '10.0.0.1'
+    >>> endpoint_to_be_decided(["--rdzv-endpoint=10.0.0.1:29400", "--local-addr", "10.0.0.2", "a.py"])
+    >>> endpoint_to_be_decided(["--rdzv-endpoint=10.0.0.1:29400", "--rdzv-conf", "is_host=0", "a.py"])
+    """
+    endpoint = None
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.replace("_", "-").partition("=")
+        if name == "--local-addr" or "is-host" in argument.replace("_", "-"):
+            return None
+        if name == "--rdzv-endpoint":
+            endpoint = value if equals else arguments[number + 1]
+    if endpoint is None:
+        return None
+    return endpoint.rpartition(":")[0] or endpoint
+
+
+def advice_on(endpoint: str) -> str | None:
+    """Return what to type where this host's own name means loopback and `endpoint` does not; None elsewhere."""
+    name = socket.gethostname()
+    own = socket.gethostbyname(name)
+    address = socket.gethostbyname(endpoint)
+    if not ipaddress.ip_address(own).is_loopback or ipaddress.ip_address(address).is_loopback:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:  # nothing is sent
+        way.connect((address, 9))
+        towards = way.getsockname()[0]
+    is_host = int(towards == address)
+    return (
+        f"asyncsgd: this host's name {name} means {own}, so torchrun may wait for ever; if it does, type "
+        f"--rdzv-conf is_host={is_host} --local-addr {towards} in front of the script"
+    )

@@ -3,10 +3,12 @@
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from doors import cli
 from marks import slow
 from PIL import Image
@@ -19,7 +21,8 @@ PAGES = [ROOT / "README.md", *DOCS.rglob("*.md")]
 OF_OTHERS = re.findall(
     r"\S+",
     "--backend-store-uri --cpu --dist --index-url --logdir --master-addr --master-port --multi-gpu --na-prob-file "
-    "--nnodes --no-browser --node-rank --num-processes --shm-size",
+    "--nnodes --no-browser --node-rank --num-processes --shm-size --rdzv-backend --rdzv-endpoint --rdzv-conf "
+    "--local-addr --nodes --ntasks-per-node --cpus-per-task --from-file",
 )
 """Flags of pip, pytest, torchrun, docker, ..."""
 
@@ -55,6 +58,20 @@ def commands(page):
     """The commands of a page that are said to run, without their comments."""
     lines = [line for block in blocks(page, "") for line in block.splitlines()]
     return [line.partition("#")[0].strip() for line in lines if "# not tried here" not in line]
+
+
+def test_the_recipes_for_clusters_can_be_read():
+    """By a shell and as YAML: nobody has run them."""
+    (script,) = blocks("machines.md", "bash")
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    (job,) = blocks("machines.md", "yaml")
+    service, pods = yaml.safe_load_all(job)
+    template = pods["spec"]["template"]["spec"]
+    assert template["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": pods["metadata"]["name"]}
+    for text in (script, template["containers"][0]["args"][0]):
+        words = shlex.split(text.split("torchrun", 1)[1].replace("'", ""))
+        assert words[words.index("-m") :][:5] == ["-m", "asyncsgd", "train", "masked_lm", "--mode"]
 
 
 MANY = {"kinds": [], "joined": "", "x": 0, "y": 0}, {"kinds": ["x", "y"], "joined": "x;y", "x": 1, "y": 1}

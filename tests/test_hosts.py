@@ -190,3 +190,20 @@ def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags
         assert [summary_of(two)[key] for key in ("status", "num_samples")] == ["DONE", 128]
         assert summary_of(two)["parameters_sha256"] == expected
         assert two.said(1).count("from rank 0 (") == 1  # the checkpoint
+
+
+def test_a_torchrun_that_would_wait_in_silence_says_what_to_type(flags, tmp_path):
+    with hosts.Hosts(tmp_path, by_debian=True) as two:
+        form = f"--nnodes 2 --rdzv-backend c10d --rdzv-id a --rdzv-endpoint {two.addresses[0]}:29400".split()
+        typed = [["--rdzv-conf", f"is_host={int(host == 0)}", "--local-addr", two.addresses[host]] for host in (0, 1)]
+        for host in (0, 1):
+            two.start(host, hosts.TORCHRUN, *form, SCRIPT, *flags)
+        for host in (0, 1):
+            until(lambda: " ".join(typed[host]) in two.said(host), "the advice is given")  # noqa: B023
+            two.kill(host)
+        started = []
+        for host in (0, 1):
+            words = [*form, *typed[host], SCRIPT, *flags, "--samples", "64"]
+            started.append(two.start(host, hosts.TORCHRUN, *words, ASYNCSGD_TOKEN=TOKEN))
+        codes = [two.ended(process) for process in started]
+        assert codes == [0, 0], two.said(0) + two.said(1)
