@@ -15,34 +15,7 @@ import pytest
 import yaml
 from commands import Command, until
 from doors import ROOT, Finished, asyncsgd, cli
-
-TASKS = ["masked_lm", "causal_lm", "classification", "token_classification", "question_answering", "tasks:Plane"]
-FLAGS = {
-    "--mode": ["single", "sync", "async", "hogwild", "pipeline", "asynch"],
-    "--nproc": ["1", "2", "5", "0", "two"],
-    "--clock": ["virtual", "measured"],
-    "--times": ["exponential:1", "slow:worker=0,factor=3", "slow"],
-    "--rule": ["asynchronous", "ringmaster:threshold=4", "koloskova", "rennala", "help"],
-    "--samples": ["0", "64", "1e3", "-1", "none"],
-    "--epochs": ["1", "2.5"],
-    "--seed": ["0", "7"],
-    "--batch-size": ["4", "16"],
-    "--batch_size": ["3"],
-    "--learning-rate": ["1e-3", ".5", "fast"],
-    "--optimizer": ["adamw", "sgd", "adam"],
-    "--schedule": ["constant", "linear"],
-    "--evaluations": ["1", "4"],
-    "--warmup": ["0", ".1"],
-    "--data": ["text.txt", "posts.csv"],
-    "--model": ["tiny", "nowhere"],
-    "--config": ["some.yaml", "none.yaml"],
-    "--resume": ["last", "nothing"],
-    "--run-dir": ["run"],
-    "--sampels": ["3"],
-    "--micro-batches": ["4"],
-    "--keep-best": [],
-    "--help": [],
-}
+from doors_campaign import drawn_line, typed
 
 
 @pytest.fixture
@@ -55,27 +28,19 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def drawn_line(draw):
-    words = [draw.choice(TASKS)]
-    for flag in draw.sample(sorted(FLAGS), draw.choice([0, 1, 2, 4])):
-        words += [flag, *(draw.sample(FLAGS[flag], 1) if FLAGS[flag] else [])]
-    return words
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_line_means_the_same_at_both_doors_and_is_refused_in_the_same_words(seed, folder):
-    Path("some.yaml").write_text("mode: async\nnproc: 3\nseed: 5\n")
+    """Lines and runs in every mode, as many as one likes: ``python tests/doors_campaign.py``."""
     draw = random.Random(seed)
     codes = set()
-    for _ in range(30):
-        words = [*drawn_line(draw), "--print-config"]
-        script = cli(["train.py", *words])
-        door = cli(["asyncsgd", "train", *words])
-        assert (door.code, door.err) == (script.code, script.err), words
-        assert door.out == script.out.replace("train.py", "asyncsgd train"), words
+    for number in range(30):
+        place = folder / str(number)
+        place.mkdir()
+        words = drawn_line(draw)
+        door, differences = typed(words, place)
+        assert differences == [], words
         codes.add(door.code)
     assert codes == {0, 2}
-    assert [path.name for path in folder.iterdir()] == ["some.yaml"]
 
 
 def settings_and_comment(run):
