@@ -1,16 +1,21 @@
 """Stop and kill runs at moments drawn at random, let them go on, and ask what docs/running.md promises.
 
     python tests/kill_campaign.py --kills 10 --seed 0
+    python tests/kill_campaign.py --study --kills 20 --seed 0
 
 1. The status in summary.json and the exit code say how the run ended.
 2. No process is left.
 3. What one process, asynchronous workers or the virtual clock have recorded is replayed bit for bit.
 4. A run that goes on ends as one that nobody stopped: with its parameters, where they do not depend on who was faster.
 
+With --study it is a study on the virtual clock that is killed, with all its processes, and typed again until it ends.
+All of its runs then have the parameters of a study that nobody killed, and the same is registered.
+
 Exit code 1, and the runs' folders stay, where a promise was broken. The seed says what is hit, by what and when.
 Needs Linux."""
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -39,6 +44,17 @@ MODES = {
     "hogwild": "--mode hogwild --nproc 2",
     "hogwild of 1": "--mode hogwild --nproc 1 --hogwild-state shared",
     "virtual": "--clock virtual --nproc 3 --speeds log_normal:1",
+}
+STUDY = {
+    "name": "killed",
+    "task": "own_model:Shapes",
+    "base": {"samples": 1600, "width": 8, "train_images": 500, "evaluations": 3},
+    "conditions": {"nproc": 3, "clock": "virtual", "speeds": "log_normal:1"},
+    "algorithms": {"sync": {"mode": "sync"}, "async": {"mode": "async"}},
+    "seeds": [0, 1, 2],
+    "tuning": {"grid": {"learning_rate": [1e-3, 3e-3]}, "seeds": [3]},
+    "pilots": [4, 5],
+    "analysis": {"reference": "sync", "primary": {"endpoint": "time_to_target"}},
 }
 # Where parameters depend on who was faster, and a run goes on without one of its workers.
 RACES = ("async", "async by messages", "async that stops", "hogwild")
@@ -181,14 +197,70 @@ def send(name, pids):
     return len(pids) > 0
 
 
+def killed_study(config, out, moment=None):
+    """Type a study, and kill all of its processes after so many seconds; its exit code, None where it was killed."""
+    command = [sys.executable, "-m", "asyncsgd", "study", str(config), "--out", str(out), "--jobs", "2"]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent), "TMPDIR": str(config.parent)}
+    with open(config.with_suffix(".txt"), "ab") as printed:
+        process = subprocess.Popen(command, env=environment, stdout=printed, stderr=printed, start_new_session=True)
+        try:
+            return process.wait(PATIENCE if moment is None else moment)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+
+
+def results_of(out):
+    """How every run of a study ended, with which parameters, and what was registered."""
+    results = {"analysis.yaml": (out / "analysis.yaml").read_text()}
+    for file in out.rglob("summary.json"):
+        summary = json.loads(file.read_text())
+        if ".before-" not in str(file):
+            results[str(file.relative_to(out))] = (summary["status"], summary["parameters_sha256"])
+    return results
+
+
+def kill_studies(folder, num_kills, draw):
+    """Kill one study after the other until there were enough kills; how many ended otherwise than one in peace."""
+    config = folder / "study.yaml"
+    config.write_text(json.dumps(STUDY))
+    begin = time.monotonic()
+    assert killed_study(config, folder / "whole") == 0, config.with_suffix(".txt").read_text()
+    seconds = time.monotonic() - begin
+    expected = results_of(folder / "whole")
+    print(f"a study of {len(expected) - 1} runs in {seconds:.0f} s", flush=True)
+    num_wrong = 0
+    for number in itertools.count():
+        if num_kills <= 0:
+            return num_wrong
+        out = folder / f"study-{number}"
+        moments = []
+        code = None
+        while code is None:
+            moments.append(draw.uniform(0, seconds / 2))
+            code = killed_study(config, out, moments[-1])
+        is_same = code == 0 and results_of(out) == expected
+        num_wrong += not is_same
+        num_kills -= len(moments) - 1
+        killed = ", ".join(f"{moment:.1f}" for moment in moments[:-1])
+        print(f"{number} killed after {killed} s:", "ok" if is_same else f"exit code {code}, other results", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Kill runs at random moments, and ask what was promised.")
-    parser.add_argument("--kills", type=int, default=10, help="number of runs (default: 10)")
+    parser.add_argument("--kills", type=int, default=10, help="number of runs, or of kills of studies (default: 10)")
+    parser.add_argument("--study", action="store_true", help="kill studies")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # what nohup lets this process ignore, a run would ignore too
         signal.signal(signal.Signals[name], signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    if arguments.study:
+        if kill_studies(folder, arguments.kills, random.Random(arguments.seed)):
+            sys.exit(f"see {folder}")
+        shutil.rmtree(folder)
+        return
     wholes = {}
     num_kept = 0
     for number in range(arguments.kills):
