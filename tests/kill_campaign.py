@@ -238,7 +238,7 @@ def kill_studies(folder, num_kills, draw):
         moments = []
         code = None
         while code is None:
-            moments.append(draw.uniform(0, seconds / 2))
+            moments.append(draw.uniform(0, seconds))
             code = killed_study(config, out, moments[-1])
         is_same = code == 0 and results_of(out) == expected
         num_wrong += not is_same

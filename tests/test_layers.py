@@ -141,20 +141,20 @@ for script in sys.argv[1:]:
     subprocess.run([sys.executable, "-c", program, *scripts, *commands], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "masked_lm", "--help"]], ids=" ".join)
-def test_help_at_the_door_waits_for_no_package(words):
+@pytest.mark.parametrize("line", ["--help", "train --help", "train masked_lm --help", "train causal_lm --help"])
+def test_help_at_the_door_waits_for_no_package(line):
     program = "\n".join(
         [
             "import contextlib, io, sys",
             "from asyncsgd.__main__ import main",
             "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:",
             "    main(sys.argv[1:])",
-            "assert 'masked_lm' in printed.getvalue()",
+            "assert '_lm' in printed.getvalue()",
             "heavy = {'torch', 'transformers', 'numpy', 'msgspec', 'psutil', 'yaml', 'importlib.metadata'}",
             "assert not heavy & set(sys.modules)",
         ]
     )
-    subprocess.run([sys.executable, "-c", program, *words], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", program, *line.split()], check=True, cwd=ROOT)
 
 
 def test_one_function_asks_a_backend_what_comes_next():

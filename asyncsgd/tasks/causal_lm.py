@@ -23,22 +23,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tokenizer import pretrained_tokenizer, train_byte_bpe, trained_tokenizer
-from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Directions
 from asyncsgd.tasks.language_model import LanguageModel
-from asyncsgd.tasks.text_batches import Batch, Draw, by_length
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
+    from asyncsgd.tasks.text_batches import Batch, Draw
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny-gpt": {"n_embd": 128, "n_layer": 2, "n_head": 2},
@@ -77,6 +75,8 @@ class CausalLM(LanguageModel):
     vocab_size: int = setting(VOCABULARY, "of the tokenizer trained for a model that is new", at_least=257)
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
+        from asyncsgd.data.tokenizer import pretrained_tokenizer, train_byte_bpe, trained_tokenizer
+
         if model in SHAPES:
             return trained_tokenizer(corpus, self.vocab_size, cache, train_byte_bpe)
         tokenizer = pretrained_tokenizer(model, self.shapes)
@@ -126,6 +126,10 @@ class CausalLM(LanguageModel):
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         """Rows of documents; ``position_ids`` count from 0 in each document."""
+        import numpy as np
+
+        from asyncsgd.data.tokens import Samples, special_around
+
         pieces = self.rows(corpus, side, tokenizer, end_id=self.known["end_id"])
         _, suffix = special_around(tokenizer)
         documents = []
@@ -154,11 +158,15 @@ class CausalLM(LanguageModel):
         return {**super().more_facts(corpus, train, held_out, built), "notes": notes}
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        from asyncsgd.tasks.text_batches import by_length
+
         batch_size = max(1, _EVALUATION_TOKENS // self.seq_len)
         return by_length(held_out, batch_size, self.eval_samples)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
+
+        from asyncsgd.data.tokens import pad
 
         input_ids = pad(samples.rows("ids", numbers), self.known["end_id"])
         positions = pad(samples.rows("position_ids", numbers), 0)
@@ -197,8 +205,8 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
     """
     rows: list[list[int]] = []
     with_room: list[list[list[int]]] = [[] for _ in range(capacity + 1)]  # rows, by the room that they have
-    longest_first = np.argsort(-np.asarray(lengths), kind="stable")
-    for document in longest_first.tolist():
+    longest_first = sorted(range(len(lengths)), key=lambda document: -lengths[document])
+    for document in longest_first:
         length = int(lengths[document])
         room = length
         while room < capacity and not with_room[room]:
