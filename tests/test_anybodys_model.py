@@ -282,7 +282,8 @@ def test_noise_in_outputs_trains_and_evaluations_draw_from_a_seed_of_set_and_bat
     losses = [[evaluation.loss for evaluation in run.evaluations] for run in runs]
     assert losses[0] == losses[1]
     still = train(task, samples=80, **GIVEN | {"evaluations": 5})
-    assert (still.evaluations[0].loss, still.evaluations[-1].loss) == (losses[0][0], losses[0][-1])
+    assert still.evaluations[0].loss == losses[0][0]
+    assert still.evaluations[-1].loss == losses[0][-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,4 +352,5 @@ def test_the_lines_of_a_models_card_restore_all_buffers(tmp_path, monkeypatch):
         expected = run.model().state_dict()
         found = other.state_dict()
         assert expected.keys() == found.keys()
-        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        for name in expected:
+            assert torch.equal(expected[name], found[name])

@@ -57,7 +57,9 @@ def test_in_a_chain_every_run_starts_from_the_stage_before_which_arms_share_and_
     assert parents["after/next/baseline/s8"] == "before/more/s8"
     assert parents["finetune/baseline/s8-f0"] == "after/next/baseline/s8"
     places = {run.folder: place for place, run in enumerate(plan.runs)}
-    assert all(places[parent] < places[folder] for folder, parent in parents.items() if parent is not None)
+    for folder, parent in parents.items():
+        if parent is not None:
+            assert places[parent] < places[folder]
     counts = Counter(run.stage for run in plan.runs)
     assert counts == {"before": 6, "tuning": 4, "test": 4, "after": 6, "finetune": 12}
 
@@ -90,7 +92,9 @@ def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_o
     finetune = {"data": "pydocs", "repetitions": 2}
     two = {"algorithms": {"sync": SYNC, "async": ASYNC}, "conditions": {"nproc": 2}, "base": base}
     two = make_plan({**two, "name": "n", "seeds": [3, 4], "base_model": {"samples": 64}, "finetune": finetune})
-    assert (chain.runs, chain.arms, chain.finetune) == (two.runs, two.arms, two.finetune)
+    assert chain.runs == two.runs
+    assert chain.arms == two.arms
+    assert chain.finetune == two.finetune
 
 
 @pytest.mark.parametrize(
@@ -197,7 +201,8 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
     assert {parents[f"before/further/t{number}-s1"] for number in range(3)} == {None}
     assert parents["before/more/s1"] == "before/further/t2-s1"
     assert parents["before/more/s7"] == "before/further/s7"
-    assert (rates["before/further/t1-s1"], rates["before/further/s7"]) == (2e-3, 3e-3)
+    assert rates["before/further/t1-s1"] == 2e-3
+    assert rates["before/further/s7"] == 3e-3
     for arm in arms:
         assert parents[f"tuning/{arm}/t0-s1"] == "before/more/s1"
         if each or arm == arms[0]:
@@ -205,7 +210,8 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
             assert {parents[f"trial/target/{arm}/t{number}-s1"] for number in range(3)} == {f"trial/next/{arm}/s1"}
         chosen = 2e-3 if each and arm == arms[1] else 3e-3
         assert rates[f"finetune/{arm}/s8-f0"] == chosen
-    assert ("trial/next/baseline/s1" in parents, f"trial/target/{arms[1]}/t0-s1" in parents) == (each, each)
+    assert ("trial/next/baseline/s1" in parents) == each
+    assert (f"trial/target/{arms[1]}/t0-s1" in parents) == each
     assert rates["finetune/baseline/s7-f0"] == 3e-3
     assert Counter(run.stage for run in plan.runs)["trial"] == (12 if each else 4)
     sweep.write_plan()

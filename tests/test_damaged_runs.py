@@ -50,7 +50,8 @@ def test_no_flipped_bit_of_a_description_is_used(damaged):
         flipped[place] ^= 1 << bit
         newest.write_bytes(flipped)
         found = find(damaged)
-        assert (found.checkpoint.name, len(found.notes)) == (before.stem, 1), place
+        assert found.checkpoint.name == before.stem, place
+        assert len(found.notes) == 1, place
 
 
 def lines_of(content):
@@ -166,7 +167,8 @@ def test_a_summary_gets_its_name_when_records_and_models_outlive_a_power_cut(mor
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     run = train(path, **more)
-    assert (run.status, wrong) == ("DONE", [])
+    assert run.status == "DONE"
+    assert wrong == []
     assert (path / "best_model").is_dir() == ("keep_best" in more)
 
 
@@ -185,7 +187,8 @@ def test_a_run_whose_records_are_lost_is_not_done(damage, tmp_path):
         events.write_bytes(damage(content))
     assert read_summary(path)["status"] == "UNREADABLE"
     (run,) = asyncsgd.load(tmp_path).runs.itertuples()
-    assert (run.status, run.usable) == ("UNREADABLE", False)
+    assert run.status == "UNREADABLE"
+    assert run.usable is False
     assert run.left_out.startswith("UNREADABLE: events.jsonl") or "the last line of events.jsonl" in run.left_out
 
 

@@ -88,7 +88,8 @@ def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_mas
     for task in (uniform, ours, half):
         batches = [task.data(3).batch(1, index) for index in range(40)]
         again = task.data(3)
-        assert all(torch.equal(again.batch(1, index)["input_ids"], batches[index]["input_ids"]) for index in (39, 0, 7))
+        for index in (39, 0, 7):
+            assert torch.equal(again.batch(1, index)["input_ids"], batches[index]["input_ids"])
         found.append(batches)
     shares = []
     for task in (uniform, ours, half):
@@ -104,7 +105,9 @@ def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_
     without = train(mode="single", samples=0, candidates=None)
     (ours,), (plain,) = (run.records("evaluate") for run in (with_candidates, without))
     assert plain["details"] == {}
-    assert (ours["loss"], ours["weight"], ours["metrics"]) == (plain["loss"], plain["weight"], plain["metrics"])
+    assert ours["loss"] == plain["loss"]
+    assert ours["weight"] == plain["weight"]
+    assert ours["metrics"] == plain["metrics"]
     second = ours["details"]["evaluations"]["candidates"]
     assert second["loss"] != ours["loss"]
     assert set(second["metrics"]) == set(ours["metrics"])
@@ -125,7 +128,8 @@ def test_shards_of_all_sets_add_up(train, root):
     # More shards than batches: some are empty.
     parts = measured(task, add_sums(evaluate_sets(task, model, sets, n, 9, device) for n in range(9)))
     one, other = (result.details["evaluations"]["candidates"] for result in (whole, parts))
-    assert (one["weight"], one["metrics"]["accuracy"]) == (other["weight"], other["metrics"]["accuracy"])
+    assert one["weight"] == other["weight"]
+    assert one["metrics"]["accuracy"] == other["metrics"]["accuracy"]
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-12)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
 
@@ -153,7 +157,8 @@ def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train
     only = prepared(train, root, tech=True)
     filled = prepared(train, root, mask="candidates")
     counts = masked_words(only)
-    assert all(masked == candidates > 0 for masked, candidates, _ in counts)
+    for masked, candidates, _ in counts:
+        assert masked == candidates > 0
     assert any(masked == every for masked, _, every in counts)
     assert any(masked < every for masked, _, every in counts)
     filled_up = masked_words(filled)
@@ -166,7 +171,8 @@ def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train, ro
     numbers = [task.facts()["num_train_samples"] for task in (every, tech)]
     assert 0 < tech.facts()["num_without_candidates"] == numbers[0] - numbers[1]
     rows = tech.samples("train")
-    assert all(np.any(rows.row("candidates", number)) for number in range(len(rows)))
+    for number in range(len(rows)):
+        assert np.any(rows.row("candidates", number))
     run = train(mode="single", tech=True)
     assert run.summary["num_without_candidates"] == tech.facts()["num_without_candidates"]
     assert "are left out" in (run.path / "console.log").read_text()

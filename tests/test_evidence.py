@@ -84,7 +84,8 @@ QUICK = ("single", "async2-ksync-abandons", "virtual-resumed")
 def test_a_run_is_replayed_whole_on_any_processor(runs, name):
     """Its bits are those of the processor that it was recorded on."""
     replayed = asyncsgd.replay(runs / name, Shapes(train_images=320, width=8))
-    assert (replayed.difference, replayed.equal_to_rounding) == ("", True)
+    assert replayed.difference == ""
+    assert replayed.equal_to_rounding is True
     assert replayed.equal_up_to == replayed.num_updates == summary(runs / name)["num_updates"]
     same_bits = replayed.parameters_sha256 == summary(runs / name)["parameters_sha256"]
     assert replayed.identical == same_bits
@@ -99,7 +100,8 @@ def test_a_run_of_a_masked_language_model_is_replayed_whole(runs, tmp_path):
         if "the data are not the run's" not in str(error):
             raise
         pytest.skip(str(error))
-    assert (replayed.difference, replayed.equal_to_rounding) == ("", True)
+    assert replayed.difference == ""
+    assert replayed.equal_to_rounding is True
 
 
 def test_every_run_is_read_with_its_losses(runs):
@@ -133,7 +135,8 @@ OTHERS = [name for name in STUDIES if name not in SAMPLE]
 
 
 def test_there_are_161_studies_with_525_rows():
-    assert (len(ROWS), sum(map(len, ROWS.values()))) == (161, 525)
+    assert len(ROWS) == 161
+    assert sum(map(len, ROWS.values())) == 525
 
 
 @pytest.mark.parametrize("names", [SAMPLE, *slow(OTHERS)], ids=["every eighth", "all others"])

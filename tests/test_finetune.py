@@ -126,7 +126,8 @@ def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(tune, parent, 
     expected = plain_loop(tuned, parent, weights)
     found = saved(tuned)
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], parameter) for name, parameter in expected.items())
+    for name, parameter in expected.items():
+        assert torch.equal(found[name], parameter)
     assert tuned.summary["class_weights"] is class_weights
 
 
@@ -140,7 +141,8 @@ def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_a
     assert summary["metrics"]["accuracy"] > 0.9
     checked = summary["hatecheck"]["functionalities"]
     assert sum(item["num_cases"] for item in checked.values()) == 60
-    assert all(item["accuracy"] > 0.8 for item in checked.values())
+    for item in checked.values():
+        assert item["accuracy"] > 0.8
 
 
 def test_the_summary_names_the_pretraining_run(tune, parent):
@@ -153,9 +155,12 @@ def test_the_summary_names_the_pretraining_run(tune, parent):
         "parameters_sha256": pretraining["parameters_sha256"],
     }
     assert summary["init_sha256"] == pretraining["parameters_sha256"] != summary["initial_model_sha256"]
-    assert (summary["experiment"], summary["model"]) == ("classification", str(parent.path))
-    assert (summary["split"], summary["labels"]) == ("test", ["a", "b", "c"])
-    assert (summary["num_train_samples"], summary["num_eval_samples"]) == (60, 25)
+    assert summary["experiment"] == "classification"
+    assert summary["model"] == str(parent.path)
+    assert summary["split"] == "test"
+    assert summary["labels"] == ["a", "b", "c"]
+    assert summary["num_train_samples"] == 60
+    assert summary["num_eval_samples"] == 25
     assert summary["from_scratch"] is True  # the parent began with random weights
 
 
@@ -167,7 +172,8 @@ def test_without_a_length_it_is_two_epochs_in_whole_batches(tune):
 def test_a_saved_model_is_pretrained(tune, parent, tmp_path):
     shutil.copytree(parent.path / "model", tmp_path / "saved")
     summary = tune(model=tmp_path / "saved", samples=8).summary
-    assert (summary["from_scratch"], summary["parent"]) == (False, None)
+    assert summary["from_scratch"] is False
+    assert summary["parent"] is None
     assert summary["init_sha256"] == parent.summary["parameters_sha256"]
 
 

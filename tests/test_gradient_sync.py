@@ -72,7 +72,8 @@ def weights_after(runtime, steps, batches_a_step=1, **more):
     """The model's weights after a training by the library."""
     samples = steps * batches_a_step * BATCH
     run = train(TASK, runtime=runtime, samples=samples, learning_rate=0.1, evaluations=1, quiet=True, **more)
-    assert (run.status, run.summary["num_updates"]) == ("DONE", steps)
+    assert run.status == "DONE"
+    assert run.summary["num_updates"] == steps
     return run.model().weight.detach()
 
 

@@ -205,7 +205,9 @@ def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train
 def test_a_last_round_with_fewer_batches_than_workers_counts_those_and_no_other(train, name):
     # 42 samples are 11 batches of 4: three rounds of three and one of two, 44 samples.
     run = synchronous_run(train, name, 3, **OPTIMIZERS["sgd"], samples=42)
-    assert (run.summary["num_updates"], run.summary["num_samples"], run.summary["num_samples_applied"]) == (4, 44, 44)
+    assert run.summary["num_updates"] == 4
+    assert run.summary["num_samples"] == 44
+    assert run.summary["num_samples_applied"] == 44
     expected = accumulated(run, 3).flat()
     assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5
     uses = [[dispatch for dispatch, _ in event["uses"]] for event in run.records("arrival") if event["uses"]]
@@ -272,7 +274,8 @@ def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_an
     plain = Plain(run)
     assert len(plain.evaluation) == 7
     first, last = (run.records("evaluate")[i] for i in (0, -1))
-    assert (first["version"], last["version"]) == (0, run.summary["num_updates"])
+    assert first["version"] == 0
+    assert last["version"] == run.summary["num_updates"]
     assert same_evaluation(first, plain)
     assert run.summary["first_eval_loss"] == first["loss"]
     assert run.summary["final_eval_loss"] == last["loss"]
@@ -309,8 +312,10 @@ def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new
     summary = run.summary
     best = losses.index(min(losses))
     assert len(losses) - 1 == best + 3
-    assert all(k - losses.index(min(losses[: k + 1])) < 3 for k in range(len(losses) - 1))
-    assert (summary["status"], summary["final_eval_loss"]) == ("DONE", losses[-1])
+    for k in range(len(losses) - 1):
+        assert k - losses.index(min(losses[: k + 1])) < 3
+    assert summary["status"] == "DONE"
+    assert summary["final_eval_loss"] == losses[-1]
     assert summary["stopped_early"] == {
         "evaluations_without_improvement": 3,
         "best_loss": min(losses),
@@ -365,7 +370,8 @@ def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arriv
         assert event["train_seconds"] >= seconds
         seconds = event["train_seconds"]
         applied += BATCH_SIZE * len(event["uses"])
-    assert (summary["num_updates"], summary["num_samples_applied"]) == (version, applied)
+    assert summary["num_updates"] == version
+    assert summary["num_samples_applied"] == applied
     uses = [dispatch for event in events for dispatch, _ in event["uses"]]
     drops = [dispatch for event in events for dispatch in event["drops"]]
     assert sorted(uses + drops) == sorted(dispatches)

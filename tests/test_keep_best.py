@@ -34,11 +34,9 @@ def kept(run):
     """What was kept, after it was compared with the run's evaluations."""
     best = dict(run.summary["best"])
     lowest = min(run.evaluations, key=lambda evaluation: evaluation.loss)
-    assert (best["version"], best["num_samples"], best["eval_loss"]) == (
-        lowest.version,
-        lowest.total_samples,
-        lowest.loss,
-    )
+    assert best["version"] == lowest.version
+    assert best["num_samples"] == lowest.total_samples
+    assert best["eval_loss"] == lowest.loss
     model = run.model(best=True)
     flat = FlatModel(model)
     assert parameters_sha256(flat.layout, flat.parameters) == best["parameters_sha256"]

@@ -124,7 +124,8 @@ def test_a_script_shows_resumes_and_replays_them(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
     name = "test_kinds_of_settings:Wide"
     shown = " ".join(cli(f"train.py {name} --help").out.split())
-    assert all(words in shown for words in ("--layers VALUE", "(default: 8,8)", "(default: tanh)", "(default: here)"))
+    for words in ("--layers VALUE", "(default: 8,8)", "(default: tanh)", "(default: here)"):
+        assert words in shown
     line = f"train.py {name} --mode single --samples 32 --checkpoint-every 16 --layers 4,4 --act relu --run-dir"
     run = tmp_path / "run"
     assert cli(f"{line} {run}").code == 0

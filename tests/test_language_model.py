@@ -102,11 +102,15 @@ def arm_of(found, *place):
 
 def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
     single, sync, worse = (arm_of(read(folder), "workers", "gpt2", name) for name in ("single", "sync", "async"))
-    assert (single.word, sync.word, worse.word) == ("", "equivalent", "worse")
+    assert single.word == ""
+    assert sync.word == "equivalent"
+    assert worse.word == "worse"
     assert sync.speed.estimate == pytest.approx(2.0)
     assert worse.difference.estimate == pytest.approx(0.5, abs=0.02)
     assert worse.p_holm == pytest.approx(4 * 2 / 2**8)
-    assert (sync.memory_gib, sync.mfu, sync.tokens_per_second) == (1.0, 0.25, pytest.approx(64 * 207))
+    assert sync.memory_gib == 1.0
+    assert sync.mfu == 0.25
+    assert sync.tokens_per_second == pytest.approx(64 * 207)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +159,10 @@ def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(fold
     reached = points.loc["gpt2"]
     missed = points.loc["distilbert"]
     assert reached["seconds"].estimate == pytest.approx(0.5)  # half of the way from 9 to 5
-    assert (reached["reached"], reached["runs"]) == (8, 8)
-    assert (missed["seconds"].n, missed["reached"]) == (0, 0)
+    assert reached["reached"] == 8
+    assert reached["runs"] == 8
+    assert missed["seconds"].n == 0
+    assert missed["reached"] == 0
 
 
 @pytest.mark.parametrize(("ends", "first"), [([5.0] * 8, "0.002"), ([5.0] * 7 + [8.0], "0.001")])
@@ -166,7 +172,8 @@ def test_the_grid_has_those_first_that_most_seeds_reached_the_loss_with_and_the_
     grid = parts_of(read(folder))[-1]
     shown = grid.frame
     rates = shown[shown["model"] == "gpt2"]["learning_rate"].tolist()
-    assert (rates[0], sorted(rates)) == (first, ["0.001", "0.002"])
+    assert rates[0] == first
+    assert sorted(rates) == ["0.001", "0.002"]
     assert "The first rows were chosen by the numbers that they show, so they are a little too good." in grid.notes
 
 
@@ -175,7 +182,8 @@ def test_the_page_says_each_comparison_in_a_sentence(folder, tmp_path):
     page = (tmp_path / "page.html").read_text()
     told = sentences(read(folder))
     assert len(told) == 6
-    assert all(sentence in page for sentence in told)
+    for sentence in told:
+        assert sentence in page
     assert "gpt2, sync: 2.00 times the samples a second of single" in told[0]
     assert "the loss is equivalent within ±0.1 nats" in told[0]
     assert "too few" not in page
@@ -189,10 +197,15 @@ def test_a_run_that_diverged_is_a_result(folder):
         made(folder, "grid/gpt2/lr0.002-b4-l32", math.nan, 100.0, seed, "DIVERGED")
     found = read(folder)
     sync = arm_of(found, "workers", "gpt2", "sync")
-    assert (sync.diverged, sync.loss.n, sync.word) == (1, 7, "")
+    assert sync.diverged == 1
+    assert sync.loss.n == 7
+    assert sync.word == ""
     assert arm_of(found, "workers", "gpt2", "async").word
     point = found.grid.set_index(["model", "learning_rate"]).loc["gpt2", 2e-3]
-    assert (point["reached"], point["runs"], point["loss"].n, point["samples_per_second"].n) == (0, 8, 0, 0)
+    assert point["reached"] == 0
+    assert point["runs"] == 8
+    assert point["loss"].n == 0
+    assert point["samples_per_second"].n == 0
     assert "gpt2, sync: 1 of 8 runs diverged, so its loss is not judged." in sentences(found)
     text = printed(parts_of(found), [])
     assert "| 1 diverged |" in text
@@ -227,9 +240,11 @@ def test_the_verdict_of_a_study_of_comparisons_is_what_its_page_says(left_out, f
     page = html.unescape(study.report().read_text())
     lines = [line.strip() for line in study.verdict.splitlines()]
     assert lines[0].startswith(first)
-    assert all(line in page for line in lines)
+    for line in lines:
+        assert line in page
     assert "there is no sync arm" not in page
-    assert (repr(study), first in html.unescape(study._repr_html_())) == (study.verdict, True)
+    assert repr(study) == study.verdict
+    assert first in html.unescape(study._repr_html_())
     for form, start in (("sentence", ""), ("md", "**")):
         assert asyncsgd_report([str(folder), "--format", form]) == 0
         assert capsys.readouterr().out.startswith(f"{start}{first}")

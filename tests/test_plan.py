@@ -84,7 +84,8 @@ def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condit
     condition = {"nproc": 4, "clock": "virtual", "speeds": "exponential:1.0"}
     from_base = make_plan(config_of(base=condition, conditions=[{}], replicates=2))
     from_conditions = make_plan(config_of(conditions=[condition], replicates=2))
-    assert (from_base.arms, from_base.runs) == (from_conditions.arms, from_conditions.runs)
+    assert from_base.arms == from_conditions.arms
+    assert from_base.runs == from_conditions.runs
 
 
 def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials():
@@ -131,7 +132,8 @@ def test_values_have_the_types_that_settings_have_however_yaml_reads_them():
     for arm in plan.arms:
         assert arm.settings["batch_size"] == 8
         assert arm.trials == ({"learning_rate": 1e-4}, {"learning_rate": 1e-4})
-        assert all(type(trial["learning_rate"]) is float for trial in arm.trials)
+        for trial in arm.trials:
+            assert type(trial["learning_rate"]) is float
     assert len(plan.of_stage("tuning")) == 2  # the two are one trial
 
 

@@ -57,13 +57,17 @@ def test_parameters_are_moved_by_eight_of_their_last_bits(values):
 
 def test_equal_bits_are_identical_wherever_they_were_made(run):
     found = asyncsgd.replay(run, Plane())
-    assert (found.identical, found.equal_to_rounding, found.words) == (True, True, "identical")
+    assert found.identical is True
+    assert found.equal_to_rounding is True
+    assert found.words == "identical"
 
 
 def test_losses_that_differ_in_their_last_bits_are_equal_to_rounding(run):
     scale_losses(run, {number: 1 + (-1) ** number * 1e-7 for number in range(24)})
     found = asyncsgd.replay(run, Plane())
-    assert (found.identical, found.difference, found.equal_to_rounding) == (False, "", True)
+    assert found.identical is False
+    assert found.difference == ""
+    assert found.equal_to_rounding is True
     assert found.equal_up_to == found.num_updates == 24
     assert found.words.startswith("equal to rounding (recorded on Intel Xeon (")
 
@@ -92,7 +96,8 @@ def test_one_loss_that_rounding_does_not_explain_is_different(run):
     found = asyncsgd.replay(run, Plane())
     assert found.difference.startswith("the loss of dispatch 7 at version ")
     assert "they are 1.0e-04 apart, and rounding explains " in found.difference
-    assert (found.identical, found.equal_to_rounding) == (False, False)
+    assert found.identical is False
+    assert found.equal_to_rounding is False
 
 
 def test_a_rate_that_is_one_percent_higher_is_different(run):

@@ -42,7 +42,8 @@ def test_the_first_signal_saves(numbers, tmp_path):
 def test_the_second_signal_leaves_with_the_records_alone(numbers, tmp_path):
     summary = stopped(tmp_path, *numbers).summary
     assert summary["status"] == "INTERRUPTED"
-    assert (summary["num_updates"], summary["parameters_sha256"]) == (2, None)
+    assert summary["num_updates"] == 2
+    assert summary["parameters_sha256"] is None
     assert not (tmp_path / "model").exists()
 
 

@@ -82,10 +82,13 @@ def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(seconds, tmp
 
 def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_path):
     shown = simulate("--rule help", tmp_path).out
-    assert all(name in shown for name in (*(rule.name for rule in ALL), "ad_psgd", "sgp", "streaming_diloco"))
+    for name in (*(rule.name for rule in ALL), "ad_psgd", "sgp", "streaming_diloco"):
+        assert name in shown
     for flag, choices in (("--speeds", SPEEDS), ("--problem", PROBLEMS)):
         shown = simulate(f"{flag} help", tmp_path).out
-        assert all(choice.name in shown and choice.summary in shown for choice in choices)
+        for choice in choices:
+            assert choice.name in shown
+            assert choice.summary in shown
     assert "--problem tridiagonal" in simulate("--help", tmp_path).out
 
 
@@ -118,7 +121,8 @@ def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path)
     budget = "" if line in ("", "--samples 0") else "--samples 9 "
     ended = simulate(budget + line, tmp_path / "runs")
     assert ended.code == 2
-    assert all(word in ended.err for word in words.split())
+    for word in words.split():
+        assert word in ended.err
     assert ended.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
@@ -133,7 +137,8 @@ def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path)
 def test_a_method_that_does_not_fit_its_workers_or_its_problem_says_what_to_type(line, words, tmp_path):
     ended = simulate(f"--samples 9 {line}", tmp_path)
     assert ended.code == 2
-    assert all(word in ended.err for word in words.split())
+    for word in words.split():
+        assert word in ended.err
     assert only_run(tmp_path).summary["status"] == "FAILED"
 
 

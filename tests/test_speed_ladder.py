@@ -151,7 +151,9 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(text, tmp_path, m
     found = read(Path("out"))
     assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
-        assert all(": seconds of " in told and "other programs used" in told for told in ladder.not_compared)
+        for told in ladder.not_compared:
+            assert ": seconds of " in told
+            assert "other programs used" in told
         assert [*ladder.rungs["name"]] == [step.name for step in steps_of(ladder.given["task"], "cpu")]
         left_out = ladder.rungs[ladder.rungs["box"] == "Mixed precision"]
         assert [*left_out["reason"]] == ["left out by --leave-out"]

@@ -136,7 +136,8 @@ def test_a_study_by_command_goes_on_in_the_folder_and_says_the_same(whole, tmp_p
     before = hashes(folder)
     (tmp_path / "study.yaml").write_text(CONFIG)
     ended = cli(["sweep.py", tmp_path / "study.yaml", "--out", folder])
-    assert (ended.code, "10 of 10 runs" in ended.out) == (0, True), ended
+    assert ended.code == 0, ended
+    assert "10 of 10 runs" in ended.out, ended
     assert hashes(folder) == before
     assert cli(["analysis.report", folder, "--format", "sentence"]).out == f"{result.verdict}\n"
     by_command = pandas.read_csv(io.StringIO(cli(["analysis.report", folder, "--format", "csv"]).out))
@@ -161,10 +162,12 @@ def test_the_question_is_registered_before_the_test_runs_and_the_target_is_that_
     best = sum(min(curve) for curve in curves) / 2
     assert registered["targets"]["sync-w4-virtual"] == pytest.approx(first - 0.95 * (first - best), abs=1e-6)
     assert registered["budget_seconds"] == {"sync-w4-virtual": sum(seconds) / 2}
-    assert (registered["reference"], registered["seeds"]) == ("sync", [0, 1])
+    assert registered["reference"] == "sync"
+    assert registered["seeds"] == [0, 1]
     assert registered["primary"] == {"num_workers": 4, "clock": "virtual", "endpoint": "time_to_target"}
     written = (folder / "analysis.yaml").stat().st_mtime_ns
-    assert all(written < path.stat().st_mtime_ns for path in folder.glob("test/*/*/summary.json"))
+    for path in folder.glob("test/*/*/summary.json"):
+        assert written < path.stat().st_mtime_ns
 
 
 def test_an_arm_takes_the_learning_rate_that_ends_at_the_lowest_loss(whole):
@@ -209,14 +212,17 @@ def test_a_study_that_was_stopped_and_goes_on_ends_at_the_same_parameters(whole,
 def test_seeds_that_nobody_names_lie_behind_those_of_the_test_and_the_first_arm_is_the_reference(tmp_path):
     study(tmp_path / "study", tune={"learning_rate": [0.1]}, pilots=None, samples=16, evaluations=1)
     config = yaml.safe_load((tmp_path / "study" / "config.yaml").read_text())
-    assert (config["seeds"], config["tuning"]["seeds"], config["pilots"]) == ([0, 1], [2], [3, 4, 5])
+    assert config["seeds"] == [0, 1]
+    assert config["tuning"]["seeds"] == [2]
+    assert config["pilots"] == [3, 4, 5]
     assert config["analysis"]["reference"] == "sync"
 
 
 def test_no_command_believes_that_it_has_the_class_of_a_notebook(tmp_path):
     (tmp_path / "study.yaml").write_text(CONFIG.replace("test_study_from_python:Line", "__main__:Line"))
     ended = cli(["sweep.py", tmp_path / "study.yaml", "--out", tmp_path / "study"])
-    assert (ended.code, "go on where it was begun, with asyncsgd.study(..., resume=True)" in ended.err) == (2, True)
+    assert ended.code == 2
+    assert "go on where it was begun, with asyncsgd.study(..., resume=True)" in ended.err
 
 
 def test_the_name_is_the_function_also_where_its_modules_are_imported():
@@ -347,4 +353,5 @@ def test_arms_may_differ_in_more_than_the_rule(tmp_path):
     assert set(result.runs["status"]) == {"DONE"}
     assert set(result.runs["arm"]) == {"sync-w2", "ringmaster-w2"}
     registered = yaml.safe_load((tmp_path / "study" / "analysis.yaml").read_text())
-    assert (registered["margins"], registered["targets"]) == ({"loss": 0.1}, {})
+    assert registered["margins"] == {"loss": 0.1}
+    assert registered["targets"] == {}

@@ -202,7 +202,9 @@ def test_under_every_rule_one_worker_trains_as_if_a_batch_without_a_loss_term_we
     assert run.summary["num_updates"] == without.summary["num_updates"]
     empty = [arrival for arrival in arrivals_of(run.folder) if not arrival["weight"]]
     assert [arrival["outcome"] for arrival in empty] == ["dropped"] * 3
-    assert all(arrival["uses"] == [] and arrival["drops"] == [arrival["dispatch"]] for arrival in empty)
+    for arrival in empty:
+        assert arrival["uses"] == []
+        assert arrival["drops"] == [arrival["dispatch"]]
 
 
 def test_peers_do_not_meet_over_a_batch_without_a_loss_term(tmp_path):
@@ -286,7 +288,8 @@ def test_a_forward_pass_that_changes_what_is_trained_ends_the_run_and_names_the_
     with pytest.raises(asyncsgd.RunError, match=r"the parameter 'first\.weight'"):
         trained(Changes(how=how), InProcess(), folder=tmp_path / "run", checkpoint_every=6)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["num_updates"]) == ("FAILED", 3)
+    assert summary["status"] == "FAILED"
+    assert summary["num_updates"] == 3
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
 
 
