@@ -124,7 +124,9 @@ def _typed(pipe, name, arguments):
 def marked(mark):
     """The living processes with ``ASYNCSGD_TEST=mark`` in their environment."""
     processes = psutil.process_iter(["environ"])
-    marks = {one.pid: (one.info["environ"] or {}).get("ASYNCSGD_TEST") for one in processes}
+    marks = {}
+    for one in processes:
+        marks[one.pid] = (one.info["environ"] or {}).get("ASYNCSGD_TEST")
     return [pid for pid, its in marks.items() if its == mark]
 
 
@@ -164,7 +166,9 @@ def prepared_task(name, run):
     kind = asyncsgd.tasks.task_class(name)
     settings = run.settings
     spelled = {"model_name": "model", "data_name": "data", "eval_split": "split"}
-    names = {field.name: spelled.get(field.name, field.name) for field in dataclasses.fields(kind)}
+    names = {}
+    for field in dataclasses.fields(kind):
+        names[field.name] = spelled.get(field.name, field.name)
     task = kind(**{field: settings[flag] for field, flag in names.items() if flag in settings})
     return task.prepare(settings["seed"], run.cache)
 
@@ -264,7 +268,10 @@ def simulated(rule, sampler, problem, *, learning_rate, evaluations=1, budget=No
     Args:
         more: the budget's parts, or arguments of `asyncsgd.simulate`.
     """
-    parts = {name: more.pop(name) for name in ("samples", "seconds", "target_loss") if name in more}
+    parts = {}
+    for name in ("samples", "seconds", "target_loss"):
+        if name in more:
+            parts[name] = more.pop(name)
     watched = Watched(problem)
     records = list[Any]()
     points = [torch.from_numpy(problem.initial())]

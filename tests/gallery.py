@@ -18,7 +18,9 @@ Train = Callable[..., Finished]
 def sentences(number, seed):
     draw = random.Random(seed)
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(300)]
+    words = []
+    for _ in range(300):
+        words.append("".join(draw.choices(syllables, k=draw.randint(1, 3))))
     return "\n".join(" ".join(draw.choices(words, k=draw.randint(3, 25))) + "." for _ in range(number))
 
 

@@ -84,7 +84,9 @@ class Trial:
         self.wrong += [] if kept else [otherwise]
 
     def text(self, name):
-        return (self.folder / name).read_text(errors="replace") if (self.folder / name).exists() else ""
+        if (self.folder / name).exists():
+            return (self.folder / name).read_text(errors="replace")
+        return ""
 
     def records(self):
         return self.text("run/events.jsonl").splitlines()
@@ -123,7 +125,8 @@ class Trial:
         end = time.monotonic() + PATIENCE
         while (left := living(mark)) and time.monotonic() < end:
             time.sleep(0.1)
-            end = end if process.poll() is None else min(end, time.monotonic() + ORPHANS)
+            if process.poll() is not None:
+                end = min(end, time.monotonic() + ORPHANS)
         send("SIGKILL", left)
         self.promise(not left, f"{len(left)} processes are left")
         self.judge(process.wait(), kill if was_hit else None, before)
@@ -133,7 +136,10 @@ class Trial:
         end = time.monotonic() + PATIENCE
         before = len(self.records())
         last = len(self.whole.records())
-        goal = before + max(1, min(kill.moment, 1) * (last - before)) if kill.moment >= 0 else 0
+        if kill.moment >= 0:
+            goal = before + max(1, min(kill.moment, 1) * (last - before))
+        else:
+            goal = 0
         while process.poll() is None and len(self.records()) < goal and time.monotonic() < end:
             time.sleep(0.005)
         time.sleep(-32 * kill.moment if kill.moment < 0 else max(kill.moment - 1, 0))
@@ -155,7 +161,10 @@ class Trial:
         if is_sudden and not to_worker:
             may = {None, before, "DONE"}  # nobody was left to write a summary
         elif kill and not to_worker:
-            may = {"INTERRUPTED"} if kill.moment >= 0 else {"INTERRUPTED", None, before}
+            if kill.moment >= 0:
+                may = {"INTERRUPTED"}
+            else:
+                may = {"INTERRUPTED", None, before}
         elif is_sudden and self.mode not in RACES:
             may = {"FAILED"}
         elif is_sudden and self.share < LATE:
@@ -173,7 +182,10 @@ class Trial:
 def living(mark):
     """What a command has started and has not ended, itself included: what /proc says of each, by its number."""
     all_ = psutil.process_iter(["environ", "cmdline", "ppid", "status"])
-    found = {process.pid: process.info for process in all_ if process.info["status"] != psutil.STATUS_ZOMBIE}
+    found = {}
+    for process in all_:
+        if process.info["status"] != psutil.STATUS_ZOMBIE:
+            found[process.pid] = process.info
     return {pid: info for pid, info in found.items() if (info["environ"] or {}).get("KILL_CAMPAIGN") == mark}
 
 
@@ -185,9 +197,14 @@ def targets(mark, target, torchrun, num_workers):
         script = str(SCRIPT)
         return [pid for pid, info in found.items() if script in info["cmdline"] and info["environ"].get("RANK") == rank]
     if target == "worker":
-        servers = [pid for pid, info in found.items() if "multiprocessing.forkserver" in " ".join(info["cmdline"])]
+        servers = []
+        for pid, info in found.items():
+            if "multiprocessing.forkserver" in " ".join(info["cmdline"]):
+                servers.append(pid)
         workers = [pid for pid in servers if found[pid]["ppid"] in servers]
-        return workers[-1:] if len(workers) >= num_workers else []
+        if len(workers) >= num_workers:
+            return workers[-1:]
+        return []
     return [*found]
 
 
@@ -275,7 +292,9 @@ def main():
         # torchrun ends all of its ranks when one ends; where there is a server, workers are none of its ranks
         if trial.num_ranks == 2 and (not trial.torchrun or mode in RACES):
             names.append("worker")
-        kills = [Kill(draw.choice(SIGNALS), draw.choice(names), draw.uniform(-0.25, 1.1)) for _ in range(2)]
+        kills = []
+        for _ in range(2):
+            kills.append(Kill(draw.choice(SIGNALS), draw.choice(names), draw.uniform(-0.25, 1.1)))
         kills = kills[: draw.choice([1, 1, 2])]
         trial.carry_out(kills)
         num_kept += not trial.wrong

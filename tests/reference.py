@@ -66,7 +66,9 @@ def staleness_aware(gradient, x, learning_rate, num_workers, arrivals):
     """eta / tau from tau = 1 on (Zhang et al. 2016)."""
 
     def rate(delay):
-        return learning_rate if delay == 0 else learning_rate / delay
+        if delay == 0:
+            return learning_rate
+        return learning_rate / delay
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
@@ -75,7 +77,9 @@ def delay_adaptive(gradient, x, learning_rate, num_workers, arrivals, concurrenc
     """eta M / max(M, tau) (Mishchenko et al. 2022)."""
 
     def rate(delay):
-        return learning_rate if delay < concurrency else learning_rate * concurrency / delay
+        if delay < concurrency:
+            return learning_rate
+        return learning_rate * concurrency / delay
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 
@@ -84,7 +88,9 @@ def koloskova(gradient, x, learning_rate, num_workers, arrivals, smoothness):
     """eta up to tau = N, then min(eta, 1 / (4 L tau)) (Koloskova et al. 2022)."""
 
     def rate(delay):
-        return learning_rate if delay <= num_workers else min(learning_rate, 1 / (4 * smoothness * delay))
+        if delay <= num_workers:
+            return learning_rate
+        return min(learning_rate, 1 / (4 * smoothness * delay))
 
     return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
 

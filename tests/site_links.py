@@ -50,7 +50,10 @@ def wrong_links(folder):
             target = page
             if parts.path:
                 target = (page.parent / unquote(parts.path)).resolve()
-            places = pages[target].places if target in pages else {"", parts.fragment}
+            if target in pages:
+                places = pages[target].places
+            else:
+                places = {"", parts.fragment}
             if not target.is_file() or unquote(parts.fragment) not in places:
                 wrong.append(f"{name} links to {link}")
     return wrong

@@ -175,7 +175,10 @@ class Words(Plane):
 
     def model(self, seed):
         with seeded(seed):
-            layer = nn.EmbeddingBag(30, 4, sparse=self.sparse) if self.how == "bag" else nn.Embedding(30, 4)
+            if self.how == "bag":
+                layer = nn.EmbeddingBag(30, 4, sparse=self.sparse)
+            else:
+                layer = nn.Embedding(30, 4)
             layer.sparse = self.sparse and self.how != "function"
             return nn.ModuleDict({"table": layer, "out": nn.Linear(4, 1)})
 
@@ -214,7 +217,8 @@ class Words(Plane):
 )
 def test_sparse_gradients_are_the_dense_ones(how, given):
     """To rounding: rows that a batch has more than once are added up in another order."""
-    sparse, dense = (train(Words(sparse=value, how=how), samples=96, **GIVEN | given) for value in (True, False))
+    sparse = train(Words(sparse=True, how=how), samples=96, **GIVEN | given)
+    dense = train(Words(sparse=False, how=how), samples=96, **GIVEN | given)
     for one, other in zip(sparse.model().parameters(), dense.model().parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
@@ -278,7 +282,9 @@ class Noisy(Plane):
 def test_noise_in_outputs_trains_and_evaluations_draw_from_a_seed_of_set_and_batch(kind):
     task = Noisy(kind=kind)
     assert "draws random numbers in evaluation mode" in check(task, processes=False).notes[0]
-    runs = [train(task, samples=80, runtime=runtime, **GIVEN) for runtime in (InProcess(1), Virtual(1))]
+    runs = []
+    for runtime in (InProcess(1), Virtual(1)):
+        runs.append(train(task, samples=80, runtime=runtime, **GIVEN))
     losses = [[evaluation.loss for evaluation in run.evaluations] for run in runs]
     assert losses[0] == losses[1]
     still = train(task, samples=80, **GIVEN | {"evaluations": 5})

@@ -224,10 +224,9 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     }
     plain = {"seed": 3, "samples": 40, "learning_rate": float(np.float32(0.1)), "evaluations": 2}
     rules = Ringmaster(threshold=np.int64(2)), Ringmaster(threshold=2)
-    runs = [
-        train(Plane(), rule=rule, runtime=Virtual(workers), folder=tmp_path / name, quiet=True, **given)
-        for name, rule, workers, given in zip("ab", rules, (np.int64(2), 2), (numpys, plain), strict=True)
-    ]
+    runs = []
+    for name, rule, workers, given in zip("ab", rules, (np.int64(2), 2), (numpys, plain), strict=True):
+        runs.append(train(Plane(), rule=rule, runtime=Virtual(workers), folder=tmp_path / name, quiet=True, **given))
     first, second = ((tmp_path / name / "settings.yaml").read_text().replace(f"/{name}", "") for name in "ab")
     assert first == second
     assert runs[0].summary["parameters_sha256"] == runs[1].summary["parameters_sha256"]

@@ -68,7 +68,10 @@ def test_the_seed_of_a_run_of_a_chain_is_a_function_of_block_stage_and_repetitio
     plan = make_plan(CHAIN)
     seeds = {}
     for run in plan.runs:
-        part = run.folder.split("/")[1] if run.stage in ("before", "after") else run.folder.partition("-f")[2]
+        if run.stage in ("before", "after"):
+            part = run.folder.split("/")[1]
+        else:
+            part = run.folder.partition("-f")[2]
         own = run.seed if run.finetune_seed is None else run.finetune_seed
         seeds.setdefault((run.seed, plan.task(run), part), set()).add(own)
     assert all(len(own) == 1 for own in seeds.values())
@@ -195,7 +198,9 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
                 rates[job.folder] = job.values.get("learning_rate")
                 order.append(job.folder)
     assert sorted(order) == sorted(run.folder for run in plan.runs)
-    seen = {place: folder for folder, place in zip(order, range(len(order)), strict=True)}
+    seen = {}
+    for folder, place in zip(order, range(len(order)), strict=True):
+        seen[place] = folder
     assert len(seen) == len(order)
     arms = ("sync-w2-virtual", "async-w2-virtual")
     assert {parents[f"before/further/t{number}-s1"] for number in range(3)} == {None}
@@ -228,7 +233,10 @@ def test_arms_that_are_not_tuned_have_one_trial_where_a_later_stage_is_tuned_on_
     config["stages"][3]["tune"] = RATES
     plan = make_plan(config)
     assert [arm.trials for arm in plan.arms] == [({},), ({},)]
-    parents = {run.folder: run.parent for run in plan.runs if run.stage in ("tuning", "trial")}
+    parents = {}
+    for run in plan.runs:
+        if run.stage in ("tuning", "trial"):
+            parents[run.folder] = run.parent
     assert parents == {
         "tuning/sync-w2-virtual/t0-s1": "before/more/s1",
         "tuning/async-w2-virtual/t0-s1": "before/more/s1",

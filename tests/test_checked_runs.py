@@ -71,7 +71,9 @@ def test_unused_parameters_are_trained_as_by_a_plain_loop_whose_gradients_there_
     num_workers = runtime.num_workers
     if decay:
         parts = {2: decay, 1: 0.0}
-        groups = [{"params": [p for p in model.parameters() if p.ndim == n], "weight_decay": parts[n]} for n in parts]
+        groups = []
+        for n in parts:
+            groups.append({"params": [p for p in model.parameters() if p.ndim == n], "weight_decay": parts[n]})
         theirs = torch.optim.AdamW(groups, 0.1)
         ours = {"optimizer": AdamW(), "weight_decay": decay}
     else:

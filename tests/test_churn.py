@@ -43,7 +43,9 @@ def test_under_every_rule_only_who_is_there_takes_part_and_the_run_is_replayed(r
     assert run.summary["rule"] == str(rule)
     assert run.summary["clock"] == "virtual"
     assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"]
-    changes = [(r["kind"], r["worker"], r["train_seconds"]) for r in run.records("join", "leave")]
+    changes = []
+    for r in run.records("join", "leave"):
+        changes.append((r["kind"], r["worker"], r["train_seconds"]))
     assert changes == [
         *(("join", worker, 0.0) for worker in (0, 1, 2)),
         *(("leave", 1, 2.0), ("join", 3, 3.0), ("join", 1, 5.0), ("leave", 0, 6.0)),

@@ -50,7 +50,9 @@ class Modes(asyncsgd.Instance):
         self.num_workers = num_workers
 
     def initial(self):
-        return np.zeros(self.num_parameters) if self._impulse else np.ones(self.num_parameters)
+        if self._impulse:
+            return np.zeros(self.num_parameters)
+        return np.ones(self.num_parameters)
 
     def gradient(self, x, worker, index, out):
         np.multiply(self._curvatures, x, out=out)
@@ -279,7 +281,8 @@ def test_a_rule_settles_at_the_optimum_weighted_with_what_it_takes_of_each_worke
 
 def test_elastic_averaging_has_the_bias_of_frequency_in_the_limit_of_small_steps():
     # Of first order in the step, .3706 at .004 and .42 at .04, as replicas stay apart; extrapolated linearly to 0.
-    near, far = (settled(rules.EASGD(alpha=0.3, num_local_steps=1), rate, 6000)[0] for rate in (0.006, 0.012))
+    near = settled(rules.EASGD(alpha=0.3, num_local_steps=1), 0.006, 6000)[0]
+    far = settled(rules.EASGD(alpha=0.3, num_local_steps=1), 0.012, 6000)[0]
     assert 2 * near - far == pytest.approx(weighted_optimum(SHARES.tolist()), abs=0.003)
 
 

@@ -79,10 +79,9 @@ def prepared(train, root, **values):
 
 
 def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_masking(train, root):
-    uniform, ours, half = (
-        prepared(train, root, **more)
-        for more in ({"mask": "token"}, {"mask": "candidates"}, {"mask": "candidates", "candidate_share": 0.5})
-    )
+    uniform = prepared(train, root, mask="token")
+    ours = prepared(train, root, mask="candidates")
+    half = prepared(train, root, mask="candidates", candidate_share=0.5)
     assert [task.strategy for task in (uniform, ours, half)] == [ByToken(), ByCandidate(1.0), ByCandidate(0.5)]
     found = []
     for task in (uniform, ours, half):
@@ -127,7 +126,8 @@ def test_shards_of_all_sets_add_up(train, root):
     whole = measured(task, evaluate_sets(task, model, sets, 0, 1, device))
     # More shards than batches: some are empty.
     parts = measured(task, add_sums(evaluate_sets(task, model, sets, n, 9, device) for n in range(9)))
-    one, other = (result.details["evaluations"]["candidates"] for result in (whole, parts))
+    one = whole.details["evaluations"]["candidates"]
+    other = parts.details["evaluations"]["candidates"]
     assert one["weight"] == other["weight"]
     assert one["metrics"]["accuracy"] == other["metrics"]["accuracy"]
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-12)
@@ -158,7 +158,8 @@ def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train
     filled = prepared(train, root, mask="candidates")
     counts = masked_words(only)
     for masked, candidates, _ in counts:
-        assert masked == candidates > 0
+        assert masked == candidates
+        assert candidates > 0
     assert any(masked == every for masked, _, every in counts)
     assert any(masked < every for masked, _, every in counts)
     filled_up = masked_words(filled)
@@ -204,7 +205,8 @@ def test_every_mode_takes_both_tests(train, root, mode):
     task = prepared(train, root)
     last = run.records("evaluate")[-1]
     expected = measured(task, evaluate_sets(task, run.model(), task.data(0).evaluation, 0, 1, torch.device("cpu")))
-    second, of_model = (each["evaluations"]["candidates"] for each in (last["details"], expected.details))
+    second = last["details"]["evaluations"]["candidates"]
+    of_model = expected.details["evaluations"]["candidates"]
     assert second["weight"] == of_model["weight"]
     assert second["loss"] == pytest.approx(of_model["loss"], rel=1e-5)
     assert last["loss"] == pytest.approx(expected.loss, rel=1e-5)

@@ -74,7 +74,10 @@ def test_a_run_has_the_same_name_settings_and_bits_and_records_what_was_typed(fl
 def commands_of(ended, script, door):
     """The runs that a study would make, one command a line, each typed at the door."""
     assert ended.code == 0, ended.err
-    runs = [line for line in ended.out.splitlines() if line.startswith((script, door))]
+    runs = []
+    for line in ended.out.splitlines():
+        if line.startswith((script, door)):
+            runs.append(line)
     return [line.replace("python experiments/stilt_mlm.py", "asyncsgd train masked_lm") for line in runs]
 
 

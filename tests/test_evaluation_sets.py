@@ -48,7 +48,9 @@ def test_every_set_is_in_the_records_in_the_report_and_in_a_file_of_predictions(
     assert table["accuracy"].tolist() == [run.summary["metrics"]["accuracy"], found["metrics"]["accuracy"]]
     page = asyncsgd.load(run.path.parent).report(tmp_path / "page.html").read_text("utf-8")
     assert "Several evaluation sets" in page
-    lengths = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "said").glob("*.tsv")}
+    lengths = {}
+    for path in (tmp_path / "said").glob("*.tsv"):
+        lengths[path.name] = len(path.read_text().splitlines())
     assert lengths == {"dev_in.tsv": 13, "dev_out.tsv": 10, "test_in.tsv": 8}
     again = cli([*line(folder, run.path, *more), "--print-config"])
     assert "split: in,out,test_in" in again.out

@@ -26,7 +26,10 @@ def write(root):
             kind = "AAAB"[index % 4]
             kinds = [kind, *draw.choices(f"{kind}O", k=draw.randint(4, 18))]
             words = [draw.choice(WORDS[each]) for each in kinds]
-            answers = {"text": words[:1], "answer_start": [0]} if index % 3 else {"text": [], "answer_start": []}
+            if index % 3:
+                answers = {"text": words[:1], "answer_start": [0]}
+            else:
+                answers = {"text": [], "answer_start": []}
             rows.append(
                 {"text": " ".join(words), "label": kind, "tokens": words}
                 | {"ner_tags": [each if each == "O" else f"B-{each}" for each in kinds]}

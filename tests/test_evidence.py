@@ -34,7 +34,10 @@ pytestmark = pytest.mark.skipif(
 def unpacked(archive, folder, names=()):
     """The folder of an archive, with all that is in it or only with what is named there."""
     with tarfile.open(EVIDENCE / archive) as tar:
-        members = [member for member in tar if not names or not {*names}.isdisjoint(Path(member.name).parts)]
+        members = []
+        for member in tar:
+            if not names or not {*names}.isdisjoint(Path(member.name).parts):
+                members.append(member)
         tar.extractall(folder, members, filter="data")
     unpacked = folder / archive.removesuffix(".tar.gz")
     for path in unpacked.rglob("settings.yaml"):
@@ -86,7 +89,8 @@ def test_a_run_is_replayed_whole_on_any_processor(runs, name):
     replayed = asyncsgd.replay(runs / name, Shapes(train_images=320, width=8))
     assert replayed.difference == ""
     assert replayed.equal_to_rounding is True
-    assert replayed.equal_up_to == replayed.num_updates == summary(runs / name)["num_updates"]
+    assert replayed.equal_up_to == replayed.num_updates
+    assert replayed.num_updates == summary(runs / name)["num_updates"]
     same_bits = replayed.parameters_sha256 == summary(runs / name)["parameters_sha256"]
     assert replayed.identical == same_bits
 
@@ -256,7 +260,9 @@ def differences(study, before, now):
 
 
 def by_comparison(rows):
-    found = {(row["treatment"], row["reference"], row["endpoint"]): row for row in rows}
+    found = {}
+    for row in rows:
+        found[row["treatment"], row["reference"], row["endpoint"]] = row
     assert len(found) == len(rows)
     return found
 
@@ -275,7 +281,9 @@ def same(value, other):
     if isinstance(other, list) and value != value:
         return same([None] * len(other), other)
     numbers = all(isinstance(part, int | float) for part in (value, other))
-    return bool(value == pytest.approx(other, rel=1e-7, abs=1e-8, nan_ok=True)) if numbers else value == other
+    if numbers:
+        return bool(value == pytest.approx(other, rel=1e-7, abs=1e-8, nan_ok=True))
+    return value == other
 
 
 def judged(folder):
@@ -313,7 +321,10 @@ def planned(config):
         for run in plan.runs:
             words = words_of(plan.values(run, {}, {}, {}))
             task = plan.task(run)
-            own = [spelled.get(word, word) for word in words] if task == "question_answering" else words
+            if task == "question_answering":
+                own = [spelled.get(word, word) for word in words]
+            else:
+                own = words
             made.append(json.dumps([run.folder, task, in_order(own)]))
         return made
     return [recorded({key: str(value) for key, value in vars(run).items()}) for run in plan.runs]

@@ -228,7 +228,9 @@ def test_names_of_packages_work_in_studies_ranks_and_every_command_on_a_run(pack
     config = {"name": "few", "task": "straight_line", "base": base, "algorithms": algorithms, "seeds": [0, 1]}
     Path("few.yaml").write_text(json.dumps(config))
     typed("asyncsgd study few.yaml --track points_file")
-    rules = [yaml.safe_load(path.read_text())["rule"] for path in Path("runs/few").rglob("settings.yaml")]
+    rules = []
+    for path in Path("runs/few").rglob("settings.yaml"):
+        rules.append(yaml.safe_load(path.read_text())["rule"])
     assert sorted(rules) == ["asynchronous"] * 2 + ["every_nth:n=3"] * 2
 
     typed(f"{TRAIN} --nproc 2 --samples 300 --checkpoint-every 100 --run-dir runs/one")

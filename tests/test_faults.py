@@ -345,7 +345,8 @@ def test_a_worker_that_is_killed_in_an_evaluation_leaves_its_shard_to_another(ru
         assert evaluation.weight == 30
         assert evaluation.loss == -16 * evaluation.version
     indices = [record.batches[0][1] for record in records if record.kind == "arrival"]
-    assert len(set(indices)) == len(indices) == 24
+    assert len(set(indices)) == 24
+    assert len(indices) == 24
 
 
 @dataclasses.dataclass(frozen=True)

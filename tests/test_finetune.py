@@ -63,7 +63,9 @@ def tune(posts, parent, tmp_path):
         }
         ended = cli(["train.py", "classification", *flags_of(small | values)])
         assert (ended.code, path.exists()) == ((2, False) if refused else (0, True)), ended.err
-        return ended.err if refused else Finished(path)
+        if refused:
+            return ended.err
+        return Finished(path)
 
     return run
 
@@ -107,7 +109,10 @@ def plain_loop(tuned, parent, weights=None):
             optimizer.zero_grad()
             loss.backward()
             seen = (index + 1) * BATCH
-            factor = seen / warmup if seen < warmup else 1.0 - 0.9 * (seen - warmup) / (SAMPLES - warmup)
+            if seen < warmup:
+                factor = seen / warmup
+            else:
+                factor = 1.0 - 0.9 * (seen - warmup) / (SAMPLES - warmup)
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
             optimizer.step()
@@ -120,9 +125,14 @@ def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(tune, parent, 
     shutil.copytree(posts, many_classes)
     (many_classes / "labels.json").write_text(json.dumps(list("abcdefghijklmnop")))
     tuned = tune(data=many_classes, seed=3, clip_norm=0, class_weights=class_weights)
-    labels = [line.rsplit(",", 1)[1] for line in (many_classes / "train.csv").read_text().split("\n")[1:]]
+    labels = []
+    for line in (many_classes / "train.csv").read_text().split("\n")[1:]:
+        labels.append(line.rsplit(",", 1)[1])
     counts = torch.tensor([labels.count(label) for label in "abc"])
-    weights = (60 / (3 * counts.double())).float() if class_weights else None
+    if class_weights:
+        weights = (60 / (3 * counts.double())).float()
+    else:
+        weights = None
     expected = plain_loop(tuned, parent, weights)
     found = saved(tuned)
     assert found.keys() == expected.keys()
@@ -154,7 +164,8 @@ def test_the_summary_names_the_pretraining_run(tune, parent):
         "learning_rate": 0.01,
         "parameters_sha256": pretraining["parameters_sha256"],
     }
-    assert summary["init_sha256"] == pretraining["parameters_sha256"] != summary["initial_model_sha256"]
+    assert summary["init_sha256"] == pretraining["parameters_sha256"]
+    assert pretraining["parameters_sha256"] != summary["initial_model_sha256"]
     assert summary["experiment"] == "classification"
     assert summary["model"] == str(parent.path)
     assert summary["split"] == "test"

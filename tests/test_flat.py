@@ -61,7 +61,8 @@ def test_tensors_tile_the_vector_from_cache_lines_matrices_first_and_gaps_stay_z
     order = sorted(range(len(shapes)), key=lambda i: (len(shapes[i]) < 2, i))
     assert flat.layout.names == tuple(map(str, order))
     assert {parameter.data_ptr() % 64 for parameter in model} == {0}
-    assert int(flat.parameters.sum()) == flat.layout.num_parameters == sum(p.numel() for p in model)
+    assert int(flat.parameters.sum()) == flat.layout.num_parameters
+    assert flat.layout.num_parameters == sum(p.numel() for p in model)
     optimizer = OptimizerRecipe(AdamW(), weight_decay=0.3).on(flat.parameters, flat.layout)
     sum(parameter.square().sum() for parameter in model).backward()
     optimizer.step(flat.gradients, 0.1)

@@ -119,7 +119,9 @@ def test_ddp_and_the_synchronous_server_and_accumulated_batches_are_one_algorith
 
 @two_batches_a_step
 def test_batches_of_different_sizes_give_the_mean_over_their_loss_terms_and_no_mean_of_means(way):
-    batches = [TASK.data(seed=0).batch(0, index) for index in range(2)]
+    batches = []
+    for index in range(2):
+        batches.append(TASK.data(seed=0).batch(0, index))
     means = []
     terms = torch.tensor([TASK.weight(batch) for batch in batches])
     assert terms[0] != terms[1]

@@ -40,7 +40,9 @@ class Plain:
 
     def learning_rate(self, arrived):
         """After `arrived` samples."""
-        peak, warmup, samples = (self.settings[name] for name in ("learning_rate", "warmup", "samples"))
+        peak = self.settings["learning_rate"]
+        warmup = self.settings["warmup"]
+        samples = self.settings["samples"]
         if arrived < warmup:
             return peak * arrived / warmup
         falls = 0.9 if self.settings["schedule"] == "linear" else 0.0
@@ -148,7 +150,8 @@ def test_one_worker_is_the_plain_loop_bit_for_bit_in_every_mode(train, optimizer
 
 
 def test_another_seed_is_another_run(train):
-    first, second = (train(mode="single", seed=seed) for seed in (0, 1))
+    first = train(mode="single", seed=0)
+    second = train(mode="single", seed=1)
     assert first.summary["parameters_sha256"] != second.summary["parameters_sha256"]
     assert first.summary["first_eval_loss"] != second.summary["first_eval_loss"]
 
@@ -174,10 +177,9 @@ def accumulated(run, num_workers):
         indices = range(first, min(first + num_workers, num_batches))
         parts = [plain.gradient(index) for index in indices]
         total = sum(weight for _, weight in parts)
-        mean = [
-            sum(gradient.double() * (weight / total) for gradient, weight in column).float()
-            for column in zip(*([(g, weight) for g in gradients] for gradients, weight in parts), strict=True)
-        ]
+        mean = []
+        for column in zip(*([(g, weight) for g in gradients] for gradients, weight in parts), strict=True):
+            mean.append(sum(gradient.double() * (weight / total) for gradient, weight in column).float())
         plain.step(mean, plain.learning_rate(BATCH_SIZE * (indices[-1] + 1)))
     return plain
 
@@ -210,7 +212,10 @@ def test_a_last_round_with_fewer_batches_than_workers_counts_those_and_no_other(
     assert run.summary["num_samples_applied"] == 44
     expected = accumulated(run, 3).flat()
     assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5
-    uses = [[dispatch for dispatch, _ in event["uses"]] for event in run.records("arrival") if event["uses"]]
+    uses = []
+    for event in run.records("arrival"):
+        if event["uses"]:
+            uses.append([dispatch for dispatch, _ in event["uses"]])
     assert uses == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 
@@ -227,7 +232,10 @@ def replay(run):
         elif record["outcome"] == "applied":
             ((_, index, _),) = record["batches"]
             delay = len(versions) - 1 - record["read_version"]
-            factor = 1.0 / max(1, delay) if run.settings["rule"] == "staleness_aware" else 1.0
+            if run.settings["rule"] == "staleness_aware":
+                factor = 1.0 / max(1, delay)
+            else:
+                factor = 1.0
             gradients, _ = plain.gradient(index, versions[record["read_version"]])
             plain.step(gradients, plain.learning_rate(record["total_samples"]) * factor)
             versions.append(plain.point())
@@ -282,7 +290,9 @@ def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_an
     assert last["loss"] == pytest.approx(eval_loss(run.model(), plain.evaluation), rel=1e-6)
     assert last["loss"] < first["loss"]
     workers = run.settings["nproc"]
-    shares = [eval_loss(run.model(), plain.evaluation, worker, workers) for worker in range(workers)]
+    shares = []
+    for worker in range(workers):
+        shares.append(eval_loss(run.model(), plain.evaluation, worker, workers))
     assert last["worker_losses"] == pytest.approx(shares, rel=1e-6)
 
 
@@ -299,7 +309,8 @@ def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_
     batch_size = run.settings["batch_size"] * (run.settings["nproc"] if mode == "sync" else 1)
     first_from_50 = math.ceil(50 / batch_size) * batch_size
     assert [e["total_samples"] for e in at.records("evaluate")] == [0, first_from_50, 80] or mode == "hogwild"
-    assert run.summary["parameters_sha256"] == one.summary["parameters_sha256"] == at.summary["parameters_sha256"]
+    assert run.summary["parameters_sha256"] == at.summary["parameters_sha256"]
+    assert one.summary["parameters_sha256"] == at.summary["parameters_sha256"]
     assert run.summary["final_eval_loss"] == one.summary["final_eval_loss"]
 
 

@@ -101,7 +101,9 @@ def arm_of(found, *place):
 
 
 def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
-    single, sync, worse = (arm_of(read(folder), "workers", "gpt2", name) for name in ("single", "sync", "async"))
+    single = arm_of(read(folder), "workers", "gpt2", "single")
+    sync = arm_of(read(folder), "workers", "gpt2", "sync")
+    worse = arm_of(read(folder), "workers", "gpt2", "async")
     assert single.word == ""
     assert sync.word == "equivalent"
     assert worse.word == "worse"

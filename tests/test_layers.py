@@ -159,6 +159,8 @@ def test_help_at_the_door_waits_for_no_package(line):
 
 def test_one_function_asks_a_backend_what_comes_next():
     """Gossip and streaming have no backend yet."""
-    sources = {path.name: path.read_text("utf-8") for path in (ROOT / "asyncsgd").rglob("*.py")}
+    sources = {}
+    for path in (ROOT / "asyncsgd").rglob("*.py"):
+        sources[path.name] = path.read_text("utf-8")
     asking = {name: count for name, text in sources.items() if (count := text.count("backend.next("))}
     assert asking == {"loop.py": 1}

@@ -79,7 +79,9 @@ def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_chec
     for path in later:
         path.unlink()
     assert cli(["asyncsgd", "export", run, "--out", out]).code == 0
-    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (out, run / "model")]
+    files = []
+    for folder in (out, run / "model"):
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert files[0] == files[1]
     shutil.rmtree(run / "model")
     ended = cli(["asyncsgd", "export", run, "--out", tmp_path / "other"])

@@ -72,7 +72,9 @@ def loss_of(weights):
     model.eval()
     batches = task.data(0).evaluation["main"]
     with torch.no_grad():
-        losses = [float(nn.functional.cross_entropy(model(x), y, reduction="sum")) for x, y in batches]
+        losses = []
+        for x, y in batches:
+            losses.append(float(nn.functional.cross_entropy(model(x), y, reduction="sum")))
     return sum(losses) / 1000
 
 
@@ -83,7 +85,10 @@ def test_models_that_are_given_out_have_the_statistics_of_their_evaluation(tmp_p
     ended = cli([*typed.split(), "--checkpoint-every", "100", "--run-dir", run])
     assert ended.code == 0, ended.err
     assert "batch statistics estimated again from 3 training batches" in ended.out
-    losses = {record["version"]: record["loss"] for record in recorded(run) if record.get("kind") == "evaluate"}
+    losses = {}
+    for record in recorded(run):
+        if record.get("kind") == "evaluate":
+            losses[record["version"]] = record["loss"]
     assert set(losses) == {0, 5, 10}
     task = ["--task", "own_resnet:Images"]
     for line in (

@@ -43,7 +43,9 @@ def fails(progress):
 
 def late(progress):
     """Is no number between the points that are tried."""
-    return math.nan if 0.6 < progress < 0.7 else 1.0
+    if 0.6 < progress < 0.7:
+        return math.nan
+    return 1.0
 
 
 def plain_loop():
@@ -87,7 +89,10 @@ def test_local_steps_see_it_after_the_warm_up(tmp_path):
             starts.append((arrived + own, rate))
     assert len(starts) > 5
     for samples, rate in starts:
-        share = samples / 40 if samples < 40 else restart(min(1.0, (samples - 40) / (SAMPLES - 40)))
+        if samples < 40:
+            share = samples / 40
+        else:
+            share = restart(min(1.0, (samples - 40) / (SAMPLES - 40)))
         assert rate == pytest.approx(RATE * share)
 
 

@@ -42,7 +42,9 @@ def point(instance):
 
 def noiseless(problem):
     """Without noise added to the gradient; what is drawn from data stays."""
-    return dataclasses.replace(problem, noise=0.0) if hasattr(problem, "noise") else problem
+    if hasattr(problem, "noise"):
+        return dataclasses.replace(problem, noise=0.0)
+    return problem
 
 
 def sample(instance, x, worker, index):
@@ -99,7 +101,10 @@ def test_noise_has_the_stated_standard_deviation_and_rank(kind):
     gradients = np.array([sample(instance, x, 1, index)[1] for index in range(num)])
     noise = gradients - instance.exact_gradient(x)
     covariance = noise.T @ noise / num
-    shape = np.ones((6, 6)) if kind == "add" else np.eye(6)
+    if kind == "add":
+        shape = np.ones((6, 6))
+    else:
+        shape = np.eye(6)
     assert np.abs(covariance - 0.25 * shape).max() < 5 * 0.25 * math.sqrt(2 / num)
     rank = 1 if kind == "add" else 6
     assert np.linalg.matrix_rank(noise[:50], tol=1e-9) == rank

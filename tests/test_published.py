@@ -33,7 +33,9 @@ def carried_out(script, folder, *flags):
     """The files that a script wrote, and its tables."""
     with pytest.raises(SystemExit, match="0"):
         main(script.make, "", "", ["--quick", "--seeds", "1", "--jobs", "1", "--out", str(folder), *flags])
-    tables = {path.stem: pandas.read_csv(path, dtype=str) for path in folder.glob("*.csv")}
+    tables = {}
+    for path in folder.glob("*.csv"):
+        tables[path.stem] = pandas.read_csv(path, dtype=str)
     return {file.name for file in folder.iterdir() if file.stat().st_size}, tables
 
 
@@ -113,7 +115,9 @@ def test_the_learning_rate_puts_the_floor_at_half_of_the_target():
 def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(quorum):
     steps = backup_workers.expected_steps(0.0, quorum)
     curvature = backup_workers.SPECTRUM
-    errors = [float(curvature @ (1 - curvature) ** (2 * step)) / 2 for step in (steps - 1, steps)]
+    errors = []
+    for step in (steps - 1, steps):
+        errors.append(float(curvature @ (1 - curvature) ** (2 * step)) / 2)
     assert errors[1] <= backup_workers.TARGET < errors[0]
     assert backup_workers.measure("bias-dominated", 0.05, quorum, 0, 0)[0] == steps  # its noise is too small
 
@@ -157,7 +161,8 @@ def test_implicit_momentum_writes_both_tables(tmp_path, monkeypatch):
 
 
 def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index_and_its_gradient_that_of_its_loss():
-    first, second = (async_diloco.Mixture((6, 2, 5, 40), 3, seed=3) for _ in range(2))
+    first = async_diloco.Mixture((6, 2, 5, 40), 3, seed=3)
+    second = async_diloco.Mixture((6, 2, 5, 40), 3, seed=3)
     x, here, there, other = first.initial(), *(np.empty(first.num_parameters) for _ in range(3))
     first.gradient(x, 2, 7, here)
     second.gradient(x, 0, 0, other)
@@ -166,7 +171,9 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index_and_its_g
     assert not np.array_equal(here, other)
     direction = np.random.Generator(np.random.Philox(1)).standard_normal(len(x))
     step = 1e-6
-    losses = [first.gradient(x + moved * direction, 2, 7, other) for moved in (step, -step)]
+    losses = []
+    for moved in (step, -step):
+        losses.append(first.gradient(x + moved * direction, 2, 7, other))
     assert here @ direction == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-6)
 
 
@@ -175,7 +182,9 @@ def test_watching_a_rule_does_not_change_its_run():
     rule = async_diloco.RULES[async_diloco.BOTH]
     mixture = async_diloco.Mixture((6, 1, 5, 8), 4, seed=0)
     where = lambda *on: mixture, Fixed(async_diloco.SECONDS_PER_STEP).on, 4, Limits(samples=400)
-    ends = [Arm("", one, 0.1, *where).simulated(0).parameters for one in (async_diloco.watched(rule, cosines), rule)]
+    ends = []
+    for one in (async_diloco.watched(rule, cosines), rule):
+        ends.append(Arm("", one, 0.1, *where).simulated(0).parameters)
     assert torch.equal(*ends)
     assert cosines
     for cosine in cosines:
@@ -199,7 +208,8 @@ def test_malenia_averages_each_worker_first():
 
 
 def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worker_and_draw():
-    sampler, again = (ringleader.permuted_times(8, seed=5) for _ in range(2))
+    sampler = ringleader.permuted_times(8, seed=5)
+    again = ringleader.permuted_times(8, seed=5)
     draws = np.array([[again.draw_one(worker, draw) for draw in reversed(range(300))] for worker in range(8)])
     assert sorted(np.floor(draws.min(axis=1) + 1e-9).astype(int)) == list(range(1, 9))
     assert sampler.draw_one(3, 200) == draws[3, 99]
@@ -224,9 +234,9 @@ def test_the_theory_gives_the_design_table(noise, synchronous, asynchronous):
 def test_stopping_slow_trials_early_changes_nothing_about_the_best():
     cell = phase_diagram.Cell(noise=10.0, exponent=1.0, num_workers=4, jitter=True, num_rates=3, num_seeds=1)
     trials = phase_diagram.grid(Asynchronous(), 0.1, 5)
-    seconds = [
-        phase_diagram.seconds_to_target(cell, *trial[:2], phase_diagram.TUNING_SEED, 400.0, 0.5) for trial in trials
-    ]
+    seconds = []
+    for trial in trials:
+        seconds.append(phase_diagram.seconds_to_target(cell, *trial[:2], phase_diagram.TUNING_SEED, 400.0, 0.5))
     assert phase_diagram.tune(cell, trials, 400.0, 0.5) == trials[np.argmin(seconds)]
 
 

@@ -89,9 +89,8 @@ def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the
 @several
 @settings_
 def test_r6_downpour_that_pushes_and_fetches_every_minibatch_is_asynchronous(num_workers, seed):
-    ours, asynchronous = (
-        run(rule, exponential(num_workers, seed)) for rule in (rules.Downpour(1, 1), rules.Asynchronous())
-    )
+    ours = run(rules.Downpour(1, 1), exponential(num_workers, seed))
+    asynchronous = run(rules.Asynchronous(), exponential(num_workers, seed))
     close(ours.points, asynchronous.points)
     assert ours.delays == asynchronous.delays
 
@@ -153,7 +152,8 @@ def test_r8_k_sync_is_backup_workers_and_m_synchronous_the_first_k_of_every_roun
 @several
 @settings_
 def test_r9_without_compensation_or_momentum_it_is_asynchronous_bit_for_bit(rule, num_workers, seed):
-    ours, asynchronous = (run(each, exponential(num_workers, seed)) for each in (rule, rules.Asynchronous()))
+    ours = run(rule, exponential(num_workers, seed))
+    asynchronous = run(rules.Asynchronous(), exponential(num_workers, seed))
     assert torch.equal(ours.points, asynchronous.points)
 
 

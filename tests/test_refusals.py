@@ -35,12 +35,18 @@ def folder(tmp_path, monkeypatch):
 
 def refused(line, folder):
     """What is said; that nothing is changed; a run that had begun to read its data has failed with the same words."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            before[path] = path.read_bytes()
     ended = cli(line)
     assert ended.code == 2, ended
     assert ended.err.startswith("error: "), ended
     assert ended.err.count("\n") == 1, ended
-    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    after = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            after[path] = path.read_bytes()
     said = ended.err.removeprefix("error: ").rstrip("\n")
     if (folder / "run").exists():
         summary = json.loads((folder / "run" / "summary.json").read_text())

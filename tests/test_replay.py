@@ -61,7 +61,10 @@ def test_a_log_is_the_runs_or_is_found_out(code, said, damage, tmp_path):
     assert cli(["simulate.py", *words, "--runs-dir", tmp_path]).code == 0
     (path,) = tmp_path.glob("simulate-*")
     lines = (path / "events.jsonl").read_text().splitlines()
-    arrivals = [number for number, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"]
+    arrivals = []
+    for number, line in enumerate(lines):
+        if json.loads(line)["kind"] == "arrival":
+            arrivals.append(number)
     (path / "events.jsonl").write_text("\n".join(damage(lines, arrivals[8])) + "\n")
     ended = cli(["asyncsgd", "replay", path])
     assert ended.code == code

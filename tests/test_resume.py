@@ -131,7 +131,9 @@ def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_reco
     assert records(path) == records(whole(name))
     (seam,) = log(path, "resume")
     assert seam["total_samples"] == newest
-    discarded = [json.loads(line) for line in (path / "events.discarded.jsonl").read_text().splitlines()]
+    discarded = []
+    for line in (path / "events.discarded.jsonl").read_text().splitlines():
+        discarded.append(json.loads(line))
     seams = [seam, *(record for record in discarded if record["kind"] == "resume")]
     assert len(seams) == 2
     assert sum(each["discarded"] for each in seams) == [each["kind"] for each in discarded].count("arrival") > 0
@@ -168,7 +170,9 @@ def test_under_every_rule_a_run_that_is_stopped_and_made_longer_is_the_whole_run
         assert records(path) == records(whole)
         assert results(path) == results(whole)
     assert sha256(path) == sha256(whole)
-    losses = [[(r["dispatch"], r["loss"]) for r in log(each, "arrival")] for each in (path, whole)]
+    losses = []
+    for each in (path, whole):
+        losses.append([(r["dispatch"], r["loss"]) for r in log(each, "arrival")])
     assert losses[0] == losses[1]
     assert asyncsgd.replay(path, Noisy()).identical
 
@@ -275,11 +279,14 @@ def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(a
     path = tmp_path / "run"
     every = {"evaluate_every": 12, "evaluations": 8, "checkpoint_every": 10}
     done = train(path, samples=100, **arguments, **every)
-    assert checkpointed(path)[-1] == 100 == done.summary["num_samples"]
+    assert checkpointed(path)[-1] == done.summary["num_samples"]
+    assert done.summary["num_samples"] == 100
     train(path, resume=True, samples=200, **arguments, **every)
     train(tmp_path / "whole", samples=200, **arguments, **every)
     assert sha256(path) == sha256(tmp_path / "whole")
-    losses = [[r["loss"] for r in records(each) if r["kind"] == "arrival"] for each in (path, tmp_path / "whole")]
+    losses = []
+    for each in (path, tmp_path / "whole"):
+        losses.append([r["loss"] for r in records(each) if r["kind"] == "arrival"])
     assert losses[0] == losses[1]
 
 

@@ -60,7 +60,9 @@ def test_a_text_of_reward_0_is_not_there_and_one_of_reward_2_is_there_twice(task
     without_last = {**batch, "rewards": torch.tensor([1.0, 1, 1, 1, 1, 0])}
     assert loss_of(task, model, without_last) == pytest.approx(loss_of(task, model, rows_of(ones, slice(5))), rel=1e-6)
     assert loss_of(task, model, without_last) != pytest.approx(loss_of(task, model, ones), rel=1e-6)
-    twice = {name: torch.cat([tensor, tensor[:1]]) for name, tensor in ones.items()}
+    twice = {}
+    for name, tensor in ones.items():
+        twice[name] = torch.cat([tensor, tensor[:1]])
     doubled = {**batch, "rewards": torch.tensor([2.0, 1, 1, 1, 1, 1])}
     assert loss_of(task, model, doubled) == pytest.approx(loss_of(task, model, twice), rel=1e-6)
 

@@ -34,7 +34,10 @@ def change(path, fields):
 def scale_losses(run, factors):
     """Multiply the logged losses of arrivals by these factors, by the arrival's number."""
     lines = (run / "events.jsonl").read_text().splitlines()
-    arrivals = [number for number, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"]
+    arrivals = []
+    for number, line in enumerate(lines):
+        if json.loads(line)["kind"] == "arrival":
+            arrivals.append(number)
     for arrival, factor in factors.items():
         record = json.loads(lines[arrivals[arrival]])
         record["loss"] *= factor
@@ -68,7 +71,8 @@ def test_losses_that_differ_in_their_last_bits_are_equal_to_rounding(run):
     assert found.identical is False
     assert found.difference == ""
     assert found.equal_to_rounding is True
-    assert found.equal_up_to == found.num_updates == 24
+    assert found.equal_up_to == 24
+    assert found.num_updates == 24
     assert found.words.startswith("equal to rounding (recorded on Intel Xeon (")
 
 

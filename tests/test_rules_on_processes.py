@@ -50,7 +50,8 @@ def test_a_run_of_two_workers_replays_bit_for_bit(train, rule, more):
     run = train(mode="async", nproc=2, rule=rule, **more)
     assert_replays(run)
     counts = run.summary["rule_acted"]
-    assert len(list(run.records("arrival"))) == counts["arrivals"] >= counts["altered"]
+    assert len(list(run.records("arrival"))) == counts["arrivals"]
+    assert counts["arrivals"] >= counts["altered"]
 
 
 @pytest.mark.parametrize("rule", ["fixed_delay:delay=3", *slow("rennala:batch=2", "diloco:num_local_steps=2", "easgd")])

@@ -55,7 +55,8 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
     assert summary["eval_seconds"] > 0
     assert len(summary["data_fingerprint"]) == 16
     assert len(summary["parameters_sha256"]) == 64
-    assert summary["initial_model_sha256"] == summary["init_sha256"] != summary["parameters_sha256"]
+    assert summary["initial_model_sha256"] == summary["init_sha256"]
+    assert summary["init_sha256"] != summary["parameters_sha256"]
     assert summary["normalises_over_batch"] is False
     assert "train_fingerprint" not in summary
     assert summary["delay"].keys() == {"mean", "p50", "p95", "max"}
@@ -152,7 +153,10 @@ def test_a_log_cut_anywhere_gives_all_its_complete_records(share, log):
     cut = int(share * len(text))
     (path / "events.jsonl").write_text(text[:cut])
     whole = lines[1 : text[: cut + 1].count("\n")]  # a record needs no line end to be complete
-    losses = [record["loss"] for record in map(json.loads, whole) if record["kind"] == "evaluate"]
+    losses = []
+    for record in map(json.loads, whole):
+        if record["kind"] == "evaluate":
+            losses.append(record["loss"])
     assert [evaluation.loss for evaluation in load_run(path).evaluations] == losses
 
 

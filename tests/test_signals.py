@@ -50,7 +50,9 @@ def test_the_second_signal_leaves_with_the_records_alone(numbers, tmp_path):
 def test_a_hangup_that_nohup_ignores_stays_ignored_and_handlers_are_as_before_the_run(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        handlers = []
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handlers.append(signal.getsignal(number))
         assert stopped(tmp_path, signal.SIGHUP).summary["status"] == "DONE"
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     finally:

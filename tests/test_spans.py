@@ -70,7 +70,9 @@ sentences = st.lists(st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(T
 
 @given(sentences)
 def test_counts_are_those_of_reading_one_word_at_a_time_and_add_up(pairs):
-    sides = [[[pair[side] for pair in sentence] for sentence in pairs] for side in (0, 1)]
+    sides = []
+    for side in (0, 1):
+        sides.append([[pair[side] for pair in sentence] for sentence in pairs])
     expected = np.zeros((2, 3), dtype=np.int64)
     for true, predicted in zip(*sides, strict=True):
         found = (slow_spans(true), slow_spans(predicted))
@@ -81,12 +83,16 @@ def test_counts_are_those_of_reading_one_word_at_a_time_and_add_up(pairs):
     counts = TAGGING.counts(*arrays)
     assert counts.dtype == np.int64
     assert counts.tolist() == expected.tolist()
-    parts = [TAGGING.counts(arrays[0][k : k + 1], arrays[1][k : k + 1]) for k in range(len(pairs))]
+    parts = []
+    for k in range(len(pairs)):
+        parts.append(TAGGING.counts(arrays[0][k : k + 1], arrays[1][k : k + 1]))
     assert counts.tolist() == sum(parts, np.zeros((2, 3), dtype=np.int64)).tolist()
 
 
 def test_scores_have_none_where_nothing_can_be_divided():
-    found = [tuple(scores(np.array(counts)).values()) for counts in ([2, 0, 0], [0, 3, 0], [0, 0, 0])]
+    found = []
+    for counts in ([2, 0, 0], [0, 3, 0], [0, 0, 0]):
+        found.append(tuple(scores(np.array(counts)).values()))
     assert found == [(None, 0.0, 0.0), (0.0, None, 0.0), (None, None, None)]
 
 

@@ -111,7 +111,9 @@ def study(folder, **changes):
 def hashes(folder):
     """The parameters that every run of the study came to."""
     plan = make_plan(yaml.safe_load((folder / "config.yaml").read_text()))
-    summaries = {run.folder: json.loads((folder / run.folder / "summary.json").read_text()) for run in plan.runs}
+    summaries = {}
+    for run in plan.runs:
+        summaries[run.folder] = json.loads((folder / run.folder / "summary.json").read_text())
     assert {one["status"] for one in summaries.values()} == {"DONE"}
     return {folder: one["parameters_sha256"] for folder, one in summaries.items()}
 

@@ -94,14 +94,20 @@ def summary_of(out, folder):
 
 def results_of(out):
     """What must be the same however the sweep was cut: parameters and samples of every run."""
-    folders = [run.folder for run in plan_of(out).runs if (out / run.folder).exists()]
+    folders = []
+    for run in plan_of(out).runs:
+        if (out / run.folder).exists():
+            folders.append(run.folder)
     keys = ("status", "parameters_sha256", "num_samples")
     return {folder: [summary_of(out, folder)[key] for key in keys] for folder in folders}
 
 
 def files_of(out):
     """Every file below the folder, with its inode and its time: what has been written, and what has not."""
-    stats = {path: path.stat() for path in out.rglob("*") if path.is_file() and not path.name.startswith(".lock")}
+    stats = {}
+    for path in out.rglob("*"):
+        if path.is_file() and not path.name.startswith(".lock"):
+            stats[path] = path.stat()
     return {str(path.relative_to(out)): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
@@ -203,7 +209,9 @@ def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_r
 def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluations(unbroken):
     _, out = unbroken
     paths = [out / f"pilot/{SYNC}/s{seed}/events.jsonl" for seed in (50, 51)]
-    curves = [[record["loss"] for record in read_events(path) if record["kind"] == "evaluate"] for path in paths]
+    curves = []
+    for path in paths:
+        curves.append([record["loss"] for record in read_events(path) if record["kind"] == "evaluate"])
     assert [len(curve) for curve in curves] == [4, 4]
     (first,) = {curve[0] for curve in curves}  # of the base model
     best = statistics.median(min(curve) for curve in curves)
@@ -280,10 +288,9 @@ def test_a_difference_of_differences_is_registered_before_the_runs_and_read_from
     assert registered["differences"] == config["analysis"]["differences"]
     assert "differences" not in yaml.safe_load((unbroken[1] / "analysis.yaml").read_text())
     (row,) = asyncsgd.load(tmp_path / "out").differences.itertuples()
-    ends = {
-        name: summary_of(tmp_path / "out", f"test/{name}-w2-virtual/s100")["final_eval_loss"]
-        for name in config["algorithms"]
-    }
+    ends = {}
+    for name in config["algorithms"]:
+        ends[name] = summary_of(tmp_path / "out", f"test/{name}-w2-virtual/s100")["final_eval_loss"]
     assert row.n == 1
     assert row.word == "too few seeds"
     assert row.estimate == pytest.approx(ends["sgd_1"] - ends["sgd_0"] - (ends["adamw_1"] - ends["adamw_0"]))
@@ -442,8 +449,12 @@ def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, t
     draw = random.Random(0)
     (tmp_path / "tagged").mkdir()
     for side, number in (("train", 24), ("test", 8)):
-        words = [[draw.choice(("bada", "gimo", "sune")) for _ in range(5)] for _ in range(number)]
-        rows = [{"tokens": own, "ner_tags": ["B-X" if word == "sune" else "O" for word in own]} for own in words]
+        words = []
+        for _ in range(number):
+            words.append([draw.choice(("bada", "gimo", "sune")) for _ in range(5)])
+        rows = []
+        for own in words:
+            rows.append({"tokens": own, "ner_tags": ["B-X" if word == "sune" else "O" for word in own]})
         (tmp_path / "tagged" / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tagged = {"task": "token_classification", "data": str(tmp_path / "tagged"), "cache_dir": str(tmp_path / "cache")}
     config = {
@@ -498,7 +509,9 @@ TUNED = "finetune/async-w2-virtual/s7-f0"
 
 def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model(stoppable, tmp_path, capsys):
     config, out = stoppable
-    parent, baseline, child = (summary_of(out, name) for name in (VIRTUAL, "finetune/baseline/s7-f0", TUNED))
+    parent = summary_of(out, VIRTUAL)
+    baseline = summary_of(out, "finetune/baseline/s7-f0")
+    child = summary_of(out, TUNED)
     assert baseline["status"] == "DONE"
     assert child["status"] == "DONE"
     assert child["class_weights"] is True
@@ -507,7 +520,8 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert baseline["parent"] is None
     assert baseline["init_sha256"] == summary_of(out, "base")["parameters_sha256"]
     assert child["parent"]["run"] == "s7"
-    assert child["parent"]["parameters_sha256"] == child["init_sha256"] == parent["parameters_sha256"]
+    assert child["parent"]["parameters_sha256"] == parent["parameters_sha256"]
+    assert child["init_sha256"] == parent["parameters_sha256"]
     assert sweep(config, out) == 0
     said = capsys.readouterr()
     assert "1 fine-tuning run has no model to start from, since its pretraining run is not DONE\n" in said.err
@@ -589,7 +603,9 @@ def test_a_run_that_failed_is_made_again_from_its_start_though_it_has_a_checkpoi
 def test_shards_together_make_what_one_sweep_makes(unbroken, finished, capsys):
     whole = unbroken[1]
     config, out = finished
-    parts = {index: share(plan_of(out), "tuning", (index, 2)) for index in (1, 2)}
+    parts = {}
+    for index in (1, 2):
+        parts[index] = share(plan_of(out), "tuning", (index, 2))
     for folder in ("base", "pilot", "test", min(parts[1]), min(parts[2])):  # as if the sweep had not come so far
         shutil.rmtree(out / folder)
     (out / "analysis.yaml").unlink()

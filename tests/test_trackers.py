@@ -76,7 +76,8 @@ def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(run, task
     done, points = run("kept", kept.open, task=task, runtime=runtime)
     *received, status = kept
     assert received == [(samples, seconds, pytest.approx(values)) for samples, seconds, values in points]
-    assert status == done.status == "DONE"
+    assert status == "DONE"
+    assert done.status == "DONE"
     assert done.summary["tracking"] == {"kept": {"points": len(points), "dropped": 0, "failure": None}}
     who = kept.identity
     assert who.folder == done.folder
@@ -127,7 +128,10 @@ def test_a_bad_tracker_costs_a_run_nothing_and_is_said_once(run, opened, failure
     assert said["points"] == len(points)
     assert said["dropped"] == len(points)
     assert said["failure"].startswith(failure)
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note   tracker")]
+    notes = []
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("note   tracker"):
+            notes.append(line)
     assert notes == [f"note   tracker kept: {said['failure']}; the run goes on"]
 
 
@@ -169,7 +173,9 @@ def read_mlflow(folder):
     (found,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'mlflow'")
     assert found.info.status == "FINISHED"
     assert found.data.params["learning_rate"] == "0.001"
-    histories = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
+    histories = {}
+    for key in found.data.metrics:
+        histories[key] = client.get_metric_history(found.info.run_id, key)
     return {key: {(metric.step, single(metric.value)) for metric in history} for key, history in histories.items()}
 
 

@@ -229,7 +229,9 @@ def test_evaluation_batches_without_a_loss_term_add_nothing():
     model = Uneven().model(0)
     with torch.no_grad():
         batches = [data.batch(0, index) for index in (5, 7)]
-        losses = [Uneven().loss(Uneven().outputs(model, batch), batch) for batch in batches]
+        losses = []
+        for batch in batches:
+            losses.append(Uneven().loss(Uneven().outputs(model, batch), batch))
     assert some.evaluations[0].loss == pytest.approx(sum(float(loss) for loss in losses) / 2)
     with pytest.raises(asyncsgd.UsageError, match="no batch of the evaluation set 'main' has a loss term"):
         trained(Uneven(empty=(1, 2, 5, 7)), InProcess())

@@ -48,7 +48,9 @@ OF_KINDS = {bool: ("true",), int: (2, 4, 100), float: (0.25, 0.5)}
 
 
 def class_of(task):
-    return Plane if task == "tasks:Plane" else asyncsgd.tasks.task_class(task)
+    if task == "tasks:Plane":
+        return Plane
+    return asyncsgd.tasks.task_class(task)
 
 
 @st.composite
@@ -126,7 +128,9 @@ def test_python_and_a_command_line_write_the_same_settings(tmp_path):
     assert cli(f"train.py tasks:Plane {line}").code == 0
     asked = {"rule": Ringmaster(4), "optimizer": SGD(0.5), "samples": 8, "device": "cpu", "folder": tmp_path / "asked"}
     train(Plane(batch_size=4), runtime=Virtual(3, Exponential(2.0)), quiet=True, **asked)
-    written = [yaml.safe_load((tmp_path / name / "settings.yaml").read_text()) for name in ("typed", "asked")]
+    written = []
+    for name in ("typed", "asked"):
+        written.append(yaml.safe_load((tmp_path / name / "settings.yaml").read_text()))
     assert [settings.pop("experiment") for settings in written] == ["plane", "train"]
     assert written[0] == written[1]
 

@@ -57,8 +57,10 @@ def write(folder, name, rows, columns=LABELS):
 
 def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_share():
     train, held_out = split_documents(Documents(tuple(LINES), tuple(LINES)))
-    assert held_out.texts == held_out.labels == HELD_OUT
-    assert train.texts == train.labels == tuple(text for text in LINES if text not in HELD_OUT)
+    assert held_out.texts == HELD_OUT
+    assert held_out.labels == HELD_OUT
+    assert train.texts == train.labels
+    assert train.labels == tuple(text for text in LINES if text not in HELD_OUT)
     assert 0 < len(HELD_OUT) < 25
 
 
@@ -193,7 +195,9 @@ def test_labels_json_names_the_numbers(tmp_path, content, kind):
 
 def test_the_names_that_the_datasets_library_left_are_found_in_parquet_files_and_on_the_hub(tmp_path, monkeypatch):
     names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
-    numbers = [(words, [names.index(tag) for tag in tags]) for words, tags in SENTENCES]
+    numbers = []
+    for words, tags in SENTENCES:
+        numbers.append((words, [names.index(tag) for tag in tags]))
     label = datasets.ClassLabel(names=names)
     text = datasets.Value("string")
     for columns, rows, kinds in (

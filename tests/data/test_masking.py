@@ -38,8 +38,12 @@ def masking(strategy=None, probability=0.15):
 
 
 def samples_of(rows, word_starts=None):
-    ids = [np.array([CLS, *row, SEP], dtype=np.int32) for row in rows]
-    starts = [np.array([True, *of, True]) for of in word_starts or [[True] * len(row) for row in rows]]
+    ids = []
+    for row in rows:
+        ids.append(np.array([CLS, *row, SEP], dtype=np.int32))
+    starts = []
+    for of in word_starts or [[True] * len(row) for row in rows]:
+        starts.append(np.array([True, *of, True]))
     return Samples.of(ids=ids, word_starts=starts)
 
 
@@ -98,10 +102,9 @@ def test_every_purpose_stream_and_position_has_random_numbers_of_its_own():
 
 def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(data):
     # All samples alike, so the same sample is at every position whatever the order.
-    by_size = {
-        size: torch.cat([data(ALIKE, size).batch(0, index)["input_ids"] for index in range(64 // size)])
-        for size in (1, 4, 8)
-    }
+    by_size = {}
+    for size in (1, 4, 8):
+        by_size[size] = torch.cat([data(ALIKE, size).batch(0, index)["input_ids"] for index in range(64 // size)])
     assert torch.equal(by_size[4], by_size[8])
     assert torch.equal(by_size[1], by_size[8])
     assert len({tuple(row) for row in by_size[8].tolist()}) > 60  # 64 positions, each with a mask of its own
@@ -252,7 +255,8 @@ def test_evaluation_masks_are_the_same_for_every_seed_and_in_any_grouping_and_pa
     whole = masked_samples(batches)
     assert sorted(whole) == sorted({tuple(row.tolist()) for row in samples.rows("ids", range(50))})
     other = data(samples, batch_size=16, seed=123).evaluation["main"]
-    assert len(batches) == len(other) == 2
+    assert len(batches) == 2
+    assert len(other) == 2
     for index in range(2):
         assert equal(batches[index], other[index])
     for size in (1, 7, 50, 64):
@@ -301,11 +305,16 @@ def test_batches_within_an_epoch_come_in_groups_of_alike_samples_of_which_one_is
     order = whole_epochs(lengths, batch_size, seed, 0)
     first = -(-epoch * size // batch_size)
     whole = [order(index) for index in range(first, (epoch + 1) * size // batch_size)]
-    inside = np.sort(np.concatenate([lengths[of] for of in whole])) if whole else np.empty(0)
+    if whole:
+        inside = np.sort(np.concatenate([lengths[of] for of in whole]))
+    else:
+        inside = np.empty(0)
     group, (number, shorter) = RUN * batch_size, divmod(len(whole), RUN)
     sorted_groups = Counter(tuple(inside[start : start + group]) for start in range(0, len(inside), group))
     # The shorter group may be at any place among the others.
-    ways = [[RUN] * place + [shorter] + [RUN] * (number - place) for place in range(number + 1)]
+    ways = []
+    for place in range(number + 1):
+        ways.append([RUN] * place + [shorter] + [RUN] * (number - place))
     bounds = [np.cumsum([0, *way]).tolist() for way in ways]
     assert sorted_groups in [
         Counter(
@@ -345,7 +354,9 @@ def test_an_epoch_of_the_first_order_repeats_no_sample_where_there_are_enough(
     assert counts.sum() == num_batches * batch_size
     assert counts.max() - counts.min() <= 1
     if by_length:
-        runs = [lengths[np.concatenate(batches[first : first + RUN])] for first in range(0, num_batches, RUN)]
+        runs = []
+        for first in range(0, num_batches, RUN):
+            runs.append(lengths[np.concatenate(batches[first : first + RUN])])
         spans = sorted((run.min(), run.max()) for run in runs)
         for shorter, longer in itertools.pairwise(spans):
             assert shorter[1] <= longer[0]
@@ -379,7 +390,9 @@ def train(folder, name, samples=96, **fields):
 def test_a_run_has_the_order_that_it_names_when_it_is_replayed_and_resumed(folder):
     train(folder, "one", sample_order=1)
     header = json.loads((folder / "one" / "events.jsonl").read_text().splitlines()[0])
-    checkpoints = [json.loads(path.read_text()) for path in (folder / "one" / "checkpoints").glob("*.json")]
+    checkpoints = []
+    for path in (folder / "one" / "checkpoints").glob("*.json"):
+        checkpoints.append(json.loads(path.read_text()))
     began_from = [checkpoint["began_from"]["order of samples"] for checkpoint in checkpoints]
     assert [header["sample_order"], *began_from] == [1, 1, 1]
     replayed = asyncsgd.replay(folder / "one", cache=folder / "cache")
@@ -395,8 +408,8 @@ def test_a_run_has_the_order_that_it_names_when_it_is_replayed_and_resumed(folde
 
 
 def test_new_runs_take_the_newest_order_and_another_order_is_another_run(folder):
-    runs = {
-        order: train(folder, f"runs/order{order}", **fields) for order, fields in ((1, {"sample_order": 1}), (2, {}))
-    }
+    runs = {}
+    for order, fields in ((1, {"sample_order": 1}), (2, {})):
+        runs[order] = train(folder, f"runs/order{order}", **fields)
     assert [run.summary["sample_order"] for run in runs.values()] == [1, 2]
     assert runs[1].summary["parameters_sha256"] != runs[2].summary["parameters_sha256"]

@@ -28,7 +28,10 @@ CLASSES = ["one", "two", "three"]
 def parquet(path, labels, names=None, word="train"):
     """A table as the Hugging Face library writes it, with a ClassLabel where there are names."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kind = datasets.Value("int64") if names is None else datasets.ClassLabel(names=names)
+    if names is None:
+        kind = datasets.Value("int64")
+    else:
+        kind = datasets.ClassLabel(names=names)
     features = datasets.Features({"text": datasets.Value("string"), "label": kind})
     texts = [f"the {word} text {number}" for number in range(len(labels))]
     datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features).to_parquet(path)
@@ -341,6 +344,8 @@ def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused_while_it_is_re
 @pytest.mark.parametrize("number", [10, 2_000, 60_000])
 def test_a_packed_text_is_read(tmp_path, number):
     draw = random.Random(0)
-    lines = [" ".join(draw.choices(["river", "stone", "cloud", "letter"], k=8)) for _ in range(number)]
+    lines = []
+    for _ in range(number):
+        lines.append(" ".join(draw.choices(["river", "stone", "cloud", "letter"], k=8)))
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     assert [row for _, (row,) in read_table(tmp_path / "a.txt.gz", TEXT)] == lines

@@ -154,7 +154,9 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokeniz
 def as_squad(question):
     """A file of SQuAD 2.0 with one question."""
     texts, starts = question["answers"].values()
-    answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    answers = []
+    for text, start in zip(texts, starts, strict=True):
+        answers.append({"text": text, "answer_start": start})
     asked = {"id": question["id"], "question": question["question"], "answers": answers}
     paragraph = {"context": question["context"], "qas": [asked]}
     article = {"title": "T", "paragraphs": [paragraph]}

@@ -87,11 +87,15 @@ def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(toke
 @given(lengths=st.lists(st.integers(0, 40), max_size=12), seq_len=st.integers(6, 20), end_id=st.sampled_from([None, 3]))
 def test_blocks_tile_all_documents_together_and_none_is_lost_for_being_short(lengths, seq_len, end_id):
     words = [chr(ord("a") + i) for i in range(20)]
-    texts = [" ".join(words[(i + j) % 20] for j in range(length)) for i, length in enumerate(lengths)]
+    texts = []
+    for i, length in enumerate(lengths):
+        texts.append(" ".join(words[(i + j) % 20] for j in range(length)))
     tokens = rows_of(texts, word_tokenizer(*words), seq_len=seq_len, end_id=end_id, blocks=True)
     end = [] if end_id is None else [end_id]
     joined = [i for k, length in enumerate(lengths) for i in [*(5 + (k + j) % 20 for j in range(length)), *end]]
-    blocks = [joined[first : first + seq_len - 2] for first in range(0, len(joined), seq_len - 2)]
+    blocks = []
+    for first in range(0, len(joined), seq_len - 2):
+        blocks.append(joined[first : first + seq_len - 2])
     assert inner(tokens) == [block for block in blocks if len(block) >= 4]
     assert tokens.values["word_starts"].all()
 
@@ -157,9 +161,12 @@ def test_a_byte_level_tokenizer_gives_every_text_back_and_finds_no_end_in_it(bpe
 
 
 def test_of_a_word_without_end_the_beginning_is_trained_on_and_other_words_as_ever():
-    whole, cut = ("gradient, " * 50 + "ab" * number + ".worker" for number in (150_000, 500))
+    whole = "gradient, " * 50 + "ab" * 150_000 + ".worker"
+    cut = "gradient, " * 50 + "ab" * 500 + ".worker"
     for train, size in ((train_wordpiece, 128), (train_byte_bpe, 300)):
-        vocabularies = [train([*TEXTS, text], size).get_vocab() for text in (whole, cut)]
+        vocabularies = []
+        for text in (whole, cut):
+            vocabularies.append(train([*TEXTS, text], size).get_vocab())
         assert train is train_byte_bpe or vocabularies[0] == vocabularies[1]
 
 
@@ -186,8 +193,11 @@ def test_a_folder_is_made_once_whole_or_not_at_all_and_is_read_by_its_key(tmp_pa
         made.append(folder)
         (folder / "text").write_text("x")
 
-    folders = [cached(tmp_path / "new", "rows", key, make) for key in (("a", 1), ("a", 1), ("a", 2))]
-    assert folders[0] == folders[1] != folders[2]
+    folders = []
+    for key in (("a", 1), ("a", 1), ("a", 2)):
+        folders.append(cached(tmp_path / "new", "rows", key, make))
+    assert folders[0] == folders[1]
+    assert folders[1] != folders[2]
     assert len(made) == 2
     assert all((folder / "text").is_file() for folder in folders)
     with pytest.raises(ZeroDivisionError):
@@ -227,7 +237,9 @@ def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sente
 def test_of_a_tokenizer_whose_pieces_begin_with_a_space_the_pieces_of_a_word_spell_it(sentence):
     tokenizer = TOKENIZERS["byte_level"]
     ids, firsts = pieces_of(sentence, tokenizer)
-    spelled = [tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise([*firsts, len(ids)])]
+    spelled = []
+    for a, b in itertools.pairwise([*firsts, len(ids)]):
+        spelled.append(tokenizer.decode(ids[a:b]))
     assert [text.strip() for text in spelled] == sentence
 
 

@@ -64,7 +64,9 @@ def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, boun
     spans = list(zip(places[::2], places[1::2], strict=False))
     encoding = plain_backend(kind).encode(text, add_special_tokens=False)
     inside = {place for start, end in spans for place in range(start, end)}
-    wanted = [bool(inside & set(range(start, end))) for start, end in encoding.offsets]
+    wanted = []
+    for start, end in encoding.offsets:
+        wanted.append(bool(inside & set(range(start, end))))
     assert candidate_pieces(encoding, spans, len(text)).tolist() == wanted
 
 
@@ -78,10 +80,9 @@ def test_rows_and_blocks_have_the_candidates_of_their_texts_however_they_are_cut
     backend = plain_backend(TOKENIZER)
     for side, documents in (("train", CORPUS.train), ("eval", CORPUS.eval)):
         encodings = [backend.encode(text, add_special_tokens=False) for text in documents.texts]
-        flags = [
-            [text[slice(*encoding.word_to_chars(word))] in TERMS for word in encoding.word_ids]
-            for text, encoding in zip(documents.texts, encodings, strict=True)
-        ]
+        flags = []
+        for text, encoding in zip(documents.texts, encodings, strict=True):
+            flags.append([text[slice(*encoding.word_to_chars(word))] in TERMS for word in encoding.word_ids])
         marked = candidate_flags(str(tmp_path), CORPUS, TOKENIZER, side)
         for seq_len in (8, 16, 128):
             rows = rows_of(documents.texts, TOKENIZER, seq_len=seq_len, flags=marked)

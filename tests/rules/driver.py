@@ -190,7 +190,8 @@ class Driver:
         outstanding = len(self.pending) + len(self.held)
         step = server.react(happened)
         record = step.record
-        assert server.version == record.version == len(self.points) - 1
+        assert server.version == record.version
+        assert record.version == len(self.points) - 1
         assert step.changed == (server.version > version)
         assert torch.equal(self.parameters, self.points[-1])  # nobody but a step has changed them
         self._book_uses(record, version, outstanding, step.start)
@@ -244,7 +245,10 @@ class Driver:
         self.started.append(dispatch)
         self.read_version[dispatch] = work.version if work.point is not None else server.version
         borrowed = work.version < server.version or work.point is server.snapshot()[0]
-        start = self.parameters.clone() if work.point is None else work.point.clone()
+        if work.point is None:
+            start = self.parameters.clone()
+        else:
+            start = work.point.clone()
         origin = start.double().numpy()
         if work.rate is None:
             assert work.num_local_steps == 1

@@ -29,7 +29,8 @@ turn_by_turn = [("arrive", 0), ("arrive", 1), ("arrive", 2)] * 5
 def test_a_rule_keeps_its_contract(rule, before, after, num_workers):
     """Every gradient is in one place and somebody is always computing (`Driver` looks after each event); the same
     arrivals give the same replies and bits; and the state comes back from a file in mid-run, with nothing shared."""
-    straight, again = (Driver(rule, num_workers=num_workers, dtype=torch.float32) for _ in range(2))
+    straight = Driver(rule, num_workers=num_workers, dtype=torch.float32)
+    again = Driver(rule, num_workers=num_workers, dtype=torch.float32)
     straight.drive(before).drive(after).settle()
     again.drive(before).through_a_file()
     again.drive(after)
@@ -85,7 +86,9 @@ def plain_loop(build, weight_decay, learning_rate, steps):
     """torch's own optimizer on a weight and a bias, one gradient after the other."""
     start = torch.from_numpy(initial()).float()
     parts = [nn.Parameter(start[:NUM_DECAYED].clone()), nn.Parameter(start[NUM_DECAYED:].clone())]
-    groups = [{"params": [part], "weight_decay": decay} for part, decay in zip(parts, (weight_decay, 0.0), strict=True)]
+    groups = []
+    for part, decay in zip(parts, (weight_decay, 0.0), strict=True):
+        groups.append({"params": [part], "weight_decay": decay})
     optimizer = build(groups)
     for step in range(steps):
         point = torch.cat([part.detach() for part in parts])

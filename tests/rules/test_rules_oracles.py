@@ -53,7 +53,10 @@ def loop(rule, num_workers, arrivals, **more):
     """The points of the plain loop that has the rule's name, with the rule's parameters."""
     plain = getattr(reference, rule.name)
     known = {**vars(rule), "weight": weight, "seconds": seconds, **more}
-    parameters = {name: known[name] for name in list(inspect.signature(plain).parameters)[5:] if name in known}
+    parameters = {}
+    for name in list(inspect.signature(plain).parameters)[5:]:
+        if name in known:
+            parameters[name] = known[name]
     return plain(gradient, initial(), LEARNING_RATE, num_workers, arrivals, **parameters)
 
 
@@ -148,7 +151,8 @@ def test_dylu_gives_the_fastest_worker_all_its_local_steps_whatever_its_seconds(
 @given(rounds=st.integers(1, 5).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=8)))
 @settings(deadline=None, max_examples=20)
 def test_a_round_of_everybody_does_not_depend_on_the_order_of_arrival_in_a_single_bit(rule, rounds):
-    in_order, shuffled = (Driver(parse_rule(rule), num_workers=len(rounds[0]), dtype=torch.float32) for _ in range(2))
+    in_order = Driver(parse_rule(rule), num_workers=len(rounds[0]), dtype=torch.float32)
+    shuffled = Driver(parse_rule(rule), num_workers=len(rounds[0]), dtype=torch.float32)
     for order in rounds:
         assert [shuffled.arrive(worker).outcome for worker in order] == ["held"] * (len(order) - 1) + ["applied"]
         for worker in sorted(order):

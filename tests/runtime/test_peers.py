@@ -60,7 +60,10 @@ class Slopes(Instance):
 
 def run(rule, num_workers=4, *, problem=NOISY, speeds=None, **changes):
     """How it ended, and its arrivals."""
-    instance = problem if isinstance(problem, Slopes) else problem.on(num_workers, 1)
+    if isinstance(problem, Slopes):
+        instance = problem
+    else:
+        instance = problem.on(num_workers, 1)
     arguments = {"learning_rate": 0.125, "budget": Limits(samples=24), "evaluations": 4, "seed": 5, **changes}
     records = []
     times = (speeds or Exponential()).on(num_workers, seed=2)
@@ -154,8 +157,11 @@ def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topo
     budget = Limits(samples=samples)
     done, events = run(ADPSGD(topology), num_workers, problem=problem, speeds=speeds, seed=seed, budget=budget)
     # Small multiples of powers of two: every average is exact, and so is the sum of the models.
-    gradients = [problem.slope(event.worker, event.batches[0][1]) for event in events]
-    assert len(gradients) == samples == done.num_arrivals
+    gradients = []
+    for event in events:
+        gradients.append(problem.slope(event.worker, event.batches[0][1]))
+    assert len(gradients) == done.num_arrivals
+    assert samples == done.num_arrivals
     total = num_workers * problem.initial() - 0.125 * np.sum(gradients, axis=0)
     assert np.array_equal(models(done).sum(axis=0), total)
     last = {event.worker: event.version for event in events}
@@ -239,7 +245,9 @@ def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, rou
     assert done.version == 5
     # Five rounds, and what comes first after the last sending: the overlap's steps and one more, or the transfer.
     assert done.virtual_seconds == 4 * round_seconds + 6 + max(overlap, transfer) + 1
-    waited = [sum(event.wait_seconds for event in events if event.worker == worker) for worker in range(3)]
+    waited = []
+    for worker in range(3):
+        waited.append(sum(event.wait_seconds for event in events if event.worker == worker))
     assert waited == [5 * max(0.0, transfer - overlap)] * 3
 
 
@@ -272,7 +280,8 @@ def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp():
 def test_a_run_that_its_seconds_end_is_evaluated_at_its_end(rule):
     done, events = run(rule, 3, speeds=Constant(), budget=Limits(samples=400, seconds=1.5), evaluations=2)
     assert done.evaluations[-1].train_seconds == 1.5
-    assert done.evaluations[-1].total_samples == 3 == len(events)
+    assert done.evaluations[-1].total_samples == len(events)
+    assert len(events) == 3
 
 
 @every_rule

@@ -161,7 +161,9 @@ def test_every_pull_is_the_version_that_is_told_and_never_a_torn_one(way, tmp_pa
     seen = {}
     segment = Segment(size, 3)
     ends = [joined(way, segment, number, tmp_path) for number in range(3)]
-    threads = [Worker(theirs, number, size, seen) for number, (_, theirs) in enumerate(ends)]
+    threads = []
+    for number, (_, theirs) in enumerate(ends):
+        threads.append(Worker(theirs, number, size, seen))
     server, result, records = trained({number: ours for number, (ours, _) in enumerate(ends)}, segment, 600)
     assert result.status == "DONE"
     assert server.version == 300
@@ -332,7 +334,9 @@ def test_batches_come_back_lowest_first_and_before_new_ones():
 def listening():
     """The addresses on which this process listens."""
     mine = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    rows = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        rows.append(line.split())
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
 
 
@@ -345,7 +349,9 @@ def test_a_key_is_that_of_the_standard():
 @pytest.mark.parametrize("algorithm", available())
 def test_a_tag_is_that_of_the_standard(algorithm):
     key = bytes(range(32))
-    kind, number, content = 1, 2, b"a piece of a vector"
+    kind = 1
+    number = 2
+    content = b"a piece of a vector"
     sealing = Seal(algorithm, key)
     for _ in range(number):
         sealing.tag(kind, b"another one")

@@ -93,7 +93,10 @@ def any_task(request, task, root):
 def documents_of(task, side, end_id=None):
     """Lines as the tokenizer makes them, with the end behind, cut at the length of a row; one at a time."""
     tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
-    texts = sentences(120, seed=0) if side == "train" else sentences(40, seed=1)
+    if side == "train":
+        texts = sentences(120, seed=0)
+    else:
+        texts = sentences(40, seed=1)
     held_out = sentences(40, seed=1).split("\n")
     lines = [line for line in texts.split("\n") if side == "eval" or line not in held_out]
     whole = [[*tokenizer(line)["input_ids"], task.known["end_id"]] for line in lines]
@@ -110,8 +113,14 @@ def whole_side(task, side):
 def documents_in(batch, lengths):
     """Each document of a batch, and where it stands: (row, begin, end)."""
     for row, length in enumerate(lengths):
-        positions = batch["position_ids"][row] if "position_ids" in batch else torch.arange(length)
-        firsts = [first for first in (positions == 0).nonzero().flatten().tolist() if first < length]
+        if "position_ids" in batch:
+            positions = batch["position_ids"][row]
+        else:
+            positions = torch.arange(length)
+        firsts = []
+        for first in (positions == 0).nonzero().flatten().tolist():
+            if first < length:
+                firsts.append(first)
         yield from ((row, begin, end) for begin, end in itertools.pairwise([*firsts, length]))
 
 
@@ -164,7 +173,9 @@ def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_t
     gradients = gradients_of(model, loss)
     documents = documents_of(any_task, "train")
     total = sum(len(ids) - 1 for ids in documents)
-    alone = [model(input_ids=ids[None], labels=ids[None]).loss * ((len(ids) - 1) / total) for ids in documents]
+    alone = []
+    for ids in documents:
+        alone.append(model(input_ids=ids[None], labels=ids[None]).loss * ((len(ids) - 1) / total))
     expected = torch.stack(alone).sum()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradients, gradients_of(model, expected), rtol=1e-4, atol=1e-5)

@@ -32,7 +32,8 @@ def write(folder, number, side):
     draw = random.Random(side)
     lines = []
     for index in range(number):
-        first, second = (draw.choices(WORDS, k=draw.randint(1, 30)) for _ in range(2))
+        first = draw.choices(WORDS, k=draw.randint(1, 30))
+        second = draw.choices(WORDS, k=draw.randint(1, 30))
         lines.append(
             {"first": " ".join(first), "second": " ".join(second) if index % 9 else "", "label": first[0]}
             | {"number": first.count("ant") - second.count("ant") / 2, "several": sorted({*first} & {*NAMES})}
@@ -63,7 +64,9 @@ def prepared(folder, labels, **changed):
 @pytest.mark.parametrize("family", MODELS)
 def test_pairs_logits_losses_and_gradients_are_those_of_transformers(family, folder, tmp_path):
     tokenizer = save_model(family, tmp_path / "encoder")
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    rows = []
+    for line in (folder / "train.jsonl").read_text().splitlines():
+        rows.append(json.loads(line))
     for labels, head in HEADS.items():
         task = prepared(folder, labels, model_name=str(tmp_path / "encoder")).prepare(0, tmp_path / labels)
         model = task.model(0)
@@ -95,7 +98,9 @@ def test_pairs_logits_losses_and_gradients_are_those_of_transformers(family, fol
                 torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-7)
         # What halves of the batch say, weighted by their loss terms, is what the whole says.
         halves = task.split(dict(batch), 2)
-        losses = [task.loss(task.outputs(model, half), half) * task.weight(half) for half in halves]
+        losses = []
+        for half in halves:
+            losses.append(task.loss(task.outputs(model, half), half) * task.weight(half))
         torch.testing.assert_close(sum(losses) / task.weight(batch), loss, rtol=1e-6, atol=0)
 
 
@@ -107,12 +112,14 @@ def test_scores_of_the_whole_set_are_scikit_learn_s_and_the_same_for_1_2_and_3_s
     task_batches = data.evaluation["main"]
     found = []
     for number in (1, 2, 3):
-        shards = [
-            evaluate_sets(task, model, data.evaluation, shard, number, torch.device("cpu")) for shard in range(number)
-        ]
+        shards = []
+        for shard in range(number):
+            shards.append(evaluate_sets(task, model, data.evaluation, shard, number, torch.device("cpu")))
         found.append(measured(task, decode_sums(encode_sums(add_sums(shards)))))
-    assert found[0].metrics == found[1].metrics == found[2].metrics
-    assert found[0].details == found[1].details == found[2].details
+    assert found[0].metrics == found[2].metrics
+    assert found[1].metrics == found[2].metrics
+    assert found[0].details == found[2].details
+    assert found[1].details == found[2].details
 
     with torch.no_grad():
         batches = [task_batches[index] for index in range(len(task_batches))]
@@ -179,7 +186,9 @@ def test_a_score_that_the_labels_leave_undefined_is_told_at_the_start_and_refuse
     constant = tmp_path / "constant"
     constant.mkdir()
     for side in ("train", "test"):
-        rows = [json.loads(line) for line in (folder / f"{side}.jsonl").read_text().splitlines()]
+        rows = []
+        for line in (folder / f"{side}.jsonl").read_text().splitlines():
+            rows.append(json.loads(line))
         same = [row | {"number": 2.5} if side == "test" else row for row in rows]
         (constant / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in same))
     task = prepared(constant, "number").prepare(0, tmp_path)
@@ -215,7 +224,9 @@ class Rated(LabelledTask):
 
     def encode(self, corpus, side, tokenizer):
         documents = corpus.train if side == "train" else corpus.eval
-        ids = [np.array(one.ids, np.int32) for one in encodings_of(documents.texts, tokenizer, self.seq_len)]
+        ids = []
+        for one in encodings_of(documents.texts, tokenizer, self.seq_len):
+            ids.append(np.array(one.ids, np.int32))
         return Samples.of(ids=ids, labels=np.array([float(label) for label in documents.labels], np.float32))
 
     def collate(self, samples, numbers, draw):

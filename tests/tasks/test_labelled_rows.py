@@ -138,7 +138,9 @@ def test_a_column_that_is_named_twice_or_no_label_is_refused(tmp_path):
 
 @pytest.mark.parametrize("labels", ["single", "multi", "number"])
 def test_pipeline_of_transformers_reads_the_saved_model(labels, tmp_path):
-    rows = [row | {"number": index / 2, "one": "xy"[index % 2]} for index, row in enumerate(ROWS)]
+    rows = []
+    for index, row in enumerate(ROWS):
+        rows.append(row | {"number": index / 2, "one": "xy"[index % 2]})
     folder = table(tmp_path / "p", train=rows, test=[rows[0] | {"text": "z"}])
     column = {"single": "one", "multi": "list", "number": "number"}[labels]
     task = Classification(data_name=str(folder), labels=labels, label_column=column).prepare(0, tmp_path)

@@ -197,10 +197,9 @@ def test_the_items_of_a_dataset_train_the_model_that_their_tensors_train():
 
 
 def test_the_fingerprint_is_that_of_the_items_and_not_of_the_seed():
-    fingerprints = [
-        asyncsgd.train(task, samples=16, seed=seed, quiet=True).summary["train_fingerprint"]
-        for task, seed in ((PlaneOfItems(), 0), (PlaneOfItems(), 1), (JitteredPlane(), 0), (JitteredPlane(), 1))
-    ]
+    fingerprints = []
+    for task, seed in ((PlaneOfItems(), 0), (PlaneOfItems(), 1), (JitteredPlane(), 0), (JitteredPlane(), 1)):
+        fingerprints.append(asyncsgd.train(task, samples=16, seed=seed, quiet=True).summary["train_fingerprint"])
     assert fingerprints[0] == fingerprints[1] != fingerprints[2] == fingerprints[3]
 
 

@@ -171,7 +171,9 @@ def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
     said, odds, nbest = (
         json.loads((tmp_path / "said" / f"{name}.json").read_text()) for name in ("predictions", "null_odds", "nbest")
     )
-    dev = {each["id"]: each["answers"]["text"] for each in rows(100, 6, longest=12)}
+    dev = {}
+    for each in rows(100, 6, longest=12):
+        dev[each["id"]] = each["answers"]["text"]
     assert said.keys() == odds.keys() == nbest.keys() == dev.keys()
     assert np.mean([exact_match(said[key], dev[key]) for key in dev]) == metrics["exact_match"]
     for key in dev:

@@ -23,11 +23,16 @@ def data(tmp_path_factory):
     for name, labels in (("two", "xy"), ("three", "abc"), ("other", "abd")):
         (root / name).mkdir()
         for side in ("train", "test"):
-            rows = [
-                {"text": f"{WORDS[n % 4]} {side} {n}", "label": labels[n % len(labels)], "tokens": [WORDS[n % 4], side]}
-                | {"ner_tags": ["B-A", "O"]}
-                for n in range(12)
-            ]
+            rows = []
+            for n in range(12):
+                word = WORDS[n % 4]
+                row = {
+                    "text": f"{word} {side} {n}",
+                    "label": labels[n % len(labels)],
+                    "tokens": [word, side],
+                    "ner_tags": ["B-A", "O"],
+                }
+                rows.append(row)
             (root / name / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return root
 
@@ -53,7 +58,8 @@ def test_between_labelled_stages_all_is_kept_but_the_output_layer_as_transformer
         assert parameter.shape == expected[name].shape
         assert torch.equal(parameter, expected[name]) or name.startswith(output)
     # The new output layer is a function of the seed.
-    drawn, again = (dict(of.named_parameters())[f"{output}weight"] for of in (model, second.model(1)))
+    drawn = dict(model.named_parameters())[f"{output}weight"]
+    again = dict(second.model(1).named_parameters())[f"{output}weight"]
     assert torch.equal(drawn, again)
     told = second.facts()["notes"][-1]
     assert told.endswith(f"new, from the seed: {output}bias, {output}weight; dropped: {output}bias, {output}weight")

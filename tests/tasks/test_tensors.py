@@ -118,7 +118,9 @@ class Drawn:
 
 def test_the_fingerprint_of_training_data_in_memory_is_that_of_their_bytes():
     rows = torch.arange(7)
-    made = [TensorData(rows, rows[:2], size, seed) for size, seed in ((4, 0), (3, 5))]
+    made = []
+    for size, seed in ((4, 0), (3, 5)):
+        made.append(TensorData(rows, rows[:2], size, seed))
     expected = hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
     assert {train_fingerprint(data, data.batch(0, 0).shape[0], None) for data in made} == {expected}
     assert train_fingerprint(TensorData(rows.flip(0), rows[:2], 4, 0), 4, None) != expected
@@ -133,7 +135,9 @@ def test_the_fingerprint_of_batches_is_that_of_the_first_64_that_a_run_takes(sam
     data = Drawn(length)
     assert train_fingerprint(data, 2, samples) == f"{digest.hexdigest()[:16]}/2{counted}"
     assert data.asked == [(0, index) for index in range(read)]
-    altered = [train_fingerprint(Drawn(length, at), 2, samples) for at in (read - 1, read)]
+    altered = []
+    for at in (read - 1, read):
+        altered.append(train_fingerprint(Drawn(length, at), 2, samples))
     assert [one == train_fingerprint(Drawn(length), 2, samples) for one in altered] == [False, True]
 
 

@@ -92,7 +92,8 @@ def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_o
     model = task.model(0)
     batches = task.data(0).evaluation["main"]
     others = task.data(1).evaluation["main"]
-    assert len(batches) == len(others) > 1
+    assert len(batches) == len(others)
+    assert len(others) > 1
     for index in range(len(batches)):
         assert same(batches[index], others[index])
     with pytest.raises(IndexError):
@@ -113,7 +114,9 @@ def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_o
 
 
 def test_prepared_again_it_is_the_same_from_the_cache_and_its_folder_is_loaded_by_transformers(task, folder, tmp_path):
-    made = {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*")}
+    made = {}
+    for path in (folder / "cache").rglob("*"):
+        made[path] = path.stat().st_mtime_ns
     assert task.prepare(0, folder / "cache") == task
     assert {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*")} == made
     assert asyncsgd.check(task).notes == ()
@@ -146,14 +149,14 @@ def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(task):
 
 @pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
 def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind, folder):
-    texts, blocks, again = (
-        prepared(kind, folder, cache, eval_samples=0, blocks=each)
-        for cache, each in (("cache", False), ("cache", True), ("another", True))
-    )
+    texts = prepared(kind, folder, "cache", eval_samples=0, blocks=False)
+    blocks = prepared(kind, folder, "cache", eval_samples=0, blocks=True)
+    again = prepared(kind, folder, "another", eval_samples=0, blocks=True)
     assert texts.facts()["data_fingerprint"] != blocks.facts()["data_fingerprint"]
     assert again.facts() == blocks.facts()
     for index in range(8):
-        one, other = (task.data(0).batch(0, index)["input_ids"] for task in (blocks, again))
+        one = blocks.data(0).batch(0, index)["input_ids"]
+        other = again.data(0).batch(0, index)["input_ids"]
         assert one.shape == (4, 64)
         assert one.tolist() == other.tolist()
     assert sorted(blocks.samples("eval").lengths.tolist())[1:] == [64] * (len(blocks.samples("eval")) - 1)
@@ -161,7 +164,9 @@ def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind, fo
 
 def without_pad_token(folder):
     """A masked language model whose tokenizer has a mask token and no pad token."""
-    words = {word: number for number, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    words = {}
+    for number, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]):
+        words[word] = number
     rust = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     rust.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     rust.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
