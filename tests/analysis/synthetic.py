@@ -49,7 +49,9 @@ class SyntheticArm:
     def mode(self):
         if self.algorithm in ("single", "hogwild"):
             return self.algorithm
-        return "sync" if self.algorithm == "sync" and self.clock == "measured" else "async"
+        if self.algorithm == "sync" and self.clock == "measured":
+            return "sync"
+        return "async"
 
     @property
     def rule(self):
@@ -59,15 +61,18 @@ class SyntheticArm:
 
     @property
     def learning_rate(self):
-        return self.learning_rates[0] if self.learning_rates else 5e-4
+        if self.learning_rates:
+            return self.learning_rates[0]
+        return 5e-4
 
     def as_json(self):
         """Its entry in plan.json."""
         losses = self.trial_losses or [()] * len(self.learning_rates)
-        trials = [
-            {"settings": {"learning_rate": rate}, "seeds": list(self.tuning_seeds), "losses": list(of_rate)}
-            for rate, of_rate in zip(self.learning_rates, losses, strict=True)
-        ]
+        trials = []
+        for rate, of_rate in zip(self.learning_rates, losses, strict=True):
+            trials.append(
+                {"settings": {"learning_rate": rate}, "seeds": list(self.tuning_seeds), "losses": list(of_rate)}
+            )
         own = {"mode": self.mode, "rule": self.rule, "nproc": self.num_workers, "clock": self.clock}
         return {
             "name": self.name,
@@ -283,7 +288,10 @@ def write_study(folder, curves, arms, *, registration=None):
         for seed, curve in enumerate(of_arm, 100):
             path = f"test/{name}/s{seed}"
             runs.append(planned(path, "test", name, seed))
-            status = DIVERGED if curve and curve[-1][2] is None else DONE
+            if curve and curve[-1][2] is None:
+                status = DIVERGED
+            else:
+                status = DONE
             write_run(folder / path, by_name[name], curve, seed=seed, status=status, budget=most)
     if registration is not None:
         write_registration(folder, **registration)
@@ -333,8 +341,13 @@ def example_study(folder, *, seeds=8):
                 end += 0.02 * math.log2(arm.num_workers) * (arm.algorithm == "async")
                 speed = per_second * math.exp(generator.normal(0.0, 0.02))
                 samples = [round(3200 * share / 12) for share in range(13)]
-                curve = [(done, done / speed, end + (9.0 - end) * math.exp(-done / 600)) for done in samples]
-                delays = [int(value) for value in generator.integers(0, most + 1, size=60)] if replicate == 0 else []
+                curve = []
+                for done in samples:
+                    curve.append((done, done / speed, end + (9.0 - end) * math.exp(-done / 600)))
+                if replicate == 0:
+                    delays = [int(value) for value in generator.integers(0, most + 1, size=60)]
+                else:
+                    delays = []
                 status = DONE
                 if arm.name == "async-w16-virtual" and number == 3:
                     curve = [*curve[:5], (curve[5][0], curve[5][1], None)]

@@ -14,7 +14,9 @@ def folder_with(path, *, complete=True, **changed):
     path.mkdir(exist_ok=True)
     manifest = {"complete": complete, "finder": "terms:x", "data": "d", "model": "tiny", "statistics": STATISTICS}
     (path / "manifest.json").write_text(json.dumps(manifest | changed))
-    examples = [{"text": f"text {n} [x] oxide", "candidates": [[11, 16]], "masked": [[0, 4]]} for n in range(5)]
+    examples = []
+    for n in range(5):
+        examples.append({"text": f"text {n} [x] oxide", "candidates": [[11, 16]], "masked": [[0, 4]]})
     (path / "examples.json").write_text(json.dumps({"examples": examples}))
     return path
 

@@ -137,7 +137,8 @@ def test_groups_of_one_mode_with_other_worker_counts_look_unlike_in_the_legend(t
     compare(tmp_path)
     legend = (tmp_path / "figures" / "loss_vs_samples.svg").read_text().partition('<g id="legend_1">')[2]
     lines = re.findall(r'<g id="line2d_\d+">\s*<path d="[^"]*" style="([^"]*stroke: [^"]*)"', legend)
-    assert len(lines) == len(set(lines)) == 4
+    assert len(lines) == 4
+    assert len(set(lines)) == 4
     assert len({re.search("stroke: (#[0-9a-f]+)", line)[1] for line in lines}) == 4
 
 

@@ -38,7 +38,10 @@ NO_STUDY = ("candidates", "speed_ladder", "timeline", "watch", "tasks")
 
 
 def write(folder, arm, seed):
-    end = 4.0 + 0.1 * seed + 0.05 * ARMS.index(arm) if seed < SEEDS else 1.0
+    if seed < SEEDS:
+        end = 4.0 + 0.1 * seed + 0.05 * ARMS.index(arm)
+    else:
+        end = 1.0
     return write_run(
         folder, arm, straight(6.0, end, seconds=9.0 - seed % 3 - ARMS.index(arm)), seed=seed, delays=[1, 2]
     )

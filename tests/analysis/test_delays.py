@@ -26,7 +26,10 @@ def scan(delays, values, level=0.95, points=4_001):
     grid = np.unique(np.concatenate([np.linspace(x[0], x[-1], points), x]))
     at_grid = np.array([np.interp(grid, x, row) for row in values])
     mean = at_grid.mean(axis=0)
-    crossings = [i for i in range(1, len(grid)) if mean[i - 1] < 0 <= mean[i]]
+    crossings = []
+    for i in range(1, len(grid)):
+        if mean[i - 1] < 0 <= mean[i]:
+            crossings.append(i)
     p = stats.ttest_1samp(at_grid, 0, axis=0).pvalue
     return (2 ** grid[crossings[0]] - 1 if crossings else math.nan), list(2 ** grid[p > 1 - level] - 1)
 
@@ -38,7 +41,10 @@ def assert_agrees_with_the_scan(found, delays, values, level=0.95):
     if not kept:
         assert math.isnan(found.low) or found.high - found.low < 0.05 * (1 + found.low)
         return
-    low = -math.inf if kept[0] == delays[0] else kept[0]
+    if kept[0] == delays[0]:
+        low = -math.inf
+    else:
+        low = kept[0]
     high = kept[-1]
     assert found.low == pytest.approx(low, **near)
     assert found.high == pytest.approx(math.inf if high == pytest.approx(delays[-1]) else high, **near)

@@ -107,7 +107,9 @@ def test_micro_batches_are_a_difference_where_a_layer_normalises_over_the_batch(
 
 def test_two_runs_of_one_model_have_one_loss_at_update_0(tmp_path):
     for share, word in ((1.0005, "worse"), (1.002, "not comparable")):
-        ours = [[(0, 0.0, 6.0 * share), *ends_at(5.5 + 0.01 * k)[1:]] for k in range(8)]
+        ours = []
+        for k in range(8):
+            ours.append([(0, 0.0, 6.0 * share), *ends_at(5.5 + 0.01 * k)[1:]])
         theirs = [ends_at(5.0)] * 8
         row = row_of(two_arms(tmp_path / str(share), theirs, ours, registration=LOSSES_DECIDE), LOSS)
         assert row.word == word
@@ -159,13 +161,17 @@ def test_where_no_file_says_that_models_differ_their_loss_at_update_0_does(tmp_p
         for arm, head in zip((ASYNC, SYNC), heads, strict=True):
             said(path, arm, initial_model_sha256=head)
 
-    ours = [[(0, 0.0, 6.02), *ends_at(5.5 + 0.01 * k)[1:]] for k in range(8)]
+    ours = []
+    for k in range(8):
+        ours.append([(0, 0.0, 6.02), *ends_at(5.5 + 0.01 * k)[1:]])
     row = row_of(two_arms(tmp_path, [ends_at(5.0)] * 8, ours, afterwards=change, registration=LOSSES_DECIDE), LOSS)
     assert row.reason == "evaluated unlike: the loss at update 0 of async-w4-virtual: 6.02; of sync-w4-virtual: 6"
 
 
 def test_measured_seconds_of_a_busy_machine_are_not_compared_and_losses_are(tmp_path):
-    arms = [dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC)]
+    arms = []
+    for arm in (SYNC, ASYNC):
+        arms.append(dataclasses.replace(arm, clock="measured", speeds=None))
     load = {"own_share": 0.5, "others_share": 0.2, "stolen_share": 0.0, "cores": 2}
     found = two_arms(tmp_path, *CURVES, arms=arms, afterwards=lambda path: said(path, arms[1], machine_load=load))
     names = (arms[1].name, arms[0].name)

@@ -49,7 +49,8 @@ def test_p_depends_neither_on_the_order_of_the_pairs_nor_on_the_arm_that_is_name
             other, mirrored = stats.sign_flip(theirs[order], ours[order])
             assert other == p
             assert mirrored.low == -found.high
-        ratio, inverse = (stats.sign_flip(a + 9, b + 9, ratio=True)[1] for a, b in ((ours, theirs), (theirs, ours)))
+        ratio = stats.sign_flip(ours + 9, theirs + 9, ratio=True)[1]
+        inverse = stats.sign_flip(theirs + 9, ours + 9, ratio=True)[1]
         assert inverse.low == pytest.approx(1 / ratio.high, rel=1e-12)
 
 
@@ -166,7 +167,8 @@ def test_a_loss_is_that_of_a_look_within_an_update_or_lies_between_those_of_the_
 
 
 def test_the_last_look_that_all_curves_share_is_in_the_second_half():
-    often, seldom = ((np.arange(0.0, 101.0, every), np.arange(0.0, 101.0, every)) for every in (20.0, 70.0))
+    often = (np.arange(0.0, 101.0, 20.0), np.arange(0.0, 101.0, 20.0))
+    seldom = (np.arange(0.0, 101.0, 70.0), np.arange(0.0, 101.0, 70.0))
     assert shared_look([often, often], 100.0, 0.0) == 100.0
     assert shared_look([often, seldom], 100.0, 10.0) == 80.0
     assert shared_look([often, seldom], 100.0, 9.0) is None

@@ -36,7 +36,9 @@ def rung(name, box, times, spread=0.01, loss=0.0):
     """A rung `times` as fast, up to a factor that rises and falls with the turns."""
     noise = [math.exp(spread * (-1) ** turn) for turn in TURNS]
     before = [training(10.0 + turn) for turn in TURNS]
-    after = [training(each["samples_per_second"] * times * noise[k], 1.0 + loss) for k, each in enumerate(before)]
+    after = []
+    for k, each in enumerate(before):
+        after.append(training(each["samples_per_second"] * times * noise[k], 1.0 + loss))
     return {"name": name, "box": box, "flags": f"--{name}", "reason": "", "before": before, "after": after}
 
 
@@ -75,13 +77,14 @@ def scores(*shifts, spread=0.002, number=8, **changes):
     """A stack for each shift of the score, each with one rung more."""
     noise = [spread * (-1) ** seed for seed in range(number)]
     naive = [training(10.0, score=0.6 + each) for each in noise]
-    stacks = [
-        {
-            "rungs": ["padding", "fused", "async"][: place + 1],
-            "trainings": [training(50.0 + place, score=0.6 + shift - each) for each in noise],
-        }
-        for place, shift in enumerate(shifts)
-    ]
+    stacks = []
+    for place, shift in enumerate(shifts):
+        stacks.append(
+            {
+                "rungs": ["padding", "fused", "async"][: place + 1],
+                "trainings": [training(50.0 + place, score=0.6 + shift - each) for each in noise],
+            }
+        )
     return ladder(naive=naive, stacks=stacks, **changes)
 
 
@@ -218,7 +221,9 @@ def test_a_setting_that_no_rung_changes_empties_all_that_sets_trainings_against_
             assert all(map(blank, after[name][column])), f"{column} of {name} is not empty"
     assert after["rungs"]["word"].to_list() == [f"{NOT_COMPARABLE} ({TOLD})"]
     assert after["stacks"]["word"].to_list() == [NOT_COMPARABLE]
-    words = [dict(zip(one["box"], one["in a word"], strict=True)) for one in (boxes, gated)]
+    words = []
+    for one in (boxes, gated):
+        words.append(dict(zip(one["box"], one["in a word"], strict=True)))
     changed = {box for box, word in words[0].items() if words[1][box] != word}
     assert changed == {box for box in words[0] if box.startswith(("loss as", "score as", "seconds an epoch"))}
     assert {words[1][box] for box in changed} == {"not known"}

@@ -102,12 +102,15 @@ def test_an_arm_keeps_its_word_beside_a_control_with_another_batch_and_budget(tm
     [("learning_rate", 1e-3), ("precision", "bf16"), ("weight_decay", 0.1), ("clip_norm", 0.5), ("optimizer", "sgd")],
 )
 def test_loose_runs_may_differ_in_what_arms_names_and_in_nothing_else(tmp_path, setting, value):
-    sync, other = (dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC))
+    sync = dataclasses.replace(SYNC, settings={})
+    other = dataclasses.replace(ASYNC, settings={})
     for seed in range(8):
         write_run(tmp_path / f"sync-{seed}", sync, straight(9.0, 6.0 + 0.01 * seed, seconds=20.0), seed=seed)
         changed = dataclasses.replace(other, settings={setting: value})
         write_run(tmp_path / f"async-{seed}", changed, straight(9.0, 5.0 - 0.02 * seed, seconds=20.0), seed=seed)
-    words = [set(asyncsgd.load(tmp_path, arms=arms).tests["word"]) for arms in ((), (setting,))]
+    words = []
+    for arms in ((), (setting,)):
+        words.append(set(asyncsgd.load(tmp_path, arms=arms).tests["word"]))
     assert words[0] == {"not comparable"}
     assert "better" in words[1]
     assert "not comparable" not in words[1]

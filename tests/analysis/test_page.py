@@ -134,7 +134,10 @@ def test_a_study_of_one_killed_run_has_a_page(empty, tmp_path):
 
 @pytest.mark.parametrize("kind", ["forest", "loss", "reached", "against"])
 def test_a_picture_can_be_had_from_python(example, kind):
-    options = {"x": "workers", "y": "samples_per_second"} if kind == "against" else {}
+    if kind == "against":
+        options = {"x": "workers", "y": "samples_per_second"}
+    else:
+        options = {}
     figure = example.plot(kind, **options)
     for axes in figure.axes:
         assert axes.get_xlabel()
@@ -168,9 +171,10 @@ def test_a_confusion_matrix_is_of_all_fine_tunings_of_an_arm_in_percent_of_the_t
 def test_the_forest_shows_the_share_of_the_references_time(study):
     times, _ = asyncsgd.load(study).plot("forest").axes
     (point,) = (line.get_xdata()[0] for line in times.lines if line.get_marker() in ("s", "o"))
-    intervals = [
-        line.get_xdata() for line in times.lines if line.get_linestyle() == "-" and line.get_marker() == "None"
-    ]
+    intervals = []
+    for line in times.lines:
+        if line.get_linestyle() == "-" and line.get_marker() == "None":
+            intervals.append(line.get_xdata())
     low, high = sorted(intervals[0])
     assert point == pytest.approx(np.exp(np.mean(np.log(np.divide(SOONER, EIGHT)))), rel=0.03)
     assert low < point < high < 1
@@ -208,7 +212,9 @@ def test_the_verdict_alone_is_a_format(study):
 
 
 def test_tables_go_to_standard_output_alone(study):
-    markdown, latex, table = (report(study, "--format", form) for form in ("md", "latex", "csv"))
+    markdown = report(study, "--format", "md")
+    latex = report(study, "--format", "latex")
+    table = report(study, "--format", "csv")
     assert markdown.out.count("**Table 2. Tests**") == 1
     assert "| better |" in markdown.out
     assert latex.out.count(r"\toprule") == latex.out.count(r"\bottomrule") >= 4

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def two_arms(folder, seeds=6, **options):
-    curves = {
-        arm.name: [straight(6.0, 5.0 + 0.01 * seed, seconds=10.0) for seed in range(seeds)] for arm in (SYNC, ASYNC)
-    }
+    curves = {}
+    for arm in (SYNC, ASYNC):
+        curves[arm.name] = [straight(6.0, 5.0 + 0.01 * seed, seconds=10.0) for seed in range(seeds)]
     return write_study(folder, curves, [SYNC, ASYNC], registration={"num_seeds": seeds} | options)
 
 

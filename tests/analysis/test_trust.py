@@ -108,7 +108,10 @@ def test_the_sync_guard_compares_by_samples_runs_of_unlike_budgets_whose_rates_d
     def change(folder):
         for path in folder.glob("test/*/*/settings.yaml"):
             settings = yaml.safe_load(path.read_text()) | {"schedule": schedule}
-            budget = {"samples": 5000, "seconds": None} if "single" in str(path) else {}
+            if "single" in str(path):
+                budget = {"samples": 5000, "seconds": None}
+            else:
+                budget = {}
             path.write_text(yaml.safe_dump(settings | budget))
 
     found = guarded(tmp_path, [5.0] * 6, afterwards=change)

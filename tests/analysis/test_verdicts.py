@@ -138,10 +138,9 @@ def test_loose_runs_that_differ_in_a_setting_are_compared_where_the_reader_says_
 
 
 def test_another_model_is_not_comparable_although_the_plan_says_it(tmp_path):
-    arms = [
-        dataclasses.replace(arm, settings={"seconds": 100.0, "model": model})
-        for arm, model in ((SYNC, "small"), (ASYNC, "tiny"))
-    ]
+    arms = []
+    for arm, model in ((SYNC, "small"), (ASYNC, "tiny")):
+        arms.append(dataclasses.replace(arm, settings={"seconds": 100.0, "model": model}))
     study = two_arms(tmp_path, *CURVES, arms=arms)
     for reason in study.tests["reason"]:
         assert reason.startswith("model of async-w4-virtual: tiny; of sync-w4-virtual: small; initial parameters of ")
@@ -242,7 +241,9 @@ def test_a_run_that_ends_far_above_its_start_never_reached_a_target_and_one_that
 
 def stopped(folder, reference, treatment):
     """Runs that ended where they were first seen at their target: seconds to it, and seconds between two looks."""
-    arms = [dataclasses.replace(arm, settings={"target_loss": 5.0, "samples": 4000}) for arm in (SYNC, ASYNC)]
+    arms = []
+    for arm in (SYNC, ASYNC):
+        arms.append(dataclasses.replace(arm, settings={"target_loss": 5.0, "samples": 4000}))
     curves: list[list[list[tuple[int, float, float]]]] = [[], []]
     for side, (times, every) in enumerate((reference, treatment)):
         for time in times:

@@ -30,7 +30,9 @@ def loose(folder, precisions):
 def test_what_arms_differ_in_beside_the_algorithm_is_one_line_by_arms_and_by_plan(tmp_path):
     assert "The arms also differ in precision (bf16, fp32)." in small_type(loose(tmp_path / "a", ["fp32", "bf16"]))
     assert "also differ" not in small_type(loose(tmp_path / "b", ["fp32", "fp32"]))
-    planned = [dataclasses.replace(arm, settings={**arm.settings}) for arm in (SYNC, ASYNC)]
+    planned = []
+    for arm in (SYNC, ASYNC):
+        planned.append(dataclasses.replace(arm, settings={**arm.settings}))
     planned[1].settings["precision"] = "bf16"
     study = two_arms(tmp_path / "c", *CURVES, arms=planned)
     assert "The arms also differ in precision (bf16, fp32)." in small_type(study)
@@ -57,7 +59,9 @@ def of_seed_101(folder):
 
 
 def test_an_evaluation_that_was_not_finite_is_said_of_a_run_that_went_on(tmp_path):
-    gap = [[(*look[:2], None) if k == 3 else look for k, look in enumerate(curve)] for curve in CURVES[1]]
+    gap = []
+    for curve in CURVES[1]:
+        gap.append([(*look[:2], None) if k == 3 else look for k, look in enumerate(curve)])
     study = two_arms(tmp_path, CURVES[0], gap)
     assert "During 8 of 8 runs of async-w4-virtual an evaluation was not finite." in small_type(study)
 
@@ -76,7 +80,9 @@ def test_a_run_that_went_on_elsewhere_is_said(tmp_path, cpu):
 
 
 def test_that_neither_arm_has_learned_is_said_before_anything_else(tmp_path):
-    worse = [[straight(6.0, last + 0.001 * seed, seconds=100.0, samples=1600) for seed in range(8)] for last in (6, 7)]
+    worse = []
+    for last in (6, 7):
+        worse.append([straight(6.0, last + 0.001 * seed, seconds=100.0, samples=1600) for seed in range(8)])
     text = two_arms(tmp_path / "both", *worse).headlines[0].text
     assert text.startswith("Neither arm has learned anything: the loss does not end below its start. ")
     assert "Neither" not in two_arms(tmp_path / "one", CURVES[0], worse[1]).verdict
