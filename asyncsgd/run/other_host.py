@@ -58,9 +58,8 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
     """
     end_with_launcher(leads=False)
     place = Host.of_torchrun(launch)
+    _introduce(place, "worker")
     last = place.first + place.num_workers - 1
-    workers = f"worker {last}" if last == place.first else f"workers {place.first} to {last}"
-    say(f"host {place.number} of {place.num_hosts}: {workers}; {place.leader} leads, and has the run's folder")
     try:
         member = _member(run, place, token_of(run.output))
         notice = member.told()
@@ -121,6 +120,7 @@ def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str,
     place = Host.of_torchrun(launch)
     name = f"folders on host {place.number}"
     if launch.local_rank == 0:
+        _introduce(place, "rank")
         member = _member(run, place, TRUSTED)
         notice = member.told()
         try:
@@ -132,6 +132,15 @@ def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str,
         board.put(name, msgspec.json.encode(places))
         member.answer(Prepared())
     return msgspec.json.decode(board.get(name), type=dict[str, str])
+
+
+def _introduce(place: Host, what: str) -> None:
+    """The first line that a host says."""
+    last = place.first + place.num_workers - 1
+    numbers = f"{what} {last}"
+    if last > place.first:
+        numbers = f"{what}s {place.first} to {last}"
+    say(f"host {place.number} of {place.num_hosts}: {numbers}; {place.leader} leads, and has the run's folder")
 
 
 def _member(run: Run, place: Host, token: bytes) -> Member:
