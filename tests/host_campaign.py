@@ -78,6 +78,17 @@ def workers_on(two, host):
     return pids
 
 
+def left_of(two):
+    """The processes that are left, but for torchrun."""
+    left = []
+    for pid in marked(two.mark):
+        with contextlib.suppress(psutil.Error):
+            words = psutil.Process(pid).cmdline()
+            if words and not any("torchrun" in word for word in words[:3]):
+                left.append(" ".join(words)[:80])
+    return left
+
+
 def do(two, harm, rng):
     """Carry out a harm; whether something was there to be harmed."""
     if harm.kind == "host lost":
@@ -142,14 +153,9 @@ def broken_promises(two, folder, flags, rule, workers, harms, rng):
         wrong.append(f"{len(batches) - len(set(batches))} batches counted twice")
     if len(batches) != num_batches:
         wrong.append(f"{len(batches)} batches counted, not {num_batches}")
-    time.sleep(DEADLINE)
-    left = []
-    for pid in marked(two.mark):
-        with contextlib.suppress(psutil.Error):
-            words = psutil.Process(pid).cmdline()
-            if words and not any("torchrun" in word for word in words[:3]):
-                left.append(" ".join(words)[:80])
-    if left:
+    with contextlib.suppress(AssertionError):
+        until(lambda: not left_of(two), "all processes end")
+    if left := left_of(two):
         wrong.append(f"left: {left}")
     replay = two.start(0, sys.executable, "-m", "asyncsgd", "replay", "run")
     if two.ended(replay) != 0 or "identical" not in two.said(0):
