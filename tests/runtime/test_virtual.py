@@ -38,18 +38,31 @@ from torch import nn
 
 INF = math.inf
 every_rule = pytest.mark.parametrize("rule", ALL, ids=str)
-without_interrupts = pytest.mark.parametrize(
-    "rule", [rule for rule in ALL if not (getattr(rule, "interrupt", False) or getattr(rule, "stops", False))], ids=str
-)
+
+
+def interrupts(rule):
+    """Whether it abandons gradients that are being computed."""
+    return getattr(rule, "interrupt", False) or getattr(rule, "stops", False)
+
+
+PATIENT = [rule for rule in ALL if not interrupts(rule)]
+without_interrupts = pytest.mark.parametrize("rule", PATIENT, ids=str)
 
 
 def taking(*seconds):
     """Worker w's gradients take the seconds of its list in turn; the last one is repeated."""
-    return drawn(len(seconds), lambda worker, draw: seconds[worker][min(draw, len(seconds[worker]) - 1)])
+
+    def seconds_of(worker, draw):
+        own = seconds[worker]
+        last = len(own) - 1
+        return own[min(draw, last)]
+
+    return drawn(len(seconds), seconds_of)
 
 
 def run(rule, sampler, *, instance=None, learning_rate=0.05, evaluations=4, seed=0, **more):
-    instance = instance or Quadratic(dimension=3).on(sampler.num_workers, seed)
+    if instance is None:
+        instance = Quadratic(dimension=3).on(sampler.num_workers, seed)
     return simulated(rule, sampler, instance, learning_rate=learning_rate, evaluations=evaluations, **more)
 
 
@@ -64,7 +77,8 @@ def arrivals(events):
 
 
 def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_second():
-    events = run(Asynchronous(), Constant().on(3, 0), budget=Limits(samples=8)).events
+    sampler = Constant().on(3, 0)
+    events = run(Asynchronous(), sampler, budget=Limits(samples=8)).events
     assert arrivals(events) == [
         (1.0, 0, 0),
         (1.0, 1, 1),
@@ -78,11 +92,15 @@ def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_seco
     assert [event.read_version for event in events] == [0, 0, 0, 1, 2, 3, 4, 5]
     assert [event.arrival_delay for event in events] == [0, 1, 2, 2, 2, 2, 2, 2]
     assert [event.version for event in events] == list(range(1, 9))
-    assert [event.batches for event in events] == [((worker % 3, worker // 3, worker // 3 + 1),) for worker in range(8)]
+    for number, event in enumerate(events):
+        worker = number % 3
+        index = number // 3
+        assert event.batches == ((worker, index, index + 1),)
 
 
 def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later():
-    events = run(Asynchronous(), taking([0.5], [1.0], [0.25, 0.75]), budget=Limits(samples=8)).events
+    sampler = taking([0.5], [1.0], [0.25, 0.75])
+    events = run(Asynchronous(), sampler, budget=Limits(samples=8)).events
     assert arrivals(events) == [
         (0.25, 2, 2),
         (0.5, 0, 0),
@@ -97,7 +115,8 @@ def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later()
 
 def test_of_two_gradients_of_one_worker_at_one_time_only_the_one_that_was_not_abandoned_arrives():
     # Worker 1's first gradient would be there at 3; it is stopped at 1 and the second one is there at 3.
-    result = run(KSync(quorum=1), taking([1.0, 5.0], [3.0, 2.0]), budget=Limits(seconds=3.0))
+    sampler = taking([1.0, 5.0], [3.0, 2.0])
+    result = run(KSync(quorum=1), sampler, budget=Limits(seconds=3.0))
     assert arrivals(result.events) == [(1.0, 0, 0), (3.0, 1, 3)]
     assert [event.abandoned for event in result.events] == [(1,), (2,)]
     assert [event.read_version for event in result.events] == [0, 1]
@@ -105,12 +124,14 @@ def test_of_two_gradients_of_one_worker_at_one_time_only_the_one_that_was_not_ab
 
 
 def test_a_synchronous_round_ends_with_its_slowest_worker_and_everybody_starts_then():
-    result = run(Synchronous(), taking([1.0], [2.0], [0.5]), budget=Limits(samples=6))
-    assert arrivals(result.events) == [(0.5, 2, 2), (1.0, 0, 0), (2.0, 1, 1), (2.5, 2, 5), (3.0, 0, 3), (4.0, 1, 4)]
-    assert [event.outcome for event in result.events] == ["held", "held", "applied"] * 2
-    assert result.events[2].uses == ((0, 0), (1, 0), (2, 0))
-    assert [started[:2] for started in result.events[2].started] == [(0, 3), (1, 4), (2, 5)]
-    assert [event.wait_seconds for event in result.events] == [0.0, 0.0, 0.0, 1.5, 1.0, 0.0]
+    sampler = taking([1.0], [2.0], [0.5])
+    events = run(Synchronous(), sampler, budget=Limits(samples=6)).events
+    assert arrivals(events) == [(0.5, 2, 2), (1.0, 0, 0), (2.0, 1, 1), (2.5, 2, 5), (3.0, 0, 3), (4.0, 1, 4)]
+    assert [event.outcome for event in events] == ["held", "held", "applied"] * 2
+    last = events[2]
+    assert last.uses == ((0, 0), (1, 0), (2, 0))
+    assert [started[:2] for started in last.started] == [(0, 3), (1, 4), (2, 5)]
+    assert [event.wait_seconds for event in events] == [0.0, 0.0, 0.0, 1.5, 1.0, 0.0]
 
 
 INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops=True), Ringmaster(1, stops=True)]
@@ -121,39 +142,48 @@ INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops
 @settings(deadline=None, max_examples=15)
 def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_next_one(rule, num_workers, seed):
     instance = Quadratic(dimension=2).on(num_workers, seed)
-    result = run(rule, Exponential().on(num_workers, seed), instance=instance, budget=Limits(samples=80))
+    sampler = Exponential().on(num_workers, seed)
+    result = run(rule, sampler, instance=instance, budget=Limits(samples=80))
     started = result.started()
     abandoned = result.abandoned
     assert result.done.num_arrivals == 80
     assert len(result.computed) == 80
-    assert 0 <= len(started) - 80 - len(abandoned) < num_workers
+    num_in_flight = len(started) - 80 - len(abandoned)
+    assert 0 <= num_in_flight < num_workers
     assert abandoned.isdisjoint(event.dispatch for event in result.events)
     computed = Counter(worker for worker, *_ in result.computed)
     for worker, count in computed.items():  # none left out, none twice
-        assert [index for who, index, *_ in result.computed if who == worker] == list(range(count))
+        indices = [index for who, index, *_ in result.computed if who == worker]
+        assert indices == list(range(count))
     following = dict.fromkeys(range(num_workers), 0)
     for dispatch, (worker, _, _, (batches,)) in sorted(started.items()):
-        assert batches == (worker, following[worker], following[worker] + 1)
-        following[worker] += dispatch not in abandoned
+        index = following[worker]
+        assert batches == (worker, index, index + 1)
+        if dispatch not in abandoned:
+            following[worker] = index + 1
 
 
 @every_rule
 def test_a_budget_in_samples_ends_with_the_arrival_that_reaches_it(rule):
-    result = run(rule, Exponential().on(5, 3), budget=Limits(samples=300))
-    assert result.done.result.status == "DONE"
+    sampler = Exponential().on(5, 3)
+    result = run(rule, sampler, budget=Limits(samples=300))
+    done = result.done
+    assert done.result.status == "DONE"
     last = result.events[-1]
     assert last.total_samples == sum(event.num_samples for event in result.events)
     assert 300 <= last.total_samples < 300 + last.num_local_steps
-    assert result.done.evaluations[-1].version == result.done.version
-    assert result.done.evaluations[-1].total_samples == last.total_samples
-    assert result.done.num_arrivals == len(result.events)
+    evaluation = done.evaluations[-1]
+    assert evaluation.version == done.version
+    assert evaluation.total_samples == last.total_samples
+    assert done.num_arrivals == len(result.events)
 
 
 @every_rule
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_budget_in_samples_ends_where_a_longer_run_passes_by(rule, seed):
     """No last gradients that nobody follows: every version up to the end is that of a run that goes on."""
-    sampler, samples = Exponential().on(4, seed), 104  # whole rounds of every rule that has rounds
+    sampler = Exponential().on(4, seed)
+    samples = 104  # whole rounds of every rule that has rounds
     short = run(rule, sampler, budget=Limits(samples=samples), evaluations=samples)
     long = run(rule, sampler, budget=Limits(samples=4 * samples), evaluations=4 * samples)
     assert arrivals(short.events) == arrivals(long.events[: len(short.events)])
@@ -175,39 +205,45 @@ def test_a_budget_in_samples_ends_where_a_longer_run_passes_by(rule, seed):
     ids=str,
 )
 def test_a_run_ends_where_its_budget_is_spent(num_workers, budget, ends):
-    done = run(Asynchronous(), Constant().on(num_workers, 0), budget=budget).done
-    assert (done.num_arrivals, done.virtual_seconds, done.result.status) == (*ends, "DONE")
+    sampler = Constant().on(num_workers, 0)
+    done = run(Asynchronous(), sampler, budget=budget).done
+    assert (done.num_arrivals, done.virtual_seconds) == ends
+    assert done.result.status == "DONE"
     assert done.num_arrivals or len(done.evaluations) == 1
 
 
 @pytest.mark.parametrize("budget", [Limits(samples=8, target_loss=0.01), Limits(seconds=8.0, target_loss=0.01)])
 def test_a_target_loss_ends_the_run_at_the_first_evaluation_that_reaches_it(budget):
     # x halves every second: losses 1/2, 1/8, 1/32, 1/128.
-    done = run(Asynchronous(), Constant().on(1, 0), instance=Mode().on(1, 0), budget=budget, learning_rate=0.5,
-               evaluations=8).done  # fmt: skip
-    assert [(e.train_seconds, e.loss) for e in done.evaluations] == [(0, 1 / 2), (1, 1 / 8), (2, 1 / 32), (3, 1 / 128)]
+    sampler = Constant().on(1, 0)
+    instance = Mode().on(1, 0)
+    done = run(Asynchronous(), sampler, instance=instance, budget=budget, learning_rate=0.5, evaluations=8).done
+    assert [evaluation.train_seconds for evaluation in done.evaluations] == [0, 1, 2, 3]
+    assert [evaluation.loss for evaluation in done.evaluations] == [1 / 2, 1 / 8, 1 / 32, 1 / 128]
     assert done.result.status == "DONE"
 
 
 def test_evaluations_at_points_of_time_include_all_that_arrived_up_to_then_and_nothing_later():
     # Arrivals at 1, 1 and 1; 2, 2 and 2; ...; evaluations at 0.75, 1.5, 2.25, 3.
-    done = run(Asynchronous(), Constant().on(3, 0), budget=Limits(seconds=3.0), evaluations=4).done
+    sampler = Constant().on(3, 0)
+    done = run(Asynchronous(), sampler, budget=Limits(seconds=3.0), evaluations=4).done
     found = [(e.train_seconds, e.version, e.total_samples) for e in done.evaluations]
     assert found == [(0.0, 0, 0), (0.75, 0, 0), (1.5, 3, 3), (2.25, 6, 6), (3.0, 9, 9)]
 
 
 @every_rule
 def test_how_often_a_run_in_seconds_is_evaluated_changes_no_bit_of_it(rule):
-    few, many = (
-        run(rule, Exponential().on(4, 2), budget=Limits(seconds=12.0), evaluations=evaluations).done
-        for evaluations in (2, 24)
-    )
+    sampler = Exponential().on(4, 2)
+    budget = Limits(seconds=12.0)
+    few = run(rule, sampler, budget=budget, evaluations=2).done
+    many = run(rule, sampler, budget=budget, evaluations=24).done
     assert torch.equal(few.parameters, many.parameters)
     assert few.evaluations == many.evaluations[::12]
 
 
 def test_evaluations_in_samples_come_with_the_first_update_at_or_after_even_parts_of_the_budget():
-    done = run(Synchronous(), Constant().on(3, 0), budget=Limits(samples=20), evaluations=4).done
+    sampler = Constant().on(3, 0)
+    done = run(Synchronous(), sampler, budget=Limits(samples=20), evaluations=4).done
     # Points 5, 10, 15, 20; updates at 3, 6, 9, ..., 18, and at 20 with the last two.
     assert [(e.total_samples, e.version) for e in done.evaluations] == [(0, 0), (6, 2), (12, 4), (15, 5), (20, 7)]
 
@@ -232,21 +268,27 @@ def test_the_kth_gradient_a_worker_starts_takes_the_seconds_of_its_kth_draw_and_
         if dispatch not in abandoned:
             samples[worker] = end
     assert len(result.events) > 20
-    for event in result.events:  # a sum of draws may round either way
-        assert event.train_seconds == (due[event.dispatch] if exact else pytest.approx(due[event.dispatch], rel=1e-14))
+    for event in result.events:
+        expected = due[event.dispatch]
+        if not exact:  # a sum of draws may round either way
+            expected = pytest.approx(expected, rel=1e-14)
+        assert event.train_seconds == expected
 
 
 def test_another_seed_is_another_run_and_the_same_seed_the_same_one():
-    first, again, other = (
-        bits(run(Asynchronous(), Exponential().on(4, seed), seed=seed, budget=Limits(samples=50))) for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert first != other
+    def bits_with(seed):
+        sampler = Exponential().on(4, seed)
+        return bits(run(Asynchronous(), sampler, seed=seed, budget=Limits(samples=50)))
+
+    first = bits_with(1)
+    assert bits_with(1) == first
+    assert bits_with(2) != first
 
 
 def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
     # SSP with slack 0: worker 0 arrives at 1 and waits for worker 1, until 3.
-    events = run(SSP(slack=0), taking([1.0], [3.0]), budget=Limits(seconds=7.0)).events
+    sampler = taking([1.0], [3.0])
+    events = run(SSP(slack=0), sampler, budget=Limits(seconds=7.0)).events
     assert arrivals(events) == [(1.0, 0, 0), (3.0, 1, 1), (4.0, 0, 2), (6.0, 1, 3), (7.0, 0, 4)]
     assert [event.wait_seconds for event in events] == [0.0, 0.0, 2.0, 0.0, 2.0]
     assert [[started[0] for started in event.started] for event in events] == [[], [0, 1], [], [0, 1], []]
@@ -265,15 +307,19 @@ def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
     ids=str,
 )
 def test_who_never_answers_ends_a_run_that_waits_for_him_and_no_other(rule, seconds, budget, ends):
-    done = run(rule, taking([1.0], seconds), budget=budget).done
-    assert (done.result.status, done.num_arrivals, done.virtual_seconds) == ends
-    assert ("takes for ever; give --seconds, or other --speeds" in done.result.message) == (ends[0] == "FAILED")
+    sampler = taking([1.0], seconds)
+    done = run(rule, sampler, budget=budget).done
+    result = done.result
+    assert (result.status, done.num_arrivals, done.virtual_seconds) == ends
+    has_failed = result.status == "FAILED"
+    assert ("takes for ever; give --seconds, or other --speeds" in result.message) == has_failed
 
 
 def test_a_user_who_stops_the_run_gets_what_there_is():
     calls = iter([False] * 7 + [True])
-    more = {"budget": Limits(samples=100), "stop_requested": lambda: next(calls)}
-    done = run(Asynchronous(), Constant().on(2, 0), **more).done
+    sampler = Constant().on(2, 0)
+    budget = Limits(samples=100)
+    done = run(Asynchronous(), sampler, budget=budget, stop_requested=lambda: next(calls)).done
     assert done.result.status == "INTERRUPTED"
     assert done.result.message == "interrupted by the user"
     assert done.num_arrivals == 7
@@ -283,7 +329,8 @@ def test_a_user_who_stops_the_run_gets_what_there_is():
 def test_two_workers_on_one_link_queue_for_it_first_come_first_served():
     # Every transfer takes 1 s. Worker 0 computes 1 s, worker 1 takes 2.
     network = Network(bytes_per_vector=1.0, worker_bandwidth=(INF,), server_bandwidth=1.0)
-    events = run(Asynchronous(), taking([1.0], [2.0]), budget=Limits(samples=5), network=network).events
+    sampler = taking([1.0], [2.0])
+    events = run(Asynchronous(), sampler, budget=Limits(samples=5), network=network).events
     # Down: 0-1 (worker 0), 1-2 (worker 1); up: 2-3 (0); down: 3-4 (0); up: 4-5 (1); at 5 both want it: worker 0's
     # gradient is ready and the lower worker goes first: up 5-6 (0); down: 6-7 (1), 7-8 (0); both ready at 9: 9-10 (0),
     # 10-11 (1).
@@ -304,17 +351,24 @@ def test_the_link_carries_one_vector_at_a_time_in_the_order_of_requests(
     rule, num_workers, seed, worker_bandwidth, server_bandwidth
 ):
     network = Network(1.0, tuple(worker_bandwidth), server_bandwidth)
-    result = run(rule, Exponential().on(num_workers, seed), budget=Limits(samples=40), network=network)
+    sampler = Exponential().on(num_workers, seed)
+    result = run(rule, sampler, budget=Limits(samples=40), network=network)
     started = result.started()
     # Requests in order; those whose end is None are in flight at the end of the run, and hold up others until then.
-    transfers = {dispatch: (begun, dispatch, None, worker) for dispatch, (worker, _, begun, _) in started.items()}
+    downloads = {}
+    for dispatch, (worker, _, begun, _) in started.items():
+        downloads[dispatch] = (begun, dispatch, None, worker)
     uploads = []
     for event in result.events:
-        begun = started[event.dispatch][2]
-        transfers[event.dispatch] = (begun, event.dispatch, begun + event.pull_seconds, event.worker)
-        uploads.append((event.train_seconds - event.push_seconds, event.dispatch, event.train_seconds, event.worker))
+        dispatch = event.dispatch
+        begun = started[dispatch][2]
+        downloads[dispatch] = (begun, dispatch, begun + event.pull_seconds, event.worker)
+        ready = event.train_seconds - event.push_seconds
+        uploads.append((ready, dispatch, event.train_seconds, event.worker))
+    transfers = [*downloads.values(), *uploads]
+    transfers.sort(key=lambda transfer: transfer[:2])
     free = 0.0
-    for request, _, end, worker in sorted([*transfers.values(), *uploads], key=lambda transfer: transfer[:2]):
+    for request, _, end, worker in transfers:
         free = max(free, request) + network.transfer_seconds(worker)  # first come, first served: Lindley's recursion
         assert end is None or end == pytest.approx(free, abs=1e-9)
 
@@ -322,14 +376,16 @@ def test_the_link_carries_one_vector_at_a_time_in_the_order_of_requests(
 @pytest.mark.parametrize("num_workers", [1, 4, 16])
 def test_fast_workers_fill_the_link_and_no_more_than_half_its_vectors_are_gradients(num_workers):
     network = Network(bytes_per_vector=4.0, worker_bandwidth=(INF,), server_bandwidth=8.0)  # 0.5 s a vector
-    done = run(Asynchronous(), Constant(1e-6).on(num_workers, 0), budget=Limits(seconds=1000.0), network=network).done
+    sampler = Constant(1e-6).on(num_workers, 0)
+    done = run(Asynchronous(), sampler, budget=Limits(seconds=1000.0), network=network).done
     limit = 8.0 / (2 * 4.0) * 1000.0
     assert limit - num_workers - 1 <= done.num_arrivals <= limit
 
 
 def test_a_slow_link_of_one_worker_holds_up_the_servers():
     network = Network(bytes_per_vector=1.0, worker_bandwidth=(1.0, 0.1), server_bandwidth=1.0)
-    events = run(Asynchronous(), Constant(1e-3).on(2, 0), budget=Limits(seconds=100.0), network=network).events
+    sampler = Constant(1e-3).on(2, 0)
+    events = run(Asynchronous(), sampler, budget=Limits(seconds=100.0), network=network).events
     assert arrivals(events)[0] == (12.0, 0, 0)  # down 0-1, worker 1's down 1-11, up 11-12
 
 
@@ -337,8 +393,12 @@ def test_a_warmup_does_not_waste_the_first_round_of_local_steps():
     def warming(num_samples):
         return min(1.0, num_samples / 40)
 
-    result = run(LocalSGD(num_local_steps=10), Constant().on(2, 0), learning_rate=warming, samples=80)
-    rates = [rate for record in result.records if hasattr(record, "started") for *_, rate in record.started]
+    sampler = Constant().on(2, 0)
+    result = run(LocalSGD(num_local_steps=10), sampler, learning_rate=warming, samples=80)
+    rates = []
+    for record in result.records:
+        if hasattr(record, "started"):
+            rates += [rate for *_, rate in record.started]
     # Two workers, ten samples each: 10 of 40, then 20 have arrived and 10 are its own, then the warmup is over.
     assert rates[:6] == [0.25, 0.25, 0.75, 0.75, 1.0, 1.0]
 
@@ -355,7 +415,9 @@ def test_virtual_workers_have_inner_optimizers_of_their_own_from_when_they_join(
     replicas = [nn.Parameter(start.clone()) for _ in range(2)]
     optimizers = {}
     versions = [start]
-    for event in (event for event in events if event.kind in ("join", "arrival")):
+    for event in events:
+        if event.kind not in ("join", "arrival"):
+            continue
         replica = replicas[event.worker]
         if event.kind == "join":
             optimizers[event.worker] = torch.optim.AdamW([replica], lr=0.05, weight_decay=0, fused=True)
@@ -363,8 +425,12 @@ def test_virtual_workers_have_inner_optimizers_of_their_own_from_when_they_join(
         replica.data.copy_(versions[event.read_version])
         for index in range(*event.batches[0][1:]):
             x, y = data.batch(0, index)
-            optimizers[event.worker].zero_grad()
-            (nn.functional.linear(x, replica) - y).square().mean().backward()
-            optimizers[event.worker].step()
-        versions.append(versions[-1] - (versions[event.read_version] - replica.detach()))
-    torch.testing.assert_close(next(ours.parameters()).detach(), versions[-1], rtol=1e-6, atol=1e-7)
+            optimizer = optimizers[event.worker]
+            optimizer.zero_grad()
+            errors = nn.functional.linear(x, replica) - y
+            errors.square().mean().backward()
+            optimizer.step()
+        moved = versions[event.read_version] - replica.detach()
+        versions.append(versions[-1] - moved)
+    found = next(ours.parameters()).detach()
+    torch.testing.assert_close(found, versions[-1], rtol=1e-6, atol=1e-7)
