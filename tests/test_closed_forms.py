@@ -90,7 +90,9 @@ def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_sh
     for worker in range(num_workers):
         delays = delays_of(done, worker)
         # k delays count the others' updates up to its k-th arrival, each other's to one update exactly.
-        assert abs(np.mean(delays) - (1 - shares[worker]) / shares[worker]) <= (num_workers - 1) / len(delays)
+        expected = (1 - shares[worker]) / shares[worker]
+        allowed = (num_workers - 1) / len(delays)
+        assert abs(np.mean(delays) - expected) <= allowed
     assert len(done.points) - 1 == pytest.approx(400.0 * (1 / seconds).sum(), abs=num_workers)
 
 
@@ -98,23 +100,29 @@ def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_sh
 def test_at_exponential_speeds_a_workers_delays_are_geometric_with_its_share_of_the_rates(rates):
     done = run(rules.Asynchronous(), of_rates(rates, seed=1), samples=6000)
     for worker, rate in enumerate(rates):
-        share, delays = rate / sum(rates), delays_of(done, worker)[1:]  # the first one starts with everybody's
+        share = rate / sum(rates)
+        delays = delays_of(done, worker)[1:]  # the first one starts with everybody's
         number = len(delays)
         counts = Counter(delays)
         for delay in range(6):
             probability = share * (1 - share) ** delay
             error = math.sqrt(probability * (1 - probability) / number)
-            assert abs(counts[delay] / number - probability) < 4 * error
-        assert abs(np.mean(delays) - (1 - share) / share) < 4 * math.sqrt(1 - share) / share / math.sqrt(number)
+            frequency = counts[delay] / number
+            assert abs(frequency - probability) < 4 * error
+        mean = (1 - share) / share
+        deviation = math.sqrt(1 - share) / share
+        assert abs(np.mean(delays) - mean) < 4 * deviation / math.sqrt(number)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 6])
 def test_ringleader_attains_two_n_minus_two(num_workers):
-    found = 0
+    delays = []
     for seed in range(20):
-        done = run(rules.Ringleader(), Exponential().on(num_workers, seed), samples=300)
-        found = max(found, max(delay for event in done.events for _, delay in event.uses))
-    assert found == 2 * num_workers - 2
+        sampler = Exponential().on(num_workers, seed)
+        done = run(rules.Ringleader(), sampler, samples=300)
+        for event in done.events:
+            delays += [delay for _, delay in event.uses]
+    assert max(delays) == 2 * num_workers - 2
 
 
 def limit(delay):
@@ -129,17 +137,17 @@ def size(points, first, number):
 @pytest.mark.parametrize("delay", range(17))
 def test_fixed_delay_is_stable_just_below_two_sin_pi_over_two_times_two_tau_plus_one_and_not_just_above(delay):
     period = 4 * delay + 2
-    steps = 60 * (4 * delay + 2)
-    done = run(
-        rules.FixedDelay(delay), Constant().on(1, 0), Modes([limit(delay) * 0.97, limit(delay) * 1.03]), samples=steps
-    )
+    steps = 60 * period
+    curvatures = limit(delay) * np.array([0.97, 1.03])
+    done = run(rules.FixedDelay(delay), Constant().on(1, 0), Modes(curvatures), samples=steps)
     middle = size(done.points, steps // 2, period)
     end = size(done.points, steps - period, period)
     assert end[0] < middle[0] / 2
     assert end[1] > middle[1] * 2
     x = [np.ones(2)]
     for t in range(steps):
-        x.append(x[t] - np.array([0.97, 1.03]) * limit(delay) * x[max(0, t - delay)])
+        read = x[max(0, t - delay)]
+        x.append(x[t] - curvatures * read)
     assert steps - delay <= len(done.points) - 1  # the last ones are held, never old enough
     np.testing.assert_allclose(done.points, x[: len(done.points)], rtol=1e-9, atol=1e-12)
 
@@ -160,13 +168,9 @@ def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equati
     # The variance is eta^2 sigma^2 sum_k h_k^2, h the response to one impulse of noise: exact, nothing is averaged.
     rate = 0.5
     steps = [0.02, 0.2, 0.6 * limit(delay)]
-    done = run(
-        rules.FixedDelay(delay),
-        Exponential().on(num_workers, 0),
-        Modes(np.array(steps) / rate, num_workers, impulse=True),
-        learning_rate=rate,
-        samples=2500,
-    )
+    sampler = Exponential().on(num_workers, 0)
+    modes = Modes(np.array(steps) / rate, num_workers, impulse=True)
+    done = run(rules.FixedDelay(delay), sampler, modes, learning_rate=rate, samples=2500)
     variance = ((done.points / rate) ** 2).sum(0)
     for a, found in zip(steps, variance, strict=True):
         if delay == 0:
@@ -186,17 +190,17 @@ def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exac
     mean = np.zeros((updates + 1, 3))
     orders = list(itertools.product(range(num_workers), repeat=updates))
     for order in orders:
-        done = run(rules.Asynchronous(), in_order(order, num_workers), Modes(steps, num_workers), seconds=updates + 0.5)
+        sampler = in_order(order, num_workers)
+        modes = Modes(steps, num_workers)
+        done = run(rules.Asynchronous(), sampler, modes, seconds=updates + 0.5)
         assert [event.worker for event in done.events] == list(order)
         mean += done.points / len(orders)
     momentum = 1 - 1 / num_workers
     np.testing.assert_allclose(mean[1], (1 - steps) * mean[0], rtol=1e-12)
-    np.testing.assert_allclose(
-        mean[2:] - mean[1:-1],
-        momentum * (mean[1:-1] - mean[:-2]) - (1 / num_workers) * steps * mean[1:-1],
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    changes = np.diff(mean, axis=0)
+    gradients = steps * mean[1:-1]
+    expected = momentum * changes[:-1] - gradients / num_workers
+    np.testing.assert_allclose(changes[1:], expected, rtol=1e-12, atol=1e-12)
 
 
 CURVATURES = np.array([1.0, 2.0, 0.5])
@@ -208,8 +212,9 @@ SECONDS = (1.0, 2.3, 5.1)
 @pytest.mark.parametrize("of", [rules.LocalSGD, lambda h: rules.DiLoCo(h, 0.7, 0.5)], ids=["local_sgd", "diloco"])
 def test_local_sgd_stops_at_the_drift_weighted_optimum_and_not_at_the_optimum(of, num_local_steps):
     rate = 0.2
-    done = run(of(num_local_steps), fixed(*SECONDS), Heterogeneous().on(3, 0), learning_rate=rate,
-               samples=900 * num_local_steps)  # fmt: skip
+    rule = of(num_local_steps)
+    instance = Heterogeneous().on(3, 0)
+    done = run(rule, fixed(*SECONDS), instance, learning_rate=rate, samples=900 * num_local_steps)
     weights = 1 - (1 - rate * CURVATURES) ** num_local_steps
     expected = (weights * SLOPES / CURVATURES).sum() / weights.sum()
     assert done.points[-1, 0] == pytest.approx(expected, rel=1e-12)
@@ -226,8 +231,10 @@ SHARES = np.array([1 / seconds for seconds in SECONDS]) / sum(1 / seconds for se
 
 def settled(rule, learning_rate, updates=8000):
     """The mean over the last quarter of the versions; before it lie 9 relaxation times or more."""
-    done = run(rule, fixed(*SECONDS), Heterogeneous().on(3, 0), learning_rate=learning_rate, samples=updates)
-    return float(done.points[3 * len(done.points) // 4 :].mean()), done
+    instance = Heterogeneous().on(3, 0)
+    done = run(rule, fixed(*SECONDS), instance, learning_rate=learning_rate, samples=updates)
+    first = 3 * len(done.points) // 4
+    return float(done.points[first:].mean()), done
 
 
 def accepted_weights(done, factor):
@@ -276,14 +283,17 @@ def test_where_rules_settle_on_workers_that_disagree(rule, expected, tolerance):
 )
 def test_a_rule_settles_at_the_optimum_weighted_with_what_it_takes_of_each_worker(rule, factor):
     found, done = settled(rule, 0.004)
-    assert found == pytest.approx(weighted_optimum(accepted_weights(done, factor)), abs=0.006)
+    weights = accepted_weights(done, factor)
+    assert found == pytest.approx(weighted_optimum(weights), abs=0.006)
 
 
 def test_elastic_averaging_has_the_bias_of_frequency_in_the_limit_of_small_steps():
     # Of first order in the step, .3706 at .004 and .42 at .04, as replicas stay apart; extrapolated linearly to 0.
-    near = settled(rules.EASGD(alpha=0.3, num_local_steps=1), 0.006, 6000)[0]
-    far = settled(rules.EASGD(alpha=0.3, num_local_steps=1), 0.012, 6000)[0]
-    assert 2 * near - far == pytest.approx(weighted_optimum(SHARES.tolist()), abs=0.003)
+    rule = rules.EASGD(alpha=0.3, num_local_steps=1)
+    near, _ = settled(rule, 0.006, 6000)
+    far, _ = settled(rule, 0.012, 6000)
+    expected = weighted_optimum(SHARES.tolist())
+    assert 2 * near - far == pytest.approx(expected, abs=0.003)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -294,8 +304,11 @@ def test_outer_nesterov_is_stable_iff_rate_times_p_is_below_its_limit(momentum, 
     share = 1 - (1 - inner) ** num_local_steps  # P of a mode of curvature 1
     for factor, grows in ((0.98, False), (1.02, True)):
         rule = rules.DiLoCo(num_local_steps, bound * factor / share, momentum)
-        done = run(rule, Constant().on(2, 0), Modes([1.0], 2), learning_rate=inner, samples=800 * num_local_steps)
-        assert (size(done.points, 380, 20) > size(done.points, 200, 20)).item() == grows
+        samples = 800 * num_local_steps
+        done = run(rule, Constant().on(2, 0), Modes([1.0], 2), learning_rate=inner, samples=samples)
+        end = size(done.points, 380, 20)
+        middle = size(done.points, 200, 20)
+        assert (end > middle).item() == grows
 
 
 def easgd_bound(rate):
@@ -304,8 +317,9 @@ def easgd_bound(rate):
 
 
 def grows_under_easgd(alpha, rate, num_workers):
-    done = run(rules.EASGD(alpha, 1), Constant().on(num_workers, 0), Modes([1.0], num_workers), learning_rate=rate,
-               samples=500 * num_workers)  # fmt: skip
+    sampler = Constant().on(num_workers, 0)
+    modes = Modes([1.0], num_workers)
+    done = run(rules.EASGD(alpha, 1), sampler, modes, learning_rate=rate, samples=500 * num_workers)
     end = size(done.points, 480 * num_workers, 20)
     middle = size(done.points, 200 * num_workers, 20)
     return bool(end > middle) and bool(end > 1e-6)
@@ -332,23 +346,21 @@ class ExactlyCompensated(asyncsgd.Rule):
         assert arrival.start_point is not None
         hessian = torch.tensor(self.hessian, dtype=torch.float64)
         moved = view.parameters - arrival.start_point
-        return asyncsgd.Reply(
-            arrival.gradient + hessian * moved, uses=(arrival.dispatch,), start=(asyncsgd.Start(arrival.worker),)
-        )
+        compensated = arrival.gradient + hessian * moved
+        start = asyncsgd.Start(arrival.worker)
+        return asyncsgd.Reply(compensated, uses=(arrival.dispatch,), start=(start,))
 
 
 @given(num_workers=st.integers(1, 8), seed=st.integers(0, 10**6))
 @settings(deadline=None, max_examples=20)
 def test_compensation_with_the_exact_hessian_undoes_every_delay(num_workers, seed):
     hessian = (0.3, 1.0, 1.7)
-    done = run(
-        ExactlyCompensated(hessian),
-        Exponential().on(num_workers, seed),
-        Modes(hessian, num_workers),
-        learning_rate=0.9,
-        samples=40,
-    )
-    undelayed = (1 - 0.9 * np.array(hessian)) ** np.arange(41)[:, None]
+    rule = ExactlyCompensated(hessian)
+    sampler = Exponential().on(num_workers, seed)
+    modes = Modes(hessian, num_workers)
+    done = run(rule, sampler, modes, learning_rate=0.9, samples=40)
+    shrink = 1 - 0.9 * np.array(hessian)
+    undelayed = shrink ** np.arange(41)[:, None]
     np.testing.assert_allclose(done.points, undelayed, rtol=0, atol=1e-12)
 
 
@@ -359,9 +371,10 @@ def test_a_round_of_rennala_takes_the_first_time_by_which_all_could_have_made_a_
     number = next(t for t in range(1, 200) if sum(t // each for each in seconds) >= batch)
     assert done.times[:7].tolist() == [number * k for k in range(7)]
     ordered = sorted(seconds)
-    assert number <= min(
-        (batch + j) / sum(1 / each for each in ordered[:j]) for j in range(1, len(ordered) + 1)
-    ) * (1 + 1e-12)  # fmt: skip
+    for j in range(1, len(ordered) + 1):
+        rate = sum(1 / each for each in ordered[:j])
+        bound = (batch + j) / rate
+        assert number <= bound * (1 + 1e-12)
 
 
 @given(seconds=st.lists(st.integers(1, 9), min_size=1, max_size=5), slack=st.integers(0, 4), rounds=st.integers(5, 25))
@@ -388,15 +401,20 @@ def harmonic(k):
 def order_statistic(shift, quorum):
     """Mean and standard deviation of the K-th smallest of P times shift + Exp(1)."""
     terms = [1 / (P - j) for j in range(quorum)]
-    return shift + sum(terms), math.sqrt(sum(term**2 for term in terms))
+    mean = shift + sum(terms)
+    variance = sum(term**2 for term in terms)
+    return mean, math.sqrt(variance)
 
 
 def seconds_per_update(rule, speeds, updates=900):
     """The seconds of each update."""
-    gradients = updates * getattr(
-        rule, "batch", getattr(rule, "quorum", P if isinstance(rule, rules.Synchronous) else 1)
-    )
-    done = run(rule, SPEEDS[speeds].on(P, 5), samples=gradients + P)
+    of_each = 1
+    if isinstance(rule, rules.Synchronous):
+        of_each = P
+    for name in ("quorum", "batch"):
+        of_each = getattr(rule, name, of_each)
+    sampler = SPEEDS[speeds].on(P, 5)
+    done = run(rule, sampler, samples=updates * of_each + P)
     return np.diff(done.times)[:updates]
 
 
@@ -407,19 +425,25 @@ def assert_mean(times, mean, deviation):
 @pytest.mark.parametrize("speeds", SPEEDS)
 @pytest.mark.parametrize("quorum", QUORUMS)
 def test_a_round_of_k_sync_takes_the_kth_order_statistic(quorum, speeds):
-    mean, deviation = order_statistic(speeds == "shifted", quorum)
-    assert mean == pytest.approx((speeds == "shifted") + harmonic(P) - harmonic(P - quorum))
-    assert_mean(seconds_per_update(rules.KSync(quorum), speeds), mean, deviation)
+    shift = 1.0 if speeds == "shifted" else 0.0
+    mean, deviation = order_statistic(shift, quorum)
+    assert mean == pytest.approx(shift + harmonic(P) - harmonic(P - quorum))
+    times = seconds_per_update(rules.KSync(quorum), speeds)
+    assert_mean(times, mean, deviation)
     if quorum == P:
-        assert_mean(seconds_per_update(rules.Synchronous(), speeds), mean, deviation)
+        times = seconds_per_update(rules.Synchronous(), speeds)
+        assert_mean(times, mean, deviation)
 
 
 @pytest.mark.parametrize("quorum", QUORUMS)
 def test_k_async_at_exponential_speeds_takes_as_long_as_k_sync(quorum):
-    assert_mean(seconds_per_update(rules.KAsync(quorum), "exponential"), *order_statistic(0.0, quorum))
+    mean, deviation = order_statistic(0.0, quorum)
+    times = seconds_per_update(rules.KAsync(quorum), "exponential")
+    assert_mean(times, mean, deviation)
 
 
 @pytest.mark.parametrize("quorum", QUORUMS)
 @pytest.mark.parametrize("of", [rules.Rennala, rules.KBatchAsync])
 def test_k_batches_at_exponential_speeds_take_k_over_p(of, quorum):
-    assert_mean(seconds_per_update(of(quorum), "exponential"), quorum / P, math.sqrt(quorum) / P)
+    times = seconds_per_update(of(quorum), "exponential")
+    assert_mean(times, quorum / P, math.sqrt(quorum) / P)
