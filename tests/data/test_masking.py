@@ -49,11 +49,14 @@ def samples_of(rows, word_starts=None):
 
 def corpus(num_samples, seed=0, longest=30):
     draw = np.random.default_rng(seed)
-    starts = np.concatenate([[0], np.cumsum(draw.integers(1, longest + 1, num_samples))])
-    ids = draw.integers(len(SPECIAL), VOCABULARY, starts[-1]).astype(np.int32)
-    word_starts = draw.random(starts[-1]) < 0.6
-    word_starts[starts[:-1]] = True
-    return samples_of(*([part[a:b] for a, b in itertools.pairwise(starts)] for part in (ids, word_starts)))
+    lengths = draw.integers(1, longest + 1, num_samples)
+    ends = np.cumsum(lengths)
+    ids = draw.integers(len(SPECIAL), VOCABULARY, ends[-1]).astype(np.int32)
+    word_starts = draw.random(ends[-1]) < 0.6
+    word_starts[ends - lengths] = True
+    rows = np.split(ids, ends[:-1])
+    starts_of_rows = np.split(word_starts, ends[:-1])
+    return samples_of(rows, starts_of_rows)
 
 
 CORPUS = corpus(131)
@@ -69,24 +72,37 @@ def data(tmp_path_factory):
         folder = root / uuid.uuid4().hex
         for side in ("train", "eval"):
             samples.save(folder / side)
-        ids = {"pad_id": PAD, "mask_id": MASK, "vocabulary_size": VOCABULARY, "special_ids": SPECIAL}
-        prepared = json.dumps({"folder": str(folder), "around": [1, 1], **ids})
-        return MaskedLM(prepared=prepared, batch_size=batch_size, **{"eval_samples": 0} | fields).data(seed)
+        prepared = {
+            "folder": str(folder),
+            "around": [1, 1],
+            "pad_id": PAD,
+            "mask_id": MASK,
+            "vocabulary_size": VOCABULARY,
+            "special_ids": SPECIAL,
+        }
+        fields.setdefault("eval_samples", 0)
+        task = MaskedLM(prepared=json.dumps(prepared), batch_size=batch_size, **fields)
+        return task.data(seed)
 
     return make
 
 
 def equal(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    if first.keys() != second.keys():
+        return False
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 def unmasked(batch):
     """The ids `(B, L)` with every masked token put back."""
-    return batch["input_ids"].where(batch["labels"] == -100, batch["labels"]).numpy()
+    labels = batch["labels"]
+    is_kept = labels == -100
+    return batch["input_ids"].where(is_kept, labels).numpy()
 
 
 def positions(batch):
-    return (batch["labels"].flatten() != -100).nonzero().flatten().numpy()
+    is_masked = batch["labels"].flatten() != -100
+    return is_masked.nonzero().flatten().numpy()
 
 
 def test_every_purpose_stream_and_position_has_random_numbers_of_its_own():
@@ -104,7 +120,9 @@ def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(
     # All samples alike, so the same sample is at every position whatever the order.
     by_size = {}
     for size in (1, 4, 8):
-        by_size[size] = torch.cat([data(ALIKE, size).batch(0, index)["input_ids"] for index in range(64 // size)])
+        batches = data(ALIKE, size)
+        ids = [batches.batch(0, index)["input_ids"] for index in range(64 // size)]
+        by_size[size] = torch.cat(ids)
     assert torch.equal(by_size[4], by_size[8])
     assert torch.equal(by_size[1], by_size[8])
     assert len({tuple(row) for row in by_size[8].tolist()}) > 60  # 64 positions, each with a mask of its own
@@ -118,19 +136,28 @@ def test_padding_attention_and_labels_agree_with_the_rows(data, num_samples, bat
     chosen = whole_epochs(samples.lengths, batch_size, seed, 0)(index)
     rows = [row.tolist() for row in samples.rows("ids", chosen)]
     longest = max(map(len, rows))
-    assert unmasked(batch).tolist() == [row + [PAD] * (longest - len(row)) for row in rows]
-    assert batch["attention_mask"].tolist() == [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    padded = unmasked(batch).tolist()
+    attended = batch["attention_mask"].tolist()
+    for number, row in enumerate(rows):
+        missing = longest - len(row)
+        assert padded[number] == row + [PAD] * missing
+        assert attended[number] == [1] * len(row) + [0] * missing
+    assert len(padded) == len(rows)
     places = positions(batch)
-    assert (np.bincount(places // longest, minlength=batch_size) >= 1).all()
+    masked_of_row = np.bincount(places // longest, minlength=batch_size)
+    assert (masked_of_row >= 1).all()
     inside = batch["attention_mask"].numpy().astype(bool)
     inside[:, 0] = False  # [CLS]
-    inside[np.arange(batch_size), [len(row) - 1 for row in rows]] = False  # [SEP]
+    last = [len(row) - 1 for row in rows]
+    inside[np.arange(batch_size), last] = False  # [SEP]
     assert inside.ravel()[places].all()
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
 def within_five_sigma(count, number, probability):
-    return abs(count - number * probability) <= 5 * math.sqrt(number * probability * (1 - probability))
+    mean = number * probability
+    deviation = math.sqrt(mean * (1 - probability))
+    return abs(count - mean) <= 5 * deviation
 
 
 @pytest.mark.parametrize("strategy", [ByToken(), ByWord()])
@@ -144,9 +171,11 @@ def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_k
     assert within_five_sigma(len(positions), number, 0.15)
     new = masked[positions]
     old = ids[positions]
-    assert within_five_sigma(int((new == MASK).sum()), len(positions), 0.8)
-    assert within_five_sigma(int((new == old).sum()), len(positions), 0.1 + 0.1 / 100)
-    swapped = new[(new != MASK) & (new != old)]
+    is_mask = new == MASK
+    is_old = new == old
+    assert within_five_sigma(int(is_mask.sum()), len(positions), 0.8)
+    assert within_five_sigma(int(is_old.sum()), len(positions), 0.1 + 0.1 / 100)
+    swapped = new[~is_mask & ~is_old]
     assert set(swapped.tolist()) == set(range(len(SPECIAL), VOCABULARY))  # all ordinary ids, no special one
     counts = np.bincount(swapped, minlength=VOCABULARY)[len(SPECIAL) :]
     for count in counts:
@@ -156,14 +185,18 @@ def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_k
 @given(length=st.integers(1, 60), seed=st.integers(0, 10**6), probability=st.floats(0.001, 0.999))
 @settings(deadline=None, max_examples=60)
 def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(length, seed, probability):
-    sample = Sample(np.arange(length), np.random.default_rng(seed + 1).random(length) < 0.5)
+    word_starts = np.random.default_rng(seed + 1).random(length) < 0.5
+    sample = Sample(np.arange(length), word_starts)
     draws = np.random.default_rng(seed).random(length)
     chosen = ByWord().choose(sample, probability, np.random.default_rng(seed))
     words = words_of(sample)
     below = [bool(draws[word[0]] < probability) for word in words]
     for word in words:
         assert chosen[word].all() or not chosen[word].any()
-    assert [bool(chosen[word[0]]) for word in words] == below or (not any(below) and chosen.any())
+    if any(below):
+        assert [bool(chosen[word[0]]) for word in words] == below
+    else:
+        assert chosen.any()
 
 
 @pytest.mark.parametrize(("mask", "sha256"), [("token", "287d337576463501"), ("word", "bba2709eba44fb40")])
@@ -192,11 +225,15 @@ def samples_with_candidates(draw):
     length = draw(st.integers(1, 60))
     numbers = np.random.default_rng(draw(st.integers(0, 10**6)))
     share = draw(st.sampled_from([0, 0.1, 0.6, 1]))
-    return Sample(np.arange(length), numbers.random(length) < 0.5, numbers.random(length) < share)
+    word_starts = numbers.random(length) < 0.5
+    candidates = numbers.random(length) < share
+    return Sample(np.arange(length), word_starts, candidates)
 
 
 def words_of(sample):
-    return np.split(np.arange(len(sample.ids)), np.flatnonzero(sample.word_starts[1:]) + 1)
+    places = np.arange(len(sample.ids))
+    firsts = np.flatnonzero(sample.word_starts[1:]) + 1
+    return np.split(places, firsts)
 
 
 @given(
@@ -231,11 +268,14 @@ def test_candidate_masking_chooses_as_many_tokens_as_uniform_masking_in_whole_wo
 @pytest.mark.parametrize(("share", "from_candidates"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])
 def test_the_share_is_that_of_the_tokens_and_the_rest_is_uniform(share, from_candidates):
     # A quarter of the words have candidates; what is not wanted from them comes from all words alike.
-    candidates = np.arange(200) % 8 < 2
-    sample = Sample(np.arange(200), np.arange(200) % 2 == 0, candidates)
+    places = np.arange(200)
+    candidates = places % 8 < 2
+    word_starts = places % 2 == 0
+    sample = Sample(places, word_starts, candidates)
     draw = np.random.default_rng(0)
     chosen = np.array([ByCandidate(share).choose(sample, 0.02, draw) for _ in range(3000)])
-    assert (chosen & candidates).sum() / chosen.sum() == pytest.approx(from_candidates, abs=0.02)
+    share_found = (chosen & candidates).sum() / chosen.sum()
+    assert share_found == pytest.approx(from_candidates, abs=0.02)
     counts = chosen[:, candidates].sum(axis=0)[::2]
     assert abs(counts - counts.mean()).max() < 5 * math.sqrt(counts.mean())  # no word is preferred
 
@@ -243,9 +283,12 @@ def test_the_share_is_that_of_the_tokens_and_the_rest_is_uniform(share, from_can
 def masked_samples(batches):
     """The sample with its special tokens -> what the model sees of it."""
     seen = {}
-    for batch in (batches[index] for index in range(len(batches))):
-        for row, true, length in zip(batch["input_ids"], unmasked(batch), batch["attention_mask"].sum(1), strict=True):
-            seen[tuple(true[:length].tolist())] = tuple(row[:length].tolist())
+    for index in range(len(batches)):
+        batch = batches[index]
+        lengths = batch["attention_mask"].sum(1)
+        for row, true, length in zip(batch["input_ids"], unmasked(batch), lengths, strict=True):
+            sample = tuple(true[:length].tolist())
+            seen[sample] = tuple(row[:length].tolist())
     return seen
 
 
@@ -285,8 +328,11 @@ def test_an_epoch_is_a_pass_over_all_samples_and_the_next_follows_without_a_seam
     assert len(taken) == 3 * batches * batch_size
     assert len(set(taken[: batches * batch_size].tolist())) == size
     for epoch in range(len(taken) // size):
-        assert sorted(taken[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
-    assert np.array_equal(whole_epochs(lengths, batch_size, seed, 0, by_length)(2 * batches), order(2 * batches))
+        first = epoch * size
+        of_epoch = taken[first : first + size].tolist()
+        assert sorted(of_epoch) == list(range(size))
+    again = whole_epochs(lengths, batch_size, seed, 0, by_length)
+    assert np.array_equal(again(2 * batches), order(2 * batches))
 
 
 @given(size=st.integers(1, 60), batch_size=st.integers(1, 17), seed=st.integers(0, 3), stream=st.integers(0, 2))
@@ -309,7 +355,8 @@ def test_batches_within_an_epoch_come_in_groups_of_alike_samples_of_which_one_is
         inside = np.sort(np.concatenate([lengths[of] for of in whole]))
     else:
         inside = np.empty(0)
-    group, (number, shorter) = RUN * batch_size, divmod(len(whole), RUN)
+    group = RUN * batch_size
+    number, shorter = divmod(len(whole), RUN)
     sorted_groups = Counter(tuple(inside[start : start + group]) for start in range(0, len(inside), group))
     # The shorter group may be at any place among the others.
     ways = []
@@ -330,7 +377,9 @@ def test_the_first_order_cuts_an_epoch_to_whole_groups_of_eight_batches():
     """The figures by which it was found wanting."""
     seen = {}
     for size in (160, 250):
-        taken = stream_of(first_order(np.full(size, 10), 16, 0, 0), -(-size // 16))
+        order = first_order(np.full(size, 10), 16, 0, 0)
+        num_batches = -(-size // 16)
+        taken = stream_of(order, num_batches)
         seen[size] = len(set(taken.tolist()))
     assert seen == {160: 128, 250: 196}
 
@@ -346,7 +395,8 @@ def test_the_first_order_cuts_an_epoch_to_whole_groups_of_eight_batches():
 def test_an_epoch_of_the_first_order_repeats_no_sample_where_there_are_enough(
     lengths, batch_size, epoch, seed, by_length
 ):
-    lengths, whole = np.array(lengths), len(lengths) // batch_size
+    lengths = np.array(lengths)
+    whole = len(lengths) // batch_size
     order = first_order(lengths, batch_size, seed, 0, by_length)
     num_batches = max(1, whole // RUN * RUN or whole)
     batches = [order(epoch * num_batches + k) for k in range(num_batches)]
