@@ -1,11 +1,12 @@
-"""The gate: may two runs be compared? Everything that they were asked for and began from must be the same, in its
-resolved meaning, but for what tells their arms.
+"""The gate: may two runs be compared? Their settings and what they began from must have the same meaning. Only the
+settings in which their arms are meant to differ may be unlike.
 
 An absent setting has its default, so a run from before a setting equals one after it. Rules, speeds, networks and churn
 are compared as objects, ``auto`` as what it became, data and models by fingerprint and not by path. What cannot be
-known, e.g. a function in a field of a task, is told and not refused. What tells arms: of a plan the settings of its
-arms and what tuning chose, of loose runs mode, rule, number of workers and what the reader names, with what follows
-from them.
+known, e.g. a function in a field of a task, is told and not refused.
+
+The arms of a plan may differ in the settings that the plan gives them and in what tuning chose. Loose runs may differ
+in mode, rule, number of workers and the settings that the reader names. Both may differ in what follows from these.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ TOLD = (
     "evaluate_at",
     "keep_best",
 )
-"""What changes a loss by rounding or by other draws of dropout and no further. It is told where it differs. Where a
-layer normalises over the batch, micro-batches are no part of it."""
+"""Settings that change a loss only by rounding or by other draws of dropout. A difference in one of them is told and
+does not stop a comparison. Micro-batches are an exception where a layer normalises over the batch: they change more."""
 TIMED = (
     "device",
     "machine",
@@ -58,7 +59,7 @@ TIMED = (
     "prefetch",
     "transport",
 )
-"""What of it changes the seconds of a training: where it differs, measured seconds are not compared."""
+"""Those of them that also change the seconds of a training. Where one differs, measured seconds are not compared."""
 MOST_LOAD = 0.1
 """Share of the cores that others may have had while seconds were measured."""
 BEGAN = {
@@ -74,13 +75,13 @@ BEGAN = {
     "start": "initial parameters",
     "initial_model": "initial parameters with the head",
 }
-"""Columns of what runs begin from, in words. No arms may differ in it."""
+"""Columns that say what a run begins from, in words. Runs of two arms may not differ in them."""
 NOT_IN_EVERY_RUN = ("model", "evaluation", "terms", "from_scratch")
-"""Those that a task may have no value of; where neither run has one, they are alike."""
-SINCE = ("task_class", "train_data", "candidates", "initial_model")
-"""Those that only some runs record; they are compared where both runs do."""
+"""Columns of `BEGAN` that may be empty for a task. Two empty values count as equal."""
+RECORDED_LATER = ("task_class", "train_data", "candidates", "initial_model")
+"""Columns of `BEGAN` that older runs do not record. They are compared only where both runs have a value."""
 OF_A_PARENT = ("model", "start", "initial_model", "from_scratch")
-"""Those in which fine-tunings differ because their pretrainings do."""
+"""Columns of `BEGAN` in which fine-tunings may differ, because their pretrainings do."""
 MACHINE = {
     "machine": "machine",
     "device": "device",
@@ -99,9 +100,11 @@ ALGORITHM = ("mode", "rule", "nproc")
 BUDGET = ("samples", "epochs", "seconds")
 NOT_KNOWN = "not known"
 SAME_START = 1e-3
+"""By which share of their mean size the losses at update 0 of one model on one evaluation set may differ."""
 SMALLEST = 1e-6
-"""How far losses at update 0 of one model on one evaluation set may be apart: a share of their mean size, and nats."""
+"""By how many nats such losses may differ beside that share, for losses near 0."""
 _WITHOUT_TEXT = re.compile(r"<.* at 0x[0-9a-f]+>|^<[\w ]+>$")
+"""Matches the text of an object that does not say its value, such as ``<function f at 0x7f00>``."""
 _READ: Mapping[str, Callable[[str], Any]] = {
     "speeds": parse_speeds,
     "network": parse_network,
@@ -210,9 +213,9 @@ class Compared(NamedTuple):
     """What two runs do not have in common, each a key with what is said of it."""
 
     refused: Mapping[str, str]
-    """Why nothing of them is compared."""
+    """Why nothing of the two runs is compared."""
     untimed: Mapping[str, str]
-    """Why their measured seconds are not; those of the virtual clock are no measured ones."""
+    """Why their measured seconds are not compared. It is empty for two runs on the virtual clock."""
     told: Mapping[str, tuple[str, str]]
     """In what they differ beside the algorithm, with both values."""
 
@@ -253,7 +256,9 @@ def compared(ours: RunRow, theirs: RunRow, apart: set[str], *, tuned: bool = Fal
             untimed[key] = _both(key, both, shown)
     for column, words in MACHINE.items():
         here, there = (_where(column, run, apart) or NOT_KNOWN for run in both)
-        if here == there and (here != NOT_KNOWN or column != "machine"):
+        # two machines that are not known may be different ones
+        is_unknown_machine = column == "machine" and here == NOT_KNOWN
+        if here == there and not is_unknown_machine:
             continue
         follows = column == "threads" and ours.workers != theirs.workers  # they share the cores
         if column in TIMED and column not in apart and not follows:
@@ -377,7 +382,7 @@ def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
     here = getattr(ours, column)
     there = getattr(theirs, column)
     num_known = [_is_known(here), _is_known(there)].count(True)
-    if column in SINCE and num_known < 2:
+    if column in RECORDED_LATER and num_known < 2:
         return True
     if column == "train_data" and here.partition("/")[2] != there.partition("/")[2]:
         return True  # of batches of unlike sizes nothing is known
