@@ -136,7 +136,10 @@ def _names(row: Any, arms: DataFrame) -> tuple[str, str]:
 
 
 def _beside(row: Any, own: DataFrame) -> str:
-    """The other of speed and loss; where the budget is seconds, the loss at these."""
+    """The endpoint that is shown beside a row's own: speed beside a loss, and a loss beside speed.
+
+    The loss is that at equal seconds where the runs had a budget of seconds in common, else that at equal samples.
+    """
     if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds"):
         return "time_to_target"
     return "loss_at_equal_seconds" if own["common"].any() else "loss_at_equal_samples"
@@ -222,13 +225,17 @@ def _sooner(row: Any) -> tuple[float, float, float]:
 
 
 def _size(row: Any, form: Callable[[float], str]) -> str:
-    """How many times sooner or later; from what to what, where the looks leave it open."""
+    """How many times sooner or later the treatment is: a range where the evaluations leave it open."""
     least, most = row.ratio_ends
     side = "sooner"
     other = "later"
     if row.ratio < 1:
-        least, most = 1 / most, 1 / least if least > 0 else math.inf
-        side, other = other, side
+        # the treatment is later: state by how much, with the ends of the inverse ratio
+        inverse_of_most = 1 / most
+        most = 1 / least if least > 0 else math.inf
+        least = inverse_of_most
+        side = "later"
+        other = "sooner"
     if math.isinf(most) and least < 1:
         return f"at most {form(1 / least)}{TIMES} {other}" if least > 0 else f"{side} or {other}"
     if math.isinf(most):
@@ -250,9 +257,9 @@ def _so_far(row: Any, unit: str) -> str:
 
 def _ranked(row: Any) -> str:
     """In how many pairs the loss or the score is higher or lower, and in how many of them a run had diverged."""
-    losses = row.n - row.wins - row.ties
-    worse = losses >= row.wins if row.word not in ("better", "worse") else row.word == "worse"
-    number, diverged = (losses, row.diverged[0]) if worse else (row.wins, row.diverged[1])
+    num_worse = row.n - row.wins - row.ties
+    worse = num_worse >= row.wins if row.word not in ("better", "worse") else row.word == "worse"
+    number, diverged = (num_worse, row.diverged[0]) if worse else (row.wins, row.diverged[1])
     side = "higher" if worse == row.lower else "lower"
     share = "all" if 1 < diverged == number else f"{diverged}"
     whose = "the run" if worse else "the other run"
