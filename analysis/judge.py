@@ -25,10 +25,12 @@ ON_MARGIN = ("equivalent", "different but negligible")
 """The words that rest on the margin."""
 DECIDED = ("better", "worse", *ON_MARGIN)
 WIDEST = 0.5
+"""The widest margin that is judged, as a share of the reference's improvement."""
 EXPLAINED = 0.1
+"""A margin above this share of the reference's improvement needs a reason. A difference above this share is never
+called negligible."""
 LEAST_WORDS = 3
-"""Margins as shares of the reference's improvement: never above the first, above the second only with a reason of so
-many words. A difference above the second is never called negligible."""
+"""The number of words that such a reason has at least."""
 AFTERWARDS = 0.95
 """Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
 AFTER_OTHERS = "the interval alone shows no {}: Holm's method found it after others of its family"
@@ -37,18 +39,18 @@ FAMILIES = ("primary", "secondary", "exploratory")
 
 @dataclass(kw_only=True)
 class NotShown:
-    """What a question needs and no table has."""
+    """The fields of a question that its later steps need and that no table shows."""
 
     control: bool = False
     """Whether the reference is the control arm."""
     order: int = 0
     """Place among the questions on its two arms."""
     nothing: str = ""
-    """Why there is no test."""
+    """The reason why there is no test, a sentence; empty where there is a test."""
     unlike: bool = False
-    """Whether that is because the runs are not comparable."""
+    """Whether there is no test because the runs are not comparable."""
     crossed: Any = None
-    """Of each pair and arm, the looks between which it came to the target."""
+    """For each pair and arm, the two evaluations between which the run came to the target."""
     direction: float = math.nan
     """The sign says on which side of the reference the treatment lies."""
 
@@ -207,8 +209,10 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: Plan) -> li
                 after = (Note(f"target {target:.3g}: {told}"),)
             known = timed | {"target": target}
             if endpoint == "target_reached":
-                early, late = np.moveaxis(timed["crossed"], 2, 0)
-                hits = np.stack((late <= timed["budget"], early < timed["budget"]), axis=2).astype(float)
+                crossed = timed["crossed"]
+                surely = crossed[:, :, 1] <= timed["budget"]
+                perhaps = crossed[:, :, 0] < timed["budget"]
+                hits = np.stack((surely, perhaps), axis=2).astype(float)
                 known |= values_of(hits[:, 0], hits[:, 1], timed["seeds"])
                 known |= {"notes": (), "nothing": "", "between": "", "reached": (0, 0), "later": (0, 0)}
         else:
@@ -220,8 +224,8 @@ def _of_pairs(pairs: Pairs, measure: Measure, arms: DataFrame, plan: Plan) -> li
         unlike = pairs.unlike
         if endpoint in IN_SECONDS:
             caveats += pairs.no_speed
-            if len(pairs.apart) == len(pairs.both) > 0:
-                unlike = unlike or next(iter(pairs.apart.values()))
+            if len(pairs.why_untimed) == len(pairs.both) > 0:
+                unlike = unlike or next(iter(pairs.why_untimed.values()))
         known["caveats"] = caveats + known.get("caveats", ())
         notes = () if unlike else (*known.get("notes", ()), *after)  # of what is not compared nothing is said
         known["notes"] = (*pairs.notes, *notes)
@@ -298,14 +302,19 @@ def tested(question: Tested, size: int) -> Tested:
     row = replace(question, family_size=size, least_p=stats.smallest_p(question.n))
     if not row.n or row.nothing:
         return row
-    (our_low, our_high), (their_low, their_high) = ours, theirs = row.treatment_ends.T, row.reference_ends.T
-    sooner = (our_high <= their_low) & (our_low < their_high)
-    later = (their_high <= our_low) & (their_low < our_high)
-    row.wins = int((sooner if row.lower else later).sum())
-    row.ties = int((~sooner & ~later).sum())
-    lost = np.isinf([our_high, their_high])
-    if lost.any():
-        row.diverged = (int((lost[0] & ~lost[1]).sum()), int((lost[1] & ~lost[0]).sum()))
+    ours = row.treatment_ends.T
+    theirs = row.reference_ends.T
+    our_low, our_high = ours
+    their_low, their_high = theirs
+    # pairs in which the treatment's value, a loss, a time or a score, is surely lower or higher than the reference's
+    lower = (our_high <= their_low) & (our_low < their_high)
+    higher = (their_high <= our_low) & (their_low < our_high)
+    row.wins = int((lower if row.lower else higher).sum())
+    row.ties = int((~lower & ~higher).sum())
+    our_infinite = np.isinf(our_high)
+    their_infinite = np.isinf(their_high)
+    if our_infinite.any() or their_infinite.any():
+        row.diverged = (int((our_infinite & ~their_infinite).sum()), int((their_infinite & ~our_infinite).sum()))
     elif row.margin == row.margin:
         row.refused = refused(row.margin, row.gained, row.margin_reason)
     if (ours[0] == ours[1]).all() and (theirs[0] == theirs[1]).all():
@@ -382,8 +391,12 @@ def _of_both(late: Tested, early: Tested) -> Tested:
 
 
 def _ratio(ours: stats.Array, theirs: stats.Array, level: float = 0.95) -> tuple[stats.Interval, tuple[float, float]]:
-    """Times of the reference over those of the treatment: the hull of the intervals at both ends (n x 2), that of the
-    middle, and the estimates at both ends. An end at 0 seconds has no upper one.
+    """The ratio of the reference's times to the treatment's, as an interval and as the estimates at its two ends.
+
+    A time is known only to lie between two evaluations, so `ours` and `theirs` (n x 2) hold the earliest and the latest
+    time of each pair. The interval covers both extremes: the treatment late and the reference early, and the other way
+    round. Its estimate is the ratio of the sums. Where an earliest time of the treatment is 0 seconds, the ratio has no
+    upper end.
     """
     late = stats.sign_flip(ours[:, 1], theirs[:, 0], level, ratio=True)[1]
     middle = float(theirs.sum() / ours.sum())

@@ -73,7 +73,7 @@ class Measure:
 
         A run that stopped at its target_loss was there at its end, whoever else was looked at then.
         """
-        own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._lost(run.run))}
+        own = {run.run: self.curve(run.run, x) for run in runs if not (run.diverged or self._ended_higher(run.run))}
         shared = on_common_looks(list(own.values()))
         brackets = {name: bracket(of_run, target) for name, of_run in zip(own, shared, strict=True)}
         return [brackets.get(run.run, NEVER) for run in runs]
@@ -94,7 +94,8 @@ class Measure:
         losses = self.curve(run.run, "samples")[1]
         return len(losses) > 0 and bool(losses[-1] <= goal)
 
-    def _lost(self, run: str) -> bool:
+    def _ended_higher(self, run: str) -> bool:
+        """Whether the last loss of a run is above its first one, or there is none."""
         losses = self.curve(run, "samples")[1]
         return not len(losses) or bool(losses[-1] > losses[0])
 
@@ -102,7 +103,7 @@ class Measure:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
         both = pairs.both
         if x != "samples":
-            both = [pair for pair in both if pair[0].seed not in pairs.apart]
+            both = [pair for pair in both if pair[0].seed not in pairs.why_untimed]
         seeds = [ours.seed for ours, _ in both]
         alive_of = [[run for run in pair if not run.diverged] for pair in both]
         alive = [run for group in alive_of for run in group]
@@ -118,7 +119,9 @@ class Measure:
             watched |= self.looks(group, x)
         places = []
         known: dict[str, tuple[float, float]] = {}
-        for group in [alive] if x == "samples" else filter(None, alive_of):
+        # all runs are compared at the same samples, but the two runs of a pair at seconds of their own
+        compared = [alive] if x == "samples" else [group for group in alive_of if group]
+        for group in compared:
             near = max(self._update(run, x) for run in group)
             curves = {run.run: watched[run.run] for run in group}
             place = _common_place(list(curves.values()), near)
@@ -135,7 +138,7 @@ class Measure:
         limits["gained"] = self._gained(references, values[:, 1].mean(axis=1))
         between_looks = [run for run in alive if _lies_between(known[run.run])]
         if between_looks:
-            seldom = self._seldom(between_looks, x, pairs.clock)
+            seldom = self._how_often_evaluated(between_looks, x, pairs.clock)
             limits["between"] = seldom
             rising = sum(math.isnan(known[run.run][0]) for run in between_looks)
             if rising:
@@ -156,8 +159,8 @@ class Measure:
         size = self.end(run.run, x) / (run.updates or math.nan)
         return size if math.isfinite(size) else 0.0
 
-    def _seldom(self, runs: Sequence[Any], x: str, clock: str) -> str:
-        """How far apart the looks of runs are between which something lies, and what to type for more of them."""
+    def _how_often_evaluated(self, runs: Sequence[Any], x: str, clock: str) -> str:
+        """The widest gap between two evaluations of these runs, in words, and the setting that makes it narrower."""
         widest = -1.0
         most = 0
         every = ""
@@ -175,7 +178,10 @@ class Measure:
         return f"evaluated every {widest:.3g} {unit} (type {more} for a narrower answer)"
 
     def _cut_short(self, alive: Sequence[Any]) -> str:
-        """A run that ended before the samples that alone were to end it; it would move the comparison of all others."""
+        """Why losses at equal samples are refused: a run ended before the samples that were planned for its arm.
+
+        All runs are compared at the samples that every run reached, so one short run would move all comparisons.
+        """
         planned: dict[str, float] = {}
         for run in alive:
             planned[run.arm] = max(planned.get(run.arm, 0.0), _planned_samples(run))
@@ -187,7 +193,7 @@ class Measure:
 
     def times(self, pairs: Pairs, target: float) -> dict[str, Any]:
         """Seconds to the target, up to the second at which all are known."""
-        both = [pair for pair in pairs.both if pair[0].seed not in pairs.apart]
+        both = [pair for pair in pairs.both if pair[0].seed not in pairs.why_untimed]
         if not both:
             return values_of(NONE, NONE, [], crossed=NONE.reshape(0, 2, 2))
         brackets = np.array([self.crossings(pair, target) for pair in both])
@@ -218,7 +224,7 @@ class Measure:
         lies_between = capped[:, :, 0] < capped[:, :, 1]
         between_looks = [run for run, is_between in zip(runs, lies_between.ravel(), strict=True) if is_between]
         if between_looks:
-            limits["between"] = self._seldom(between_looks, "seconds", pairs.clock)
+            limits["between"] = self._how_often_evaluated(between_looks, "seconds", pairs.clock)
         seeds = [ours.seed for ours, _ in both]
         return values_of(capped[:, 0], capped[:, 1], seeds, **limits)
 

@@ -43,10 +43,10 @@ class Pairs(NamedTuple):
     caveats: tuple[str, ...]
     """Sentences without which any word would mislead."""
     no_speed: tuple[str, ...]
-    """The same for words on measured seconds."""
+    """Sentences without which a word on measured seconds would mislead."""
     unlike: str
-    """Why nothing is compared; empty where it is."""
-    apart: Mapping[Any, str]
+    """The reason why nothing of the two arms is compared; empty where they are compared."""
+    why_untimed: Mapping[Any, str]
     """Seed -> why the seconds of its two runs are not compared."""
     control: bool = False
     """Whether the reference is the control arm, of which losses at equal samples are compared and nothing else."""
@@ -93,7 +93,11 @@ def _counted(runs: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def _compared(members: DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """(treatment, reference, what tells the reference from others); an arm goes to the one that has its settings."""
+    """The comparisons of a group, each (treatment, reference, variant).
+
+    A group may have several references that differ in some settings. A treatment is compared with the one that has the
+    same values of these settings, and `variant` names the values. It is empty where there is one reference.
+    """
     references = list(members.index[members["algorithm"] == plan.reference])
     keys = differing(map(plan.settings_of, references))
     variants = {arm: {key: plan.settings_of(arm).get(key) for key in keys} for arm in members.index}
@@ -113,7 +117,7 @@ def _pairs(
     theirs = tests[tests["arm"] == reference]
     seeds = ours.index.intersection(theirs.index)
     usable = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
-    lost = [seed for seed in seeds if seed not in usable]
+    without_result = [seed for seed in seeds if seed not in usable]
     alone = sorted(set(ours.index) ^ set(theirs.index))
     twins = copied(_ends(ours.loc[usable]), _ends(theirs.loc[usable]))
     whole = [seed for seed in usable if seed not in twins]
@@ -141,23 +145,23 @@ def _pairs(
     gated = between(ours, theirs, may_differ)
     unlike, also = united(gated.pairs.values(), plan)
     notes += also
-    apart: dict[Any, str] = {}
+    why_untimed: dict[Any, str] = {}
     no_speed: list[str] = []
     if clock == "measured":
-        apart = _untimed(ours, theirs, gated)
+        why_untimed = _untimed(ours, theirs, gated)
         no_speed = timing_caveats(pd.concat((ours, theirs)))
-        if apart and len(apart) < len(whole):
-            why = next(iter(apart.values()))
-            no_speed.append(f"The seconds of the runs of seed {listed(apart)} are not compared: {why}.")
+        if why_untimed and len(why_untimed) < len(whole):
+            why = next(iter(why_untimed.values()))
+            no_speed.append(f"The seconds of the runs of seed {listed(why_untimed)} are not compared: {why}.")
     return Pairs(
         *place,
         both=list(zip(each(ours), each(theirs), strict=True)),
-        left_out=left_out(lost, alone, twins),
+        left_out=left_out(without_result, alone, twins),
         notes=tuple(notes),
         caveats=tuple(caveats),
         no_speed=tuple(no_speed),
         unlike=unlike,
-        apart=apart,
+        why_untimed=why_untimed,
         control=control,
     )
 
@@ -167,24 +171,25 @@ def _untimed(ours: DataFrame, theirs: DataFrame, gated: Between) -> dict[Any, st
     mixed = list(filter(None, (_mixed(ours), _mixed(theirs))))
     if mixed:
         return dict.fromkeys(ours.index, "; ".join(mixed))
-    apart = {}
+    why_untimed = {}
     for (seed, _), pair in gated.pairs.items():
         if pair.untimed:
-            apart[seed] = "; ".join(pair.untimed.values())
-    return apart
+            why_untimed[seed] = "; ".join(pair.untimed.values())
+    return why_untimed
 
 
-def left_out(lost: Sequence[float], alone: Sequence[float], twins: Mapping[float, float]) -> str:
+def left_out(without_result: Sequence[float], alone: Sequence[float], twins: Mapping[float, float]) -> str:
     """Pairs that are in no number, and why.
 
     Args:
-        lost: seeds of which a run has no result.
+        without_result: seeds of which a run has no result.
         alone: seeds that one arm has.
         twins: of `copied`.
     """
     told = []
-    if lost:
-        told.append(f"{len(lost)} pair{'s' if len(lost) > 1 else ''} left out (seed {listed(lost)})")
+    if without_result:
+        number = len(without_result)
+        told.append(f"{number} pair{'s' if number > 1 else ''} left out (seed {listed(without_result)})")
     if alone:
         told.append(f"seed {listed(alone)} only in one of the two arms")
     told += [f"seed {seed:g} is a copy of seed {first:g} and counts once" for seed, first in twins.items()]
@@ -220,15 +225,15 @@ def made_twice(runs: DataFrame, others: DataFrame, planned: bool) -> tuple[list[
     second = len(beside) - replicates + results
     killed = len(statuses) - results
     arm = runs["arm"].iloc[0] if len(runs) else ""
-    counted = f"the runs of {arm} that are counted there are"
+    beside_them = f"the runs of {arm} that are counted there are"
     notes = []
     caveats = []
     if replicates:
-        notes.append(Note(f"beside {counted} planned replicates ({replicates})"))
+        notes.append(Note(f"beside {beside_them} planned replicates ({replicates})"))
     if killed:
-        notes.append(Note(f"beside {counted} earlier ones without a result ({killed})"))
+        notes.append(Note(f"beside {beside_them} earlier ones without a result ({killed})"))
     if second:
-        caveats.append(f"Beside {counted} others of their seeds with a result ({second}).")
+        caveats.append(f"Beside {beside_them} others of their seeds with a result ({second}).")
     return notes, caveats
 
 
@@ -279,7 +284,7 @@ def united(pairs: Collection[Compared], plan: Plan) -> tuple[str, list[Note]]:
 
 
 def _mixed(side: DataFrame) -> str:
-    """Threads and devices are a part of an arm: where its runs differ in them, their mean seconds are none of it."""
+    """Why the mean seconds of an arm mean nothing: its runs had unlike threads or devices; empty where they had not."""
     machines = set()
     for run in each(side):
         if run.device:
