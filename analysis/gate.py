@@ -354,8 +354,10 @@ def _only_rounds(key: str, both: Sequence[RunRow]) -> bool:
 
 
 def _follows(key: str, both: Sequence[RunRow], apart: set[str]) -> bool:
-    """Whether a setting differs because of others that tell the arms: it is for one mode or optimizer alone, or both
-    runs have the default that theirs imply.
+    """Whether a setting differs only because others do in which the arms may differ.
+
+    That is so for a setting that has a meaning for some modes or optimizers alone, where one of the runs has another
+    mode or optimizer. It is also so where both runs have the default that follows from their optimizer or budget.
     """
     other, allowed = ONLY.get(key, ("", ()))
     if key == "micro_batches":  # a pipeline cuts its batches
@@ -385,7 +387,8 @@ def _began_alike(column: str, ours: RunRow, theirs: RunRow) -> bool:
     if column in RECORDED_LATER and num_known < 2:
         return True
     if column == "train_data" and here.partition("/")[2] != there.partition("/")[2]:
-        return True  # of batches of unlike sizes nothing is known
+        # after "/" stands the batch size of the hash (`train_fingerprint`): hashes of unlike sizes cannot be compared
+        return True
     if num_known == 0 and column in NOT_IN_EVERY_RUN:
         return True
     if num_known == 2 and here == there:

@@ -194,7 +194,8 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     if everybody and row.ratio == row.ratio:
         much = _size(row, digits(*_sooner(row), 1.0))
         return f"{ours} reached the target {much} than {theirs} ({_alike(row)} of {row.n} seeds)"
-    if {*row.reached} == {0, row.n}:  # which says who was sooner
+    only_one_arm_reached_it = {*row.reached} == {0, row.n}
+    if only_one_arm_reached_it:  # the counts already say which arm was sooner
         return counts
     return f"{ours} was {'sooner' if sooner else 'later'} at the target than {theirs}. {capital(counts)}"
 
@@ -288,6 +289,7 @@ def details(row: Any, reference: str) -> list[str]:
         lines += [f"{what}: {_others(int(row.outside), row.n, 'outside the margin', level)}", NORMAL]
     elif row.word in ("better", "worse"):
         other = "worse" if row.word == "better" else "better"
+        # the pairs that are not on the side of the verdict; a tie may be one where the evaluations leave it open
         against = row.n - _alike(row)
         if row.p_ends and row.ties:
             other = f"{other}, or may have been"
