@@ -161,8 +161,9 @@ def train(
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
             e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
             and weight decay are those of this call.
-        learning_rate: the peak. None, as in the next four: what the task states in its `Defaults`, which are 1e-3 (with
-            SGD .1), a constant rate without a warm-up, no weight decay and no clipping where it states none.
+        learning_rate: the peak. None, here and in `schedule`, `warmup`, `weight_decay` and `clip_norm`: what the task
+            states in its `Defaults`, which are 1e-3 (with SGD .1), a constant rate without a warm-up, no weight decay
+            and no clipping where it states none.
         schedule: how the learning rate falls after the peak; or a function of a file, from the share of the samples
             that have arrived after the warm-up, 0 to 1, to a share of the peak.
         warmup: samples over which it rises to the peak, or below 1 a share of them.
@@ -320,7 +321,7 @@ def start(
     trackers = names_in(run.output.track)
     launch = _launch(runtime, run.output)
     if not launch.is_needed(has_server=runtime.has_server):
-        raise SystemExit(0)
+        raise SystemExit(0)  # rank 0 starts the workers, so torchrun's other ranks have nothing to do
     leads_host = launch.leads_host and runtime.has_server
     if not launch.leads and not leads_host:
         follow(run, launch)
@@ -518,7 +519,7 @@ def _launch(runtime: runtimes.Runtime, output: Output) -> Launch:
 
 
 def check_guard() -> None:
-    """Refuse a script that worker processes cannot import without training in turn."""
+    """Refuse a script that would start training again in every worker process that imports it."""
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     if is_main_of_package() or not script.is_file():
         return  # nobody imports it again

@@ -1,4 +1,4 @@
-"""Replay: the event log of a run as the backend of the one loop, and what happens then beside what the log says.
+"""Replay: the event log of a run is the backend of the one loop, and what happens is compared with what the log says.
 
 The log says which worker joined and left when, which version each gradient was computed at, and in what order
 gradients arrived.
@@ -125,14 +125,15 @@ class Replay:
         self._to_the_bit = to_the_bit
         arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
         last = max(arrivals, default=0)
-        # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
+        # Behind the last arrival nothing follows from who was lost, as in the last evaluation, or has joined, as in a
+        # run that went on from its end; unless a step was taken because somebody was lost.
         self._log = collections.deque(
             entry for place, entry in enumerate(log) if place <= last or bool(getattr(entry[1], "uses", False))
         )
         self._line, self._record = 0, log[0][1] if log else None  # what happens now
         self._started: Sequence[Started] = ()
-        """By what happened last, in the log."""
-        # Peers count a version of each model, and gradients start at points that they keep.
+        """What the log's last record has started."""
+        # Peers have a model each, with a version each, and keep the points at which gradients start themselves.
         reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
         self._readers = collections.Counter([record.read_version for record in reads])
         self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -181,7 +182,8 @@ class Replay:
             if isinstance(record, Parts):
                 self._computation.cut_into(record.micro_batches)
                 continue
-            self._follow()  # what the rule had asked for before an extended run is started now
+            # An evaluation, or the record of a budget that was extended.
+            self._follow()  # where the budget was extended, what the rule had asked for before is started now
             for name, here in (("version", self.server.version), ("total_samples", self.server.num_samples)):
                 if getattr(record, name) != here:
                     raise self._differs(f"{name} of line {line} is {here}, the log has {getattr(record, name)}")
@@ -215,17 +217,18 @@ class Replay:
         return Arrived(work, version, computation.gradient, gradient, seconds, Taken(), computation.moved)
 
     def stop(self, works: Sequence[Work]) -> None:
-        """Nobody computes but when it arrives."""
+        """Do nothing: a gradient is computed when it arrives, so one that is abandoned is never begun."""
 
     def start(self, works: Sequence[Work]) -> None:
-        """The server starts nobody by itself."""
+        """Do nothing: gradients are started where the log has started them, see `_follow`."""
 
     def _follow(self) -> None:
         """Start what the log started, if the rule asked for it here and these batches are the next."""
         started = self._started
         self._started = ()
         for worker, dispatch, batches, rate in started:
-            # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
+            # As many batches as in the log: a round that the budget cuts short has fewer of them than the rule asks
+            # for, and the loss of its gradient tells whether they were so many.
             here = self.server.start(worker, len(indices_of(batches)))
             if here is None:
                 raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")

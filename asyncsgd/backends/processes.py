@@ -2,7 +2,7 @@
 
 The clock is the real one. A gradient that arrives during an evaluation waits until the clock has advanced by the time
 that its worker still needed, so an evaluation changes neither the clock nor the order of arrivals. A worker that is
-lost has left, with its reason; what follows from that is not said here.
+lost has left, with its reason; what follows from that, `asyncsgd.core.server` says.
 
 Workers may also step the shared vector themselves, without locks (Hogwild). Then this process hands out batches and
 counts the steps that it hears of, and the server's optimizer does nothing. Before an evaluation and a checkpoint they
@@ -105,9 +105,10 @@ class Workers:
         self._reasons: list[str] = []
         self._works: dict[int, Work] = {}  # of each worker, until it arrives
         self._unsent: dict[int, Work] = {}  # those that their workers have not been told
-        self._computing: set[int] = set()  # workers that were told one, or another before it, and have not answered
+        self._computing: set[int] = set()
+        """Workers that were told to compute and have not answered; they may still be at an abandoned gradient."""
         self._num_samples = 0  # that have arrived
-        self._shared = segment.extra  # the optimizer state that workers share; those of their own have no part in it
+        self._shared = segment.extra  # the optimizer state that workers share; a worker's own state is not in it
         self._held_back: list[tuple[float, int, Computed]] = []
         """Arrivals in an evaluation, with the seconds of the clock at which they count, ascending."""
         self._paused = False  # by an evaluation
@@ -173,7 +174,7 @@ class Workers:
         if not self._ready:
             raise self._nobody()
         if self.now >= until:
-            return None  # whoever stands still since an evaluation goes on doing so
+            return None  # workers that an evaluation has frozen stay frozen
         self._go_on()
         release = self._held_back[0][0] if self._held_back else math.inf
         if release <= self.now:
@@ -200,7 +201,8 @@ class Workers:
             Interrupted: if the user asks to stop.
             Nobody: if no worker is left.
         """
-        self._paused |= self._clock.running
+        if self._clock.running:
+            self._paused = True  # it is resumed when the next thing is asked for
         self._clock.pause()
         began = time.perf_counter()
         owners = dict(enumerate(self.present))
@@ -275,6 +277,8 @@ class Workers:
         segment = self._segment
         statistics = work.statistics
         if point is None and isinstance(self._links[worker], Pair):
+            # It does not see the segment, so it cannot read the newest parameters when it begins: it is sent those of
+            # now, and their version is the one that it has read.
             point = segment.parameters
             exact = segment.version
             statistics = segment.statistics
@@ -292,7 +296,7 @@ class Workers:
         return (parameters, statistics) if len(statistics) else (parameters,)
 
     def _send(self, worker: int, message: Message, vectors: Sequence[Tensor] = ()) -> None:
-        """Whoever is gone is heard to be."""
+        """Send a message and vectors. That a worker is gone is noticed when it is next read from, and not here."""
         link = self._links[worker]
         with contextlib.suppress(Gone):
             link.send(message)

@@ -28,9 +28,11 @@ from asyncsgd.core.running_statistics import KINDS
 
 _PAGE = 4096
 _VERSION = 0
+"""The control word of the sequence lock."""
 SAMPLES = 1
+"""The control word with the number of samples that have arrived."""
 FROZEN = 2
-"""Control words: of the sequence lock; samples that have arrived; whether workers that step are to hold."""
+"""The control word that says whether workers that step the parameters are to hold."""
 
 
 class Segment:

@@ -36,7 +36,8 @@ Measure = Callable[[Tensor], Measured]
 Entry = tuple[float, int, int, Work]
 """Of a heap: seconds, worker, dispatch, and what is computed."""
 MANY = 32
-"""Entries that nobody waits for, and starts, from which on the heap is made anew."""
+"""The heap is made anew when more entries than these, and more than half, are of abandoned gradients, and when more
+gradients than these start at once."""
 
 
 @contextlib.contextmanager
@@ -97,7 +98,9 @@ class Heap:
         self._in_step = in_step
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
         self._heap: list[Entry] = []
-        self._root_is_free = False  # its first has arrived, and stays to be replaced: one sift of the heap for two
+        # Whether the first entry of the heap has arrived. It stays there until the next start replaces it, since that
+        # orders the heap once, where taking it out and putting one in would order it twice.
+        self._root_is_free = False
         self._uploads: list[Entry] = []  # computed, and waiting for the server's link
         self._link_free = 0.0
         self._changes = list(churn)  # that are still to come
@@ -154,12 +157,12 @@ class Heap:
             seconds, worker, dispatch, work = first = source[0]
             if seconds >= before:
                 return None
-            if working[worker] is not work:
+            if working[worker] is not work:  # it was abandoned
                 heapq.heappop(source)
                 self._dead -= 1
-            elif source is heap:
+            elif source is heap:  # its gradient is with the server
                 return first
-            else:
+            else:  # its gradient is computed, and goes through the server's link before it arrives
                 heapq.heappop(uploads)
                 self._computed_at[worker] = seconds
                 heapq.heappush(heap, (self._transfer(seconds, worker), worker, dispatch, work))

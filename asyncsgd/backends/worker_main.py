@@ -76,6 +76,7 @@ class ServedWorker:
         self._device = torch.device(run.device)
         self._link, self._segment = way.join(number)
         self._through = self._link if isinstance(self._link, Pair) else None
+        """The link, where vectors travel through it; None: they lie in the segment."""
         self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
         self._flat = self._bound(run.task.model(run.seed).to(self._device))
         self._statistics = self._flat.statistics
@@ -123,7 +124,11 @@ class ServedWorker:
             self._link.send(ShardEvaluated(command.shard, sums, peaks))
 
     def _pull(self, exact_version: int | None) -> int:
-        """Have one consistent version in the model, or the point in the slot; which version it is."""
+        """Bring one consistent version into the model, or the point that lies in the slot; return its version.
+
+        Args:
+            exact_version: of the point; None: the newest version is wanted, and in an evaluation nobody asks which.
+        """
         parameters = self._flat.parameters
         if self._through is not None:
             self._through.receive_vector(self._staging)
@@ -161,7 +166,7 @@ class ServedWorker:
         indices = indices_of(command.batches)
         worker = self._worker
         if indices[-1] >= self._num_batches and not worker.has_batch(indices[-1]):
-            os._exit(NO_BATCH_LEFT)  # others compute what is left of the budget
+            os._exit(NO_BATCH_LEFT)  # its exit code tells the server that it has left, and others compute the rest
         if command.learning_rate is None:
             gradient = worker.gradient(indices[0])
         else:

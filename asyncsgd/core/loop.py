@@ -44,14 +44,14 @@ from asyncsgd.records.events import (
 
 @dataclasses.dataclass(frozen=True)
 class Looked:
-    """What those say who have looked at an evaluation."""
+    """What the user's callbacks answer when they have been shown an evaluation."""
 
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    """Theirs, by name."""
+    """Metrics of the callbacks, by name."""
     stopped_by: Mapping[str, str] | None = None
-    """Who asks that the run ends, under ``by``, and the ``reason``; None: nobody."""
+    """The callback that asks for the end of the run, under ``by``, and its ``reason``; None: none asks."""
     error: str | None = None
-    """What went wrong, of which the metrics then say nothing."""
+    """What went wrong in a callback; its metrics are then missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Sink:
     stop_requested: Callable[[], bool] = lambda: False
     """Looked at between events."""
     explain: Callable[[Work], str] = lambda work: ""
-    """Says why the loss of a work is no number, where that does not come from its parameters."""
+    """Says what is wrong with the batch of a work whose loss is not finite, e.g. that all its targets are ignored;
+    empty where the batch is right."""
     look: Callable[[Evaluation, Tensor, Tensor | None], Looked] | None = None
     """Is shown every evaluation, with the parameters and the running statistics that were evaluated."""
 
@@ -103,7 +104,8 @@ class Loop:
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False
-        """Whether an evaluation has begun and not ended; a state may be saved then."""
+        """Whether an evaluation has begun and not ended. A state that is saved meanwhile evaluates first when the run
+        goes on."""
         self._changed = False
         """Whether what is evaluated has changed since the last evaluation."""
 
@@ -134,7 +136,7 @@ class Loop:
             result = self._train(goes_on)
         if result is None or result.status == DONE:
             self._freeze()
-            if self._changed:  # it has not where an evaluation ended the run
+            if self._changed:  # nothing has changed where the run ended with an evaluation
                 result = self._evaluate(last=True)
         if result is None:
             result = Result(DONE)
@@ -145,7 +147,8 @@ class Loop:
     def _train(self, goes_on: bool) -> Result:
         """Handle events until the run is over."""
         with self.backend.running():
-            if self.backend.loses_flights or not goes_on:  # on a resume they left in `_go_on`
+            everybody_joins = self.backend.loses_flights or not goes_on
+            if everybody_joins:  # at the beginning, and on a resume where all have left in `_go_on`
                 for worker in self.backend.present:
                     self._tell(Joined(worker))
             while True:

@@ -33,16 +33,18 @@ class Work(Struct, gc=False):
     batches: tuple[Range, ...]
     """The ranges of its stream that these batches are."""
     point: Tensor | None
-    """`(P,)`, where it starts exactly, at `version`; to be read, not changed. None: at the parameters that its worker
-    finds when it begins. A backend that keeps versions puts these here."""
+    """`(P,)`, the parameters of `version`, at which the gradient is to be computed; to be read, not changed. None: at
+    the parameters that its worker finds when it begins. The virtual clock, which computes a gradient when it arrives,
+    keeps the parameters of its start here."""
     rate: float | None
     """The learning rate of local steps; None without them."""
     began: float
     """On the training clock, in seconds."""
     draw: int
-    """Index of the first time that is drawn for it: the batches that its worker was given before."""
+    """How many computing times were drawn for its worker before: one for each batch that it was given. Its own are the
+    next ones of the worker's stream."""
     drawn: float = 0.0
-    """On the virtual clock the seconds that its last step takes."""
+    """On the virtual clock the seconds that were drawn for its last step."""
     statistics: Tensor | None = None
     """The running statistics at `point`, `(S,)`, of a model that has some."""
 
@@ -60,7 +62,8 @@ class Pinned(Struct, frozen=True, gc=False):
 
 
 class Moved(Struct, frozen=True, gc=False):
-    """The running statistics after a gradient that may be used, and what decides how the server's follow them."""
+    """The running statistics of a worker's model after a gradient that may be used, and what decides how those of the
+    server follow them."""
 
     worker: int
     batches: tuple[Range, ...]
@@ -142,7 +145,7 @@ class Measured:
 
 
 class Nobody(Exception):
-    """Nothing will ever happen again; the message says why, and what to type."""
+    """No worker is left, or none will do anything any more; the message says why, and what to type."""
 
 
 class Method(Protocol):
@@ -169,7 +172,9 @@ class Method(Protocol):
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that take part. Where a backend `loses_flights`, they leave in this order after a resume."""
+        """The workers that take part. Where a backend `loses_flights`, they leave in this order after a resume: idle
+        ones first, so that none of them is started on what a busy one has given back, only to leave in turn.
+        """
 
     def extend(self) -> Step | None:
         """After a resume with a larger budget, start the workers that the old budget kept waiting; None: none wait."""
@@ -192,7 +197,8 @@ class Backend(Protocol):
 
     @property
     def loses_flights(self) -> bool:
-        """Whether gradients in flight are in no checkpoint. After a resume all workers then leave and join again."""
+        """Whether gradients that are in flight at a checkpoint must be computed again. Then all workers leave after a
+        resume, their batches are given back, and they join again."""
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context that is around all that happens after the first evaluation."""

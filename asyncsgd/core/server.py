@@ -44,7 +44,9 @@ CHUNK = 1 << 20
 
 
 class Server:
-    """Owns `parameters` and applies what its rule replies: the method of every run but those of peers.
+    """Owns `parameters` and applies what its rule replies.
+
+    It is the `Method` of every run but those of peers, whose rules know no server.
 
     Args:
         parameters: float32 `(P,)`; borrowed, changed in place by this object alone.
@@ -78,9 +80,22 @@ class Server:
     """
 
     KEPT = (
-        *("parameters", "num_samples", "view", "rule_acted", "rule_state", "_optimizer", "_batches", "_waiting"),
-        *("_draws", "_budget_cuts", "_read_versions", "_worker_of", "_without_terms", "_frozen"),
-        *("statistics", "_moved"),
+        "parameters",
+        "num_samples",
+        "view",
+        "rule_acted",
+        "rule_state",
+        "_optimizer",
+        "_batches",
+        "_waiting",
+        "_draws",
+        "_budget_cuts",
+        "_read_versions",
+        "_worker_of",
+        "_without_terms",
+        "_frozen",
+        "statistics",
+        "_moved",
     )
 
     def __init__(
@@ -128,13 +143,13 @@ class Server:
         self._moved: dict[int, Moved] = {}
         """By dispatch, of the gradients that have arrived and may still be used."""
         self._replica: tuple[int, Tensor] | None = None
-        """The worker that has just arrived, and the running statistics of its own model, `(S,)`."""
+        """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
         self._waiting: dict[int, Start | Pinned] = {}
         """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
         spent."""
         self._draws = [0] * num_workers
         self._budget_cuts = False
-        # One entry per dispatch, so a table method may use a dispatch as often as it likes.
+        # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
         self._read_versions = list[int]()
         self._worker_of = list[int]()
         self._without_terms: set[int] = set()
@@ -165,7 +180,8 @@ class Server:
 
     @property
     def cut_short(self) -> str | None:
-        """Why a run with a larger budget would have gone on otherwise; None where it would not."""
+        """Why a run cannot become longer from here: with a larger budget it would not have come to this state. None
+        where it would."""
         if not self._budget_cuts:
             return None
         if self.rule.in_rounds:
@@ -254,8 +270,11 @@ class Server:
         return Step(start, stop, stepped, event)
 
     def _repeat(self, work: Work) -> Start | Pinned:
-        """The same start again: at its old point if rule or worker chose that, else at the current parameters."""
-        if work.point is not None and (self.rule.exact_start or (self._local_steps and self._needs_points)):
+        """The same start again: at its old point if the rule asks for exact starts, or if the worker has parameters of
+        its own, as in elastic averaging; else at the current parameters.
+        """
+        has_own_parameters = self._local_steps and self._needs_points
+        if work.point is not None and (self.rule.exact_start or has_own_parameters):
             return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
         return self._at_points([Start(work.worker, work.num_local_steps)])[0]
 
@@ -277,7 +296,8 @@ class Server:
         if lost is not None:
             self._batches.give_back(lost.batches)
             if left.reason == STOPPED:
-                # The next gradient takes the time that was drawn for this one.
+                # The run goes on where it was stopped: the next gradient takes the time that was drawn for this one.
+                # A worker that was lost has spent that time.
                 self._draws[worker] -= lost.num_local_steps
         return self._membership("leave", worker, self.rule.leave(self.rule_state, worker, self.view), left.reason, lost)
 
@@ -368,7 +388,9 @@ class Server:
         return bool(self._present and self._starts and not self._waiting and self.num_samples < self._samples)
 
     def _frozen_in_all(self, uses: Sequence[int]) -> Collection[str]:
-        """The parameters that were frozen in all gradients of an update that have a loss term; each is used once."""
+        """The parameters that were frozen in all gradients of an update that have a loss term. What was frozen in a
+        gradient is forgotten with its first use: where a rule uses it again, from a table, nothing counts as frozen.
+        """
         with_terms = [dispatch for dispatch in uses if dispatch not in self._without_terms]
         return set.intersection(*[set(self._frozen.pop(dispatch, ())) for dispatch in with_terms])
 
@@ -475,7 +497,7 @@ class Server:
             if number < count:
                 self._budget_cuts = True
                 if not number:
-                    self._waiting.update([(left.worker, left) for left in starts[len(works) :]])
+                    self._waiting.update([(waiting.worker, waiting) for waiting in starts[len(works) :]])
                     break
             if self._local_steps:  # its own samples count as having arrived, as they do for a server's step
                 rate = self._schedule(self.num_samples + number * self._batch_size)
@@ -503,7 +525,8 @@ class Server:
         self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
         if self._writing is not None:
-            with self._writing(self.version - 1):  # whoever shares the parameters learns their version
+            # Who shares the parameters is to learn their version, which leaving this context publishes.
+            with self._writing(self.version - 1):
                 pass
 
 

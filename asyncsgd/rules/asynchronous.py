@@ -60,7 +60,9 @@ class Ringmaster(Rule):
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
         if not self.stops:
             return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
-        last_late = view.version + 1 - self.threshold  # read at this version or before: too late after this update
+        # After this update a gradient of version v has the delay version + 1 - v, which is to be below the threshold.
+        # Workers in flight stand in the order of their versions, the oldest first.
+        last_late = view.version + 1 - self.threshold
         late = list(itertools.takewhile(lambda item: item[1].version <= last_late, view.in_flight.items()))
         start = (arrival.worker, *[worker for worker, _ in late])
         abandon = tuple([flight.dispatch for _, flight in late])
@@ -166,7 +168,7 @@ Seconds = dict[int, tuple[int, float]]
 class Rescaled(Rule):
     """Apply every gradient at once with a learning rate in proportion to its worker's mean seconds.
 
-    s = tau_i mean_j(1 / tau_j), tau_i = mean seconds of worker i's gradients. A worker that is twice as slow arrives
+    s = T_i mean_j(1 / T_j), T_i = mean seconds of worker i's gradients. A worker that is twice as slow arrives
     half as often and steps twice as far, so every worker's objective has the same weight per second. The mean of the
     factors over arrivals is 1. Mahran et al., 2026 (arXiv 2605.13434); the normalisation is ours. Seconds are those
     recorded in the arrivals, so a replay computes the same factors.

@@ -90,8 +90,9 @@ class FixedDelay(Rule):
     stable iff 0 < eta lambda < 2 sin(pi / (2 (2 tau + 1))). With tau = 1 it is the weight version rule of PipeDream-2BW
     (Narayanan, Phanishayee, Shi, Chen, Zaharia: Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021).
 
-    tau + 1 gradients are outstanding (in flight or held) once the first tau + 1 have been started at x_0. So at a
-    constant learning rate no version depends on speeds or on the number of workers. At equal speeds tau + 1 workers are
+    tau + 1 gradients are outstanding (in flight or held) once the first tau + 1 have been started at x_0. So no version
+    depends on speeds or on the number of workers, if the learning rate is constant: a schedule counts the samples that
+    have arrived, and who is fast lets more of them wait. At equal speeds tau + 1 workers are
     never idle, and additional workers would be.
 
     Args:
@@ -116,7 +117,7 @@ class FixedDelay(Rule):
         state.outstanding = [
             entry for entry in state.outstanding if entry.worker != worker or entry.gradient is not None
         ]
-        if not view.workers:  # nobody brings the missing gradients any more, so those held get no older
+        if not view.workers:  # nobody brings the gradients that are missing in front of those that are held
             return Reply()
         return self.resume(state, view)
 
@@ -129,7 +130,11 @@ class FixedDelay(Rule):
         return self.resume(state, view)
 
     def resume(self, state: Queue, view: View) -> Reply:
-        """Apply the oldest if it is due, and let the next start see exactly that version."""
+        """Apply the oldest if it is due, and let the next start see exactly that version.
+
+        The step frees one place. Who takes it must start before the next gradient is applied, so one gradient is
+        applied a reply, and `again` asks for the next one.
+        """
         if not self._due(state):
             start = self._fill(state)
             return Reply(start=start, again=self._due(state))

@@ -32,7 +32,7 @@ class Synchronous(Collecting):
     """
 
     in_rounds: ClassVar[bool] = True
-    moves_by_first_batch: ClassVar[bool] = True
+    moves_by_first_batch: ClassVar[bool] = True  # as DistributedDataParallel, which this rule equals
 
 
 def _stopping_everybody(reply: Reply, view: View) -> Reply:

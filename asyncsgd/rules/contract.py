@@ -4,7 +4,8 @@ A rule is a frozen dataclass of hyperparameters. It sees values only, all of the
 arrivals: no clock, no random generator, no process group, no model. So one and the same object decides on real
 processes, on a virtual clock and in a replay.
 
-Shapes: P parameters (gaps of the flat vector included), N workers.
+Shapes: P elements of the flat vector, which holds all parameters one behind the other, with gaps that align them; N
+workers.
 
 What a class names in `KEPT` stands in checkpoints; see `asyncsgd.core.state`.
 """
@@ -47,8 +48,8 @@ class Arrival(Struct, frozen=True, gc=False):
     dispatch: int
     """Number of this gradient: the server counts up, over all workers, each time it starts one."""
     read_version: int
-    """The version at which it was computed. It may be newer than its `version` in `View.in_flight`, which is the
-    server's when it started.
+    """The version of the parameters that the worker has read. It is at least the version at which the server had
+    dispatched the gradient, which `View.in_flight` has, and is higher where others were applied before the read.
     """
     gradient: Tensor
     """`(P,)`, mean over the batch's loss terms; in rules with `local_steps` the pseudo-gradient, start minus end. It is
@@ -127,8 +128,8 @@ class Reply(Struct, frozen=True, gc=False):
     """What the server is to do, in this order: step, abandon, start. `msgspec.structs.replace` changes one."""
 
     direction: Tensor | None = None
-    """One optimizer step along it, `version` + 1; `(P,)`, read-only, may alias the rule's state or the arrival's
-    slot.
+    """One optimizer step along it, `version` + 1; `(P,)`, read-only, may share memory with the rule's state or
+    with the arrival's gradient.
     """
     learning_rate_factor: float = 1.0
     """For this step only. A factor on the *gradient* belongs in `direction`: under AdamW the two differ."""
@@ -176,8 +177,8 @@ class Rule(Named):
     starts its worker again, and the rule does not hear of it.
     """
     moves_by_first_batch: ClassVar[bool] = False
-    """Of the gradients of a step, that of the first batch alone moves the model's running statistics. By default all of
-    them do, one after the other.
+    """Running statistics, as of BatchNorm, follow one gradient of a step: that of the lowest batch, as torch's DDP has
+    those of rank 0 alone. By default they follow all gradients of a step, one after the other.
     """
     in_rounds: ClassVar[bool] = False
     """All workers of a round start together, and one step takes all their gradients. No batches beyond a budget in
@@ -315,7 +316,7 @@ class Collecting(Rule):
 
     def fire(self, state: Any, view: View) -> Reply:
         """The step along what is held, if it is enough; nothing if not."""
-        # Where nobody is in flight, the round is complete or no batches are left: either way what is held is used.
+        # Where nobody is in flight nothing more will come: the round is complete, or no batches are left.
         if not len(state) or (view.in_flight and len(state) < self.enough(view)):
             return Reply()
         mean, uses = state.take()

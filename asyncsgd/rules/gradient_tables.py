@@ -63,11 +63,14 @@ class Mean:
 
 @dataclasses.dataclass
 class Tables:
-    """This round's means, the next round's, and who has still to update; nobody has in the first phase."""
+    """What has been collected of every worker."""
 
     now: dict[int, Mean]
+    """The means of this round."""
     following: dict[int, Mean]
+    """Those of the next round."""
     to_update: set[int]
+    """The workers whose update of this round is still to come; empty while gradients are collected."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,7 +115,8 @@ class AsyncLocalSGD(Rule):
         every N-th arrival:   m <- beta m + D / N,   x <- x - eta ((1 - c N + c) beta m + d / N),   D <- 0
         the others:           x <- x - eta (c beta m + d / N)
 
-        DyLU:   H_i = max(1, floor(H v_i / max_j v_j)),   v_i = local steps per second of worker i's last arrival
+        dynamic local updates (DyLU):
+        H_i = max(1, floor(H v_i / max_j v_j)),   v_i = local steps per second of worker i's last arrival
 
     So the momentum is that of whole blocks of N arrivals (Delayed Nesterov), and workers of unequal speeds return at
     about the same time. N = 1 is an outer Nesterov optimizer on every arrival. With c = 0 and N > 1 a block's
@@ -218,7 +219,7 @@ class FedBuff(Rule):
     def arrive(self, state: Buffer, arrival: Arrival, view: View) -> Reply:
         delay = view.version - arrival.read_version
         factor = self.server_learning_rate * float((1 + delay) ** -self.exponent)
-        if not state.uses:
+        if not state.uses:  # not when it is emptied: the direction of that step is this very tensor
             state.total.zero_()
         state.total.add_(arrival.gradient, alpha=factor / self.buffer)
         state.uses.append(arrival.dispatch)
@@ -276,7 +277,8 @@ class Downpour(Rule):
         offset = None
         state[worker] = (state[worker] + self.n_push) % self.n_fetch
         if state[worker]:
-            # Its own parameters, start minus gradient, seen from the server's after this step, x minus gradient.
+            # It goes on at its own parameters: (start - gradient) - (x - gradient) away from the server's after this
+            # step.
             offset = arrival.start_point - view.parameters
         return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(worker, self.n_push, offset),))
 

@@ -152,7 +152,7 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
 
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """The loop, where the run goes on from."""
-    live.stop_requested.at_step()  # the first evaluation is a step too
+    live.stop_requested.at_step()  # the first evaluation begins: it is a step of which the length is watched
     sink = Sink(
         live.record,
         live.saver,
@@ -217,7 +217,7 @@ def _train_virtual(live: Live, board: World | None) -> Result:
     )
     method = _method(live, live.flat.parameters, lambda: heap.now)
     result = _loop(live, method, heap).run()
-    _ = method.parameters  # of peers the mean, where the run has its parameters
+    _ = method.parameters  # of peers: this writes their mean to where the run has its parameters
     return result
 
 
@@ -371,6 +371,7 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
     num_workers = len(ranks.replica.speakers)
     rule: Rule | None = None
     if runtime.has_two_versions:
+        # 2BW: two groups of micro-batches are under way, as gradients of two asynchronous workers would be.
         rule = Asynchronous()
         num_workers = 2
         ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)

@@ -162,7 +162,7 @@ def carry_out(
             ):
                 result = execute(opened, board)
             if live.saver is not None:
-                live.saver.finish()  # here, where it can be left
+                live.saver.finish()  # within the listener, so that a second signal can end this wait too
             return result, None
         except UsageError as error:
             summary = run.summary() | {"status": FAILED, "message": str(error)} | shown.finish(FAILED)
@@ -226,7 +226,7 @@ def _advised(live: Live, result: Result) -> Result:
     """Where memory was out after a checkpoint, what to type to go on from there."""
     folder = live.record.folder
     if live.facts["normalises_over_batch"]:
-        return result  # it does not go on in other parts
+        return result  # such a model goes on with the same number of micro-batches only
     if OUT_OF_MEMORY not in result.message or folder is None or not any(folder.path.glob("checkpoints/*.json")):
         return result
     parts = min(2 * live.run.micro_batches, live.run.task.batch_size)
