@@ -183,9 +183,8 @@ def test_ranks_in_step_find_each_other_where_a_hosts_own_name_is_of_no_use(flags
         assert [summary_of(two)[key] for key in ("status", "mode", "num_workers")] == ["DONE", "sync", 3]
         assert "host 1 of 2: ranks 1 to 2; 10.99.0.1 leads, and has the run's folder" in two.said(1)
         assert two.said(1).count("from rank 0 (") == 2  # rows and tokenizer
-        (two.folders[1] / "run").mkdir()
-        shutil.copy(two.folders[0] / "run" / "settings.yaml", two.folders[1] / "run")
-        started = two.torchrun(SCRIPT, "--resume", "run", "--samples", "128", workers=(1, 2))
+        resumed = ["--mode", "sync", "--resume", "run", "--samples", "128"]
+        started = two.torchrun(SCRIPT, *resumed, workers=(1, 2))
         codes = [two.ended(process) for process in started]
         assert codes == [0, 0], two.said(0) + two.said(1)
         assert [summary_of(two)[key] for key in ("status", "num_samples")] == ["DONE", 128]

@@ -8,12 +8,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec import Struct
 
 from asyncsgd.backends.copies import listed
 from asyncsgd.backends.hosts import Host, Member, Signs
@@ -30,7 +31,8 @@ from asyncsgd.records.console import say
 from asyncsgd.run.execute import Notice, found_by, with_found
 from asyncsgd.run.finish import began_from, began_with
 from asyncsgd.run.run import Run
-from asyncsgd.run.written import values_of
+from asyncsgd.run.written import Given, run_of_values, values_of
+from asyncsgd.settings.yaml_reader import TASK
 from asyncsgd.worker.profile import hardware
 
 
@@ -49,12 +51,24 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
     return Begin(_settings_of(run), began_from(run, facts), found, tuple(folders), run.micro_batches, run.moving)
 
 
-def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoReturn:
+class Here(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the first rank of a host tells its other ranks."""
+
+    settings: dict[str, Any]
+    """Of rank 0."""
+    places: dict[str, str]
+    """Where this host has the folders of rank 0, by their paths there."""
+
+
+def follow_leader(
+    run: Run, launch: Launch, context: ForkServerContext, typed: Collection[str] = frozenset()
+) -> NoReturn:
     """Take part in the run that rank 0 on another host leads, and end the process.
 
     Args:
         run: as this host has understood it; not prepared.
         context: a fork server.
+        typed: see `as_led`.
     """
     end_with_launcher(leads=False)
     place = Host.of_torchrun(launch)
@@ -64,7 +78,7 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
         member = _member(run, place, token_of(run.output))
         notice = member.told()
         try:
-            check_settings(run, notice)
+            run = as_led(run, notice.settings, typed)
             places = member.places_of(notice.folders, run.cache, say)
             run = prepared_as(run, notice, places)
         except (RunError, UsageError, OSError, ValueError) as error:
@@ -85,17 +99,20 @@ def follow_leader(run: Run, launch: Launch, context: ForkServerContext) -> NoRet
     os._exit(0)
 
 
-def follow(run: Run, launch: Launch) -> NoReturn:
+def follow(run: Run, launch: Launch, typed: Collection[str] = frozenset()) -> NoReturn:
     """Be a rank other than 0 of ranks in step: wait for what rank 0 has prepared, do its part, and end the process.
 
     Args:
         run: as this rank has understood it; not prepared.
+        typed: see `as_led`.
     """
     end_with_launcher(leads=False)
     board = World.of_torchrun()
     places: Mapping[str, str] = {}
     if launch.several_hosts and launch.rank != launch.local_rank:
-        places = _places_on_this_host(run, launch, board)
+        here = _told_on_this_host(run, launch, board, typed)
+        run = as_led(run, here.settings, typed)
+        places = here.places
     try:
         notice = msgspec.json.decode(board.get("run"), type=Notice)
         task = with_found(run.task, notice.found)
@@ -110,9 +127,9 @@ def follow(run: Run, launch: Launch) -> NoReturn:
     serve_rank(run.at(board.rank), resume, board)
 
 
-def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str, str]:
-    """Where another host than that of rank 0 has the folders that rank 0 has prepared. Its first rank sees to it that
-    they are there, and tells the others.
+def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection[str]) -> Here:
+    """What the ranks of another host than that of rank 0 have to know. Its first rank hears it from rank 0, sees to it
+    that the folders that rank 0 has prepared are there, and tells the others.
 
     Raises:
         RunError: if rank 0 is gone, or this host has another run.
@@ -124,14 +141,14 @@ def _places_on_this_host(run: Run, launch: Launch, board: World) -> Mapping[str,
         member = _member(run, place, TRUSTED)
         notice = member.told()
         try:
-            check_settings(run, notice)
+            as_led(run, notice.settings, typed)
             places = member.places_of(notice.folders, run.cache, say)
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
             raise RunError(str(error)) from error
-        board.put(name, msgspec.json.encode(places))
+        board.put(name, msgspec.json.encode(Here(notice.settings, places)))
         member.answer(Prepared())
-    return msgspec.json.decode(board.get(name), type=dict[str, str])
+    return msgspec.json.decode(board.get(name), type=Here)
 
 
 def _introduce(place: Host, what: str) -> None:
@@ -148,20 +165,35 @@ def _member(run: Run, place: Host, token: bytes) -> Member:
     return Member(place, token, run.output.interface, signs, hardware(run.device))
 
 
-def check_settings(run: Run, notice: Begin) -> None:
-    """Refuse another run than that of rank 0.
+def as_led(run: Run, settings: Mapping[str, Any], typed: Collection[str]) -> Run:
+    """This host's run, if it has the settings of rank 0.
+
+    Where it goes on from a folder that this host has no copy of, the settings that were not typed are those of rank 0.
+
+    Args:
+        run: as this host has understood it.
+        settings: of rank 0, without the parts of a batch.
+        typed: names of the settings that this host was given.
 
     Raises:
         RunError: naming what differs.
     """
     ours = _settings_of(run)
+    folder = run.output.resume
+    lacks_folder = folder is not None and not (Path(folder) / "settings.yaml").is_file()
+    if lacks_folder:
+        ours = {name: value for name, value in ours.items() if name in typed or name == TASK}
+        ours = {**settings, **ours}
     different = [
-        f"{name} {notice.settings.get(name)} -> {ours.get(name)}"
-        for name in {**notice.settings, **ours}
-        if notice.settings.get(name) != ours.get(name)
+        f"{name} {settings.get(name)} -> {ours.get(name)}"
+        for name in {**settings, **ours}
+        if settings.get(name) != ours.get(name)
     ]
     if different:
         raise RunError(f"it was started with other settings ({', '.join(different)}); type the same on every host")
+    if lacks_folder:
+        return run_of_values(settings, Given(task=type(run.task)), run.output)
+    return run
 
 
 def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:

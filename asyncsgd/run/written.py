@@ -169,6 +169,19 @@ def run_of_folder(folder: Path, given: Given, changes: Mapping[str, Any] = Mappi
         UsageError: if the settings cannot be read, or what they do not hold is not given.
     """
     values = {**settings_of_training(folder), **changes}
+    return run_of_values(values, given, Output(cache_dir=given.cache))
+
+
+def run_of_values(values: Mapping[str, Any], given: Given, output: Output) -> Run:
+    """The run of settings as `values_of` has them. It is not prepared.
+
+    Args:
+        output: where it is written.
+
+    Raises:
+        UsageError: if what the settings do not hold is not given.
+    """
+    values = dict(values)
     rule = given.rule
     optimizer = given.optimizer
     if rule is None and values.get("rule", "") is None:
@@ -199,7 +212,7 @@ def run_of_folder(folder: Path, given: Given, changes: Mapping[str, Any] = Mappi
         if name_of_shape(shape) != schedule:
             say(f"note   the run's schedule was {schedule}, and {name_of_shape(shape)} was given")
         groups["optimization"] = named_after(groups["optimization"], shape)
-    settings = Common(**groups, output=Output(cache_dir=given.cache))
+    settings = Common(**groups, output=output)
     name = str(values.get(EXPERIMENT, "train"))
     task = read_task(values, given.task)
     return run_of(name, settings, task=task, rule=rule, optimizer=optimizer, shape=shape)

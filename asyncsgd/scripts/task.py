@@ -47,7 +47,8 @@ class TaskScript:
             return 0
         typed = self.typed or Typed.of_script(f"{self.name}.py")
         description = self.description or (self.kind.__doc__ or "").partition("\n")[0]
-        parsed = self.flags.parse(argv, prog=typed.prog, description=description, examples=self.examples)
+        is_led = os.environ.get("GROUP_RANK", "0") != "0"  # torchrun's number of this host
+        parsed = self.flags.parse(argv, prog=typed.prog, description=description, examples=self.examples, is_led=is_led)
         settings, launch = adapt(parsed, self.flags)
         if (rules := values_of(argv, "--rule")) and settings.job.mode in ("sync", "pipeline"):
             # Of a file it may be the default that a synchronous run has written down.
@@ -67,7 +68,7 @@ class TaskScript:
 
             fork_server_here = fork_server(model, *kind.preload, *self.kind.preload)
             go_offline_of(settings)
-            follow_leader(run_of(self.name, settings), launch, fork_server_here)
+            follow_leader(run_of(self.name, settings), launch, fork_server_here, parsed.given)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -76,7 +77,7 @@ class TaskScript:
             from asyncsgd.run.other_host import follow
             from asyncsgd.run.run import run_of
 
-            follow(run_of(self.name, settings), launch)
+            follow(run_of(self.name, settings), launch, parsed.given)
         announce(settings, launch)
         context = None
         if not kind.in_one_process and launch.starts_workers(has_server=kind.has_server):

@@ -485,11 +485,14 @@ class Flags:
         config.add_argument("-h", "--help", action="help", help="print this and exit")
         return parser
 
-    def parse(self, argv: Sequence[str], *, prog: str, description: str, examples: str) -> Parsed:
+    def parse(self, argv: Sequence[str], *, prog: str, description: str, examples: str, is_led: bool = False) -> Parsed:
         """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings.
 
         ``none`` as the value of a flag takes a file's value back, where the setting may be left open. ``--help``,
         ``--version`` and ``--print-config`` print to stdout and exit with code 0; of several ranks, all do.
+
+        Args:
+            is_led: whether this is not the host of rank 0, which alone needs the folder of ``--resume``.
 
         Raises:
             UsageError: for everything the user has to type differently.
@@ -516,7 +519,14 @@ class Flags:
         if config is None and "resume" in typed:
             config = Path(str(typed["resume"])) / "settings.yaml"  # flags must agree with it, see `run.choose_folder`
             if not config.is_file():
-                raise UsageError(f"--resume {typed['resume']} is not a run folder: it has no settings.yaml")
+                if not is_led:
+                    raise UsageError(f"--resume {typed['resume']} is not a run folder: it has no settings.yaml")
+                if "mode" not in typed:
+                    raise UsageError(
+                        f"this host has no {config}, so rank 0 tells it the settings, and has to be asked in the way "
+                        f"of the mode; type --mode async or --mode sync, as the run had it"
+                    )
+                config = None
         values = ({} if config is None else self.load_yaml(config)) | typed
         try:
             settings = self.make(values)

@@ -4,6 +4,7 @@ Workers are threads of this process on a real worker's end."""
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import hmac
 import multiprocessing
@@ -53,10 +54,12 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
 from asyncsgd.run.finish import began_with
-from asyncsgd.run.other_host import begin_of, check_settings, prepared_as
+from asyncsgd.run.other_host import as_led, begin_of, prepared_as
 from asyncsgd.run.run import run_of
 from asyncsgd.run.runtimes import Processes
+from asyncsgd.run.written import values_of
 from asyncsgd.settings.groups import Budget, Common, Output, Steps
+from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks.base import encode_sums
 
 TIMEOUT = 60.0
@@ -566,13 +569,33 @@ def test_another_host_takes_part_in_the_same_run_alone():
     """What differs is named: settings, data, and the parameters that training begins with."""
     notice = begin_with(run_with(Plane()))
     assert prepared_as(run_with(Plane()), notice, {}).task == Plane()
-    check_settings(run_with(Plane()), notice)
+    run = run_with(Plane())
+    assert as_led(run, notice.settings, ()) is run
     with pytest.raises(RunError, match=r"other settings \(weight_decay 0.01 -> 0.1\); type the same on every host"):
-        check_settings(run_with(Plane(), weight_decay=0.1), notice)
+        as_led(run_with(Plane(), weight_decay=0.1), notice.settings, ())
     for what in ("data", "initial parameters"):
         other = msgspec.structs.replace(notice, began_from=notice.began_from | {what: "0123456789abcdef"})
         with pytest.raises(RunError, match=f"it has other {what} than rank 0 \\(0123456789ab -> "):
             prepared_as(run_with(Plane()), other, {})
+
+
+def test_a_host_without_the_folder_of_a_run_that_goes_on_takes_the_settings_that_it_was_not_given(tmp_path):
+    leads = run_with(Plane(), weight_decay=0.3)
+    settings = begin_with(leads).settings
+    output = Output(resume=str(tmp_path / "run"), interface="lo")
+    here = dataclasses.replace(run_with(Plane()), output=output)
+    words = ["--resume", output.resume, "--mode", "async"]
+    typed = task_flags(Plane).parse(words, prog="train.py", description="", examples="", is_led=True).given
+    assert typed == {"resume", "mode"}
+    led = as_led(here, settings, typed)
+    assert values_of(led) == values_of(leads)
+    assert led.output == output
+    with pytest.raises(RunError, match=r"other settings \(weight_decay 0.3 -> 0.01\)"):
+        as_led(here, settings, {"weight_decay"})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.yaml").write_text("")
+    with pytest.raises(RunError, match=r"other settings \(weight_decay 0.3 -> 0.01\)"):
+        as_led(here, settings, ())  # it has read the settings of the folder that it has
 
 
 @pytest.mark.parametrize(
