@@ -141,16 +141,23 @@ for script in sys.argv[1:]:
     subprocess.run([sys.executable, "-c", program, *scripts, *commands], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("line", ["--help", "train --help", "train masked_lm --help", "train causal_lm --help"])
-def test_help_at_the_door_waits_for_no_package(line):
+OF_TASKS = [f"train {task} {typed}" for task in asyncsgd.tasks.TASKS for typed in ("--help", "--modee async")]
+OF_TASKS.append("train classification --labels multi --score f1")
+
+
+@pytest.mark.parametrize("line", ["--help", "train --help", "trian", "train --hepl", *OF_TASKS])
+def test_help_and_a_mistake_at_the_door_wait_for_no_package(line):
     program = "\n".join(
         [
             "import contextlib, io, sys",
             "from asyncsgd.__main__ import main",
-            "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:",
-            "    main(sys.argv[1:])",
-            "assert '_lm' in printed.getvalue()",
-            "heavy = {'torch', 'transformers', 'numpy', 'msgspec', 'psutil', 'yaml', 'importlib.metadata'}",
+            "printed = io.StringIO()",
+            "with contextlib.suppress(SystemExit):",
+            "    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):",
+            "        main(sys.argv[1:])",
+            "text = printed.getvalue()",
+            "assert ('error: ' in text) if '--help' not in sys.argv else ('_lm' in text or '--seq-len' in text)",
+            "heavy = {'torch', 'transformers', 'numpy', 'msgspec', 'psutil', 'yaml', 'importlib.metadata', '_hashlib'}",
             "assert not heavy & set(sys.modules)",
         ]
     )

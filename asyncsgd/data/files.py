@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.data.folders import SIDES, splits_of, told
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.settings.groups import BUILT_IN, PAIRS
 from asyncsgd.settings.numbers import shortened
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ ALWAYS_UNPACKED = 2**20
 refused. Text packs to a third or a thirtieth of its size."""
 MOST_LINE_ENDS = 10
 """If a field of a table has more line ends, its quotation mark is taken for one that nobody closed."""
-PAIRS = "pydocs:pairs"
-BUILT_IN = ("pydocs", PAIRS)
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 Rows = list[tuple[str, tuple[Any, ...]]]

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncsgd.data.files import PAIRS, Source
+from asyncsgd.data.files import Source
 from asyncsgd.data.pydocs import package_versions
 from asyncsgd.data.pydocs_pairs import LABELS as PAIR_LABELS
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.settings.groups import PAIRS
 
 Names = Sequence[str] | None
 """The names that belong to numbers as labels; None where labels are their own names."""

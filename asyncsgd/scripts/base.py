@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -85,6 +84,7 @@ def run_script(
             print("interrupted" + "; the same command goes on from here" * goes_on, file=sys.stderr)
             return 130
     if ends_with_process and os.environ.get("WORLD_SIZE", "1") != "1":
+        import shutil
         from multiprocessing import util
 
         sys.stdout.flush()

@@ -58,6 +58,9 @@ ENCODING = "of the data's text files, e.g. latin-1"
 QUOTING = "standard: a quotation mark around a field of a .csv or .tsv file is no part of it; none: it is a character"
 QUOTING_UNSET = "standard for .csv, none for .tsv"
 """Help of settings that tasks on files have."""
+PAIRS = "pydocs:pairs"
+BUILT_IN = ("pydocs", PAIRS)
+"""What ``--data`` calls the built-in documentation: its texts, and pairs of them."""
 TRAINED_HERE: tuple[str, ...] = ("tiny", "small", "tiny-distilbert")
 """The models that are made here and read text in both directions, by what ``--model`` calls them."""
 BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting each text by itself"

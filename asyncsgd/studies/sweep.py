@@ -24,12 +24,12 @@ from typing import Any
 
 import msgspec
 
-from asyncsgd.data.files import BUILT_IN
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import read_summary
+from asyncsgd.settings.groups import BUILT_IN
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.studies.arms import Arm, resolve, valid
 from asyncsgd.studies.chain import Tuned

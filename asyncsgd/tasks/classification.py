@@ -22,26 +22,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
-from asyncsgd.data.corpora import LABELLED, Corpus, Kind
-from asyncsgd.data.documents import Documents
-from asyncsgd.data.files import BUILT_IN, PAIRS
-from asyncsgd.data.tokens import Samples, encodings_of, pad, pair_rows
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of, setting
-from asyncsgd.settings.groups import OF_TRANSFORMERS, Defaults
-from asyncsgd.tasks import hatecheck
+from asyncsgd.settings.groups import BUILT_IN, OF_TRANSFORMERS, PAIRS, Defaults
 from asyncsgd.tasks.base import Directions, Sums, to_device
 from asyncsgd.tasks.heads import Labels
-from asyncsgd.tasks.labelled_rows import LabelledRows, texts_of
 from asyncsgd.tasks.labelled_task import LabelledTask
-from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 
-if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus, Kind
+    from asyncsgd.data.documents import Documents
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
+    from asyncsgd.tasks.text_batches import Batch, Draw
 
 
 def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -52,6 +48,8 @@ def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     >>> inverse_frequency([1, 3]).tolist()
     [2.0, 0.6666666666666666]
     """
+    import numpy as np
+
     counts = np.asarray(counts, dtype=np.float64)
     occurring = counts > 0
     mean_count = counts.sum() / max(occurring.sum(), 1)
@@ -151,6 +149,11 @@ class Classification(LabelledTask):
         return self.second_column is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a row is a single text with one label."""
+        return self.labels == "single" and not self.is_pair
+
+    @property
     def second_column(self) -> str | None:
         """The column of the second text; None where texts are single."""
         return "text_pair" if self.data_name == PAIRS else self.text_pair_column
@@ -172,12 +175,15 @@ class Classification(LabelledTask):
         if self.second_column is not None:
             columns[self.second_column] = "--text-pair-column"
             num_columns += 1
-        if len(columns) < num_columns and self.row_kind() is not LABELLED:
+        if len(columns) < num_columns and not self.is_plain:
             raise UsageError(f"a column is named twice; the columns of texts and labels are {', '.join(columns)}")
         return columns
 
     def row_kind(self) -> Kind:
-        if self.labels == "single" and not self.is_pair:
+        from asyncsgd.data.corpora import LABELLED
+        from asyncsgd.tasks.labelled_rows import LabelledRows
+
+        if self.is_plain:
             return LABELLED
         rows = LabelledRows(self.is_pair, self.labels, self.label_separator, self.label_columns)
         return rows.kind()
@@ -193,10 +199,15 @@ class Classification(LabelledTask):
     def check_names(self) -> None:
         super().check_names()
         if self.hatecheck is not None:
-            hatecheck.load_hatecheck(self.hatecheck)
+            from asyncsgd.tasks.hatecheck import load_hatecheck
+
+            load_hatecheck(self.hatecheck)
 
     def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
         if self.is_pair:
+            from asyncsgd.data.documents import Documents
+            from asyncsgd.tasks.labelled_rows import texts_of
+
             texts: list[str] = []
             for pair in corpus.train.texts:
                 texts += texts_of(pair)
@@ -206,7 +217,9 @@ class Classification(LabelledTask):
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         hateful: Sequence[int] = ()
         if self.hatecheck is not None:
-            hateful = hatecheck.hateful_labels(self.hatecheck_positive, corpus)
+            from asyncsgd.tasks.hatecheck import hateful_labels
+
+            hateful = hateful_labels(self.hatecheck_positive, corpus)
         if self.labels == "number":
             return {"labels": (self.label_column,), "counts": (), "hateful": hateful}
         labels = corpus.labels
@@ -217,11 +230,14 @@ class Classification(LabelledTask):
         return {"labels": labels, "counts": counts, "hateful": hateful}
 
     def rows_depend_on(self) -> Sequence[object]:
-        if self.labels == "single" and not self.is_pair:
+        if self.is_plain:
             return ()
         return (self.labels, self.is_pair)
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
+        from asyncsgd.data.tokens import Samples, pair_rows
+        from asyncsgd.tasks.labelled_rows import texts_of
+
         documents = corpus.train if side == "train" else corpus.eval
         labels = self._label_values(corpus, documents)
         if not self.is_pair:
@@ -239,6 +255,8 @@ class Classification(LabelledTask):
 
     def _label_values(self, corpus: Corpus, documents: Documents) -> np.ndarray:
         """The labels of some documents as batches have them, int64 or float32; 0 where none is known."""
+        import numpy as np
+
         if self.labels == "number":
             values = [float(label or 0) for label in documents.labels]
             return np.array(values, dtype=np.float32)
@@ -253,6 +271,8 @@ class Classification(LabelledTask):
         return has_label
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        import numpy as np
+
         labels = self.known["labels"]
         word = "pairs" if self.is_pair else "texts"
         notes = [self._labels_in_words(train), *corpus.notes]
@@ -325,6 +345,8 @@ class Classification(LabelledTask):
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
 
+        from asyncsgd.data.tokens import pad
+
         batch = self.padded(samples, numbers)
         labels = samples.values["labels"][numbers]
         batch["labels"] = torch.from_numpy(labels)
@@ -357,7 +379,12 @@ class Classification(LabelledTask):
         written = super().final(model)
         if self.hatecheck is None:
             return {"hatecheck": None, **written}
+        import numpy as np
         from transformers import AutoTokenizer
+
+        from asyncsgd.data.tokens import Samples
+        from asyncsgd.tasks import hatecheck
+        from asyncsgd.tasks.text_batches import EvaluationBatches
 
         cases = hatecheck.load_hatecheck(self.hatecheck)
         tokenizer = AutoTokenizer.from_pretrained(self.known["tokenizer"], trust_remote_code=False)
@@ -376,11 +403,17 @@ class Classification(LabelledTask):
 
 def _beginnings(texts: Sequence[str], tokenizer: Any, seq_len: int) -> list[np.ndarray]:
     """The ids of the first `seq_len` tokens of each text, int32."""
+    import numpy as np
+
+    from asyncsgd.data.tokens import encodings_of
+
     return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings_of(texts, tokenizer, seq_len)]
 
 
 def _single_texts(pairs: Documents) -> set[str]:
     """The texts of pairs, without the empty text."""
+    from asyncsgd.tasks.labelled_rows import texts_of
+
     texts: set[str] = set()
     for pair in pairs.texts:
         texts.update(texts_of(pair))

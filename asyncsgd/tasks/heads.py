@@ -19,13 +19,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Directions
 from asyncsgd.tasks.predictions import Said
 
-if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is not to wait for torch
+if TYPE_CHECKING:  # tasks name their kind of labels in a flag, and --help is not to wait for torch and numpy
+    import numpy as np
     from torch import Tensor
 
     from asyncsgd.tasks.base import Batch, Sums
@@ -128,6 +127,8 @@ class SingleLabel(Head):
         return true
 
     def truth_of(self, labels: np.ndarray, num_labels: int) -> np.ndarray:
+        import numpy as np
+
         return np.bincount(labels, minlength=num_labels)
 
     def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
@@ -219,6 +220,8 @@ class Number(Head):
         return errors.square()
 
     def sums(self, logits: Tensor, batch: Batch) -> Sums:
+        import numpy as np
+
         num_rows = int(batch["num_rows"])
         rows = batch["rows"].cpu().numpy()
         numbers = logits.float().squeeze(-1)
@@ -235,8 +238,8 @@ class Number(Head):
     def metrics(self, sums: Sums, positive: int | None) -> Metrics:
         predicted = sums["predicted"]
         true = sums["true"]
-        squared_errors = np.square(predicted - true)
-        error = float(squared_errors.mean())
+        errors = predicted - true
+        error = float((errors * errors).mean())
         metrics: Metrics = {
             "pearson": _correlation("pearsonr", predicted, true),
             "spearman": _correlation("spearmanr", predicted, true),
@@ -252,7 +255,7 @@ class Number(Head):
         return labels
 
     def undefined(self, truth: np.ndarray, positive: int | None) -> Mapping[str, str]:
-        if np.ptp(truth) > 0:
+        if truth.max() > truth.min():
             return {}
         return dict.fromkeys(("pearson", "spearman"), "all texts to score on have one number")
 
@@ -262,6 +265,8 @@ def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> float | 
 
     It is None where the predictions leave it undefined: they are one number for all, or some are not finite.
     """
+    import numpy as np
+
     if not np.isfinite(predicted).all():
         return None
     is_constant = np.ptp(predicted) == 0 or np.ptp(true) == 0

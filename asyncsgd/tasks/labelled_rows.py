@@ -15,9 +15,9 @@ from typing import Any
 
 from asyncsgd.data.corpora import Kind
 from asyncsgd.data.documents import without_surrogates
-from asyncsgd.data.files import PAIRS
 from asyncsgd.data.labels import NO_LABEL, Names, label_name
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.groups import PAIRS
 from asyncsgd.tasks.heads import Labels
 
 NONE_OF_COLUMN = ("0", "0.0", "False", "false")

@@ -10,11 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-import numpy as np
-
-from asyncsgd.data.corpora import Corpus, load_corpus
-from asyncsgd.data.evaluation_sets import MAIN
-from asyncsgd.data.tokens import Samples
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import (
     ENCODING,
@@ -33,13 +28,16 @@ from asyncsgd.settings.groups import (
 from asyncsgd.tasks.base import Directions, Sums, found, to_device
 from asyncsgd.tasks.heads import HEADS, Head, Labels
 from asyncsgd.tasks.predictions import Said, write_predictions
-from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 from asyncsgd.tasks.text_task import TextTask, side_of
 
-if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
+    from asyncsgd.tasks.text_batches import Batch, Draw, EvaluationBatches
 
 START = "a run of a task with an encoder, a saved model, a name on the Hub, or tiny or small (random weights)"
 """Help of `model_name` where the model is an encoder with a new head."""
@@ -101,6 +99,8 @@ class HeadTask(TextTask):
         return load_model(model, len(tokenizer), loaded_by, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
     def tests(self, number: int) -> Mapping[str, EvaluationBatches]:
+        from asyncsgd.tasks.text_batches import EvaluationBatches
+
         held_out = self.samples(side_of(number))
         numbered = functools.partial(self.numbered, number)
         batches = EvaluationBatches(numbered, held_out, self.test_rows(held_out))
@@ -166,6 +166,8 @@ class LabelledTask(HeadTask):
         return self.scored.loss_unit
 
     def read(self, cache: Path) -> Corpus:
+        from asyncsgd.data.corpora import load_corpus
+
         return load_corpus(
             str(self.data_name),
             self.columns,
@@ -216,6 +218,8 @@ class LabelledTask(HeadTask):
 
     def final(self, model: nn.Module) -> Mapping[str, Any]:
         """Write the predictions for every evaluation set into a file each, where `predictions` names a folder."""
+        from asyncsgd.data.evaluation_sets import MAIN
+
         if self.predictions is None:
             return {}
         folder = Path(self.predictions)

@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 Said = str | float | list[str]
 """What a model says of a text: a label, a number, or all labels that it has."""
 
@@ -36,6 +34,8 @@ def in_a_line(said: Said) -> str:
     ('yes', '"a\\tb"', '["a", "b"]', '0.1')
     """
     if isinstance(said, float):
+        import numpy as np
+
         return str(np.float32(said))
     if isinstance(said, list) or not said.isprintable():
         return json.dumps(said, ensure_ascii=False)

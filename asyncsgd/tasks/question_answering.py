@@ -19,28 +19,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.tokens import Samples, encodings_of, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.groups import EVAL_DATA, EvalData
-from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Directions, Sums, to_device
 from asyncsgd.tasks.labelled_task import HeadTask
-from asyncsgd.tasks.questions import Question, QuestionCorpus, load_questions, question_sources
-from asyncsgd.tasks.text_batches import Batch, Draw
 from asyncsgd.tasks.text_task import VOCABULARY, side_of
 
-if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
+    from asyncsgd.tasks.text_batches import Batch, Draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +88,13 @@ class QuestionAnswering(HeadTask):
             raise UsageError(f"--stride {self.stride} is not smaller than --seq-len {self.seq_len}; type a smaller one")
 
     def sources(self) -> object:
+        from asyncsgd.tasks.questions import question_sources
+
         return question_sources(str(self.data_name), self.eval_data)
 
     def read(self, cache: Path) -> Corpus:
+        from asyncsgd.tasks.questions import load_questions
+
         limits = self.train_samples, self.eval_samples
         return load_questions(str(self.data_name), eval_data=self.eval_data, limits=limits)
 
@@ -100,6 +102,10 @@ class QuestionAnswering(HeadTask):
         return (self.stride,)
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
+        from asyncsgd.data.tokens import Samples
+        from asyncsgd.tasks.questions import QuestionCorpus
+        from asyncsgd.tasks.windows import windows_of
+
         assert isinstance(corpus, QuestionCorpus)
         windows = windows_of(corpus.questions[side], tokenizer, seq_len=self.seq_len, stride=self.stride)
         if side == "eval":
@@ -110,6 +116,8 @@ class QuestionAnswering(HeadTask):
         return Samples(values, {"ids": windows.starts["ids"]})
 
     def write_set(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+        from asyncsgd.tasks.questions import QuestionCorpus
+
         assert isinstance(corpus, QuestionCorpus)
         super().write_set(corpus, tokenizer, folder)
         scored = []
@@ -122,6 +130,10 @@ class QuestionAnswering(HeadTask):
         return {"labels": ("start", "end")}
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        import numpy as np
+
+        from asyncsgd.tasks.questions import QuestionCorpus
+
         assert isinstance(corpus, QuestionCorpus)
         notes = list(corpus.notes)
         first_pieces = train.values["targets"][:, 0]
@@ -136,6 +148,8 @@ class QuestionAnswering(HeadTask):
         return facts
 
     def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        from asyncsgd.tasks.windows import whole_questions
+
         return whole_questions(held_out, self.eval_batch_size)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
@@ -178,6 +192,10 @@ class QuestionAnswering(HeadTask):
         ``difference``, float64, is the score of no answer less that of the best answer; ``exact``, int64, and ``f1``,
         float64, score the best answer; ``answerable``, int64, is 1 for a question that has an answer.
         """
+        import numpy as np
+
+        from asyncsgd.tasks import answers as scores
+
         side = side_of(int(batch["set"]))
         num_questions = len(_scored(self.known["folder"], side))
         sums: Sums = {"loss": self.summed_loss(outputs, batch) / 2}
@@ -196,6 +214,10 @@ class QuestionAnswering(HeadTask):
 
     def decoded(self, outputs: Tensor, batch: Batch, num_best: int) -> Iterator[Decoded]:
         """Each question of an evaluation batch with its best answers, at most `num_best`."""
+        import numpy as np
+
+        from asyncsgd.tasks.answers import best_spans
+
         side = side_of(int(batch["set"]))
         windows = self.samples(side)
         scored = _scored(self.known["folder"], side)
@@ -216,7 +238,7 @@ class QuestionAnswering(HeadTask):
                 window_logits.append((first, logits[line, :, begin:end]))
                 offsets |= enumerate(characters.tolist(), start=first)
             best = []
-            for score, first, last in scores.best_spans(window_logits, number=num_best, longest=self.max_answer_length):
+            for score, first, last in best_spans(window_logits, number=num_best, longest=self.max_answer_length):
                 start, _ = offsets[first]
                 _, stop = offsets[last]
                 best.append((score, context[start:stop].strip()))
@@ -231,6 +253,8 @@ class QuestionAnswering(HeadTask):
         """The scores of questions with and without an answer, None where there are none; and the best mean scores of
         any threshold, each with the smallest threshold that has it.
         """
+        from asyncsgd.tasks.answers import best_threshold
+
         details: dict[str, Any] = {}
         at_zero = _at_zero(sums)
         answerable = sums["answerable"]
@@ -240,7 +264,7 @@ class QuestionAnswering(HeadTask):
                 means = {score: float(of_questions[chosen].mean()) for score, of_questions in at_zero.items()}
             details[name] = {**means, "num_questions": int(chosen.sum())}
         for name, column in _COLUMN_OF.items():
-            score, threshold = scores.best_threshold(sums["difference"], sums[column], 1 - answerable)
+            score, threshold = best_threshold(sums["difference"], sums[column], 1 - answerable)
             details[f"best_{name}"] = {"score": score, "threshold": threshold}
         return details
 
@@ -314,7 +338,7 @@ class Decoded(NamedTuple):
     @property
     def difference(self) -> float:
         """The score of no answer less that of the best answer."""
-        score = self.best[0][0] if self.best else -np.inf
+        score = self.best[0][0] if self.best else -math.inf
         return self.no_answer - score
 
 
@@ -324,9 +348,11 @@ _COLUMN_OF = {"exact_match": "exact", "f1": "f1"}
 
 def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
     """The scores of each question at the threshold 0, by name."""
+    from asyncsgd.tasks.answers import at_threshold
+
     at_zero = {}
     for name, column in _COLUMN_OF.items():
-        at_zero[name] = scores.at_threshold(sums["difference"], sums[column], 1 - sums["answerable"], 0.0)
+        at_zero[name] = at_threshold(sums["difference"], sums[column], 1 - sums["answerable"], 0.0)
     return at_zero
 
 
@@ -335,99 +361,3 @@ def _scored(folder: str, side: str) -> Any:
     """The id, the context and the annotators' answers of each question of an evaluation set."""
     path = Path(folder) / side / "scored.json"
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def whole_questions(windows: Samples, batch_size: int) -> list[np.ndarray]:
-    """The rows of batches that have all windows of every question, those with short windows first.
-
-    Args:
-        batch_size: windows, as long as a single question has no more.
-    """
-    questions = windows.values["question"]
-    num_questions = questions[-1] + 1
-    starts = np.searchsorted(questions, np.arange(num_questions + 1))
-    longest_window = np.maximum.reduceat(windows.lengths, starts[:-1])
-    batches: list[list[int]] = []
-    room = 0
-    for number in np.argsort(longest_window, kind="stable"):
-        rows = range(starts[number], starts[number + 1])
-        if len(rows) > room:
-            batches.append([])
-            room = batch_size
-        batches[-1] += rows
-        room -= len(rows)
-    return [np.array(rows) for rows in batches]
-
-
-def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, stride: int) -> Samples:
-    """Tokenize questions and contexts, and cut the contexts into windows; a row is a window behind its question.
-
-    The window k of a question begins at piece ``k * stride`` of its context. It takes what `seq_len` leaves beside the
-    question and the special tokens. The last window is the first that reaches the end.
-
-    Returns:
-        Rows with ``targets`` as batches have them; ``question``, its number; where the window ``begin``s in the row;
-        its pieces, from ``first`` to ``end`` of the context; and int32 ``offsets``, the characters of the context at
-        which each of these begins and has ended.
-
-    Raises:
-        UsageError: if a question leaves no room for its context beside the overlap of windows, or the tokenizer puts
-            nothing in front of a text, so that no token can stand for no answer.
-    """
-    prefix, between, suffix = special_around(tokenizer, 2)
-    if not prefix:
-        raise UsageError(
-            f"the tokenizer of {tokenizer.name_or_path} puts no token in front of a text, and that token stands for no "
-            f"answer; choose another model"
-        )
-    texts = list(dict.fromkeys(question.context for question in questions))
-    contexts = {}
-    for text, encoding in zip(texts, encodings_of(texts, tokenizer), strict=True):
-        pieces = np.array(encoding.ids, dtype=np.int32)
-        characters = np.array(encoding.offsets, dtype=np.int32)
-        contexts[text] = (pieces, characters.reshape(-1, 2))
-    rows = []
-    offsets_of_rows = []
-    values: dict[str, list[Any]] = {name: [] for name in ("targets", "question", "begin", "first", "end")}
-    asked = encodings_of([question.question for question in questions], tokenizer)
-    for number, (question, encoding) in enumerate(zip(questions, asked, strict=True)):
-        ids, offsets = contexts[question.context]
-        front = [*prefix, *encoding.ids, *between]
-        begin = len(front)
-        length = len(encoding.ids)
-        total = len(ids)
-        room = seq_len - begin - len(suffix)
-        if total > room and stride >= room:
-            raise UsageError(
-                f"beside the question {question.id} of {length} word pieces --seq-len {seq_len} has room for {room} "
-                f"and --stride {stride} is not less; type a longer --seq-len, a smaller --stride, or leave it out"
-            )
-        start = -1
-        last = -1
-        if question.start is not None and question.answers:
-            stop = question.start + len(question.answers[0])
-            start, last = _pieces_of(offsets, question.start, stop)
-        last_window = max(total - room, 0)
-        for first in range(0, last_window + stride, stride):
-            end = min(first + room, total)
-            row = [*front, *ids[first:end], *suffix]
-            rows.append(np.array(row, dtype=np.int32))
-            offsets_of_rows.append(offsets[first:end])
-            inside = first <= start <= last < end
-            shift = begin - first
-            values["targets"].append((shift + start, shift + last) if inside else (0, 0))
-            values["question"].append(number)
-            values["begin"].append(begin)
-            values["first"].append(first)
-            values["end"].append(end)
-    columns = {name: np.array(column, dtype=np.int64) for name, column in values.items()}
-    return Samples.of(ids=rows, offsets=offsets_of_rows, **columns)
-
-
-def _pieces_of(offsets: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """The first and the last piece that hold one of the characters `start` to `stop`; -1 for both if none does."""
-    begins, ends = offsets.T
-    inside = np.flatnonzero((ends > start) & (begins < stop) & (ends > begins))
-    if len(inside) == 0:
-        return -1, -1
-    return int(inside[0]), int(inside[-1])

@@ -1,4 +1,4 @@
-"""Scores: of a classifier, functions of its confusion matrix; of a language model, of its loss. numpy only.
+"""Scores: of a classifier, functions of its confusion matrix; of a language model, of its loss.
 
 Shapes: C classes. ``confusion[i, j]`` counts the samples of class i that were predicted as class j.
 """
@@ -6,8 +6,10 @@ Shapes: C classes. ``confusion[i, j]`` counts the samples of class i that were p
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # the methods of arrays are enough
+    import numpy as np
 
 
 def accuracy(confusion: np.ndarray) -> float:
@@ -16,7 +18,7 @@ def accuracy(confusion: np.ndarray) -> float:
     >>> accuracy(np.array([[1, 1], [0, 2]]))
     0.75
     """
-    return int(np.trace(confusion)) / int(confusion.sum())
+    return int(confusion.trace()) / int(confusion.sum())
 
 
 def per_class_f1(confusion: np.ndarray) -> list[float | None]:
@@ -27,7 +29,7 @@ def per_class_f1(confusion: np.ndarray) -> list[float | None]:
     >>> per_class_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))
     [0.6666666666666666, 0.8, None]
     """
-    right = np.diag(confusion)
+    right = confusion.diagonal()
     occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)  # 2 TP + FP + FN
     scores: list[float | None] = []
     for num_right, num_occurrences in zip(right.tolist(), occurrences.tolist(), strict=True):
@@ -70,7 +72,7 @@ def matthews(confusion: np.ndarray) -> float:
     predicted = confusion.sum(axis=0).tolist()
     total = sum(true)
     by_chance = sum(count * other for count, other in zip(true, predicted, strict=True))
-    together = int(np.trace(confusion)) * total - by_chance
+    together = int(confusion.trace()) * total - by_chance
     of_true = total**2 - sum(count**2 for count in true)
     of_predicted = total**2 - sum(count**2 for count in predicted)
     if of_true == 0 or of_predicted == 0:

@@ -96,6 +96,23 @@ class Tagging:
         return np.stack(counts, axis=1)
 
 
+def word_and_span_counts(labels: list[str], true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+    """What a tagger's scores are computed from.
+
+    Args:
+        labels: the names of the tags.
+        true: int64 `(B, W)`, numbers of tags; `OUTSIDE` behind the end of a sentence.
+        predicted: the same.
+
+    Returns:
+        ``words``, int64 `(2,)`: words, and those with the right tag. ``spans``, int64 `(T, 3)`, see `Tagging.counts`.
+    """
+    is_word = true != OUTSIDE
+    is_right = (true == predicted) & is_word
+    words = np.array([is_word.sum(), is_right.sum()], dtype=np.int64)
+    return {"words": words, "spans": Tagging.of(labels).counts(true, predicted)}
+
+
 def split_tag(tag: str) -> tuple[str, str]:
     """The prefix and the type of a tag; a bare ``B`` or ``I`` has the type ``_``, as in conlleval.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.groups import (
+    BUILT_IN,
     NEWEST,
     OF_TRANSFORMERS,
     TRAINED_HERE,
@@ -85,8 +86,6 @@ class TextTask(Task):
     def __post_init__(self) -> None:
         if self.eval_data is not None and self.eval_split is not None:
             raise UsageError("--eval-data and --split both say what to score on; drop one of them")
-        from asyncsgd.data.files import BUILT_IN
-
         if self.data_name not in BUILT_IN or self.eval_data is not None:
             return
         for name in self.column_fields:

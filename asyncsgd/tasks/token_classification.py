@@ -16,58 +16,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from asyncsgd.data.corpora import Corpus, Kind
-from asyncsgd.data.documents import without_surrogates
-from asyncsgd.data.labels import Names, label_name
-from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.tasks import spans
 from asyncsgd.tasks.base import Directions, Sums
 from asyncsgd.tasks.labelled_task import LabelledTask
 from asyncsgd.tasks.predictions import Said
-from asyncsgd.tasks.text_batches import Batch, Draw
 from asyncsgd.tasks.text_task import IGNORED, VOCABULARY
 
-if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch, numpy and the reading of data
+    import numpy as np
     from torch import Tensor, nn
 
+    from asyncsgd.data.corpora import Corpus, Kind
+    from asyncsgd.data.tokens import Samples
     from asyncsgd.tasks.models import Built
-
-
-def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
-    """A sentence as a text, its words with single spaces between them, and its tags as a JSON list.
-
-    A space inside a word becomes a no-break space.
-    """
-    tokens, tags = row
-    for (column, flag), value in zip(columns.items(), (tokens, tags or []), strict=True):
-        is_list = isinstance(value, list)
-        if is_list and flag == "--tokens-column":
-            is_list = all(isinstance(token, str) for token in value)
-        if not is_list:
-            raise UsageError(f"{where} column {column!r} holds no list of words or of tags; choose another with {flag}")
-    if tags is not None and len(tokens) != len(tags):
-        raise UsageError(f"{where} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row")
-    words = [without_surrogates(token).replace(" ", "\u00a0") for token in tokens]
-    sentence = " ".join(words)
-    if not sentence.strip():
-        return "", ""
-    tag_names = [label_name(where, columns, tag, names) for tag in tags or ()]
-    if not any(tag_names):
-        return sentence, ""
-    for tag in tag_names:
-        try:
-            spans.split_tag(tag)
-        except ValueError as error:
-            hint = "; numbers need names, in labels.json beside the files" if tag.isdecimal() else ""
-            raise UsageError(f"{where} {error}{hint}") from error
-    return sentence, json.dumps(tag_names)
-
-
-TAGGED = Kind(read_tagged, json.loads, "sentence", "words", "word", "tag", takes=("hub:NAME",))
+    from asyncsgd.tasks.text_batches import Batch, Draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +57,16 @@ class TokenClassification(LabelledTask):
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
     def row_kind(self) -> Kind:
+        from asyncsgd.tasks.tagged_rows import TAGGED
+
         return TAGGED
 
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         """Sentences with the ``tags`` and ``pieces`` of their words; for training those with at least one piece."""
+        import numpy as np
+
+        from asyncsgd.data.tokens import Samples, encodings_of, first_pieces
+
         documents = corpus.train if side == "train" else corpus.eval
         number_of = {label: number for number, label in enumerate(corpus.labels)}
         ids = []
@@ -144,6 +113,8 @@ class TokenClassification(LabelledTask):
         return {"split": corpus.split, "labels": self.known["labels"], "notes": notes}
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        from asyncsgd.data.tokens import pad
+
         batch = self.padded(samples, numbers)
         for name in ("tags", "pieces"):
             batch[name] = pad(samples.rows(name, numbers), -1)
@@ -175,12 +146,14 @@ class TokenClassification(LabelledTask):
         ``words`` is int64 `(2,)`: words, and those with the right tag. ``spans`` is int64 `(T, 3)`, see
         `asyncsgd.tasks.spans.Tagging.counts`.
         """
+        from asyncsgd.tasks import spans
+
         labels = self.known["labels"]
         outside = labels.index("O") if "O" in labels else spans.OUTSIDE
         predicted = outputs.argmax(-1).where(batch["pieces"] >= 0, outside)
         predicted = predicted.where(batch["tags"] >= 0, spans.OUTSIDE)
         true = batch["tags"].cpu().numpy()
-        counts = _counts(labels, true, predicted.cpu().numpy())
+        counts = spans.word_and_span_counts(labels, true, predicted.cpu().numpy())
         return {"loss": self.summed_loss(outputs, batch), **counts}
 
     def said(self, outputs: Tensor, batch: Batch) -> Sequence[Said]:
@@ -200,6 +173,8 @@ class TokenClassification(LabelledTask):
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Micro-averaged over all spans; 0 where there is nothing to divide by, as conlleval has it."""
+        from asyncsgd.tasks import spans
+
         num_words, num_right = sums["words"].tolist()
         of_spans = spans.scores(sums["spans"].sum(axis=0))
         scores = {"accuracy": num_right / num_words}
@@ -211,6 +186,8 @@ class TokenClassification(LabelledTask):
         """Precision, recall, F1 and number of true spans of each type, None where there is nothing to divide by; and
         the scores of tagging every word with the training split's commonest tag.
         """
+        from asyncsgd.tasks import spans
+
         types = spans.Tagging.of(self.known["labels"]).types
         per_type = {}
         for name, counts in zip(types, sums["spans"], strict=True):
@@ -219,6 +196,10 @@ class TokenClassification(LabelledTask):
 
     def _majority(self) -> dict[str, Any]:
         """The commonest tag of the training words, and the scores of saying nothing else."""
+        import numpy as np
+
+        from asyncsgd.tasks import spans
+
         labels = self.known["labels"]
         train_tags = self.samples("train").values["tags"]
         frequencies = np.bincount(train_tags, minlength=len(labels))
@@ -229,13 +210,6 @@ class TokenClassification(LabelledTask):
         between = held_out.starts["tags"][1:-1]
         true = np.insert(tags, between, spans.OUTSIDE)[None]
         predicted = np.where(true >= 0, commonest, spans.OUTSIDE)
-        scores = self.metrics(_counts(labels, true, predicted))
+        counts = spans.word_and_span_counts(labels, true, predicted)
+        scores = self.metrics(counts)
         return {"tag": labels[commonest], "span_f1": scores["span_f1"], "accuracy": scores["accuracy"]}
-
-
-def _counts(labels: list[str], true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
-    """The ``words`` and ``spans`` of `TokenClassification.sums`, from int64 `(B, W)` numbers of tags."""
-    is_word = true != spans.OUTSIDE
-    is_right = (true == predicted) & is_word
-    words = np.array([is_word.sum(), is_right.sum()], dtype=np.int64)
-    return {"words": words, "spans": spans.Tagging.of(labels).counts(true, predicted)}

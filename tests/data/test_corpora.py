@@ -18,7 +18,7 @@ from asyncsgd.data.documents import Documents
 from asyncsgd.data.files import joined_parts, read_table
 from asyncsgd.data.pydocs import collect_docstrings, load_pydocs
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.token_classification import TAGGED
+from asyncsgd.tasks.tagged_rows import TAGGED
 
 LINES = [f"line number {number} of the first text" for number in range(200)]
 HELD_OUT = tuple(text for text in LINES if int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 16**16 < 0.05)

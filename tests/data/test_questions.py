@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.answers import at_threshold, best_spans, best_threshold, exact_match, f1
-from asyncsgd.tasks.question_answering import windows_of
 from asyncsgd.tasks.questions import Question, load_questions
+from asyncsgd.tasks.windows import windows_of
 
 Row = dict[str, Any]
 WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
