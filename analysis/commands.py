@@ -28,8 +28,9 @@ def begun(
             `sys.argv` begins with that.
         flags: name -> what `ArgumentParser.add_argument` takes.
     """
-    typed, _, shows = str(doc).partition("\n")[0].partition(": ")
-    *door, name = typed.strip("`").split()[:4]
+    first_line = str(doc).partition("\n")[0].replace("``", "")
+    typed, _, shows = first_line.partition(": ")
+    *door, name = typed.split()[:4]
     parser = argparse.ArgumentParser(
         prog=sys.argv[0] if sys.argv[0].endswith(f" {name}") else " ".join([*door, name]),
         description=shows[:1].upper() + shows[1:],

@@ -23,6 +23,18 @@ def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(words, 
     assert started - {"__main__"} == set(COMMANDS)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_says_what_the_list_says_of_it_as_a_sentence(command, capsys):
+    main([])
+    lines = capsys.readouterr().out.splitlines()
+    (shows,) = [line.partition(": ")[2] for line in lines if line.split()[3].rstrip(":") == command]
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage, described = capsys.readouterr().out.split("\n\n")[:2]
+    assert usage.startswith(f"usage: python -m analysis {command} ")
+    assert described == shows[0].upper() + shows[1:]
+
+
 @pytest.mark.parametrize(("typed", "hint"), [("raport", "; did you mean 'report'?"), ("zzz", "")])
 def test_another_word_is_refused_with_the_nearest_command(typed, hint, capsys):
     assert main([typed, "runs"]) == 2
