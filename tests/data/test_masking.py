@@ -265,6 +265,17 @@ def test_candidate_masking_chooses_as_many_tokens_as_uniform_masking_in_whole_wo
         assert not (only & ~marked).any()
 
 
+@given(sample=samples_with_candidates(), seed=st.integers(0, 10**6), share=st.sampled_from([0.0, 0.5, 1.0]))
+@settings(deadline=None)
+def test_a_sample_in_which_nobody_has_looked_is_masked_as_one_without_a_candidate(sample, seed, share):
+    nowhere = sample._replace(candidates=np.zeros(len(sample.ids), dtype=bool))
+    unknown = sample._replace(candidates=None)
+    chosen = []
+    for each in (nowhere, unknown):
+        chosen.append(ByCandidate(share).choose(each, 0.3, np.random.default_rng(seed)).tolist())
+    assert chosen[0] == chosen[1]
+
+
 @pytest.mark.parametrize(("share", "from_candidates"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])
 def test_the_share_is_that_of_the_tokens_and_the_rest_is_uniform(share, from_candidates):
     # A quarter of the words have candidates; what is not wanted from them comes from all words alike.
