@@ -265,6 +265,27 @@ def test_small_alpha_separates_the_classes_and_large_alpha_keeps_the_mixture_of_
         assert abs(unbalanced[rows].mean() - 0.1) < 5 * math.sqrt(0.09 / 1000)
 
 
+@pytest.mark.parametrize("alpha", [0.2, 2.0])
+def test_shares_of_a_worker_vary_as_those_of_a_dirichlet_draw(alpha):
+    """A share q_c of concentrations alpha C p_c, whose sum is A = alpha C, has mean p_c and variance
+    p_c (1 - p_c) / (A + 1). Counting a class in m rows adds the mean of q_c (1 - q_c) / m.
+    """
+    parts = np.array([0.5, 0.3, 0.2])
+    labels = np.repeat([0, 1, 2], [500, 300, 200])
+    num_rows = 100  # so many of each class are there, so none runs out
+    num_draws = 1000
+    found = []
+    for seed in range(num_draws):
+        first_share = dirichlet_shares(labels, len(labels) // num_rows, alpha, seed)[0]
+        found.append(np.bincount(labels[first_share], minlength=3) / num_rows)
+    total = alpha * len(parts)
+    spread = parts * (1 - parts)
+    of_draw = spread / (total + 1)
+    variance = of_draw + (spread - of_draw) / num_rows
+    assert np.abs(np.mean(found, axis=0) - parts).max() < 5 * math.sqrt(variance.max() / num_draws)
+    np.testing.assert_allclose(np.var(found, axis=0), variance, rtol=0.25)
+
+
 def test_hashed_bags_count_lower_cased_words_and_have_length_one():
     bags = hashed_bag_of_words(["The cat, the CAT; the dog", "", "dog"], 1024)
     assert sorted(bags[0][bags[0] > 0] ** 2) == pytest.approx([1 / 14, 4 / 14, 9 / 14])
