@@ -160,6 +160,17 @@ def test_a_byte_level_tokenizer_gives_every_text_back_and_finds_no_end_in_it(bpe
     assert bpe.decode(ids[:-1], clean_up_tokenization_spaces=False) == whole
 
 
+@pytest.mark.parametrize("vocab_size", [64, 65, 69, 100])
+def test_the_most_frequent_characters_take_up_to_half_of_a_vocabulary(vocab_size):
+    """Each is an entry at the beginning of a word and another one within; the five special tokens come on top."""
+    most_frequent_first = "kzeqaxwbyfcgtdhsirjolupmvn"
+    texts = [f"{character} " * (100 - place) for place, character in enumerate(most_frequent_first)]
+    vocabulary = train_wordpiece(texts, vocab_size).get_vocab()
+    known = {entry for entry in vocabulary if len(entry) == 1}
+    number = max(count for count in range(vocab_size) if 2 * count <= (vocab_size - 5) / 2)
+    assert known == set(most_frequent_first[:number])
+
+
 def test_of_a_word_without_end_the_beginning_is_trained_on_and_other_words_as_ever():
     whole = "gradient, " * 50 + "ab" * 150_000 + ".worker"
     cut = "gradient, " * 50 + "ab" * 500 + ".worker"
