@@ -15,6 +15,7 @@ from asyncsgd.data import files as tables
 from asyncsgd.data import pydocs
 from asyncsgd.data.corpora import LABELLED, PLAIN, load_corpus, split_documents
 from asyncsgd.data.documents import Documents
+from asyncsgd.data.evaluation_sets import check_name
 from asyncsgd.data.files import joined_parts, read_table
 from asyncsgd.data.pydocs import collect_docstrings, load_pydocs
 from asyncsgd.errors import UsageError
@@ -350,6 +351,17 @@ def test_a_set_is_named_by_the_user_or_by_its_file_and_the_end_of_a_split_s_name
     assert alone.split == "evaluation"
     assert alone.sets == ()
     assert alone.fingerprint == corpus.fingerprint
+
+
+@pytest.mark.parametrize("name", ["", " ", "main", "a/b", "a\nb", "x" * 101], ids=repr)
+def test_a_name_of_a_set_that_no_file_can_bear_or_that_records_use_is_refused(name):
+    with pytest.raises(UsageError, match=r"an evaluation set cannot be called .* up to 100 characters"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "Main", "évaluation", "x" * 100], ids=repr)
+def test_another_name_of_a_set_is_taken(name):
+    check_name(name)
 
 
 @pytest.mark.parametrize(
