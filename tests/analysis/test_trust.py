@@ -52,12 +52,22 @@ def test_a_check_says_what_is_so(tmp_path, title, arms, change, value, level):
     assert item.level == level
 
 
-def test_a_rule_that_never_acted_is_asynchronous_sgd(tmp_path):
-    rule = dataclasses.replace(ASYNC, algorithm="ringmaster")
-    for altered, value in ((0, "not in 1 of 1 arms"), (3, "all")):
-        change = every(rule, rule_acted={"arrivals": 9, "altered": altered})
-        study = two_arms(tmp_path / str(altered), *CURVES, arms=(SYNC, rule), afterwards=change)
-        assert trust_of(study, "rules that acted").value == value
+@pytest.mark.parametrize(
+    ("num_workers", "altered", "value"),
+    [
+        (4, 0, "not in 1 of 1 arms"),
+        (4, 3, "all"),
+        (2, 0, "not in 1 of 1 arms"),
+        (1, 0, "does not apply"),  # there is no delay that a rule could act on
+    ],
+)
+def test_a_rule_that_never_acted_is_asynchronous_sgd(num_workers, altered, value, tmp_path):
+    arms = []
+    for algorithm in ("sync", "ringmaster"):
+        arms.append(dataclasses.replace(ASYNC, algorithm=algorithm, num_workers=num_workers))
+    change = every(arms[1], rule_acted={"arrivals": 9, "altered": altered})
+    study = two_arms(tmp_path, *CURVES, arms=arms, afterwards=change)
+    assert trust_of(study, "rules that acted").value == value
 
 
 def tuned(arm, rates, losses, seeds=(0,)):
