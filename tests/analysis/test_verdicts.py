@@ -273,6 +273,35 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path):
     assert row.ratio_ends[0] < sum(EIGHT) / sum(SOONER) < row.ratio_ends[1]
 
 
+ENDED = "where the first run ended; the last ended at 1600"
+SHARED = "the last look that all runs share; the last ended at 1600"
+PAIRED = "where the shorter run of each pair ended or both have a look; the longest is 100"
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "samples", "end", "others", "told"),
+    [
+        (21, 1600, 100.0, 21, []),
+        (21, 800, 100.0, 21, [f"compared at 800 samples, {ENDED}"]),  # both have a look there
+        (6, 1000, 100.0, 6, [f"compared at 1000 samples, {ENDED}"]),  # they share no look after half of that
+        (6, 1000, 100.0, 5, [f"compared at 800 samples, {SHARED}"]),
+        (21, 1600, 50.0, 21, [f"compared at 50 s, {PAIRED}"]),
+    ],
+    ids=["at the end", "at a look", "between looks", "at an earlier look", "in seconds"],
+)
+def test_where_losses_are_compared_is_said_unless_it_is_the_end_of_all(
+    evaluations, samples, end, others, told, tmp_path
+):
+    """Looks lie evenly over a run; those of the treatment over 1600 samples and 100 s."""
+    shorter = [reaches(time, evaluations=evaluations, samples=samples, end=end) for time in EIGHT]
+    longer = [reaches(time, evaluations=others) for time in SOONER]
+    study = two_arms(tmp_path, shorter, longer)
+    notes = []
+    for endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds"):
+        notes += [note for note in row_of(study, endpoint).notes if note.startswith("compared at")]
+    assert notes == told
+
+
 def test_a_single_letter_is_no_reason_for_a_margin_and_half_of_the_gain_is_never_negligible(tmp_path):
     theirs = [ends_at(5.9)] * 8
     ours = [ends_at(5.94 + 0.0001 * k) for k in range(8)]
