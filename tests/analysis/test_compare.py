@@ -10,7 +10,7 @@ import re
 import pytest
 from doors import cli
 from marks import slow
-from synthetic import SyntheticArm, edit_json, straight, write_run
+from synthetic import SyntheticArm, edit_json, straight, write_finetuning, write_run
 
 SYNC, ASYNC = (SyntheticArm(name, 4, "measured", None) for name in ("sync", "async"))
 pytestmark = pytest.mark.filterwarnings("error")
@@ -38,6 +38,12 @@ def test_the_table_has_means_over_seeds_and_lists_what_is_not_in_them(mixed):
     assert row[:9] == ["async", "asynchronous", "4", "2/3", "(diverged", "1/3)", "5.2500", "±", "0.3536"]
     assert "not in the means:\n  x: DIVERGED" in ended.out
     assert str(mixed / "figures" / "loss_vs_seconds.png") in ended.out
+
+
+def test_fine_tunings_are_listed_under_a_heading_of_their_own(mixed):
+    assert "fine-tuning" not in compare(mixed).out
+    write_finetuning(mixed / "tuned", seed=0, macro_f1=0.5, parent={"run": "s0"})
+    assert "fine-tuning runs (in analysis.report):\n  tuned: DONE" in compare(mixed).out
 
 
 def test_csv_is_unrounded(mixed):

@@ -1,6 +1,7 @@
 """The page, the tables and the pictures of a study: what stands where, how much of it, and that nothing is loaded."""
 
 import csv
+import dataclasses
 import html.parser
 import io
 import re
@@ -107,6 +108,18 @@ def test_every_run_is_in_the_page_with_a_link_where_it_has_a_folder_and_why_it_i
     for run in example.runs.itertuples():
         assert (f">{run.run}</a>" in page) == (run.status != "MISSING"), run.run
         assert not run.left_out or f"{run.run}: {run.left_out}" in page
+
+
+@pytest.mark.parametrize(("budget", "told"), [({}, []), (SYNC.settings, ["2 more tests are in Table 2."])])
+def test_the_page_says_how_many_tests_stand_in_the_table_alone(budget, told, tmp_path):
+    """The first six are shown. Without a budget in seconds two pairs have three tests each, and with one four."""
+    arms = []
+    for algorithm in ("sync", "async", "ringmaster"):
+        arms.append(dataclasses.replace(SYNC, algorithm=algorithm, settings=budget))
+    slower, sooner = CURVES
+    study = study_of(tmp_path, list(zip(arms, (slower, sooner, sooner), strict=True)))
+    text = study.report(tmp_path / "report.html").read_text("utf-8")
+    assert re.findall(r"\d+ more tests[^<]*", text) == told
 
 
 def test_markup_in_names_is_shown_as_text(tmp_path):
