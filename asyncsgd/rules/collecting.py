@@ -36,7 +36,7 @@ class Synchronous(Collecting):
 
 
 def _stopping_everybody(reply: Reply, view: View) -> Reply:
-    """Who is still in flight is stopped at the step, and starts again with the others."""
+    """The reply with those who are still in flight stopped at its step. They start again with the others."""
     abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
     return msgspec.structs.replace(reply, abandon=abandon, start=view.everyone)
 
@@ -53,14 +53,14 @@ class KSync(Collecting):
         interrupt: stop the others (their batches are handed out again) instead of letting them finish and dropping
             what they bring; a late worker then joins the round in which it arrives.
 
-    Dutta et al. (K-sync, times in section 3); Chen et al., algorithms 3 and 4 (N + b workers, b of them backups: K =
-    N); Begunov, Tyurin: Do We Need Asynchronous SGD?, 2026 (m-synchronous SGD: K = m).
+    Dutta et al. (K-sync; its run time is analysed in section 3); Chen et al., algorithms 3 and 4 (N + b workers, b of
+    them backups: K = N); Begunov, Tyurin: Do We Need Asynchronous SGD?, 2026 (m-synchronous SGD: K = m).
     """
 
     quorum: int = parameter(2, at_least=1)
     interrupt: bool = True
 
-    def enough(self, view: View) -> int:
+    def num_required(self, view: View) -> int:
         return min(self.quorum, len(view.workers))
 
     def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
@@ -68,9 +68,10 @@ class KSync(Collecting):
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
         return super().arrive(state, arrival, view)
 
-    def fire(self, state: Held, view: View) -> Reply:
-        reply = super().fire(state, view)
-        return _stopping_everybody(reply, view) if self.interrupt and reply.uses else reply
+    def step_if_enough(self, state: Held, view: View) -> Reply:
+        reply = super().step_if_enough(state, view)
+        steps = reply.direction is not None
+        return _stopping_everybody(reply, view) if steps and self.interrupt else reply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +86,13 @@ class KAsync(Collecting):
 
     quorum: int = parameter(2, at_least=1)
 
-    def enough(self, view: View) -> int:
+    def num_required(self, view: View) -> int:
         return min(self.quorum, len(view.workers))
 
 
 @dataclasses.dataclass(frozen=True)
 class KBatchAsync(Rule):
-    """Step along the mean of any K gradients; everybody starts again at once.
+    """Step along the mean of any K gradients; each worker starts again as soon as its gradient arrives.
 
     So K = N is not synchronous SGD even at equal speeds. K-batch-async of Dutta et al.; n-softsync of Gupta, Zhang,
     Wang: Model Accuracy and Runtime Tradeoff in Distributed Deep Learning, ICDM 2016.
@@ -138,4 +139,5 @@ class Rennala(KBatchAsync):
         if arrival.read_version < view.version:
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
         reply = super().arrive(state, arrival, view)
-        return _stopping_everybody(reply, view) if self.interrupt and reply.uses else reply
+        steps = reply.direction is not None
+        return _stopping_everybody(reply, view) if steps and self.interrupt else reply

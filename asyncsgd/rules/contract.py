@@ -7,7 +7,8 @@ processes, on a virtual clock and in a replay.
 Shapes: P elements of the flat vector, which holds all parameters one behind the other, with gaps that align them; N
 workers.
 
-What a class names in `KEPT` stands in checkpoints; see `asyncsgd.core.state`.
+What a class names in `KEPT` stands in checkpoints; see `asyncsgd.core.state`. The structs have ``gc=False``: they are
+made thousands of times a second and are never part of a cycle, so Python need not look for cycles among them.
 """
 
 from __future__ import annotations
@@ -25,60 +26,62 @@ from asyncsgd.settings.choices import Named
 
 
 class Start(Struct, frozen=True, gc=False):
-    """A worker that is to start a gradient: it is idle, or this reply abandons the gradient that it computes.
+    """Tells a worker to start a gradient. The worker must be idle, or this reply must abandon what it computes.
 
-    Without an offset it starts at the current parameters. On real processes it may start at newer ones, if it begins
-    later. With an offset, or in a rule with `exact_start` or `needs_points`, it starts at exactly the parameters after
-    this reply's step, plus the offset.
+    Without an offset the worker starts at the current parameters. On real processes it may start at newer ones, if it
+    begins later. With an offset, or in a rule with `exact_start` or `needs_points`, it starts at exactly the parameters
+    after this reply's step, plus the offset.
     """
 
     worker: int
-    """Its number, from 0."""
+    """The worker's number, from 0."""
     num_local_steps: int = 1
-    """Steps of the worker's inner optimizer, in rules with `local_steps`."""
+    """The steps that the worker's inner optimizer is to take, in rules with `local_steps`."""
     offset: Tensor | None = None
-    """`(P,)`, added to the parameters; read during the call only."""
+    """`(P,)`, added to the parameters where the worker starts. The server reads it during the call only."""
 
 
 class Arrival(Struct, frozen=True, gc=False):
     """A gradient that has just arrived at the server."""
 
     worker: int
-    """The number of the worker that brings it, from 0."""
+    """The number of the worker that brings the gradient, from 0."""
     dispatch: int
-    """Number of this gradient: the server counts up, over all workers, each time it starts one."""
+    """The number of this gradient. The server counts up, over all workers, each time it starts one."""
     read_version: int
-    """The version of the parameters that the worker has read. It is at least the version at which the server had
-    dispatched the gradient, which `View.in_flight` has, and is higher where others were applied before the read.
+    """The version of the parameters that the worker read when it began. It is higher than the version at which the
+    server dispatched the gradient if others were applied between the dispatch and the read.
     """
     gradient: Tensor
     """`(P,)`, mean over the batch's loss terms; in rules with `local_steps` the pseudo-gradient, start minus end. It is
     memory that the worker's next gradient overwrites, valid during the call only: use it, add it or copy it.
     """
     weight: float
-    """Loss terms behind the gradient (masked tokens). Means over arrivals use it as their weight."""
+    """The number of loss terms in the gradient's mean, e.g. of masked tokens. A mean of several gradients weights each
+    of them by it.
+    """
     num_samples: int
-    """Samples of its batches."""
+    """The samples of its batches."""
     seconds: float
-    """Time from dispatch to arrival. It is recorded, so a replay gives the rule the same number."""
+    """The time from dispatch to arrival. It is recorded, so a replay gives the rule the same number."""
     num_local_steps: int = 1
-    """Steps of the worker's inner optimizer, in rules with `local_steps`."""
+    """The steps that the worker's inner optimizer took, in rules with `local_steps`."""
     start_point: Tensor | None = None
-    """`(P,)`, the parameters that the gradient started from, offset included; only in rules with `needs_points`. Valid
-    during the call.
+    """`(P,)`, the parameters that the gradient started from, with the offset; None in rules without `needs_points`. It
+    is valid during the call only.
     """
 
 
 class View:
-    """What a rule may know of the server, which writes it; rules read it.
+    """What a rule may know of the server. The server writes these attributes, a rule only reads them.
 
     Attributes:
         version: number of updates applied.
         learning_rate: the schedule's value with this arrival's samples counted; 1 in rules with `local_steps`. In
             `join` and `leave` it is that of the last arrival.
         workers: the workers present, in order.
-        in_flight: worker -> its gradient in flight (`dispatch`, `version` at its start, `num_local_steps`), oldest
-            dispatch first, the arriving worker already removed; see `asyncsgd.core.protocol.Work`.
+        in_flight: worker -> its gradient in flight, an `asyncsgd.core.protocol.Work`. Its `version` is that of the
+            server at the dispatch. The oldest dispatch comes first. A gradient that arrives is no longer in it.
     """
 
     __slots__ = ("_everyone", "_parameters", "in_flight", "learning_rate", "version", "workers")
@@ -100,52 +103,61 @@ class View:
 
     @property
     def everyone(self) -> tuple[Start, ...]:
-        """A start for every worker present, at the current parameters; one object until somebody comes or goes."""
+        """A start for every worker present, at the current parameters.
+
+        It is made again when a worker comes or goes, and not at every step, since synchronous rules ask at each.
+        """
         if self._everyone is None:
             self._everyone = tuple(map(Start, self.workers))
         return self._everyone
 
     def come(self, worker: int) -> None:
-        """`worker` is present from now on; called by the server."""
+        """Add `worker` to those present. The server calls it."""
         bisect.insort(self.workers, worker)
         self._everyone = None
 
     def go(self, worker: int) -> Any:
-        """`worker` is present no more; what it had in flight, or None. Called by the server."""
+        """Remove `worker`, and return the gradient that it had in flight, or None. The server calls it."""
         self.workers.remove(worker)
         self._everyone = None
         return self.in_flight.pop(worker, None)
 
     @property
     def parameters(self) -> Tensor:
-        """`(P,)`, before this reply's step; only in rules with `needs_points`."""
+        """`(P,)`, the server's parameters before this reply's step; only in rules with `needs_points`."""
         if self._parameters is None:
             raise RuntimeError("a rule that looks at the parameters sets needs_points = True")
         return self._parameters
 
 
 class Reply(Struct, frozen=True, gc=False):
-    """What the server is to do, in this order: step, abandon, start. `msgspec.structs.replace` changes one."""
+    """What the server is to do, in this order: step, abandon, start.
+
+    A reply cannot be changed; ``msgspec.structs.replace(reply, ...)`` makes a changed copy.
+    """
 
     direction: Tensor | None = None
-    """One optimizer step along it, `version` + 1; `(P,)`, read-only, may share memory with the rule's state or
-    with the arrival's gradient.
+    """`(P,)`, given to the server's optimizer in the place of a gradient: plain SGD does x <- x - learning_rate *
+    direction. It is one step, and `version` grows by 1. None: no step. It is read only, so it may share memory with
+    the rule's state or with the arrival's gradient.
     """
     learning_rate_factor: float = 1.0
-    """For this step only. A factor on the *gradient* belongs in `direction`: under AdamW the two differ."""
+    """A factor on the learning rate of this step. A factor on the *gradient* belongs in `direction`: under AdamW the
+    two differ.
+    """
     uses: tuple[int, ...] = ()
-    """Dispatches whose gradients are in this step; the server records (dispatch, delay)."""
+    """The dispatch numbers of the gradients in this step. The server records (dispatch, delay) of each."""
     drops: tuple[int, ...] = ()
-    """Dispatches, arriving or held, that will never be used."""
+    """The dispatch numbers of gradients, arriving or held, that will never be used."""
     abandon: tuple[int, ...] = ()
-    """Dispatches in flight to be stopped; their batches are handed out again, and their results never reach the
-    rule.
+    """The dispatch numbers of gradients in flight that are to be stopped. Their batches are handed out again, and what
+    they result in never reaches the rule.
     """
     start: tuple[Start, ...] = ()
-    """Workers that start a gradient; see `Start`."""
+    """The workers that start a gradient; see `Start`."""
     again: bool = False
-    """Call `resume` after this reply's step and abandons. The starts of all replies follow at the end, and all of it
-    stands in one record.
+    """Whether the server calls the rule's `resume` after this step, for another step at the same arrival. The workers
+    of all these replies start after the last step, and the log has one event for all of it.
     """
 
 
@@ -153,7 +165,7 @@ class Reply(Struct, frozen=True, gc=False):
 class Rule(Named):
     """Base of all rules: `init`, `join`, `leave`, `arrive`, `resume`; the state belongs to the caller.
 
-    The runtime calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The state
+    The server calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The state
     is updated in place and is part of checkpoints and replays: a dataclass of tensors, numbers and containers of them.
     """
 
@@ -162,33 +174,37 @@ class Rule(Named):
     are then refused.
     """
     needs_points: ClassVar[bool] = False
-    """The rule looks at `Arrival.start_point` and `View.parameters`. That costs a vector per worker, and implies
-    `exact_start`.
+    """The rule looks at `Arrival.start_point` and `View.parameters`, the parameters themselves. That costs a vector per
+    worker. Its workers start at exactly the parameters after the reply's step, as with `exact_start`.
     """
     exact_start: ClassVar[bool] = False
-    """Workers start at exactly the parameters after the reply's step, not at newer ones."""
+    """Workers start at exactly the parameters after the reply's step, not at newer ones. A worker whose batch had no
+    loss term starts again at the same parameters, not at the current ones.
+    """
     local_steps: ClassVar[bool] = False
     """Workers step an inner optimizer, which the schedule's learning rate drives, and return start minus end.
 
-    The server then steps plain SGD at learning rate 1, so a direction is a displacement. Abandoning is not possible.
+    The server then steps plain SGD at learning rate 1: x <- x - direction. Abandoning is not possible.
     """
     hears_of_empty: ClassVar[bool] = False
-    """`arrive` is called for a gradient without a loss term too, whose weight is 0. By default the server drops it and
-    starts its worker again, and the rule does not hear of it.
+    """`arrive` is also called for a gradient whose batch had no loss term, and whose weight is therefore 0. By default
+    the server drops such a gradient and starts its worker again, and the rule does not hear of it.
     """
     moves_by_first_batch: ClassVar[bool] = False
-    """Running statistics, as of BatchNorm, follow one gradient of a step: that of the lowest batch, as torch's DDP has
-    those of rank 0 alone. By default they follow all gradients of a step, one after the other.
+    """After a step the running statistics, as of BatchNorm, are updated from one of its gradients: that whose batch has
+    the lowest number, as torch's DDP keeps those of rank 0 alone. By default they are updated from all gradients of the
+    step, one after the other.
     """
     in_rounds: ClassVar[bool] = False
-    """All workers of a round start together, and one step takes all their gradients. No batches beyond a budget in
-    samples are handed out, so the last round may be short. Under other rules a run ends while workers still compute.
+    """All workers of a round start together, and one step takes all their gradients. If the run has a budget in
+    samples, the server hands out no batch beyond it, so fewer workers may take part in the last round. Under other
+    rules batches are handed out until the budget has arrived, and the gradients then in flight are lost.
     """
 
     @property
     def elastic_rate(self) -> float | None:
         """alpha of an elastic rule: on an arrival, the running statistics of the server and those of the worker each
-        move by this share towards the other. None: the server's follow the gradients that are used.
+        move by this share towards the other. None: those of the server follow the gradients that it applies.
         """
         return None
 
@@ -199,13 +215,13 @@ class Rule(Named):
         return None
 
     def join(self, state: Any, worker: int, view: View) -> Reply:
-        """`worker` has entered `view.workers`. By default it starts at the current parameters, and takes the rule's
-        `num_local_steps` where it has them.
+        """Decide what follows when `worker` has entered `view.workers`. By default it starts at the current parameters
+        and takes `self.num_local_steps` steps, or 1 if the rule has no such field.
         """
         return Reply(start=(Start(worker, getattr(self, "num_local_steps", 1)),))
 
     def leave(self, state: Any, worker: int, view: View) -> Reply:
-        """`worker` has gone from `view.workers` and from `view.in_flight`. By default nothing follows."""
+        """Decide what follows when `worker` has gone from `view.workers` and `view.in_flight`. By default nothing."""
         return Reply()
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
@@ -215,10 +231,13 @@ class Rule(Named):
         step that has it in its direction, or in `drops`. A rule that keeps a gradient for later copies it. At the end
         of every reply somebody has to be in flight, unless nobody is present or the budget is spent.
 
+        The delay of the gradient, if it is applied now, is ``view.version - arrival.read_version`` updates: 0 for a
+        fresh one.
+
         Args:
             state: what `init` returned, of this run alone; updated in place.
-            arrival: the gradient, `(P,)`, with its worker, weight and the version that was read. Its tensors are the
-                worker's slot: valid during the call only, to be read and not written.
+            arrival: the gradient, `(P,)`, with its worker, weight and the version that was read. Its tensors are memory
+                that the worker's next gradient overwrites: valid during the call only, to be read and not written.
             view: what the rule may know of the server. The arriving worker is idle now, so it is in `view.workers` and
                 not in `view.in_flight`.
 
@@ -226,12 +245,12 @@ class Rule(Named):
             What the server does, in this order, namely one optimizer step along `direction` (the version grows by one),
             the dispatches to abandon, the workers to start. ``Reply()`` keeps the gradient and leaves its worker idle.
 
-        The delay of the gradient, if it is applied now, is ``view.version - arrival.read_version`` updates: 0 for a
-        fresh one. Asynchronous SGD, x_{k+1} = x_k - gamma g(x_{k - delay}), is one line:
+        Asynchronous SGD, x_{k+1} = x_k - gamma g(x_{k - delay}), is one line:
 
         >>> class Asynchronous(Rule):
         ...     def arrive(self, state, arrival, view):
-        ...         return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        ...         start = (Start(arrival.worker),)
+        ...         return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=start)
         >>> arrival = Arrival(1, dispatch=7, read_version=4, gradient="g", weight=1.0, num_samples=8, seconds=0.5)
         >>> reply = Asynchronous().arrive(None, arrival, View(5, 0.1, workers=(0, 1)))
         >>> reply.direction, reply.uses, [start.worker for start in reply.start]
@@ -240,20 +259,20 @@ class Rule(Named):
         raise TypeError(f"{type(self).__name__} does not define arrive()")
 
     def resume(self, state: Any, view: View) -> Reply:
-        """Go on after a reply with `again`; by default nothing follows."""
+        """Decide what follows after the step of a reply with `again`. By default nothing."""
         return Reply()
 
 
 @dataclasses.dataclass(frozen=True)
 class PeerRule(Rule):
-    """Base of the rules without a server: every worker keeps a model of its own. It is a `Rule` for its name and its
-    parameters alone.
+    """Base of the rules without a server: every worker keeps a model of its own.
 
-    `asyncsgd.core.peers` carries them out, on the virtual clock and in a replay; none of `Rule`'s functions is called.
+    It derives from `Rule` so that it is found and configured by name, and none of `Rule`'s functions is called.
+    `asyncsgd.core.peers` implements these rules, on the virtual clock and in a replay.
     """
 
     together: ClassVar[bool] = False
-    """Whether gradients that start together arrive together, when the slowest is done."""
+    """Whether the workers go in lock-step: gradients that start together arrive together, when the slowest is done."""
 
 
 class Held:
@@ -279,21 +298,22 @@ class Held:
         return len(self._gradients)
 
     def take(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Take all out: sum_i w_i g_i / sum_i w_i, `(P,)`, and the dispatches; one gradient at least is held.
+        """Take all gradients out and return their mean, sum_i w_i g_i / sum_i w_i, `(P,)`, and their dispatch numbers.
+        At least one gradient must be held.
 
         They are added in the order of (worker, dispatch), so the order of arrival changes no bit; the mean of one
         gradient is that gradient, bit for bit.
         """
         keys = sorted(self._gradients)
-        (mean, weight), *others = map(self._gradients.pop, keys)
+        (total, total_weight), *others = map(self._gradients.pop, keys)
         if others:
-            mean.mul_(weight)
-            for gradient, its_weight in others:
-                mean.add_(gradient, alpha=its_weight)
-                weight += its_weight
-            if weight:  # else all weights are 0, and so is the sum
-                mean.div_(weight)
-        return mean, tuple([dispatch for _, dispatch in keys])
+            total.mul_(total_weight)
+            for gradient, weight in others:
+                total.add_(gradient, alpha=weight)
+                total_weight += weight
+            if total_weight:  # else all weights are 0, and so is the sum
+                total.div_(total_weight)
+        return total, tuple([dispatch for _, dispatch in keys])
 
 
 class Collecting(Rule):
@@ -309,27 +329,28 @@ class Collecting(Rule):
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         state.add(arrival)
-        return self.fire(state, view)
+        return self.step_if_enough(state, view)
 
     def leave(self, state: Any, worker: int, view: View) -> Reply:
-        return self.fire(state, view)
+        return self.step_if_enough(state, view)
 
-    def fire(self, state: Any, view: View) -> Reply:
-        """The step along what is held, if it is enough; nothing if not."""
-        # Where nobody is in flight nothing more will come: the round is complete, or no batches are left.
-        if not len(state) or (view.in_flight and len(state) < self.enough(view)):
+    def step_if_enough(self, state: Any, view: View) -> Reply:
+        """Reply with the step along the gradients that are held if they are enough, else with nothing."""
+        # More gradients come only while some are in flight. If none is, the round is complete, or no batches are left.
+        waits = view.in_flight and len(state) < self.num_required(view)
+        if waits or not len(state):
             return Reply()
         mean, uses = state.take()
-        return Reply(self.direction(state, mean), uses=uses, start=self.following(view))
+        return Reply(self.direction(state, mean), uses=uses, start=self.who_starts(view))
 
-    def enough(self, view: View) -> float:
+    def num_required(self, view: View) -> float:
         """How many gradients make a step while somebody is in flight."""
         return math.inf
 
     def direction(self, state: Any, mean: Tensor) -> Tensor:
-        """What is stepped along, `(P,)`."""
+        """The direction of the step, `(P,)`, made of the `mean` of the gradients that were held, `(P,)`."""
         return mean
 
-    def following(self, view: View) -> tuple[Start, ...]:
-        """Who starts after the step."""
+    def who_starts(self, view: View) -> tuple[Start, ...]:
+        """The workers that start after the step."""
         return tuple([each for each in view.everyone if each.worker not in view.in_flight])

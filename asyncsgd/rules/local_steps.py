@@ -44,7 +44,7 @@ class LocalSGD(Collecting):
     def join(self, state: Held, worker: int, view: View) -> Reply:
         return Reply(start=(Start(worker, self._steps(view.version)),))
 
-    def following(self, view: View) -> tuple[Start, ...]:
+    def who_starts(self, view: View) -> tuple[Start, ...]:
         return tuple([Start(worker, self._steps(view.version + 1)) for worker in view.workers])
 
     def _steps(self, version: int) -> int:
@@ -93,7 +93,7 @@ class DiLoCo(Collecting):
         state.momentum.mul_(beta).add_(mean)
         return mean.add_(state.momentum, alpha=beta).mul_(self.outer_learning_rate)
 
-    def following(self, view: View) -> tuple[Start, ...]:
+    def who_starts(self, view: View) -> tuple[Start, ...]:
         return tuple([Start(worker, self.num_local_steps) for worker in view.workers])
 
 
