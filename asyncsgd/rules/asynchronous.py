@@ -2,14 +2,14 @@
 
     x_{t+1} = x_t - eta * s * grad f(x_{t - tau}; batch),     tau = `delay`, the updates applied since the read
 
-With one worker every delay is 0. With N always-busy workers the mean delay is N - 1, whatever their speeds. s acts on
-the learning rate, not on the gradient: under AdamW a factor on the gradient would cancel.
+s is the rule's factor: 1 for `Asynchronous` and `Ringmaster`, and a number of its own for every other rule here. It
+acts on the learning rate, not on the gradient: under AdamW a factor on the gradient would cancel. With one worker every
+delay is 0. With N always-busy workers the mean delay is N - 1, whatever their speeds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +44,8 @@ class Ringmaster(Rule):
 
     Args:
         threshold: R of the paper, 1 or more; the largest applied delay is R - 1.
-        stops: after each update, stop every worker whose delay has reached R and start it again.
+        stops: after each update, stop every worker whose delay has reached R and start it again. Other rules call such
+            a parameter `interrupt`.
 
     Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML 2025,
     algorithms 4 (without stops) and 5 (with stops). Deviation: with stops, a worker in flight is judged by the version
@@ -59,14 +60,18 @@ class Ringmaster(Rule):
         if view.version - arrival.read_version >= self.threshold:
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
         if not self.stops:
-            return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+            return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
         # After this update a gradient of version v has the delay version + 1 - v, which is to be below the threshold.
         # Workers in flight stand in the order of their versions, the oldest first.
-        last_late = view.version + 1 - self.threshold
-        late = list(itertools.takewhile(lambda item: item[1].version <= last_late, view.in_flight.items()))
-        start = (arrival.worker, *[worker for worker, _ in late])
-        abandon = tuple([flight.dispatch for _, flight in late])
-        return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=abandon, start=tuple(map(Start, start)))
+        newest_late_version = view.version + 1 - self.threshold
+        start = [Start(arrival.worker)]
+        abandon = []
+        for work in view.in_flight.values():
+            if work.version > newest_late_version:
+                break
+            start.append(Start(work.worker))
+            abandon.append(work.dispatch)
+        return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), abandon=tuple(abandon), start=tuple(start))
 
 
 class DelayScaled(Rule):
@@ -78,7 +83,8 @@ class DelayScaled(Rule):
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         factor = self.factor(view.version - arrival.read_version, view)
-        return Reply(arrival.gradient, factor, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        start = (Start(arrival.worker),)
+        return Reply(arrival.gradient, learning_rate_factor=factor, uses=(arrival.dispatch,), start=start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +118,9 @@ class DelayAdaptive(DelayScaled):
 
 @dataclasses.dataclass(frozen=True)
 class Koloskova(DelayScaled):
-    """Apply every gradient at once; beyond N workers of delay its learning rate is at most 1 / (4 L delay).
+    """Apply every gradient at once; one whose delay exceeds N has a learning rate of at most 1 / (4 L delay).
+
+    N is the number of workers present.
 
     Args:
         smoothness: L, the largest curvature of the objective.
@@ -134,7 +142,8 @@ class Polynomial(DelayScaled):
     """Apply every gradient at once with learning rate eta (1 + delay)^-exponent.
 
     Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019. Deviation: FedAsync mixes models, x <- (1 - alpha s)
-    x + alpha s x_new, where x_new after one local step is x_{t - tau} - eta g; here its weights scale the step.
+    x + alpha s x_new, where x_new after one local step is x_{t - tau} - eta g. Here no models are mixed: the step along
+    g has the learning rate s eta. There is no alpha, whose place the learning rate takes.
     """
 
     exponent: float = parameter(0.5, at_least=0)
@@ -160,8 +169,8 @@ class Hinge(DelayScaled):
         return 1.0 if delay <= self.allowed else 1.0 / (self.slope * (delay - self.allowed) + 1.0)
 
 
-Seconds = dict[int, tuple[int, float]]
-"""Worker -> number of arrivals, mean seconds."""
+MeanSeconds = dict[int, tuple[int, float]]
+"""Worker -> (how many gradients have arrived, T_i: the mean of their seconds)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,19 +183,20 @@ class Rescaled(Rule):
     recorded in the arrivals, so a replay computes the same factors.
     """
 
-    def init(self, like: Tensor) -> Seconds:
+    def init(self, like: Tensor) -> MeanSeconds:
         return {}
 
-    def leave(self, state: Seconds, worker: int, view: View) -> Reply:
+    def leave(self, state: MeanSeconds, worker: int, view: View) -> Reply:
         state.pop(worker, None)
         return Reply()
 
-    def arrive(self, state: Seconds, arrival: Arrival, view: View) -> Reply:
+    def arrive(self, state: MeanSeconds, arrival: Arrival, view: View) -> Reply:
         factor = 1.0
-        if arrival.seconds > 0:
+        if arrival.seconds > 0:  # a gradient may take no time on the virtual clock, and 1 / 0 is undefined
             number, mean = state.get(arrival.worker, (0, 0.0))
             state[arrival.worker] = (number + 1, mean + (arrival.seconds - mean) / (number + 1))
         if arrival.worker in state:
             rates = [1.0 / mean for _, mean in state.values()]
             factor = state[arrival.worker][1] * sum(rates) / len(rates)
-        return Reply(arrival.gradient, factor, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        start = (Start(arrival.worker),)
+        return Reply(arrival.gradient, learning_rate_factor=factor, uses=(arrival.dispatch,), start=start)
