@@ -13,19 +13,21 @@ from asyncsgd.settings.choices import parameter
 
 @dataclasses.dataclass
 class Clocks:
-    """Arrivals of each worker, and who waits for the slowest."""
+    """The paper's clocks, and who waits for the slowest worker."""
 
     clocks: dict[int, int]
+    """Worker -> c_i, how many of its gradients have arrived."""
     waiting: list[int]
+    """The workers that are ahead and idle."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SSP(Rule):
-    """Apply every gradient as it comes; a worker more than `slack` clocks ahead of the slowest waits.
+    """Apply every gradient as it comes; a worker more than `slack` arrivals ahead of the slowest waits.
 
     A worker with c_i arrivals starts iff c_i - min_j c_j <= s. s = 0 is bulk-synchronous: n updates a round, all
     computed at the round's first version; delays are 0 to n - 1. With fixed unequal speeds every finite s has the
-    throughput of the slowest worker, n / max_i tau_i: only jitter is recovered.
+    throughput of the slowest worker, n / max_i tau_i. So less waiting is gained only where speeds vary in time.
 
     Args:
         slack: s of the paper, 0 or more.
@@ -86,14 +88,15 @@ class FixedDelay(Rule):
 
         x_{t+1} = x_t - eta * grad f(x_{max(0, t - tau)}; batch_t)
 
-    The dose of staleness, set by hand, for dose-response curves; and delayed SGD with closed forms on a quadratic:
-    stable iff 0 < eta lambda < 2 sin(pi / (2 (2 tau + 1))). With tau = 1 it is the weight version rule of PipeDream-2BW
-    (Narayanan, Phanishayee, Shi, Chen, Zaharia: Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021).
+    It measures the effect of a given delay, as in a dose-response curve. On a quadratic delayed SGD has closed forms:
+    it is stable iff 0 < eta lambda < 2 sin(pi / (2 (2 tau + 1))). With tau = 1 it is the weight version rule of
+    PipeDream-2BW (Narayanan, Phanishayee, Shi, Chen, Zaharia: Memory-Efficient Pipeline-Parallel DNN Training, ICML
+    2021).
 
-    tau + 1 gradients are outstanding (in flight or held) once the first tau + 1 have been started at x_0. So no version
-    depends on speeds or on the number of workers, if the learning rate is constant: a schedule counts the samples that
-    have arrived, and who is fast lets more of them wait. At equal speeds tau + 1 workers are
-    never idle, and additional workers would be.
+    tau + 1 gradients are outstanding (in flight or held) once the first tau + 1 have been started at x_0. So with a
+    constant learning rate no version depends on speeds or on the number of workers. With a schedule the versions do
+    depend on them: it counts the samples that have arrived, and the gradients of fast workers arrive long before they
+    are applied. At equal speeds tau + 1 workers are never idle, and additional workers would be.
 
     Args:
         delay: tau, in updates. The first gradients have delays 0, 1, ..., tau: all were computed at the initial
@@ -117,9 +120,9 @@ class FixedDelay(Rule):
         state.outstanding = [
             entry for entry in state.outstanding if entry.worker != worker or entry.gradient is not None
         ]
-        if not view.workers:  # nobody brings the gradients that are missing in front of those that are held
+        if not view.workers:  # the gradients that are missing in front of those that are held never come
             return Reply()
-        return self.resume(state, view)
+        return self._next(state)
 
     def arrive(self, state: Queue, arrival: Arrival, view: View) -> Reply:
         for entry in state.outstanding:
@@ -127,22 +130,28 @@ class FixedDelay(Rule):
                 entry.gradient = arrival.gradient.clone()
                 entry.dispatch = arrival.dispatch
         state.idle.append(arrival.worker)
-        return self.resume(state, view)
+        return self._next(state)
 
     def resume(self, state: Queue, view: View) -> Reply:
-        """Apply the oldest if it is due, and let the next start see exactly that version.
+        return self._next(state)
 
-        The step frees one place. Who takes it must start before the next gradient is applied, so one gradient is
-        applied a reply, and `again` asks for the next one.
+    def _next(self, state: Queue) -> Reply:
+        """Apply the oldest gradient if it is due, and let the next start see exactly that version.
+
+        The step frees one place. The worker that takes it must start before the next gradient is applied, so one
+        gradient is applied a reply, and `again` asks for the next one.
         """
-        if not self._due(state):
+        if not self._is_due(state):
             start = self._fill(state)
-            return Reply(start=start, again=self._due(state))
+            # A start makes the queue longer, and so it can make the oldest gradient due. It comes to that when the
+            # worker of a gradient in flight has left.
+            return Reply(start=start, again=self._is_due(state))
         oldest = state.outstanding.pop(0)
         start = self._fill(state)
-        return Reply(oldest.gradient, uses=(oldest.dispatch,), start=start, again=self._due(state))
+        return Reply(oldest.gradient, uses=(oldest.dispatch,), start=start, again=self._is_due(state))
 
-    def _due(self, state: Queue) -> bool:
+    def _is_due(self, state: Queue) -> bool:
+        """Whether the oldest gradient is to be applied: it has arrived, and more than tau are outstanding."""
         queue = state.outstanding
         return len(queue) > self.delay and queue[0].gradient is not None
 
