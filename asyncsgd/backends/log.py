@@ -30,7 +30,7 @@ from asyncsgd.core.batches import indices_of
 from asyncsgd.core.limits import Limits
 from asyncsgd.core.loop import Loop, Sink
 from asyncsgd.core.peers.models import Peers
-from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, Nobody, Work
+from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, NoWorkerLeft, Work
 from asyncsgd.core.server import Server
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import (
@@ -187,7 +187,7 @@ class Replay:
             for name, here in (("version", self.server.version), ("total_samples", self.server.num_samples)):
                 if getattr(record, name) != here:
                     raise self._differs(f"{name} of line {line} is {here}, the log has {getattr(record, name)}")
-        raise Nobody("the log ends")
+        raise NoWorkerLeft("the log ends")
 
     def _arrived(self, record: Event) -> Arrived:
         worker = record.worker

@@ -46,7 +46,7 @@ from asyncsgd.backends.link import (
 from asyncsgd.backends.pair import Pair
 from asyncsgd.backends.segment import FROZEN, SAMPLES, Segment
 from asyncsgd.core.limits import POLL_SECONDS, Interrupted, TrainingClock
-from asyncsgd.core.protocol import Arrived, Happened, Left, Measured, Nobody, Work
+from asyncsgd.core.protocol import Arrived, Happened, Left, Measured, NoWorkerLeft, Work
 from asyncsgd.core.running_statistics import RunningStatistics
 from asyncsgd.errors import RunError
 from asyncsgd.tasks.base import Sums, Task, decode_sums
@@ -199,7 +199,7 @@ class Workers:
 
         Raises:
             Interrupted: if the user asks to stop.
-            Nobody: if no worker is left.
+            NoWorkerLeft: if no worker is left.
         """
         if self._clock.running:
             self._paused = True  # it is resumed when the next thing is asked for
@@ -358,5 +358,5 @@ class Workers:
         self._readable = collections.deque(reader for reader in self._readable if reader != worker)
         self._left.append(Left(worker, reason))
 
-    def _nobody(self) -> Nobody:
-        return Nobody(f"no worker is left ({'; '.join(self._reasons)})")
+    def _nobody(self) -> NoWorkerLeft:
+        return NoWorkerLeft(f"no worker is left ({'; '.join(self._reasons)})")

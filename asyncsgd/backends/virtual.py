@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, Nobody, Work
+from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, NoWorkerLeft, Work
 from asyncsgd.core.running_statistics import RunningStatistics
 from asyncsgd.records.events import Taken
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
@@ -130,13 +130,13 @@ class Heap:
         change = self._changes[0].seconds if self._changes else math.inf
         first = self._first(change)
         if first is None and not (self._changes or self._heap or self._uploads):
-            raise Nobody("no worker is left; let one of them join again, or stay")
+            raise NoWorkerLeft("no worker is left; let one of them join again, or stay")
         seconds = change if first is None else first[0]
         if seconds > until:
             self.now = until
             return None
         if seconds == math.inf:
-            raise Nobody("every worker in flight takes for ever; give --seconds, or other --speeds")
+            raise NoWorkerLeft("every worker in flight takes for ever; give --seconds, or other --speeds")
         self.now = seconds
         if first is None:
             return self._change()

@@ -24,7 +24,7 @@ from asyncsgd.core.limits import (
     Result,
     diverged,
 )
-from asyncsgd.core.protocol import Arrived, Backend, Happened, Joined, Left, Method, Nobody, Step, Work
+from asyncsgd.core.protocol import Arrived, Backend, Happened, Joined, Left, Method, NoWorkerLeft, Step, Work
 from asyncsgd.core.running_statistics import RunningStatistics
 from asyncsgd.core.state import state_of
 from asyncsgd.errors import UsageError
@@ -123,7 +123,7 @@ class Loop:
             result = self._run()
         except Interrupted:
             result = Result(INTERRUPTED, "interrupted by the user")
-        except Nobody as why:
+        except NoWorkerLeft as why:
             result = Result(FAILED, str(why))
         if result.status == INTERRUPTED and self.evaluations:
             self._save()

@@ -1,9 +1,12 @@
 """The protocol between a method, which decides, a backend, which computes, and the loop between the two.
 
-A gradient in flight is a `Work`. What may happen is `Happened`, what follows from it is a `Step`.
+A method is an algorithm as a whole: a server with its rule, or peers. A backend is what carries out a runtime, which is
+the user's setting (`asyncsgd.run.runtimes`). A gradient in flight is a `Work`. What may happen is `Happened`: a worker
+joined, a worker left, or a gradient arrived. A `Step` is the method's answer to it, not an optimizer step.
 
-Shapes: P parameters (gaps of the flat vector included), S running statistics of the model; what a gradient made of them
-is `(3, S)`, see `asyncsgd.core.running_statistics`.
+Shapes: P parameters (gaps of the flat vector included), S running statistics of the model. The effect of a gradient on
+them is `(3, S)`: the statistics after it, those that it read, and the share q of the old ones in the new ones; see
+`asyncsgd.core.running_statistics`.
 """
 
 from __future__ import annotations
@@ -20,57 +23,61 @@ from asyncsgd.records.events import Evaluation, Gradient, Range, Record, Taken
 
 
 class Work(Struct, gc=False):
-    """A gradient in flight: the same object for the rule's view, the backend and `Arrived`."""
+    """A gradient in flight. The rule's view, the backend and `Arrived` share this object."""
 
     worker: int
     """The number of the worker, from 0."""
     dispatch: int
     """The number of this gradient, over all workers, in the order of the starts."""
     version: int
-    """The server's when it started. The worker may read a newer one when it begins, unless there is a `point`."""
+    """The server's version when it dispatched this gradient. The worker may read a newer one when it begins, unless
+    there is a `point`."""
     num_local_steps: int
-    """Steps of the worker's inner optimizer, one a batch; 1 where it computes the gradient of one batch."""
+    """How many steps the worker's inner optimizer takes, one for each batch. It is 1 if the worker computes the
+    gradient of one batch. Peers that are timed together have here how many computing times the virtual clock adds
+    up."""
     batches: tuple[Range, ...]
-    """The ranges of its stream that these batches are."""
+    """Which batches: ranges of positions in a stream of batches, such as the worker's own."""
     point: Tensor | None
-    """`(P,)`, the parameters of `version`, at which the gradient is to be computed; to be read, not changed. None: at
-    the parameters that its worker finds when it begins. The virtual clock, which computes a gradient when it arrives,
-    keeps the parameters of its start here."""
+    """`(P,)`, the parameters of `version`, at which the gradient is to be computed; to be read, not changed. None: the
+    worker takes the parameters that it finds when it begins. The virtual clock computes a gradient only when it
+    arrives, so it keeps the parameters of the start here."""
     rate: float | None
     """The learning rate of local steps; None without them."""
     began: float
-    """On the training clock, in seconds."""
+    """When the gradient was dispatched, in seconds of the training clock."""
     draw: int
-    """How many computing times were drawn for its worker before: one for each batch that it was given. Its own are the
-    next ones of the worker's stream."""
+    """How many computing times were drawn for the worker before this gradient, one for each batch that it was given.
+    This gradient takes the next ones of the worker's sequence of random times."""
     drawn: float = 0.0
-    """On the virtual clock the seconds that were drawn for its last step."""
+    """The seconds that the virtual clock drew for the last step of this gradient."""
     statistics: Tensor | None = None
-    """The running statistics at `point`, `(S,)`, of a model that has some."""
+    """`(S,)`, the running statistics at `point`; None if the model has none, or if there is no `point`."""
 
 
 class Pinned(Struct, frozen=True, gc=False):
-    """A start at exactly these parameters, which has no batches yet; the server makes a `Work` of it."""
+    """A start at exactly these parameters, which has no batches yet. The server makes a `Work` of it."""
 
     worker: int
     num_local_steps: int
     version: int
     point: Tensor
-    """`(P,)`."""
+    """`(P,)`, the parameters."""
     statistics: Tensor | None
-    """`(S,)`, of a model that has running statistics."""
+    """`(S,)`, the running statistics; None if the model has none."""
 
 
 class Moved(Struct, frozen=True, gc=False):
-    """The running statistics of a worker's model after a gradient that may be used, and what decides how those of the
-    server follow them."""
+    """What one gradient did to the running statistics of its worker's model. The server keeps it until it uses the
+    gradient, and its own statistics follow, or until it drops the gradient."""
 
     worker: int
     batches: tuple[Range, ...]
+    """The batches of the gradient, for rules that follow the first batch of a step alone."""
     vectors: Tensor
-    """`(3, S)`."""
+    """`(3, S)`, the effect of the gradient on the statistics."""
     weight: float
-    """The loss terms behind the gradient."""
+    """The number of loss terms in the gradient's mean."""
 
 
 class Joined(Struct, frozen=True, gc=False):
@@ -80,30 +87,33 @@ class Joined(Struct, frozen=True, gc=False):
 
 
 class Left(Struct, frozen=True, gc=False):
-    """`worker` is gone, and so is what it had in flight."""
+    """`worker` is gone, and so is the gradient that it had in flight."""
 
     worker: int
     reason: str = ""
-    """Empty where it leaves in good order."""
+    """Why the worker is gone; empty if it leaves in good order."""
 
 
 class Arrived(Struct, frozen=True, gc=False):
-    """A gradient that was in flight is there."""
+    """A gradient that was in flight has arrived."""
 
     work: Work
     """What its worker was given."""
     read_version: int
-    """The version at which it was computed."""
+    """The version at which the gradient was computed."""
     vector: Tensor
-    """`(P,)`, the backend's own; valid until it is asked for what happens next."""
+    """`(P,)`, the gradient itself, or start minus end of local steps. It is memory of the backend, valid until the next
+    call of `Backend.next`."""
     gradient: Gradient
-    """Its loss, loss terms and samples."""
+    """What the worker reports of the gradient: its loss, loss terms and samples."""
     seconds: float
-    """From its start to its arrival, on the training clock."""
+    """The time from dispatch to arrival, on the training clock."""
     taken: Taken
-    """The parts of `seconds`, and what the application takes."""
+    """How `seconds` divides into pull, compute and push, the seconds that the worker waited before, and those that the
+    server takes to apply the gradient."""
     moved: Tensor | None = None
-    """What it has made of the model's running statistics, `(3, S)`, valid as `vector` is; None: it has none."""
+    """`(3, S)`, the effect of the gradient on the model's running statistics, valid as long as `vector`; None: the
+    model has none."""
 
 
 Happened = Joined | Left | Arrived
@@ -113,13 +123,14 @@ class Step(Struct, frozen=True, gc=False):
     """What follows from something that happened."""
 
     start: Sequence[Work] = ()
-    """Gradients that start now, in order."""
+    """The gradients that start now, in order."""
     stop: Sequence[Work] = ()
-    """In flight until now, and nobody waits for them any more: they were abandoned, or their worker is gone."""
+    """The gradients that were in flight until now and that nobody waits for any more: they were abandoned, or their
+    worker is gone."""
     changed: bool = False
-    """Whether what is evaluated has changed."""
+    """Whether the parameters that are evaluated have changed."""
     record: Record | None = None
-    """What happened, where somebody wants to know."""
+    """The record of what happened, for the log; None if nobody reads records."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +155,8 @@ class Measured:
         return Evaluation(version=version, total_samples=num_samples, train_seconds=train_seconds, **said)
 
 
-class Nobody(Exception):
-    """No worker is left, or none will do anything any more; the message says why, and what to type."""
+class NoWorkerLeft(Exception):
+    """No worker is left, or none will do anything any more. The message says why, and how the user can avoid it."""
 
 
 class Method(Protocol):
@@ -165,19 +176,22 @@ class Method(Protocol):
 
     @property
     def cut_short(self) -> str | None:
-        """Why a run cannot become longer from here; None: it can."""
+        """Why this state cannot be continued with a larger budget: that run would not have come to it. None: it can."""
 
     def react(self, happened: Happened) -> Step:
-        """Take in what happened, and say what follows."""
+        """Change with what happened, and return what follows. The loop calls it."""
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that take part. Where a backend `loses_flights`, they leave in this order after a resume: idle
-        ones first, so that none of them is started on what a busy one has given back, only to leave in turn.
+        """The workers that take part now. After a resume on a backend that `loses_flights` the loop lets all of them
+        leave, in this order. Idle workers go first: otherwise the server would start them on the batches that a busy
+        worker gives back, and they would leave right after.
         """
 
     def extend(self) -> Step | None:
-        """After a resume with a larger budget, start the workers that the old budget kept waiting; None: none wait."""
+        """Start the workers that the old budget kept waiting. The loop calls it after a resume, for a budget that may
+        be larger. None: no worker starts.
+        """
 
 
 class Backend(Protocol):
@@ -189,45 +203,50 @@ class Backend(Protocol):
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that are there from the beginning, in the order in which they join."""
+        """The workers that the backend has, in the order in which they join when training begins, or begins again."""
 
     @property
     def may_stop(self) -> bool:
-        """Whether the run may be stopped and saved now. It may not amid a round whose step all ranks have taken."""
+        """Whether the run may be stopped and saved now. It may not between two arrivals of one synchronous round: all
+        ranks have taken the step of the round, and the method has not heard of all of its gradients.
+        """
 
     @property
     def loses_flights(self) -> bool:
-        """Whether gradients that are in flight at a checkpoint must be computed again. Then all workers leave after a
+        """Whether gradients that are in flight at a checkpoint must be computed again. If so, all workers leave after a
         resume, their batches are given back, and they join again."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Return a context that is around all that happens after the first evaluation."""
+        """Return the context in which the loop trains. It is entered after the first evaluation, or after a resume."""
 
     def next(self, until: float) -> Happened | None:
         """Wait for what happens next, and return it with the clock at its time.
 
         Args:
-            until: a time on the training clock. If it comes first, None is returned, with the clock at it or just
-                behind it.
+            until: a time on the training clock, in seconds.
+
+        Returns:
+            None if `until` came first, with the clock at it or just behind it. None also if nothing has happened for
+            a while, half a second on real processes: the caller looks at signals and asks again.
 
         Raises:
-            Nobody: if nothing will happen any more.
+            NoWorkerLeft: if nothing will happen any more.
         """
 
     def stop(self, works: Sequence[Work]) -> None:
-        """Take back gradients that nobody waits for any more; see `Step`. It is called before `start`."""
+        """Take back gradients that nobody waits for any more; see `Step.stop`. The loop calls it before `start`."""
 
     def start(self, works: Sequence[Work]) -> None:
         """Start gradients, in the order given."""
 
     def freeze(self) -> Iterable[Arrived]:
-        """Stop workers that step by themselves, and yield the steps that they had taken. The parameters stay fixed
-        until `next` is called.
+        """Let workers that step the parameters themselves stand still, and yield the steps that they had taken. The
+        parameters stay fixed until `next` is called. Other backends yield nothing.
         """
 
     def evaluate(self, parameters: Tensor) -> Measured:
         """Evaluate `parameters` exactly.
 
         Raises:
-            Nobody: if no worker is left to do it.
+            NoWorkerLeft: if no worker is left to do it.
         """
