@@ -36,11 +36,11 @@ from asyncsgd.records.events import (
 )
 from asyncsgd.rules.contract import Arrival, Reply, Rule, Start, View
 
-SAME = 1e-6
-"""A direction that differs from the arriving gradient by less than this, relative to its norm, counts as that gradient:
-no loss shows it."""
+SAME_DIRECTION = 1e-6
+"""A direction that differs from the arriving gradient by no more than this, relative to the gradient's norm, counts as
+that gradient. So small a difference changes no loss in the digits that are shown."""
 CHUNK = 1 << 20
-"""Elements of two vectors that are compared at once, so that a comparison needs no third vector."""
+"""How many elements of two vectors are compared at once, so that a comparison needs no third vector."""
 
 
 class Server:
@@ -57,14 +57,14 @@ class Server:
         batches: hands out the run's batches.
         num_workers: N, workers 0 to N - 1.
         batch_size: samples of one gradient.
-        samples: nobody starts once so many have arrived.
+        samples: no worker starts once so many samples have arrived.
         clock: the training clock, in seconds.
-        starts: whether workers are started as soon as the rule and the batches allow. If not, a replay of a log starts
-            them with `start`.
+        starts: whether this object starts workers as soon as the rule and the batches allow. If not, a replay of a log
+            starts them with `start`.
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
             `version` to the next; for workers that share this memory.
         records: whether anybody reads `Step.record`.
-        statistics: the model's running statistics, which move with a step: those of the gradients that it uses, each
+        statistics: the model's running statistics. With a step they follow the gradients that it uses, each of them
             once. None: the model has none.
 
     >>> import torch
@@ -120,6 +120,7 @@ class Server:
         self.parameters = parameters
         self.rule = rule
         self.rule_acted = RuleActed()
+        """How often the rule did something else than asynchronous SGD does. A run tells the user if it never did."""
         self.num_samples = 0
         """Samples that arrived, used or not: what budgets and the learning rate count."""
         self._optimizer = optimizer
@@ -137,115 +138,121 @@ class Server:
         self.rule_state = rule.init(parameters)
         self.view = View(parameters=parameters if rule.needs_points else None)
         self.view.learning_rate = 1.0 if self._local_steps else schedule(0)
-        self._present: set[int] = set()  # the view's workers, for looking up
+        self._present: set[int] = set()  # the view's workers, as a set, since each start looks for its worker
         self._snapshot: tuple[int, Tensor, Tensor | None] | None = None
         self.statistics = statistics
         self._moved: dict[int, Moved] = {}
-        """By dispatch, of the gradients that have arrived and may still be used."""
+        """Dispatch -> the effect on the running statistics, of gradients that have arrived and may still be used."""
         self._replica: tuple[int, Tensor] | None = None
         """The worker whose gradient has just arrived, and the running statistics of its copy of the model, `(S,)`."""
         self._waiting: dict[int, Start | Pinned] = {}
-        """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
-        spent."""
-        self._draws = [0] * num_workers
-        self._budget_cuts = False
+        """Worker -> its start, of workers that the rule has started and that got no batch: the budget is spent, or cuts
+        the last round short."""
+        self._draws = [0] * num_workers  # how many computing times each worker has used; see `Work.draw`
+        self._budget_cuts = False  # whether a worker got fewer batches than the rule asked for
         # One entry per dispatch, for good: a rule with a table of gradients uses a dispatch as often as it likes.
         self._read_versions = list[int]()
         self._worker_of = list[int]()
         self._without_terms: set[int] = set()
-        """Dispatches whose batches had no loss term."""
+        """The dispatch numbers of gradients whose batches had no loss term."""
         self._frozen: dict[int, tuple[str, ...]] = {}
-        """Of dispatches that are to be used: the parameters that were frozen, by name."""
+        """Dispatch -> the names of the parameters that were frozen, of gradients that are still to be used."""
 
     @property
     def version(self) -> int:
-        """Updates that the parameters have taken."""
+        """The number of updates that the parameters have taken."""
         return self.view.version
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Those present, in order."""
+        """The workers present, in order."""
         return tuple(self.view.workers)
 
     @property
     def in_flight(self) -> dict[int, Work]:
-        """worker -> what it is computing, oldest dispatch first; live, to be read only."""
+        """worker -> the gradient that it computes, oldest dispatch first. It is live, and to be read only."""
         return self.view.in_flight
 
     @property
     def present(self) -> Sequence[int]:
-        """Those present, idle ones first."""
+        """The workers present, idle ones first; see `Method.present`."""
         busy = self.in_flight
         return sorted(self.workers, key=lambda worker: (worker in busy, worker))
 
     @property
     def cut_short(self) -> str | None:
-        """Why a run cannot become longer from here: with a larger budget it would not have come to this state. None
-        where it would."""
+        """See `Method.cut_short`. With a larger budget the last round would have had more batches, and the run would
+        have gone on otherwise from there."""
         if not self._budget_cuts:
             return None
         if self.rule.in_rounds:
             return f"rule {self.rule.name} works in rounds, and the budget cuts one short"
+        # Only rounds and Hogwild have sources of batches that end at the budget.
         return "the workers of Hogwild are given no more than the budget"
 
     def snapshot(self) -> tuple[Tensor, Tensor | None]:
-        """Parameters and running statistics of the current version: one copy a version, shared; not to be changed."""
+        """A copy of the parameters and the running statistics of the current version. All who ask for one version share
+        it, so it is not to be changed.
+        """
         if self._snapshot is None or self._snapshot[0] != self.version:
             statistics = None if self.statistics is None else self.statistics.values.clone()
             self._snapshot = (self.version, self.parameters.clone(), statistics)
         return self._snapshot[1:]
 
     def react(self, happened: Happened) -> Step:
-        """Ask the rule what follows, do it, and write it down."""
+        """Tell the rule what happened, carry out its reply, and return what starts and stops, with the record."""
         if isinstance(happened, Arrived):
             return self._arrive(happened)
         return self._join(happened.worker) if isinstance(happened, Joined) else self._leave(happened)
 
     def _arrive(self, arrived: Arrived) -> Step:
-        """The samples count as arrived before the rule decides, so it sees the rate of a step that is taken now."""
+        """Handle a gradient that has arrived.
+
+        Its samples are counted first, so that `view.learning_rate` is the one that a step taken now would have.
+        """
         work = arrived.work
         view = self.view
         began = self._clock()
-        gradient = arrived.gradient
-        vector = arrived.vector
+        report = arrived.gradient
+        gradient = arrived.vector
         read_version = arrived.read_version
         worker = work.worker
         dispatch = work.dispatch
         if view.in_flight.pop(worker, None) is not work:
             raise RuntimeError(f"dispatch {dispatch} of worker {worker} is not in flight")
-        self.num_samples += gradient.num_samples
+        self.num_samples += report.num_samples
         self._read_versions[dispatch] = read_version
         if not self._local_steps:
             view.learning_rate = self._schedule(self.num_samples)
         delay = view.version - read_version
-        if not gradient.weight:
+        if not report.weight:
             self._without_terms.add(dispatch)
-        if gradient.frozen:
+        if report.frozen:
             if self.rule.needs_plain_sgd:
-                raise cannot_freeze(gradient.frozen[0])
-            self._frozen[dispatch] = gradient.frozen
+                raise cannot_freeze(report.frozen[0])
+            self._frozen[dispatch] = report.frozen
         if arrived.moved is not None:
-            self._moved[dispatch] = Moved(worker, work.batches, arrived.moved.clone(), gradient.weight)
+            self._moved[dispatch] = Moved(worker, work.batches, arrived.moved.clone(), report.weight)
             self._replica = (worker, arrived.moved[0].clone())
         arrival = Arrival(
             worker,
             dispatch,
             read_version,
-            vector,
-            gradient.weight,
-            gradient.num_samples,
+            gradient,
+            report.weight,
+            report.num_samples,
             arrived.seconds,
             work.num_local_steps,
             work.point if self._needs_points else None,
         )
         repeated: Sequence[Start | Pinned] = ()
-        if gradient.weight or self.rule.hears_of_empty:
+        if report.weight or self.rule.hears_of_empty:
             reply = self.rule.arrive(self.rule_state, arrival, view)
         else:
             reply = Reply(drops=(dispatch,))
             repeated = [self._repeat(work)]
         self.rule_acted.arrivals += 1
-        if gradient.weight and not is_asynchronous(reply, arrival):
+        if report.weight and not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
         uses, drops, stop, start, stepped = self._carry_out(reply, repeated)
         self._replica = None
@@ -259,22 +266,29 @@ class Server:
         taken = arrived.taken
         # By position, in the order of its fields: by name it would take a microsecond more.
         event = Event(
-            dispatch, worker, work.batches, read_version, view.version, delay, outcome, uses, drops,
+            dispatch, worker, work.batches, read_version,
+            view.version, delay,  # version, arrival_delay
+            outcome, uses, drops,
             _dispatches(stop) if stop else (), _started(start),  # abandoned, started
-            gradient.loss, gradient.weight, gradient.num_samples,
+            report.loss, report.weight, report.num_samples,
             view.learning_rate, now, self.num_samples,  # learning_rate, train_seconds, total_samples
-            work.num_local_steps if self._local_steps else 1, arrived.seconds,
-            taken.pull, taken.compute, taken.push, taken.wait, taken.apply + now - began,
-            gradient.loss_scales, self._optimizer.norm if stepped else None,  # loss_scales, direction's norm
+            work.num_local_steps if self._local_steps else 1, arrived.seconds,  # num_local_steps, flight_seconds
+            taken.pull, taken.compute, taken.push, taken.wait,  # pull_seconds, compute_, push_, wait_seconds
+            taken.apply + now - began,  # apply_seconds: what the worker took for it, and what this method took
+            report.loss_scales,
+            self._optimizer.norm if stepped else None,  # gradient_norm
         )  # fmt: skip
         return Step(start, stop, stepped, event)
 
     def _repeat(self, work: Work) -> Start | Pinned:
-        """The same start again: at its old point if the rule asks for exact starts, or if the worker has parameters of
-        its own, as in elastic averaging; else at the current parameters.
+        """Start the worker of `work` again, whose batch had no loss term.
+
+        It starts at its old point if the rule has `exact_start`, since that rule chose the version. So it does if the
+        worker keeps parameters of its own, which local steps and points together mean (elastic averaging, Downpour).
+        Otherwise it starts at the current parameters: a rule that only looks at points gains nothing from old ones.
         """
-        has_own_parameters = self._local_steps and self._needs_points
-        if work.point is not None and (self.rule.exact_start or has_own_parameters):
+        keeps_own_parameters = self._local_steps and self._needs_points
+        if work.point is not None and (self.rule.exact_start or keeps_own_parameters):
             return Pinned(work.worker, work.num_local_steps, work.version, work.point, work.statistics)
         return self._at_points([Start(work.worker, work.num_local_steps)])[0]
 
@@ -286,7 +300,7 @@ class Server:
         return self._membership("join", worker, self.rule.join(self.rule_state, worker, self.view))
 
     def _leave(self, left: Left) -> Step:
-        """Its batches are handed out again."""
+        """Handle that a worker is gone. The batches of its gradient in flight are handed out again."""
         worker = left.worker
         self._waiting.pop(worker, None)
         if worker not in self._present:  # lost before training began
@@ -296,8 +310,8 @@ class Server:
         if lost is not None:
             self._batches.give_back(lost.batches)
             if left.reason == STOPPED:
-                # The run goes on where it was stopped: the next gradient takes the time that was drawn for this one.
-                # A worker that was lost has spent that time.
+                # The run goes on where it was stopped: the worker computes this gradient again and takes the time that
+                # was drawn for it. A worker that was really lost has spent that time, and takes the next one.
                 self._draws[worker] -= lost.num_local_steps
         return self._membership("leave", worker, self.rule.leave(self.rule_state, worker, self.view), left.reason, lost)
 
@@ -319,36 +333,41 @@ class Server:
         )
         return Step(start, [*stop, *gone], stepped, record)
 
-    def drop(self, worker: int, reason: str) -> Membership:
-        """`worker` is gone after the last evaluation: nothing may change any more, so the rule is not asked."""
+    def late_leave(self, worker: int, reason: str) -> Membership:
+        """Return the record of a worker that is gone after the last evaluation.
+
+        Nothing may change any more, so the rule does not hear of it and no state is changed.
+        """
         return Membership(self.version, self.num_samples, self._clock(), "leave", worker, reason)
 
     def extend(self) -> Step | None:
-        """Go on with a larger budget than that of the state that was loaded: start who was to start when that was
-        spent. None: there is nobody.
-        """
-        start = self._start(()) if self._starts else ()
+        """See `Method.extend`. The workers wait in the state that was loaded because the old budget was spent."""
+        start = self._start_all_possible(()) if self._starts else ()
         if not start:
             return None
         return Step(start, record=Extended(self.version, self.num_samples, self._clock(), _started(start)))
 
-    def start(self, worker: int, most: int) -> Work | None:
-        """Start `worker`, whom the rule has started, on `most` batches at most; None where the rule has not."""
+    def start(self, worker: int, max_batches: int) -> Work | None:
+        """Start `worker` on at most `max_batches` batches if the rule has asked for it. None: the rule has not.
+
+        A replay calls it, in an object with ``starts=False``.
+        """
         waiting = self._waiting.pop(worker, None)
         if waiting is None:
             return None
-        count = min(most, waiting.num_local_steps)
+        count = min(max_batches, waiting.num_local_steps)
         started = self._give([msgspec.structs.replace(waiting, num_local_steps=count)])
         return started[0] if started else None
 
     def _carry_out(
         self, reply: Reply, starts: Sequence[Start | Pinned] = ()
     ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], Sequence[Work], Sequence[Work], bool]:
-        """Step, abandon and start what the rule asks for, as often as it wants to go on. All start after the last step,
-        those in `starts` first.
+        """Do what a reply asks for: step, abandon and start. With `Reply.again` ask the rule for the next reply.
+
+        All workers start after the last step, those in `starts` first.
 
         Returns:
-            uses, drops, what stops, what starts, and whether a step was taken.
+            uses, drops, the works that stop, the works that start, and whether a step was taken.
         """
         view = self.view
         read_versions = self._read_versions
@@ -369,8 +388,8 @@ class Server:
             if reply.abandon:
                 stop += self._abandoned(reply.abandon)
             if reply.start:
-                asked = self._at_points(reply.start)
-                starts = [*starts, *asked] if starts else asked
+                requested = self._at_points(reply.start)
+                starts = [*starts, *requested] if starts else requested
             if not reply.again:
                 break
             reply = self.rule.resume(self.rule_state, view)
@@ -379,29 +398,38 @@ class Server:
                 self._moved.pop(dispatch, None)
         for work in stop:
             self._batches.give_back(work.batches)
-        start = self._start(starts)
-        if not view.in_flight and self._forgot_everybody():
+        start = self._start_all_possible(starts)
+        if self._is_stuck():
             raise RuntimeError(f"rule {self.rule.name} left nobody in flight")
         return uses, drops, stop, start, stepped
 
-    def _forgot_everybody(self) -> bool:
-        return bool(self._present and self._starts and not self._waiting and self.num_samples < self._samples)
+    def _is_stuck(self) -> bool:
+        """Whether workers are present and the budget is not spent, but nobody computes and nobody waits to."""
+        if self.view.in_flight or self._waiting or not self._present:
+            return False
+        return self._starts and self.num_samples < self._samples
 
     def _frozen_in_all(self, uses: Sequence[int]) -> Collection[str]:
-        """The parameters that were frozen in all gradients of an update that have a loss term. What was frozen in a
-        gradient is forgotten with its first use: where a rule uses it again, from a table, nothing counts as frozen.
+        """The names of the parameters that got no gradient in this update, since they were frozen in all of its
+        gradients. Gradients of batches without a loss term do not count.
+
+        What was frozen in a gradient is forgotten with its first use: where a rule uses it again, from a table, nothing
+        counts as frozen.
         """
         with_terms = [dispatch for dispatch in uses if dispatch not in self._without_terms]
         return set.intersection(*[set(self._frozen.pop(dispatch, ())) for dispatch in with_terms])
 
     def _step(self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]) -> None:
+        """Take one step of parameters and running statistics, within the context of `writing` if there is one."""
         if self._writing is None:
-            self._move(direction, learning_rate, frozen, uses)
+            self._step_inside(direction, learning_rate, frozen, uses)
             return
         with self._writing(self.view.version):
-            self._move(direction, learning_rate, frozen, uses)
+            self._step_inside(direction, learning_rate, frozen, uses)
 
-    def _move(self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]) -> None:
+    def _step_inside(
+        self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]
+    ) -> None:
         if self._moved:
             self._move_statistics(uses)
         optimizer = self._optimizer
@@ -413,7 +441,9 @@ class Server:
         self.view.version += 1
 
     def _move_statistics(self, uses: Sequence[int]) -> None:
-        """Each gradient moves them once, also where a table of gradients uses it again."""
+        """Let the running statistics follow the gradients of a step. Each gradient moves them once, also where a table
+        of gradients uses it again.
+        """
         statistics = self.statistics
         assert statistics is not None
         moved = [self._moved.pop(dispatch) for dispatch in uses if dispatch in self._moved]
@@ -423,15 +453,18 @@ class Server:
         rate = self.rule.elastic_rate
         if rate is not None:
             for each in moved:
+                # The worker goes on from the statistics to which the server's have pulled its own.
                 self._replica = (each.worker, statistics.pull(each.vectors, rate))
             return
         if self._local_steps and len(moved) > 1:
+            # The displacements of several workers are averaged in a step, so their statistics are too.
             statistics.move_by_mean(vectors, [each.weight for each in moved])
             return
         for of_gradient in vectors:
             statistics.move(of_gradient)
 
     def _abandoned(self, dispatches: Sequence[int]) -> list[Work]:
+        """Take gradients that the rule abandons out of those in flight, and return them."""
         if self._local_steps:
             raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
         in_flight = self.view.in_flight
@@ -442,7 +475,7 @@ class Server:
         return works
 
     def _at_points(self, starts: Sequence[Start]) -> Sequence[Start | Pinned]:
-        """Pin those that are to start at exactly the parameters of now."""
+        """Add the current parameters to the starts that are to be at exactly these; see `Pinned`."""
         if not self._exact and all(start.offset is None for start in starts):
             return starts
         return [self._at_point(start) for start in starts]
@@ -458,15 +491,18 @@ class Server:
         return Pinned(start.worker, start.num_local_steps, self.version, point, statistics)
 
     def _statistics_of(self, worker: int) -> Tensor | None:
-        """Those that a worker begins with that is not at the server's parameters: its own after local steps, from which
-        it goes on.
+        """`(S,)`, the running statistics of a worker that starts at an offset from the server's parameters. After local
+        steps it goes on from its own; otherwise it gets a copy of the server's.
         """
         if self._local_steps and self._replica is not None and self._replica[0] == worker:
             return self._replica[1]
         return None if self.statistics is None else self.statistics.values.clone()
 
-    def _start(self, starts: Sequence[Start | Pinned]) -> Sequence[Work]:
-        """Start who waits and these, as far as there are batches; nobody once the budget is spent."""
+    def _start_all_possible(self, starts: Sequence[Start | Pinned]) -> Sequence[Work]:
+        """Start the workers that wait and those in `starts`, as far as there are batches. The others wait.
+
+        Once the budget is spent nobody starts.
+        """
         waiting = self._waiting
         may_start = self._starts and self.num_samples < self._samples
         if may_start and not waiting:
@@ -481,7 +517,8 @@ class Server:
         return self._give(starts)
 
     def _give(self, starts: Sequence[Start | Pinned]) -> list[Work]:
-        """Give batches to those that start; where none are left, the rest waits."""
+        """Give batches to the workers in `starts` and put their works in flight. If no batch is left, the rest
+        waits."""
         view = self.view
         draws = self._draws
         now = self._clock()
@@ -499,7 +536,7 @@ class Server:
                 if not number:
                     self._waiting.update([(waiting.worker, waiting) for waiting in starts[len(works) :]])
                     break
-            if self._local_steps:  # its own samples count as having arrived, as they do for a server's step
+            if self._local_steps:  # the work's own samples count as arrived, as they do for a step of the server
                 rate = self._schedule(self.num_samples + number * self._batch_size)
             version = view.version
             point = None
@@ -520,12 +557,13 @@ class Server:
         return works
 
     def restored(self) -> None:
-        """Called after a state was loaded. The budget, and so the learning rate, may differ from then."""
+        """Called after a state was loaded. The budget, and so the learning rate, may differ from those at its
+        saving."""
         self._present = set(self.view.workers)
         self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
         if self._writing is not None:
-            # Who shares the parameters is to learn their version, which leaving this context publishes.
+            # Workers that share the parameters are to learn their version, which is published at the context's end.
             with self._writing(self.version - 1):
                 pass
 
@@ -565,8 +603,12 @@ def is_asynchronous(reply: Reply, arrival: Arrival) -> bool:
 
 
 def _is_same(direction: Tensor, gradient: Tensor) -> bool:
-    """Whether the two differ by no more than `SAME`; most that do show it in their first elements."""
-    limit = (SAME * float(torch.linalg.vector_norm(gradient))) ** 2
+    """Whether the two differ by no more than `SAME_DIRECTION`.
+
+    They are compared chunk by chunk. A larger difference mostly shows in the first chunk, and the rest is then not
+    read.
+    """
+    limit = (SAME_DIRECTION * float(torch.linalg.vector_norm(gradient))) ** 2
     difference = 0.0
     for one, other in zip(direction.split(CHUNK), gradient.split(CHUNK), strict=True):
         difference += float(torch.dist(one, other)) ** 2

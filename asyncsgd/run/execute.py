@@ -306,7 +306,7 @@ def _serve(
         return _interrupted_before(live)
     finally:
         for left in workers.close():  # nothing may change any more, so the rule does not hear of them
-            live.record(server.drop(left.worker, left.reason))
+            live.record(server.late_leave(left.worker, left.reason))
 
 
 def _interrupted_before(live: Live) -> Result:

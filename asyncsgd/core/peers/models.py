@@ -221,8 +221,11 @@ class Peers(abc.ABC, Generic[R]):
             works.append(work)
         return works
 
-    def start(self, worker: int, most: int) -> Work | None:
-        """Start `worker` on its next batch; None where it is not to start, or there is none."""
+    def start(self, worker: int, max_batches: int) -> Work | None:
+        """Start `worker` on its next batch. None: it is not to start, or no batch is left.
+
+        A replay calls it as it calls `Server.start`. `max_batches` is for local steps, which peers do not have.
+        """
         if worker not in self._waiting:
             return None
         batches, number = self._batches.take(worker, 1)
