@@ -361,7 +361,7 @@ def groups(budget: Limits, evaluations: int, batch_size: int) -> Callable[[int],
     def ahead(first: int) -> int:
         if points.next == math.inf:
             return LONGEST_GROUP
-        points.due(first * batch_size)
+        points.take_up_to(first * batch_size)
         return math.ceil(max(1, min(LONGEST_GROUP, points.next / batch_size - first)))
 
     return ahead

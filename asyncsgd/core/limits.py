@@ -16,7 +16,7 @@ from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.contract import Rule
 
 POLL_SECONDS = 0.5
-"""Seconds between two looks of a wait, for Ctrl-C and for workers that died before they connected."""
+"""How often a wait looks for Ctrl-C, and for workers that died before they connected, in seconds."""
 
 Report = Callable[[Record], None]
 """Receives every record of a run, in order, in the process that owns the run folder."""
@@ -27,34 +27,38 @@ class Limits:
     """When a run ends: the first of these that is spent; shared by all workers, the same in every mode.
 
     `samples` counts samples that arrived, used or not, and is rounded up to whole arrivals. A run ends with the arrival
-    that reaches it, and gradients in flight are then discarded. So a run ends at a point that a longer run would pass,
-    with every worker still computing. Rules `in_rounds`, and Hogwild's workers, are handed out no more than the budget.
+    that reaches it, and gradients in flight are then discarded. So, at the same learning rates, a run is exactly the
+    beginning of a longer one, in which the other workers are still computing at that arrival. Only rules `in_rounds`
+    and Hogwild's workers are given no more batches than the budget, and may differ from a longer run at the end.
     """
 
     samples: int | None = None
+    """How many samples may arrive; None: no limit."""
     seconds: float | None = None
-    """Of the training clock."""
+    """How long the run may train, in seconds of the training clock; None: no limit."""
     target_loss: float | None = None
-    """Of an evaluation."""
+    """The run ends at the first evaluation whose loss is at most this; None: no such end."""
     evaluate_every: int | None = None
-    """Samples between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
+    """How many samples arrive between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
     evaluate_at: int | None = None
-    """Samples of one more evaluation."""
+    """The run evaluates once more when so many samples have arrived; None: it does not."""
     patience: int | None = None
-    """Evaluations in a row without a new lowest loss. See `EarlyStop`."""
+    """The run ends after so many evaluations in a row without a new lowest loss. See `EarlyStop`."""
     keep_best: bool = False
-    """Whether the parameters of the lowest evaluation loss are kept beside the last ones."""
+    """Whether the parameters with the lowest evaluation loss are kept beside the last ones."""
 
     def spent_by(self, num_samples: int) -> bool:
-        """Whether `num_samples` that arrived are all the samples it has."""
+        """Whether the budget in samples is spent when `num_samples` have arrived."""
         return self.samples is not None and num_samples >= self.samples
 
     def num_batches(self, batch_size: int) -> float:
-        """How many batches it is; infinitely many where it is not in samples."""
+        """How many batches make up the budget in samples; infinite if there is none."""
         return math.inf if self.samples is None else math.ceil(self.samples / batch_size)
 
     def to_hand_out(self, rule: Rule) -> int | None:
-        """How many samples workers are given under `rule`; None: as many as they ask for until the run ends."""
+        """How many samples the server may hand out to workers under `rule`. None: as many as they ask for, until the
+        run ends.
+        """
         return self.samples if rule.in_rounds else None
 
 
@@ -74,8 +78,8 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended. `status` is one of `asyncsgd.records.events`'s; `message` is empty when it is DONE, unless it
-    stopped early.
+    """How a run ended. `status` is DONE, FAILED, ... of `asyncsgd.records.events`; `message` is empty when it is DONE,
+    unless the run stopped early.
     """
 
     status: str
@@ -84,21 +88,21 @@ class Result:
     """Whether the leader knows the parameters of the last version. It does not if the process that had them was lost.
     """
     stopped_early: Mapping[str, Any] | None = None
-    """For the summary, where the run ended before its budget: evaluations found no new lowest loss for so long, or a
-    callback asked for it."""
+    """Why the run ended before its budget, as summary.json has it: evaluations found no new lowest loss for so long, or
+    a callback asked for it. None: it did not."""
     best: Best | None = None
-    """Only with ``Limits.keep_best``."""
+    """The version with the lowest evaluation loss; None without ``Limits.keep_best``."""
     best_parameters: Tensor | None = None
-    """`(P,)`, of `best`, on the CPU."""
+    """`(P,)`, the parameters of `best`, on the CPU."""
     best_statistics: Tensor | None = None
-    """`(S,)`, of `best`, where the model has running statistics."""
+    """`(S,)`, the running statistics of `best`; None if the model has none."""
 
 
 class Points:
     """Increasing positions of which each is passed once.
 
     >>> points = Points([10.0, 20.0, 30.0])
-    >>> points.next, points.due(25.0), points.next, points.due(26.0)
+    >>> points.next, points.take_up_to(25.0), points.next, points.take_up_to(26.0)
     (10.0, [10.0, 20.0], 30.0, [])
     """
 
@@ -111,21 +115,21 @@ class Points:
 
     @property
     def next(self) -> float:
-        """The first that is not taken; infinite where there is none."""
+        """The first point that is not taken; infinite if there is none."""
         return self._next
 
-    def due(self, now: float) -> list[float]:
-        """Take the points up to `now`, and return them."""
-        due = []
+    def take_up_to(self, now: float) -> list[float]:
+        """Take the points up to `now`, and return those that were not taken before."""
+        taken = []
         while self._next <= now and self._next < math.inf:
-            due.append(self._next)
+            taken.append(self._next)
             self._next = next(self._positions, math.inf)
         self._taken = max(self._taken, now)
-        return due
+        return taken
 
     def restored(self) -> None:
-        """Go on after the points taken. With a larger budget they lie elsewhere."""
-        self.due(self._taken)
+        """Take the points up to where the state was. With a larger budget they lie elsewhere than they did then."""
+        self.take_up_to(self._taken)
 
 
 class EvaluationPoints:
@@ -136,7 +140,7 @@ class EvaluationPoints:
     and the end. ``limits.evaluate_at`` is one more point in samples, whatever the others lie in.
 
     >>> points = EvaluationPoints(Limits(samples=100), count=4)
-    >>> [points.in_samples.due(samples) for samples in (10, 30, 49, 80)]
+    >>> [points.in_samples.take_up_to(samples) for samples in (10, 30, 49, 80)]
     [[], [25.0], [], [50.0, 75.0]]
     >>> points = EvaluationPoints(Limits(seconds=60.0, evaluate_at=30), count=4)
     >>> points.in_samples.next, points.in_seconds.next
@@ -148,57 +152,60 @@ class EvaluationPoints:
     def __init__(self, limits: Limits, count: int) -> None:
         every = limits.evaluate_every
         by_samples = limits.samples is not None or every is not None
-        whole = limits.samples if by_samples else limits.seconds
-        inner: Iterable[float]
-        if every is not None and whole is None:
-            inner = itertools.count(every, every)
+        budget = limits.samples if by_samples else limits.seconds
+        inner_points: Iterable[float]
+        if every is not None and budget is None:
+            inner_points = itertools.count(every, every)
         elif every is not None:
-            inner = range(every, int(whole), every)  # type: ignore[arg-type]  # mypy forgets that it is not None
-        elif whole is not None:
-            inner = (whole * k / count for k in range(1, count))
+            inner_points = range(every, int(budget), every)  # type: ignore[arg-type]  # mypy forgets it is not None
+        elif budget is not None:
+            inner_points = (budget * k / count for k in range(1, count))
         else:
-            inner = ()
-        # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
-        last = () if whole is None else (whole,)
-        spread = itertools.chain(inner, last)
-        extra = () if limits.evaluate_at is None else (limits.evaluate_at,)
-        self.in_samples = Points(heapq.merge(spread, extra) if by_samples else extra)
-        self.in_seconds = Points(() if by_samples else spread)
+            inner_points = ()
+        # The last point is the budget itself, since budget * count / count may differ from it in the last bit.
+        last_point = () if budget is None else (budget,)
+        points = itertools.chain(inner_points, last_point)
+        extra_point = () if limits.evaluate_at is None else (limits.evaluate_at,)
+        self.in_samples = Points(heapq.merge(points, extra_point) if by_samples else extra_point)
+        self.in_seconds = Points(() if by_samples else points)
 
 
 class TrainingClock:
-    """Seconds of training: starts with `resume`, stands still from `pause` to `resume`, and while this process does."""
+    """Seconds of training. The clock starts with `resume` and stands still from `pause` to `resume`.
+
+    It also stands still while the whole process does, after Ctrl-Z or in a laptop's sleep; see `asyncsgd.core.awake`.
+    """
 
     KEPT = ("seconds",)
 
     def __init__(self) -> None:
         self._total = 0.0
-        self._since: float | None = None
+        self._resumed_at: float | None = None  # on the clock of `awake`; None while the clock stands still
 
     @property
     def running(self) -> bool:
-        return self._since is not None
+        return self._resumed_at is not None
 
     @property
     def seconds(self) -> float:
-        return self._total + (0.0 if self._since is None else awake() - self._since)
+        return self._total + (0.0 if self._resumed_at is None else awake() - self._resumed_at)
 
     @seconds.setter
     def seconds(self, seconds: float) -> None:
         """Stand still at `seconds`."""
         self._total = seconds
-        self._since = None
+        self._resumed_at = None
 
     def pause(self) -> None:
         self._total = self.seconds
-        self._since = None
+        self._resumed_at = None
 
     def resume(self) -> None:
-        self._since = awake()
+        self._resumed_at = awake()
 
 
 def diverged(what: str, why: str = "") -> Result:
-    """The result of a run whose loss is no longer a number; `why`, where that is known."""
+    """The result of a run whose loss is no longer a number, with `what` is not finite, and `why` if that is known."""
     return Result(DIVERGED, f"{what}; {why or 'try a smaller --learning-rate, a longer --warmup or --clip-norm 1'}")
 
 
@@ -211,7 +218,7 @@ class EarlyStop:
     >>> early_stop = EarlyStop(Limits(patience=2))
     >>> losses = [2.0, 1.0, 1.5, 0.5, 0.5, 0.5]
     >>> looked_at = [Evaluation(k, 10 * k, 0.0, loss, None, {}, 0.0) for k, loss in enumerate(losses)]
-    >>> [early_stop.of(evaluation) is not None for evaluation in looked_at]
+    >>> [early_stop.observe(evaluation) is not None for evaluation in looked_at]
     [False, False, False, False, False, True]
     """
 
@@ -224,14 +231,14 @@ class EarlyStop:
         self._limits = limits
         self._best_loss = math.inf
         self._best_samples = 0
-        self._since = 0
+        self._since = 0  # evaluations without a new lowest loss, since the last one with it
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
         self._stopped_by: dict[str, str] | None = None
         self.best: Best | None = None
         self.best_parameters: Tensor | None = None
         self.best_statistics: Tensor | None = None
 
-    def of(
+    def observe(
         self,
         evaluation: Evaluation,
         parameters: Callable[[], Tensor] | None = None,
@@ -239,13 +246,16 @@ class EarlyStop:
         *,
         last: bool = False,
     ) -> Result | None:
-        """How the run ends with this evaluation; None: it goes on. Called with every evaluation once, in order.
+        """Take in an evaluation and return how the run ends with it; None: it goes on.
+
+        The loop calls it once with every evaluation, in order.
 
         Args:
-            parameters: gives those that were evaluated, `(P,)`; copied where they are to be kept. Called on all ranks
-                of a run, or on none.
+            parameters: returns those that were evaluated, `(P,)`; they are copied if they are the best. It is called on
+                all ranks of a run, or on none.
             statistics: the running statistics that were evaluated, `(S,)`; copied likewise.
-            last: whether it ends in any case.
+            last: whether the budget is spent, so that the evaluation ends no run early. This object sees by itself that
+                a budget in samples is spent, but not that one in seconds is.
         """
         loss = evaluation.loss
         if not math.isfinite(loss):
@@ -263,14 +273,23 @@ class EarlyStop:
         self._newest = loss, evaluation.total_samples
         return self.verdict(last=last)
 
-    def ask(self, stopped_by: Mapping[str, str] | None) -> None:
-        """Let the run end with this evaluation because somebody asks for it; see `asyncsgd.core.loop.Looked`."""
+    def request_stop(self, stopped_by: Mapping[str, str] | None) -> None:
+        """Let the run end with the next evaluation that is observed, because a callback asks for it; None: none asks.
+
+        Args:
+            stopped_by: see `asyncsgd.core.loop.Looked`.
+        """
         if stopped_by is not None:
             self._stopped_by = dict(stopped_by)
 
     def verdict(self, *, last: bool = False) -> Result | None:
-        """What the evaluations so far mean. A run that goes on asks first: with a larger budget too, it ends where its
-        evaluations had ended it.
+        """How the run ends with the evaluations so far; None: it goes on.
+
+        A resumed run asks this before it trains: one that patience, its target or a callback has ended stays ended,
+        with a larger budget too.
+
+        Args:
+            last: see `observe`.
         """
         limits = self._limits
         if self._newest is None:
@@ -298,14 +317,14 @@ class EarlyStop:
         return Result(DONE, message, stopped_early=stopped)
 
     def restored(self) -> None:
-        """A state is loaded to where the parameters are, and these stay on the CPU."""
+        """Bring the best version to the CPU, where it belongs: a state is loaded to the device of the parameters."""
         if self.best_parameters is not None:
             self.best_parameters = self.best_parameters.cpu()
         if self.best_statistics is not None:
             self.best_statistics = self.best_statistics.cpu()
 
     def with_best(self, result: Result) -> Result:
-        """`result` with the version that was best."""
+        """`result` with the version that had the lowest evaluation loss."""
         return dataclasses.replace(
             result, best=self.best, best_parameters=self.best_parameters, best_statistics=self.best_statistics
         )

@@ -47,28 +47,30 @@ class Looked:
     """What the user's callbacks answer when they have been shown an evaluation."""
 
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    """Metrics of the callbacks, by name."""
+    """The metrics that the callbacks computed, by name."""
     stopped_by: Mapping[str, str] | None = None
-    """The callback that asks for the end of the run, under ``by``, and its ``reason``; None: none asks."""
+    """If a callback asks for the end of the run: its name under ``by``, and why under ``reason``. The summary has it
+    so. None: no callback asks."""
     error: str | None = None
-    """What went wrong in a callback; its metrics are then missing."""
+    """What went wrong in a callback, whose metrics are then missing; None: nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sink:
-    """Who hears of a run, and who may stop it."""
+    """Whom the loop tells of a run, and whom it asks whether to stop."""
 
     report: Report | None = None
-    """Receives the records; None where nobody wants them, only `Loop.evaluations`."""
+    """Receives every record. None: no records are wanted; `Loop.evaluations` is kept all the same."""
     saver: Saver | None = None
-    """Takes states for checkpoints, and one when the run is asked to stop."""
+    """Takes states for checkpoints, and one when the run is asked to stop; None: no state is taken."""
     stop_requested: Callable[[], bool] = lambda: False
-    """Looked at between events."""
+    """Whether the user has asked to stop. The loop calls it between two events, where a step begins."""
     explain: Callable[[Work], str] = lambda work: ""
     """Says what is wrong with the batch of a work whose loss is not finite, e.g. that all its targets are ignored;
-    empty where the batch is right."""
+    empty if the batch is right."""
     look: Callable[[Evaluation, Tensor, Tensor | None], Looked] | None = None
-    """Is shown every evaluation, with the parameters and the running statistics that were evaluated."""
+    """The user's callbacks: called with every evaluation and the parameters, `(P,)`, and running statistics, `(S,)`,
+    that were evaluated. None: there are none."""
 
 
 class Loop:
@@ -77,8 +79,10 @@ class Loop:
     Args:
         limits: when to stop; ``samples=0`` evaluates once and stops.
         evaluations: how many after the first; see `EvaluationPoints`. Points in seconds are met exactly.
-        parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
-        statistics: the model's running statistics, which are evaluated with them; None: it has none.
+        parameters: returns the parameters that are evaluated, `(P,)`, for callbacks and for the best version. Only
+            synchronous ranks need it: they hold the parameters, and their backend evaluates them without this object.
+            None: those of the method.
+        statistics: the model's running statistics, which are evaluated with the parameters; None: it has none.
     """
 
     KEPT = ("method", "backend", "_points", "early_stop", "evaluations", "num_arrivals", "_evaluation_due", "_changed")
@@ -104,10 +108,11 @@ class Loop:
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._evaluation_due = False
-        """Whether an evaluation has begun and not ended. A state that is saved meanwhile evaluates first when the run
-        goes on."""
+        """Whether an evaluation has begun and not ended. A run that goes on from a state saved meanwhile evaluates
+        first.
+        """
         self._changed = False
-        """Whether what is evaluated has changed since the last evaluation."""
+        """Whether the parameters have changed since the last evaluation."""
 
     @property
     def train_seconds(self) -> float:
@@ -130,13 +135,13 @@ class Loop:
         return self.early_stop.with_best(result)
 
     def _run(self) -> Result:
-        goes_on = bool(self.evaluations)
-        result = self._go_on() if goes_on else self._evaluate()
+        resumed = bool(self.evaluations)
+        result = self._resume() if resumed else self._evaluate()
         if result is None and self._limits.samples != 0:
-            result = self._train(goes_on)
+            result = self._train(resumed)
         if result is None or result.status == DONE:
-            self._freeze()
-            if self._changed:  # nothing has changed where the run ended with an evaluation
+            self._freeze()  # brings in the last steps of workers that step by themselves
+            if self._changed:  # else the last evaluation has seen these parameters
                 result = self._evaluate(last=True)
         if result is None:
             result = Result(DONE)
@@ -144,11 +149,11 @@ class Loop:
             self._save()
         return result
 
-    def _train(self, goes_on: bool) -> Result:
+    def _train(self, resumed: bool) -> Result:
         """Handle events until the run is over."""
         with self.backend.running():
-            everybody_joins = self.backend.loses_flights or not goes_on
-            if everybody_joins:  # at the beginning, and on a resume where all have left in `_go_on`
+            everybody_joins = self.backend.loses_flights or not resumed
+            if everybody_joins:  # at the beginning, and after a resume in which all have left
                 for worker in self.backend.present:
                     self._tell(Joined(worker))
             while True:
@@ -163,7 +168,7 @@ class Loop:
         return saver is not None and saver.due(self.method.num_samples, at_end=at_end)
 
     def _freeze(self) -> None:
-        """Keep the parameters fixed, and tell the method what workers that step by themselves have done."""
+        """Let the backend keep the parameters fixed, and tell the method of the steps that its workers still took."""
         for arrived in self.backend.freeze():
             self._tell(arrived)
 
@@ -179,14 +184,14 @@ class Loop:
             cut_short=self.method.cut_short,
         )
 
-    def _go_on(self) -> Result | None:
-        """Bring the run to where its state left it.
+    def _resume(self) -> Result | None:
+        """Go on from the state that was loaded.
 
         Workers that the smaller budget of that state kept waiting start. A run that was stopped amid an evaluation
         evaluates.
 
         Returns:
-            How it ended, if it had ended or ends with this evaluation.
+            How the run ended, if it had ended before or ends with this evaluation; None: it goes on.
         """
         num_samples = self.method.num_samples
         is_spent = self._limits.spent_by(num_samples)
@@ -224,17 +229,17 @@ class Loop:
             gradient = happened.gradient
             if gradient.weight and not math.isfinite(gradient.loss):
                 return self._diverged(happened)
-        # The point counts as taken even if the run ends here.
-        passed = changed and self._points.in_samples.due(self.method.num_samples)
+        # Points are passed here even if the run ends now, since a longer run that goes on from here has passed them.
+        passed = changed and self._points.in_samples.take_up_to(self.method.num_samples)
         if isinstance(happened, Arrived) and self._limits.spent_by(self.method.num_samples):
-            return self._evaluate() or Result(DONE)
+            return self._evaluate(last=True) or Result(DONE)
         if passed:
             return self._evaluate()
         return None
 
     def _pass_time(self, now: float, end: float) -> Result | None:
-        """Nothing happened up to `now`, which may be a point of evaluation, and the `end` of the run."""
-        if self._points.in_seconds.due(now):
+        """Evaluate if `now`, on the training clock, is a point of evaluation, and end the run if it is at its `end`."""
+        if self._points.in_seconds.take_up_to(now):
             result = self._evaluate(last=now >= end)
             if result is not None:
                 return result
@@ -248,7 +253,7 @@ class Loop:
         return diverged(what, self._sink.explain(arrived.work))
 
     def _tell(self, happened: Happened) -> bool:
-        """Tell the method, carry out what follows, and return whether what is evaluated has changed."""
+        """Tell the method, carry out what follows, and return whether the parameters have changed."""
         step = self.method.react(happened)
         self._carry_out(step)
         if step.changed:
@@ -267,7 +272,7 @@ class Loop:
             self._sink.report(step.record)
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
-        """Evaluate what the method says; return how the run ended, if the evaluation ends it.
+        """Evaluate the current parameters; return how the run ended, if the evaluation ends it.
 
         Args:
             last: whether the budget is spent, so that nothing can end the run early any more.
@@ -284,10 +289,10 @@ class Loop:
         if self._sink.look is not None:
             looked = self._sink.look(evaluation, self._parameters(), statistics)
             evaluation = msgspec.structs.replace(evaluation, metrics={**evaluation.metrics, **looked.metrics})
-            self.early_stop.ask(looked.stopped_by)
+            self.early_stop.request_stop(looked.stopped_by)
         error = looked.error if measured.score_error is None else measured.score_error
         if error is not None and not self.evaluations:
-            raise UsageError(error)
+            raise UsageError(error)  # at the first evaluation nothing is lost yet; later ones go on without scores
         self.evaluations.append(evaluation)
         self._evaluation_due = False
         self._changed = False
@@ -298,7 +303,7 @@ class Loop:
             self._report(MemoryUsed(version, num_samples, seconds, measured.peak_bytes))
         if measured.stages:
             self._report(StagesUsed(version, num_samples, seconds, measured.stages))
-        return self.early_stop.of(evaluation, self._parameters, statistics, last=last)
+        return self.early_stop.observe(evaluation, self._parameters, statistics, last=last)
 
     def _report(self, record: Record) -> None:
         if self._sink.report is not None:
