@@ -13,10 +13,10 @@ class BatchSource(Protocol):
     """Where batches come from; see `BatchStream` and `OwnStreams`."""
 
     def take(self, worker: int, count: int) -> tuple[tuple[Range, ...], int]:
-        """The next `count` batches for `worker`, or as many as the budget has left, and how many they are."""
+        """Return the next `count` batches for `worker`, or as many as the budget has left, and how many they are."""
 
     def give_back(self, ranges: tuple[Range, ...]) -> None:
-        """Return the batches of a lost or abandoned gradient."""
+        """Take back the batches of a lost or abandoned gradient. They are handed out again."""
 
 
 class BatchStream:
@@ -63,6 +63,12 @@ class BatchStream:
 class OwnStreams:
     """A stream per worker: its k-th batch depends neither on the rule nor on the other workers.
 
+    It is for the simulated problems, in which a batch is one sample.
+
+    Args:
+        num_workers: N, streams 0 to N - 1.
+        samples: the budget of all streams together, which is also that in batches; None: no limit.
+
     >>> streams = OwnStreams(num_workers=2, samples=5)
     >>> streams.take(worker=1, count=3)
     ((Range(stream=1, first=0, end=3),), 3)
@@ -90,7 +96,9 @@ class OwnStreams:
         return (Range(worker, first, end),), count
 
     def give_back(self, ranges: tuple[Range, ...]) -> None:
-        """Return what `take` gave last to a worker."""
+        """Take back the newest batches of a worker. Others cannot be taken back, since its stream goes on at the first
+        of these; a worker has one gradient in flight, so a lost gradient always has the newest.
+        """
         for stream, first, end in ranges:
             self._next[stream] = first
             self._left += end - first

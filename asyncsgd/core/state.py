@@ -1,8 +1,9 @@
 """The state of a run: of each part the attributes that decide what follows, and nothing else.
 
-A part names them in `KEPT`; parts within parts are kept likewise, what has a `state_dict` (torch's optimizers, ranks
-that have to gather theirs) by that. A state is live: a caller that keeps it copies it, as `asyncsgd.core.checkpoints`
-does. It holds tensors, numbers, strings, and lists, tuples, sets, dicts, structs and dataclasses of them.
+A part names them in `KEPT`. A part within a part is kept in the same way. An object with a `state_dict` (torch's
+optimizers, ranks that have to gather theirs) is kept as what that returns. A state is live: a caller that keeps it
+copies it, as `asyncsgd.core.checkpoints` does. It holds tensors, numbers, strings, and lists, tuples, sets, dicts,
+structs and dataclasses of them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ def state_of(part: Any) -> Any:
 
 
 def restore(part: Any, state: State) -> None:
-    """Let `part` go on from `state`, of a part that was made likewise; the state becomes its own. Tensors are written
-    where they are, since others share them. Afterwards ``part.restored()`` is called, where there is one.
+    """Load `state` into `part`, which must have been built with the same arguments as the part that it is of.
+
+    The part takes the objects of the state over, so the caller uses it no more. Tensors are copied to where those of
+    the part are, since others share their memory. Afterwards ``part.restored()`` is called if there is one.
     """
     for name in part.KEPT:
         before = getattr(part, name)
