@@ -4,10 +4,10 @@ A heap of (seconds, worker, dispatch) says whose gradient arrives next; ties go 
 the rule are the ones that real processes use, so an algorithm is the same object on either clock. Cost per event: one
 heap operation, O(log N), and one gradient.
 
-Gradients are computed when they arrive, at the parameters that were kept when they started ("keep versions"). There is
-one vector for every version that a gradient in flight has read: N at most, and 1 if all workers start together. An
-abandoned gradient is therefore never computed: its worker is truly interrupted. A rule that does not abandon lets its
-workers finish, and drops or uses what arrives. A parameter of the rule says whether it abandons (`interrupt`).
+Gradients are computed when they arrive, at the parameters that were kept when they started. There is one vector for
+every version that a gradient in flight has read: N at most, and 1 if all workers start together. An abandoned gradient
+is therefore never computed: its worker is truly interrupted. A rule that does not abandon lets its workers finish, and
+drops or uses what arrives. A parameter of the rule says whether it abandons: `interrupt`, in Ringmaster `stops`.
 
 With a `Network` every gradient waits twice for the server's link: when the parameters go down, and when the gradient
 goes up. The link carries one vector at a time, in the order of requests.
@@ -32,12 +32,15 @@ from asyncsgd.simulation.speeds import Network, Sampler
 from asyncsgd.worker.computation import Computation
 
 Measure = Callable[[Tensor], Measured]
-"""From parameters to what an exact evaluation says of them."""
+"""Evaluates parameters, `(P,)`, exactly."""
 Entry = tuple[float, int, int, Work]
-"""Of a heap: seconds, worker, dispatch, and what is computed."""
-MANY = 32
-"""The heap is made anew when more entries than these, and more than half, are of abandoned gradients, and when more
-gradients than these start at once."""
+"""An entry of a heap: (seconds, worker, dispatch, what is computed)."""
+REBUILD_ABOVE = 32
+"""Abandoned gradients stay in the heap until they come first. If more than these, and more than half of all entries,
+are abandoned, the heap is made anew without them, so that it does not grow without end."""
+BULK_START_ABOVE = 32
+"""If more gradients than these, and more than an eighth of the heap, start at once, they are appended and the whole
+heap is ordered once, O(N), and not once for each."""
 
 
 @contextlib.contextmanager
@@ -60,13 +63,13 @@ class Heap:
     Args:
         parameters: `(P,)`, the server's: where a gradient starts that has no point of its own.
         computation: computes every gradient.
-        sampler: seconds that a worker takes for its k-th gradient.
+        sampler: draws the seconds that a worker takes for its k-th gradient.
         measure: evaluates parameters exactly; costs no virtual time.
         num_workers: N, workers 0 to N - 1, all present from the beginning but for those whom `churn` lets join first.
         network: links to the server; None: transfers take no time.
         churn: who leaves and joins when, in the order of time.
-        in_step: gradients that start together arrive together, when the slowest is done.
-        statistics: the server's running statistics, of a model that has some.
+        lock_step: gradients that start together arrive together, when the slowest is done; see `PeerRule.lock_step`.
+        statistics: the server's running statistics; None: the model has none.
     """
 
     may_stop = True
@@ -86,7 +89,7 @@ class Heap:
         num_workers: int,
         network: Network | None = None,
         churn: Sequence[Change] = (),
-        in_step: bool = False,
+        lock_step: bool = False,
         statistics: RunningStatistics | None = None,
     ) -> None:
         self.now = 0.0
@@ -95,26 +98,26 @@ class Heap:
         self._measure = measure
         self._sampler = sampler
         self._network = network
-        self._in_step = in_step
+        self._lock_step = lock_step
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
         self._heap: list[Entry] = []
         # Whether the first entry of the heap has arrived. It stays there until the next start replaces it, since that
         # orders the heap once, where taking it out and putting one in would order it twice.
         self._root_is_free = False
-        self._uploads: list[Entry] = []  # computed, and waiting for the server's link
-        self._link_free = 0.0
-        self._changes = list(churn)  # that are still to come
-        self._dead = 0  # entries of the heap and of the uploads that nobody waits for
+        # Gradients that wait for the server's link when they are computed, by the seconds at which they will be.
+        self._uploads: list[Entry] = []
+        self._link_free = 0.0  # when the server's link has carried all that was asked for, in seconds
+        self._changes = list(churn)  # those that are still to come
+        self._dead = 0  # how many entries of the heap and of the uploads were abandoned
         self._statistics = statistics
-        self._kept: tuple[int, Tensor, Tensor | None] = (
-            -1,
-            parameters,
-            None,
-        )  # the newest version that a gradient has started at
-        # Of each worker:
+        self._start_copy: tuple[int, Tensor, Tensor | None] = (-1, parameters, None)
+        """Version, parameters and running statistics, copied for the latest start. All that start at one version share
+        the copy."""
         self._working: list[Work | None] = [None] * num_workers
+        """What each worker computes. An entry of the heap whose work is not here was abandoned."""
         self._idle_since = [0.0] * num_workers
-        self._pulled_at: dict[int, float] = {}  # with a network, as the next
+        # Worker -> when it had the parameters, and when its gradient was computed; only with a network.
+        self._pulled_at: dict[int, float] = {}
         self._computed_at: dict[int, float] = {}
 
     def running(self) -> AbstractContextManager[None]:
@@ -127,11 +130,11 @@ class Heap:
         return self._measure(parameters)
 
     def next(self, until: float) -> Happened | None:
-        change = self._changes[0].seconds if self._changes else math.inf
-        first = self._first(change)
+        change_at = self._changes[0].seconds if self._changes else math.inf
+        first = self._next_arrival(change_at)
         if first is None and not (self._changes or self._heap or self._uploads):
             raise NoWorkerLeft("no worker is left; let one of them join again, or stay")
-        seconds = change if first is None else first[0]
+        seconds = change_at if first is None else first[0]
         if seconds > until:
             self.now = until
             return None
@@ -139,14 +142,15 @@ class Heap:
             raise NoWorkerLeft("every worker in flight takes for ever; give --seconds, or other --speeds")
         self.now = seconds
         if first is None:
-            return self._change()
+            return self._leave_or_join()
         self._root_is_free = True
         return self._arrived(first[3])
 
-    def _first(self, before: float) -> Entry | None:
-        """The next arrival, which stays in the heap; None if it comes at the time `before` or later, or never.
+    def _next_arrival(self, before: float) -> Entry | None:
+        """Return the next arrival, which stays in the heap. None: it comes at the time `before` or later, or never.
 
-        Abandoned gradients are skipped, uploads wait for the link on the way.
+        The earliest entry may be none yet. An abandoned gradient is taken out, and a gradient that was just computed
+        goes through the server's link first, until the earliest entry is an arrival.
         """
         self._free_root()
         heap = self._heap
@@ -169,12 +173,13 @@ class Heap:
         return None
 
     def _free_root(self) -> None:
+        """Take the entry that has arrived out of the heap, if no start has replaced it."""
         if self._root_is_free:
             heapq.heappop(self._heap)
             self._root_is_free = False
 
-    def _change(self) -> Joined | Left:
-        """The next one of the churn."""
+    def _leave_or_join(self) -> Joined | Left:
+        """Carry out the next change of the churn."""
         change = self._changes.pop(0)
         if isinstance(change, Join):
             self._idle_since[change.worker] = self.now
@@ -187,20 +192,25 @@ class Heap:
         began = work.began
         now = self.now
         assert work.point is not None
-        gradient = self.computation.compute(worker, work.batches, work.point, work.rate, statistics=work.statistics)
-        pulled = computed = 0.0
-        if self._network is not None:
-            pulled = self._pulled_at[worker] - began
-            computed = self._computed_at[worker] - began
-        else:
-            computed = now - began
-        taken = Taken(pulled, computed - pulled, now - began - computed, began - self._idle_since[worker])
-        self._working[worker], self._idle_since[worker] = None, now
         computation = self.computation
-        return Arrived(work, work.version, computation.gradient, gradient, now - began, taken, computation.moved)
+        report = computation.compute(worker, work.batches, work.point, work.rate, statistics=work.statistics)
+        pull = 0.0
+        pull_and_compute = now - began
+        if self._network is not None:
+            pull = self._pulled_at[worker] - began
+            pull_and_compute = self._computed_at[worker] - began
+        taken = Taken(
+            pull=pull,
+            compute=pull_and_compute - pull,
+            push=now - began - pull_and_compute,
+            wait=began - self._idle_since[worker],
+        )
+        self._working[worker] = None
+        self._idle_since[worker] = now
+        return Arrived(work, work.version, computation.gradient, report, now - began, taken, computation.moved)
 
     def _transfer(self, seconds: float, worker: int) -> float:
-        """When a vector that is ready at `seconds` is through the server's link."""
+        """Send a vector that is ready at `seconds` through the server's link; return when it is through, in seconds."""
         assert self._network is not None
         self._link_free = max(self._link_free, seconds) + self._network.transfer_seconds(worker)
         return self._link_free
@@ -208,29 +218,33 @@ class Heap:
     def stop(self, works: Sequence[Work]) -> None:
         self._dead += len(works)
         for work in works:
-            self._working[work.worker], self._idle_since[work.worker] = None, self.now
-        if self._dead > max(MANY, (len(self._heap) + len(self._uploads)) // 2):
+            self._working[work.worker] = None
+            self._idle_since[work.worker] = self.now
+        if self._dead > max(REBUILD_ABOVE, (len(self._heap) + len(self._uploads)) // 2):
             for heap in (self._heap, self._uploads):
                 heap[:] = [entry for entry in heap if self._working[entry[1]] is entry[3]]
                 heapq.heapify(heap)
             self._dead = 0
-            self._root_is_free = False
+            self._root_is_free = False  # the entry that has arrived is gone too, since its worker works at nothing
 
     def start(self, works: Sequence[Work]) -> None:
-        """Keep the parameters that they start at, and draw how long they take."""
+        """Keep the parameters at which gradients start, draw how long they take, and enter them into the heap."""
         heap = self._heap
         draw = self._sampler.draw_one
         network = self._network
-        many = network is None and len(works) > max(MANY, len(heap) // 8)
+        bulk = network is None and len(works) > max(BULK_START_ABOVE, len(heap) // 8)
+        slowest = 0.0
+        if self._lock_step:  # peers, which take one step a gradient
+            slowest = max([draw(work.worker, work.draw) for work in works])
         for work in works:
             worker = work.worker
             number = work.num_local_steps
             first = work.draw
             if work.point is None:
-                if self._kept[0] != work.version:
+                if self._start_copy[0] != work.version:
                     statistics = None if self._statistics is None else self._statistics.values.clone()
-                    self._kept = (work.version, self._parameters.clone(), statistics)
-                _, work.point, work.statistics = self._kept
+                    self._start_copy = (work.version, self._parameters.clone(), statistics)
+                _, work.point, work.statistics = self._start_copy
             self._working[worker] = work
             if number == 1:
                 seconds = work.drawn = draw(worker, first)
@@ -242,15 +256,15 @@ class Heap:
                 self._pulled_at[worker] = pulled = self._transfer(self.now, worker)
                 heapq.heappush(self._uploads, (pulled + seconds, worker, work.dispatch, work))
                 continue
-            if self._in_step:
-                seconds = max([draw(other.worker, other.draw) for other in works])
+            if self._lock_step:
+                seconds = slowest
             entry = (work.began + seconds, worker, work.dispatch, work)
             if self._root_is_free:
                 self._root_is_free = False
                 heapq.heapreplace(heap, entry)
-            elif many:
+            elif bulk:
                 heap.append(entry)
             else:
                 heapq.heappush(heap, entry)
-        if many:
+        if bulk:
             heapq.heapify(heap)

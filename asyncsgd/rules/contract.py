@@ -271,7 +271,7 @@ class PeerRule(Rule):
     `asyncsgd.core.peers` implements these rules, on the virtual clock and in a replay.
     """
 
-    together: ClassVar[bool] = False
+    lock_step: ClassVar[bool] = False
     """Whether the workers go in lock-step: gradients that start together arrive together, when the slowest is done."""
 
 

@@ -59,7 +59,7 @@ class SGP(PeerRule):
     (and overlap SGP).
     """
 
-    together: ClassVar[bool] = True
+    lock_step: ClassVar[bool] = True
 
     delay: int = parameter(0, at_least=0)
 

@@ -202,7 +202,7 @@ def simulate(
         num_workers=num_workers,
         network=network,
         churn=in_order(churn, num_workers),
-        in_step=isinstance(rule, PeerRule) and rule.together,
+        lock_step=isinstance(rule, PeerRule) and rule.lock_step,
     )
 
     @contextlib.contextmanager

@@ -158,7 +158,7 @@ class Peers(abc.ABC, Generic[R]):
         if isinstance(happened, Joined):
             works = self._begin([happened.worker])
             record = Membership(0, 0, self._clock(), "join", happened.worker, started=self._started(works))
-            if not self.rule.together:
+            if not self.rule.lock_step:
                 return Step(works, record=record)
             # Those that arrive together start with the last of them.
             everybody = happened.worker == self._num_workers - 1
