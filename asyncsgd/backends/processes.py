@@ -2,7 +2,7 @@
 
 The clock is the real one. A gradient that arrives during an evaluation waits until the clock has advanced by the time
 that its worker still needed, so an evaluation changes neither the clock nor the order of arrivals. A worker that is
-lost has left, with its reason; what follows from that, `asyncsgd.core.server` says.
+lost becomes a `Left` with the reason; the server decides what follows from that.
 
 Workers may also step the shared vector themselves, without locks (Hogwild). Then this process hands out batches and
 counts the steps that it hears of, and the server's optimizer does nothing. Before an evaluation and a checkpoint they
@@ -52,8 +52,9 @@ from asyncsgd.errors import RunError
 from asyncsgd.tasks.base import Sums, Task, decode_sums
 from asyncsgd.worker.evaluation import measured_in_shards
 
-Dead = Callable[[int, float], str | None]
-"""Given a worker and the seconds to look: how its process ended. None while it lives, or if nobody knows."""
+HowItEnded = Callable[[int, float], str | None]
+"""Given a worker and how many seconds to wait for its end: how its process ended, in words. None: it lives, or nobody
+knows."""
 
 STOP_SECONDS = 30.0
 """How long a worker that steps may take over its last gradient when a run ends before its budget is spent."""
@@ -63,13 +64,14 @@ class Workers:
     """The worker processes of a run.
 
     Args:
-        links: to each worker.
-        segment: with a slot for each worker, unless they step the parameters themselves.
+        links: worker -> its link.
+        segment: with a slot for each worker. Without slots the workers step the parameters themselves (Hogwild).
         task: what they learn.
         clock: the training clock.
-        dead: tells how a worker's process ended, for messages and for workers that die before they connect.
-        stop_requested: looked at while this waits for workers; `Interrupted` is raised then.
-        statistics: the server's running statistics, of a model that has some; told what evaluations estimated again.
+        how_it_ended: tells how a worker's process ended, for messages and for workers that die before they connect.
+        stop_requested: asked while this object waits for workers; `Interrupted` is raised if it says yes.
+        statistics: the server's running statistics, which are told what evaluations estimated again; None: the model
+            has none.
     """
 
     may_stop = True
@@ -83,7 +85,7 @@ class Workers:
         task: Task,
         clock: TrainingClock,
         *,
-        dead: Dead = lambda worker, seconds: None,
+        how_it_ended: HowItEnded = lambda worker, seconds: None,
         stop_requested: Callable[[], bool] = lambda: False,
         statistics: RunningStatistics | None = None,
     ) -> None:
@@ -92,45 +94,45 @@ class Workers:
         self._segment = segment
         self._task = task
         self._clock = clock
-        self._dead = dead
+        self._how_it_ended = how_it_ended
         self._stop_requested = stop_requested
-        self._steps_there = not segment.slots
+        self._workers_step = not segment.slots
         self._selector = selectors.DefaultSelector()
         for worker, link in links.items():
             self._selector.register(link, selectors.EVENT_READ, worker)
         self._readable: collections.deque[int] = collections.deque()  # workers from whom there is something to read
-        self._ready: set[int] = set()  # and not lost
+        self._ready: set[int] = set()  # workers that have said that they are ready and are not lost
         self._left: collections.deque[Left] = collections.deque()
-        """Lost workers of which the method has not heard."""
-        self._reasons: list[str] = []
-        self._works: dict[int, Work] = {}  # of each worker, until it arrives
-        self._unsent: dict[int, Work] = {}  # those that their workers have not been told
+        """The lost workers of which the method has not heard."""
+        self._reasons: list[str] = []  # why workers were lost, for the message when none is left
+        self._works: dict[int, Work] = {}  # worker -> the work that it has, until its gradient arrives
+        self._unsent: dict[int, Work] = {}  # worker -> its work, of those in `_works` that were not sent yet
         self._computing: set[int] = set()
         """Workers that were told to compute and have not answered; they may still be at an abandoned gradient."""
-        self._num_samples = 0  # that have arrived
-        self._shared = segment.extra  # the optimizer state that workers share; a worker's own state is not in it
+        self._num_samples = 0  # how many samples have arrived
+        self._shared = segment.extra  # the optimizer state that Hogwild workers share, for checkpoints
         self._held_back: list[tuple[float, int, Computed]] = []
-        """Arrivals in an evaluation, with the seconds of the clock at which they count, ascending."""
-        self._paused = False  # by an evaluation
-        self._holding: set[int] = set()  # workers with a gradient ready, which do not step before they are told
-        self._peak_bytes: dict[int, tuple[int, int]] = {}
+        """(seconds of the clock at which it counts, worker, message) of arrivals in an evaluation, ascending."""
+        self._paused = False  # whether an evaluation has stopped the clock
+        self._holding: set[int] = set()  # Hogwild workers with a gradient ready, which wait to be told to step
+        self._peak_bytes: dict[int, tuple[int, int]] = {}  # worker -> see `asyncsgd.worker.profile.peak_bytes`
 
-    def meet(self, layout: str) -> None:
+    def meet(self, fingerprint: str) -> None:
         """Wait until every worker is ready or lost.
 
         Args:
-            layout: `FlatModel.fingerprint` that every worker must have.
+            fingerprint: `FlatModel.fingerprint` of the server's model, which every worker's must equal.
         """
         while coming := self._links.keys() - self._ready:
             for worker, message in self._wait():
                 if isinstance(message, Ready):
-                    if message.layout != layout:
+                    if message.layout != fingerprint:
                         raise RuntimeError(
-                            f"worker {worker} has built another model: layout {message.layout}, not {layout}"
+                            f"worker {worker} has built another model: layout {message.layout}, not {fingerprint}"
                         )
                     self._ready.add(worker)
             for worker in coming & self._links.keys():
-                if (reason := self._dead(worker, 0.0)) is not None:
+                if (reason := self._how_it_ended(worker, 0.0)) is not None:
                     self._lose(worker, reason)
 
     @property
@@ -151,7 +153,10 @@ class Workers:
             self._clock.pause()
 
     def stop(self, works: Sequence[Work]) -> None:
-        """Their workers finish what they have begun; only a wait that `Straggling` asks for ends."""
+        """Give up gradients. A real worker cannot be interrupted in one: it finishes it, and what arrives is ignored.
+
+        Only the artificial wait of `asyncsgd.backends.process_setup.Straggling` is cut short.
+        """
         for work in works:
             if self._works.get(work.worker) is work:
                 del self._works[work.worker]
@@ -159,50 +164,54 @@ class Workers:
                     self._send(work.worker, Wake())
 
     def start(self, works: Sequence[Work]) -> None:
-        """The workers hear of it when the next thing is asked for: after an evaluation, if one is due; and when they
-        are idle.
-        """
+        """Note what is to start. `next` sends it to workers that are idle, after an evaluation if one is due now."""
         for work in works:
             self._works[work.worker] = self._unsent[work.worker] = work
-        if self._steps_there:
+        if self._workers_step:
             self._segment.control[SAMPLES] = self._num_samples
 
     def next(self, until: float) -> Happened | None:
-        """None also after half a second, so that somebody looks at signals."""
+        """See `Backend.next`. It also returns None half a second after the last message, so that the loop looks at
+        signals.
+        """
         if self._left:
             return self._left.popleft()
         if not self._ready:
             raise self._nobody()
         if self.now >= until:
             return None  # workers that an evaluation has frozen stay frozen
-        self._go_on()
+        self._end_pause_and_send()
         release = self._held_back[0][0] if self._held_back else math.inf
         if release <= self.now:
-            return self._arrived(*self._held_back.pop(0)[1:])
+            _, worker, held_back = self._held_back.pop(0)
+            return self._arrived(worker, held_back)
         for worker, message in self._wait(min(release, until) - self.now):
             if isinstance(message, Computed):
                 return self._arrived(worker, message)
         return None
 
     def freeze(self) -> Iterable[Arrived]:
-        """Where workers step, let them stand still until `next`, and tell the steps that they took before they did."""
-        if not self._steps_there:
+        """Let Hogwild workers stand still until `next`, and yield the steps that they took before they did.
+
+        Other workers go on, since they do not change the parameters.
+        """
+        if not self._workers_step:
             return
-        self._freeze()
+        self._ask_to_stand_still()
         while self._computing - self._holding:
             for worker, message in self._messages():
                 if isinstance(message, Computed) and (arrived := self._arrived(worker, message)) is not None:
                     yield arrived
 
     def evaluate(self, parameters: Tensor) -> Measured:
-        """A shard each; the shards of a worker that is lost meanwhile go to another.
+        """Let each worker evaluate a shard. The shards of a worker that is lost meanwhile go to another.
 
         Raises:
             Interrupted: if the user asks to stop.
             NoWorkerLeft: if no worker is left.
         """
         if self._clock.running:
-            self._paused = True  # it is resumed when the next thing is asked for
+            self._paused = True  # `next` lets the clock run again
         self._clock.pause()
         began = time.perf_counter()
         owners = dict(enumerate(self.present))
@@ -219,8 +228,8 @@ class Workers:
                         self._statistics.reestimated = torch.frombuffer(
                             bytearray(message.statistics), dtype=torch.float64
                         )
-                    if len(message.peak_bytes) == 2:
-                        self._peak_bytes[worker] = (message.peak_bytes[0], message.peak_bytes[1])
+                    resident, on_device = message.peak_bytes
+                    self._peak_bytes[worker] = (resident, on_device)
                 elif isinstance(message, Computed):
                     self._held_back.append((self.now + time.perf_counter() - began, worker, message))
                 elif message is None:
@@ -236,67 +245,77 @@ class Workers:
         return measured_in_shards(self._task, shards, time.perf_counter() - began, peaks)
 
     def close(self) -> list[Left]:
-        """Tell all workers to stop, and wait for those that step; who was lost of whom the method has not heard."""
-        if self._steps_there:
+        """Tell all workers to stop, and wait for those that step the parameters.
+
+        Returns:
+            The workers that were lost and of whom the method has not heard.
+        """
+        if self._workers_step:
             self._segment.control[FROZEN] = 1  # no step that nobody hears of
         for worker in list(self._links):
             self._send(worker, Stop())
-        left = list(self._left)
+        left = list(self._left)  # a worker that ends during the wait below was told to, and is not lost
         deadline = time.monotonic() + STOP_SECONDS
-        while self._steps_there and self._ready and time.monotonic() < deadline:
+        while self._workers_step and self._ready and time.monotonic() < deadline:
             self._messages()
         return left
 
     def restored(self) -> None:
         self._segment.control[SAMPLES] = self._num_samples
 
-    def _freeze(self) -> None:
+    def _ask_to_stand_still(self) -> None:
         if not int(self._segment.control[FROZEN]):
             self._segment.control[FROZEN] = 1
             for worker in self._computing:
                 self._send(worker, Wake())
 
-    def _go_on(self) -> None:
-        """Undo what an evaluation did, and tell workers that are idle what they are to compute."""
+    def _end_pause_and_send(self) -> None:
+        """Undo what an evaluation did, and send idle workers what they are to compute."""
         if self._paused:
             self._paused = False
             self._clock.resume()
-        if self._steps_there and int(self._segment.control[FROZEN]):
+        if self._workers_step and int(self._segment.control[FROZEN]):
             self._segment.control[FROZEN] = 0
             for worker in self._holding:
                 self._send(worker, Proceed())
             self._holding.clear()
         for worker in [worker for worker in self._unsent if worker not in self._computing]:
-            self._tell(self._unsent.pop(worker))
+            self._send_work(self._unsent.pop(worker))
 
-    def _tell(self, work: Work) -> None:
-        """Tell an idle worker to compute. Its slot is free for the point where it starts, if it has to be told one."""
+    def _send_work(self, work: Work) -> None:
+        """Tell an idle worker to compute. If it is to start at a given point, the point is put into its slot, which is
+        free since its last gradient has been used.
+        """
         worker = work.worker
         point = work.point
-        exact = None if work.point is None else work.version
+        exact_version = None if work.point is None else work.version
         segment = self._segment
         statistics = work.statistics
         if point is None and isinstance(self._links[worker], Pair):
-            # It does not see the segment, so it cannot read the newest parameters when it begins: it is sent those of
-            # now, and their version is the one that it has read.
+            # The worker does not see the segment, so it cannot read the newest parameters when it begins. It is sent
+            # those of now, and their version is the one that it has read.
             point = segment.parameters
-            exact = segment.version
+            exact_version = segment.version
             statistics = segment.statistics
         if point is not None:
             segment.slots[worker].copy_(point)
             if statistics is not None:
                 segment.moved[worker, 0].copy_(statistics)
         self._computing.add(worker)
-        command = Compute(work.dispatch, work.batches, work.rate, exact, work.draw)
+        command = Compute(work.dispatch, work.batches, work.rate, exact_version, work.draw)
         vectors = self._vectors(segment.slots[worker], segment.moved[worker, 0]) if segment.slots else ()
         self._send(worker, command, vectors)
 
     def _vectors(self, parameters: Tensor, statistics: Tensor) -> Sequence[Tensor]:
-        """What a worker without the segment is sent."""
+        """The vectors that a worker is sent if it does not see the segment; without statistics if the model has
+        none."""
         return (parameters, statistics) if len(statistics) else (parameters,)
 
     def _send(self, worker: int, message: Message, vectors: Sequence[Tensor] = ()) -> None:
-        """Send a message and vectors. That a worker is gone is noticed when it is next read from, and not here."""
+        """Send a message, and the vectors if the worker does not see the segment.
+
+        That a worker is gone is noticed when it is next read from, and not here.
+        """
         link = self._links[worker]
         with contextlib.suppress(Gone):
             link.send(message)
@@ -305,7 +324,12 @@ class Workers:
                     link.send_vector(vector)
 
     def _wait(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
-        """See `_messages`; raises `Interrupted` where the user has asked to stop, RunError where a worker refuses."""
+        """Return the next message, as `_messages` does.
+
+        Raises:
+            Interrupted: if the user has asked to stop.
+            RunError: if a worker refuses to train, with its reason.
+        """
         if self._stop_requested():
             raise Interrupted
         messages = self._messages(seconds)
@@ -315,8 +339,10 @@ class Workers:
         return messages
 
     def _messages(self, seconds: float = POLL_SECONDS) -> Sequence[tuple[int, Message | None]]:
-        """The next message, or none within `seconds`; None from a worker that is lost. One at a time: handling it may
-        wait for others.
+        """Wait up to `seconds` for a message, and return (worker, message) of one, or nothing.
+
+        The message is None if the worker is lost. There is never more than one, since the caller may wait for other
+        messages while it handles one.
         """
         if not self._readable:
             keys = self._selector.select(max(0.0, min(seconds, POLL_SECONDS)))
@@ -327,7 +353,8 @@ class Workers:
         try:
             message = self._links[worker].receive()
         except Gone as gone:
-            self._lose(worker, self._dead(worker, 2.0) or str(gone))  # its end closes a moment before its process does
+            # The pipe closes shortly before the process ends, so wait up to 2 seconds for how it ended.
+            self._lose(worker, self._how_it_ended(worker, 2.0) or str(gone))
             return [(worker, None)]
         if isinstance(message, Holding):
             self._holding.add(worker)
@@ -336,18 +363,21 @@ class Workers:
         return [(worker, message)]
 
     def _arrived(self, worker: int, message: Computed) -> Arrived | None:
-        """None if nobody waits for it any more: its batch went to another worker, and it counts in no budget."""
+        """The arrival of a gradient. None: it was abandoned, so its batches went to another worker, and it counts in no
+        budget.
+        """
         work = self._works.get(worker)
         if worker not in self._ready or work is None or work.dispatch != message.dispatch:
             return None
         del self._works[worker]
         self._num_samples += message.gradient.num_samples
-        vector = torch.empty(0) if self._steps_there else self._segment.slots[worker]
+        vector = torch.empty(0) if self._workers_step else self._segment.slots[worker]
         seconds = self.now - work.began
         moved = self._segment.moved[worker] if len(self._segment.statistics) else None
         return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken, moved)
 
     def _lose(self, worker: int, reason: str) -> None:
+        """Forget a worker that is lost. `next` tells the method of it."""
         self._selector.unregister(self._links[worker])
         self._links.pop(worker).close()
         self._reasons.append(f"worker {worker}: {reason}")

@@ -23,7 +23,7 @@ from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import ChildProcesses, World
 from asyncsgd.backends.link import Inherited, Link
 from asyncsgd.backends.pair import Meeting, Pair, Way
-from asyncsgd.backends.processes import Dead, Workers
+from asyncsgd.backends.processes import HowItEnded, Workers
 from asyncsgd.backends.rank_main import in_step, serve_rank
 from asyncsgd.backends.ranks import (
     LOST_CONTACT,
@@ -212,7 +212,7 @@ def _train_virtual(live: Live, board: World | None) -> Result:
         num_workers=runtime.num_workers,
         network=runtime.network,
         churn=runtime.churn,
-        in_step=isinstance(run.rule, PeerRule) and run.rule.together,
+        lock_step=isinstance(run.rule, PeerRule) and run.rule.lock_step,
         statistics=live.flat.statistics,
     )
     method = _method(live, live.flat.parameters, lambda: heap.now)
@@ -285,7 +285,11 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
 
 
 def _serve(
-    live: Live, links: Mapping[int, Link], segment: Segment, optimizer: Optimizer | StepTakenByWorker, dead: Dead
+    live: Live,
+    links: Mapping[int, Link],
+    segment: Segment,
+    optimizer: Optimizer | StepTakenByWorker,
+    how_it_ended: HowItEnded,
 ) -> Result:
     clock = TrainingClock()
     server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
@@ -295,7 +299,7 @@ def _serve(
         segment,
         live.run.task,
         clock,
-        dead=dead,
+        how_it_ended=how_it_ended,
         stop_requested=live.stop_requested,
         statistics=live.flat.statistics,
     )

@@ -111,7 +111,7 @@ class Worker(threading.Thread):
             if segment is None:
                 link.receive_vector(pulled)
             if isinstance(command, Evaluate):
-                link.send(ShardEvaluated(command.shard, encode_sums({"loss": 2.0, "weight": 4.0}), ()))
+                link.send(ShardEvaluated(command.shard, encode_sums({"loss": 2.0, "weight": 4.0}), (0, 0)))
                 continue
             version = command.exact_version
             if segment is not None:
