@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncsgd.core.running_statistics import KINDS
+from asyncsgd.core.running_statistics import NUM_ROWS
 
 _PAGE = 4096
 _VERSION = 0
@@ -72,7 +72,7 @@ class Segment:
         behind = memory[length - 8 * _num_statistics(slots, statistics) : length].view(torch.float64)
         self.statistics = behind[:statistics]
         """`(S,)`, of the version that stands."""
-        self.moved = behind[statistics:].view(slots, KINDS, statistics)
+        self.moved = behind[statistics:].view(slots, NUM_ROWS, statistics)
         """`(N, 3, S)`, what each worker's gradient has made of them; the first row is where it starts at a point."""
 
     def __reduce__(self) -> tuple[Callable[..., Segment], tuple[Any, ...]]:
@@ -116,7 +116,7 @@ def _length(size: int, slots: int, extra: int, statistics: int) -> int:
 
 
 def _num_statistics(slots: int, statistics: int) -> int:
-    return statistics * (1 + KINDS * slots)
+    return statistics * (1 + NUM_ROWS * slots)
 
 
 def _nameless(length: int) -> int:

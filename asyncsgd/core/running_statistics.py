@@ -5,13 +5,13 @@ every call of a layer moves its average s by the statistics b of the call's batc
 
     s <- (1 - m) s + m b
 
-A gradient that read s_0 leaves s_1 behind, after so many calls. Meanwhile other gradients have moved the server's s.
-With q = (1 - m)^calls the server's becomes
+A gradient reads s_0, calls the layer `calls` times, and leaves s_1. Meanwhile other gradients have moved the server's
+s. With q = (1 - m)^calls the server's becomes
 
     s <- s_1 + q (s - s_0)
 
 which is the moving average of all batches' own statistics, and s_1 to the bit where nothing came between. A BatchNorm
-with momentum=None has the mean of all batches: with N calls at the server, n where the gradient began, k in it,
+with momentum=None has the mean of all batches: with N calls so far at the server, n where the gradient began, k in it,
 
     s <- s_1 + (N (s - s_1) - n (s_0 - s_1)) / (N + k)
 
@@ -49,15 +49,18 @@ AVERAGED = "moving averages"
 MEAN = "means of all batches"
 COUNTED = "added up"
 NEWEST = "the newest gradient's"
-"""How a buffer is kept at the server."""
+"""How a buffer is kept at the server: one of these four."""
 TRACKED = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of torch's normalisation layers."""
-KINDS = 3
-"""Vectors that a gradient brings: the statistics after it, those that it read, and q."""
+"""The buffers of torch's normalisation layers."""
+NUM_ROWS = 3
+"""How many vectors a gradient brings, `(3, S)`: the statistics after it, those that it read, and q."""
 
 
-def moves(before: Tensor, after: Tensor | None) -> bool:
-    """Whether a buffer that a forward pass has changed is a statistic or a counter."""
+def is_statistic_or_counter(before: Tensor, after: Tensor | None) -> bool:
+    """Whether a buffer that a forward pass has changed can be kept as a statistic or a counter.
+
+    A statistic is float32. A counter is int64 and has not become smaller. Shape and type stay.
+    """
     if after is None or after.shape != before.shape or after.dtype != before.dtype:
         return False
     return after.dtype == torch.float32 or (after.dtype == torch.int64 and bool((after.cpu() >= before.cpu()).all()))
@@ -67,8 +70,8 @@ class RunningStatistics:
     """The running statistics of a model as one vector, and what its forward passes make of them.
 
     Args:
-        model: whose buffers these are.
-        also: buffers, by name, that forward passes change, beside those of torch's normalisation layers.
+        model: the model whose buffers these are.
+        also: names of further buffers that forward passes change, beside those of torch's normalisation layers.
 
     >>> model = nn.BatchNorm1d(1)
     >>> statistics = RunningStatistics(model)
@@ -91,21 +94,21 @@ class RunningStatistics:
             for name, module in modules.items()
             if isinstance(module, _NormBase) and module.training and module.running_mean is not None
         ]
-        layer_of = {f"{name}.".lstrip("."): number for number, (name, _) in enumerate(self._layers)}
+        layer_of = {name: number for number, (name, _) in enumerate(self._layers)}
         buffers = dict(model.named_buffers())
-        rules: dict[str, str] = {}
+        kinds: dict[str, str] = {}
         counters: list[int] = []
         of_batches: list[int] = []
         self._slices: dict[str, slice] = {}
-        self._called: list[tuple[int, slice]] = []
-        """Of each moving average its layer, and where it lies."""
+        self._averages: list[tuple[int, slice]] = []
+        """(layer, place in the vector) of each moving average."""
         self._means: list[tuple[slice, str]] = []
-        """Of each mean of all batches where it lies, and its counter."""
+        """(place in the vector, name of its counter) of each mean of all batches."""
         averaged: list[int] = []
         end = 0
         for name, buffer in buffers.items():
             module_name, _, local_name = name.rpartition(".")
-            layer = layer_of.get(f"{module_name}.".lstrip("."))
+            layer = layer_of.get(module_name)
             if layer is None and name not in also:
                 continue
             place = slice(end, end + buffer.numel())
@@ -114,21 +117,22 @@ class RunningStatistics:
             if layer is not None and local_name in TRACKED:
                 of_batches.extend(range(place.start, place.stop))
             if not buffer.is_floating_point():
-                rules[name] = COUNTED
+                kinds[name] = COUNTED
                 counters.extend(range(place.start, place.stop))
             elif layer is None or local_name not in TRACKED:
-                rules[name] = NEWEST
+                kinds[name] = NEWEST
             elif self._layers[layer][1].momentum is None and isinstance(self._layers[layer][1], _BatchNorm):
-                rules[name] = MEAN
-                self._means.append((place, f"{module_name}.num_batches_tracked".lstrip(".")))
+                kinds[name] = MEAN
+                counter = f"{module_name}.num_batches_tracked".lstrip(".")  # the model itself has an empty name
+                self._means.append((place, counter))
             else:
-                rules[name] = AVERAGED
-                self._called.append((layer, place))
-            if rules[name] in (MEAN, AVERAGED):
+                kinds[name] = AVERAGED
+                self._averages.append((layer, place))
+            if kinds[name] in (MEAN, AVERAGED):
                 averaged.extend(range(place.start, place.stop))
-        self.rules = rules
-        """How each buffer is kept, by its name."""
-        self.names = tuple(rules)
+        self.kinds = kinds
+        """Buffer's name -> how it is kept."""
+        self.names = tuple(kinds)
         self._is_counter = torch.zeros(end, dtype=torch.bool)
         self._is_counter[counters] = True
         self._is_averaged = torch.zeros(end, dtype=torch.bool)
@@ -139,11 +143,14 @@ class RunningStatistics:
         for number, (_, module) in enumerate(self._layers):
             module.register_forward_hook(functools.partial(_count, self._calls[number]))
         self.values = self._read()
-        """float64 `(S,)`, on the CPU: where gradients and evaluations begin, and at the server its own."""
-        self.moved = torch.zeros(KINDS, len(self.values), dtype=torch.float64)
-        """float64 `(3, S)`: what the last gradient has made of them."""
+        """float64 `(S,)`, on the CPU: the statistics at which gradients and evaluations begin. At the server, its
+        own."""
+        self.moved = torch.zeros(NUM_ROWS, len(self.values), dtype=torch.float64)
+        """float64 `(3, S)`: the effect of the last gradient. The rows are the statistics after it, those that it read,
+        and q."""
         self.reestimated: Tensor | None = None
-        """float64 `(S,)`: those that were estimated again at the current parameters, for their evaluation."""
+        """float64 `(S,)`: the statistics that were estimated again at the current parameters, for their evaluation.
+        None: none were."""
         self.note()
 
     @property
@@ -158,13 +165,13 @@ class RunningStatistics:
 
     @property
     def evaluated(self) -> Tensor:
-        """`(S,)`: those that an evaluation sees."""
+        """`(S,)`: the statistics that an evaluation sees."""
         return self.values if self.reestimated is None else self.reestimated
 
     @property
     def fingerprint(self) -> str:
         """Eight hex digits that two processes compare before they exchange statistics."""
-        return hashlib.sha256(repr((self.rules, self.size)).encode()).hexdigest()[:8]
+        return hashlib.sha256(repr((self.kinds, self.size)).encode()).hexdigest()[:8]
 
     @property
     def sha256(self) -> str:
@@ -172,17 +179,17 @@ class RunningStatistics:
         return hashlib.sha256(self.values.numpy().tobytes()).hexdigest()
 
     def describe(self) -> str:
-        """Which buffers are kept by which rule, in a sentence."""
+        """Which buffers are kept in which way, in a sentence."""
         modules = dict(self._model.named_modules())
-        kinds = Counter(
-            (rule, type(modules[name.rpartition(".")[0]]).__name__, name.rpartition(".")[2])
-            for name, rule in self.rules.items()
+        counts = Counter(
+            (kind, type(modules[name.rpartition(".")[0]]).__name__, name.rpartition(".")[2])
+            for name, kind in self.kinds.items()
         )
-        said = {
-            rule: [f"{number} {buffer} of {kind}" for (own, kind, buffer), number in kinds.items() if own == rule]
-            for rule in dict.fromkeys(self.rules.values())
+        described = {
+            kind: [f"{number} {buffer} of {layer}" for (own, layer, buffer), number in counts.items() if own == kind]
+            for kind in dict.fromkeys(self.kinds.values())
         }
-        return "; ".join(f"{', '.join(of_rule)}: {rule}" for rule, of_rule in said.items())
+        return "; ".join(f"{', '.join(buffers)}: {kind}" for kind, buffers in described.items())
 
     def begin(self) -> None:
         """Put `values` into the model, where a gradient, or an evaluation, begins."""
@@ -201,28 +208,29 @@ class RunningStatistics:
         self._calls.copy_(self._calls_after)
 
     def end(self) -> None:
-        """Write what the gradient has made of the statistics into `moved`."""
-        after, before, kept = self.moved
+        """Write the effect of the gradient on the statistics into `moved`."""
+        after, read, q = self.moved
         after.copy_(self._after)
-        before.copy_(self.values)
-        kept.zero_()
-        kept[self._is_counter] = 1.0
+        read.copy_(self.values)
+        q.zero_()
+        q[self._is_counter] = 1.0
         calls = self._calls_after.tolist()
-        for layer, place in self._called:
+        for layer, place in self._averages:
             momentum = self._layers[layer][1].momentum
-            kept[place] = (1.0 - (momentum or 0.0)) ** calls[layer]
+            q[place] = (1.0 - (momentum or 0.0)) ** calls[layer]  # InstanceNorm takes None for 0
 
     @contextmanager
     def local_steps(self) -> Iterator[Callable[[], None]]:
-        """Within it, what it yields lets the next gradient begin where the last one ended; it is called after each.
-        Afterwards `moved` is what all of them have made of the `values` of before; `values` stay where the last ended.
+        """A context for several local steps. Call the yielded function after each step: the next one then begins at the
+        statistics that it left. At the end `moved` is the effect of all steps together on the `values` of before, and
+        `values` are those that the last step left.
         """
         began = self.values.clone()
         product = torch.ones_like(began)
 
         def follow() -> None:
-            after, _, kept = self.moved
-            product.mul_(kept)
+            after, _, q = self.moved
+            product.mul_(q)
             self.values.copy_(after)
 
         yield follow
@@ -230,41 +238,45 @@ class RunningStatistics:
         self.moved[2].copy_(product)
 
     def move(self, moved: Tensor) -> None:
-        """Let `values` follow a gradient that is used; at the server.
+        """Let `values` follow a gradient that is used. The server calls it.
 
         Args:
-            moved: that of the gradient, `(3, S)`.
+            moved: the effect of the gradient, `(3, S)`; see the attribute `moved` of the worker.
         """
         self._become(self.followed(self.values, moved))
 
     def followed(self, values: Tensor, moved: Tensor) -> Tensor:
-        """Statistics of a model, `(S,)`, after a gradient that made `moved`, `(3, S)`, of those that it read; new."""
-        after, before, kept = moved
-        now = after + kept * (values - before)
+        """Return what `values`, `(S,)`, the statistics of a model, become by a gradient whose effect is `moved`,
+        `(3, S)`; new, `(S,)`. The names are those of the equations above.
+        """
+        after, read, q = moved
+        now = after + q * (values - read)
         for place, counter in self._means:
             count = self._slices[counter]
-            here = values[count]
-            read = before[count]
-            calls = after[count] - read
-            apart = here * (values[place] - after[place]) - read * (before[place] - after[place])
-            now[place] = after[place] + apart / (here + calls).clamp(min=1.0)
-        # As the buffers hold them, or what the next gradient reads would not be what the server has.
+            N = values[count]
+            n = read[count]
+            k = after[count] - n
+            numerator = N * (values[place] - after[place]) - n * (read[place] - after[place])
+            now[place] = after[place] + numerator / (N + k).clamp(min=1.0)
+        # Round to float32, as the model's buffers do; else the server would hold other values than a gradient reads.
         return torch.where(self._is_counter, now, now.float().double())
 
     def mixed(self, values: Tensor, others: Tensor, share: float | Tensor) -> Tensor:
-        """Statistics of a model, `(S,)`, that goes a share of the way to another with `others`; new."""
+        """Return what `values`, `(S,)`, the statistics of a model, become if it goes a share of the way to another
+        model, with the statistics `others`, `(S,)`; new.
+        """
         mean = values + share * (others - values)
         return torch.where(self._is_averaged, mean.float().double(), values)
 
     def pull(self, moved: Tensor, rate: float) -> Tensor:
-        """Let `values` and those of the model that a worker keeps go a share of the way to each other.
+        """Let `values`, and the statistics of the model that a worker keeps, go a share of the way to each other.
 
         Args:
-            moved: what its local steps have made of its own, `(3, S)`.
-            rate: the share.
+            moved: the effect of the worker's local steps on its own statistics, `(3, S)`.
+            rate: the share, in [0, 1].
 
         Returns:
-            Where those of the worker are now, `(S,)`, new.
+            The statistics of the worker afterwards, `(S,)`, new.
         """
         replica = moved[0]
         centre = self.values.clone()
@@ -273,28 +285,31 @@ class RunningStatistics:
         return self.mixed(replica, centre, rate)
 
     def become_mean(self, values: Tensor, weights: Tensor) -> None:
-        """Take the mean of several models' averages; at none of their gradients.
+        """Set the moving averages and means of `values` to the weighted mean of those of several models.
+
+        It is called when models are averaged, not when a gradient is used. `reestimated` stays: peers make their mean
+        model again after its evaluation.
 
         Args:
-            values: of each model, `(N, S)`.
-            weights: `(N,)`.
+            values: the statistics of each model, `(N, S)`.
+            weights: the weight of each model, `(N,)`.
         """
         mean = (values * weights[:, None]).sum(0) / weights.sum()
         self.values.copy_(torch.where(self._is_averaged, mean.float().double(), self.values))
 
     def move_by_mean(self, moved: Sequence[Tensor], weights: Sequence[float]) -> None:
-        """Let `values` follow the local steps of several workers that are used together; at the server.
+        """Let `values` follow the local steps of several workers that are used together. The server calls it.
 
         Args:
-            moved: that of each worker, `(3, S)`.
-            weights: of their displacements.
+            moved: the effect of each worker's local steps, `(3, S)` each.
+            weights: the weight of each worker's displacement.
         """
         now = self.values
         mean = torch.zeros_like(now)
         for each, weight in zip(moved, weights, strict=True):
             mean.add_(self.followed(self.values, each), alpha=weight / sum(weights))
             now = self.followed(now, each)
-        for _, place in self._called:
+        for _, place in self._averages:
             now[place] = mean[place].float().double()
         self._become(now)
 
@@ -302,8 +317,10 @@ class RunningStatistics:
         self.reestimated = None
         self.values.copy_(values)
 
-    def lie_in(self, values: Tensor, moved: Tensor | None = None) -> None:
-        """Use these for `values`, which become the ones of now, and for `moved`, from here on."""
+    def use_memory(self, values: Tensor, moved: Tensor | None = None) -> None:
+        """Keep `values` and `moved` in the memory of these tensors from here on. The statistics of now are copied
+        there.
+        """
         values.copy_(self.values)
         self.values = values
         if moved is not None:
@@ -314,8 +331,9 @@ class RunningStatistics:
 
     @contextmanager
     def estimating(self) -> Iterator[None]:
-        """Within it, forward passes in training mode make cumulative means of the statistics of their batches, as
-        `torch.optim.swa_utils.update_bn` does. They become `reestimated`; every other buffer is put back.
+        """A context in which forward passes in training mode compute the cumulative means of the statistics of their
+        batches, as `torch.optim.swa_utils.update_bn` does. At its end these become `reestimated`, and every buffer is
+        put back.
         """
         self.begin()
         layers = [layer for _, layer in self._layers]
@@ -352,7 +370,7 @@ class RunningStatistics:
 
 
 def statistics_of(model: nn.Module, also: Collection[str] = ()) -> RunningStatistics | None:
-    """The running statistics of a model; None: it has none."""
+    """Return the running statistics of a model; None: it has none. `also` is that of `RunningStatistics`."""
     statistics = RunningStatistics(model, also)
     return statistics if statistics.names else None
 
@@ -362,45 +380,45 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _count(calls: Tensor, module: nn.Module, inputs: object, outputs: object) -> None:
-    """A forward hook: a call of a layer that tracks moves its statistics."""
+    """A forward hook: count a call of a layer, which moves its statistics in training mode."""
     if module.training:
         calls.add_(1.0)
 
 
 def _weigh_alike(calls: Tensor, module: _NormBase, inputs: object) -> None:
-    """A forward hook: the average becomes the mean over all calls, of which this is the next."""
+    """A forward pre-hook: set the momentum so that the average becomes the mean over all calls, with the next one."""
     module.momentum = 1.0 / (float(calls) + 1.0)
 
 
-class StillBuffers:
-    """The buffers that a dry run saw still, and that have to stay so.
+class UnchangedBuffers:
+    """Checks that the buffers which the dry run saw unchanged stay so.
 
     Args:
-        model: whose buffers they are.
-        moving: those that may change.
+        model: the model whose buffers they are.
+        changing: names of the buffers that may change.
     """
 
-    def __init__(self, model: nn.Module, moving: Collection[str]) -> None:
+    def __init__(self, model: nn.Module, changing: Collection[str]) -> None:
         self._modules = [(name, module, set(module._buffers)) for name, module in model.named_modules()]
-        self._still = {
+        self._unchanged = {
             f"{prefix}.{name}".lstrip("."): (module, name)
             for prefix, module, names in self._modules
             for name in sorted(names)
-            if f"{prefix}.{name}".lstrip(".") not in moving and module._buffers[name] is not None
+            if f"{prefix}.{name}".lstrip(".") not in changing and module._buffers[name] is not None
         }
-        self._seen = {name: self._version(name) for name in self._still}
+        self._seen = {name: self._version(name) for name in self._unchanged}
         self._digests = {name: _digest(tensor) for name, (tensor, _) in self._seen.items()}
 
     def check(self) -> None:
-        """Look whether a forward pass has changed one, or made another.
+        """Refuse a forward pass that has changed one of the buffers, or made another.
 
         Raises:
-            RunError: with the buffer by name.
+            RunError: with the name of the buffer.
         """
         for prefix, module, names in self._modules:
             for name in module._buffers.keys() - names:
                 raise _changes(f"{prefix}.{name}".lstrip("."), module)
-        for name, (module, _) in self._still.items():
+        for name, (module, _) in self._unchanged.items():
             tensor, version = self._version(name)
             before, version_before = self._seen[name]
             if tensor is before and version == version_before:
@@ -410,7 +428,7 @@ class StillBuffers:
             self._seen[name] = (tensor, version)
 
     def _version(self, name: str) -> tuple[Tensor | None, int]:
-        module, local_name = self._still[name]
+        module, local_name = self._unchanged[name]
         tensor = module._buffers.get(local_name)
         return tensor, 0 if tensor is None or tensor.is_inference() else tensor._version
 

@@ -227,7 +227,7 @@ def _train_async(live: Live, board: World | None) -> Result:
     num_statistics = 0 if statistics is None else statistics.size
     segment = Segment(live.flat.layout.size, live.num_workers, statistics=num_statistics)
     if statistics is not None:
-        statistics.lie_in(segment.statistics)
+        statistics.use_memory(segment.statistics)
     return _serve_workers(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
 
 

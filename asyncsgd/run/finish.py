@@ -251,7 +251,7 @@ def _of_statistics(live: Live, is_known: bool) -> dict[str, Any]:
         return {}
     return {
         "statistics_sha256": statistics.sha256 if is_known else None,
-        "statistics": statistics.rules,
+        "statistics": statistics.kinds,
         "batch_statistics": budget.batch_statistics or "running",
         "statistics_batches": budget.statistics_batches,
     }

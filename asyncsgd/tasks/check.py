@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from asyncsgd.core.flat import Layout
-from asyncsgd.core.running_statistics import moves
+from asyncsgd.core.running_statistics import is_statistic_or_counter
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Batch, Task, tensors_in, to_device
@@ -172,7 +172,7 @@ def _moving_buffers(model: nn.Module, trial: nn.Module) -> tuple[str, ...]:
     moving: list[str] = []
     while (changed := _difference(model, trial)) is not None:
         kind, name = changed
-        if kind == "buffer" and name in before and moves(before[name], after.get(name)):
+        if kind == "buffer" and name in before and is_statistic_or_counter(before[name], after.get(name)):
             moving.append(name)
             with torch.no_grad():
                 after[name].copy_(before[name])

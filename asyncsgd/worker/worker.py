@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 from asyncsgd.core.flat import FlatModel, cannot_freeze
 from asyncsgd.core.optimizers import Optimizer, PlainSGD
-from asyncsgd.core.running_statistics import StillBuffers
+from asyncsgd.core.running_statistics import UnchangedBuffers
 from asyncsgd.core.state import restore, state_of
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
@@ -239,7 +239,7 @@ class Worker:
         self._statistics_batches = statistics_batches
         self._still = None
         if watches:
-            self._still = StillBuffers(flat.model, () if flat.statistics is None else flat.statistics.names)
+            self._still = UnchangedBuffers(flat.model, () if flat.statistics is None else flat.statistics.names)
         self.savings = savings
         if savings.gradient_checkpointing:
             checkpoint_activations(flat.model)
