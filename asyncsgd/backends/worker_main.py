@@ -91,7 +91,7 @@ class ServedWorker:
 
     def _bound(self, model: torch.nn.Module) -> FlatModel:
         gradients = self._slot if self._device.type == "cpu" else None
-        return FlatModel(model, gradients=gradients, moving=self._run.moving or ())
+        return FlatModel(model, gradients=gradients, changing_buffers=self._run.moving or ())
 
     def obey(self) -> None:
         """Carry out commands in order until `Stop`."""

@@ -43,7 +43,8 @@ class Layout:
 
         Raises:
             UsageError: if a parameter is not float32 (a server adds up float32 steps, other types would lose small
-            ones), has no shape yet, or shares memory with another tensor, which it would leave behind.
+            ones), has no shape yet, or shares memory with another tensor (the parameter moves to the flat vector, and
+            the other tensor would keep the old memory).
         """
         for name, parameter in model.named_parameters():
             if nn.parameter.is_lazy(parameter):
@@ -51,8 +52,9 @@ class Layout:
                     f"parameter {name!r} has no shape before the first batch; give its layer all sizes, or let model() "
                     f"compute one batch"
                 )
-        if (shared := _sharing(model)) is not None:
-            raise UsageError(shared)
+        memory_error = _memory_sharing_error(model)
+        if memory_error is not None:
+            raise UsageError(memory_error)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, parameter in named:
             if parameter.dtype != torch.float32:
@@ -73,7 +75,7 @@ class Layout:
 
     @classmethod
     def of_vector(cls, size: int) -> Layout:
-        """Of a vector that belongs to no model: one tensor, all of it decayed."""
+        """The layout of a vector that belongs to no model: one tensor, all of it decayed."""
         return cls(("vector",), ((size,),), (0,), size, size)
 
     @property
@@ -94,9 +96,9 @@ class Layout:
         }
 
 
-def _sharing(model: nn.Module) -> str | None:
-    """What is wrong where a parameter has elements of memory in common with another parameter, a buffer or a tensor
-    that a module keeps: it is moved to the flat vector, and the other would stay as it is.
+def _memory_sharing_error(model: nn.Module) -> str | None:
+    """A message if a parameter shares memory with another parameter, a buffer or a tensor that a module keeps. The
+    parameter is moved to the flat vector, and the other would stay as it is. None: no parameter does.
     """
     parameters = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = dict(model.named_parameters())
@@ -151,11 +153,12 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
 
     def bytes_of(tensor: Tensor) -> Tensor:
+        """The marks of the bytes of `tensor`, a view."""
         size = tensor.element_size()
-        steps = (*(size * step for step in tensor.stride()), 1)
-        return marks.as_strided((*tensor.shape, size), steps, size * tensor.storage_offset())
+        strides = (*(size * stride for stride in tensor.stride()), 1)
+        return marks.as_strided((*tensor.shape, size), strides, size * tensor.storage_offset())
 
-    bytes_of(one).fill_(True)
+    bytes_of(one).fill_(True)  # mark each byte of `one` in a mask of the storage, then look under `other`
     return bool(bytes_of(other).any())
 
 
@@ -171,7 +174,7 @@ class FlatModel:
             unless `keep_parameters`. A new vector by default. Borrowed, for as long as this object lives.
         gradients: float32 `(P,)` to bind ``.grad`` to; zeroed. A new vector by default.
         keep_parameters: take the values from `parameters` instead of the model (a vector that others own already).
-        moving: buffers that forward passes change, beside those that `asyncsgd.core.running_statistics` knows.
+        changing_buffers: names of buffers that forward passes change, beside those that `RunningStatistics` finds.
 
     >>> flat = FlatModel(nn.Linear(2, 1))
     >>> flat.layout.names, flat.layout.size, flat.layout.num_parameters
@@ -185,12 +188,12 @@ class FlatModel:
         gradients: Tensor | None = None,
         *,
         keep_parameters: bool = False,
-        moving: Collection[str] = (),
+        changing_buffers: Collection[str] = (),
     ) -> None:
         self.model = model
         self.layout = Layout.of(model)
-        self.statistics = statistics_of(model, moving)
-        """None: the model has none."""
+        self.statistics = statistics_of(model, changing_buffers)
+        """The running statistics of the model; None: it has none."""
         device = next(model.parameters()).device
         size = self.layout.size
         self.parameters = _zeros(size, device) if parameters is None else parameters
@@ -205,14 +208,14 @@ class FlatModel:
         self.gradients.zero_()
         named = dict(model.named_parameters())
         self._tensors = [named[name] for name in self.layout.names]
-        self._frozen = [(name, parameter) for name, parameter in named.items() if not parameter.requires_grad]
+        self._never_trained = [(name, parameter) for name, parameter in named.items() if not parameter.requires_grad]
         self._gradient_views = list(self.layout.views(self.gradients).values())
         self.may_freeze = False
-        """Whether parameters may be frozen in the middle of a run, and thawed again: this model computes all gradients,
-        or ranks in step compute as many each."""
+        """Whether parameters may be frozen in the middle of a run, and thawed again. They may if all gradients of an
+        update are sure to leave out the same ones: one process computes them, or synchronous ranks."""
         self.frozen: tuple[str, ...] = ()
-        """The parameters that were frozen in all forward passes since `release_gradients`, by name; before the first
-        all of them."""
+        """The names of the parameters that were frozen in all forward passes since `release_gradients`. Before the
+        first pass it has all names."""
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self.layout.views(self.parameters).values(), strict=True):
                 if not keep_parameters:
@@ -223,7 +226,9 @@ class FlatModel:
 
     @property
     def fingerprint(self) -> str:
-        """What two processes compare before they exchange vectors."""
+        """Hex digits of the layout and the running statistics, which two processes compare before they exchange
+        vectors.
+        """
         behind = "" if self.statistics is None else self.statistics.fingerprint
         return self.layout.fingerprint + behind
 
@@ -248,11 +253,12 @@ class FlatModel:
                 tensor.grad = view
 
     def before_forward(self) -> list[tuple[int, bool]]:
-        """How often each parameter has been changed in place, as torch counts it, and whether it is trained."""
+        """For each parameter: how often it was changed in place, as torch counts it, and whether it is trained."""
         return [(tensor._version, tensor.requires_grad) for tensor in self._tensors]
 
     def check_forward(self, before: list[tuple[int, bool]]) -> None:
-        """Refuse a forward pass that has changed a parameter, or what is trained where that may not change.
+        """Refuse a forward pass that has changed the values of a parameter, or its requires_grad if `may_freeze` is
+        False. Note in `frozen` what it left out.
 
         The server alone changes parameters, and no other process would see it.
 
@@ -269,21 +275,24 @@ class FlatModel:
                     f"the forward pass changes the parameter {name!r}, which the server alone may change; compute what "
                     f"it needs from the parameter, and leave the parameter as it is (nn.Embedding: no max_norm)"
                 )
-            if not (trained and tensor.requires_grad):
+            if not (trained and tensor.requires_grad):  # it was frozen before the pass, or is after it
                 frozen.append(name)
                 if not self.may_freeze:
                     raise cannot_freeze(name)
-        for name, parameter in self._frozen:
+        for name, parameter in self._never_trained:
             if parameter.requires_grad:
                 raise RunError(
                     f"the parameter {name!r} was frozen when model() returned it, and is trained now (requires_grad), "
                     f"which the server does not know; return it trainable from model(), and freeze it in the first "
                     f"forward pass"
                 )
-        self.frozen = tuple(name for name in frozen if name in self.frozen)
+        self.frozen = tuple(name for name in frozen if name in self.frozen)  # in this pass and all before it
 
-    def leave_out_used(self) -> None:
-        """After the backward passes: what was thawed in a forward pass, and used by it, was not frozen in it."""
+    def unfreeze_used(self) -> None:
+        """Take the parameters that got a gradient out of `frozen`: a forward pass has thawed and used them.
+
+        It is called after the backward passes.
+        """
         if self.frozen:
             tensors = dict(zip(self.layout.names, self._tensors, strict=True))
             self.frozen = tuple(name for name in self.frozen if tensors[name].grad is None)
@@ -306,7 +315,7 @@ class FlatModel:
 
 
 def cannot_freeze(name: str) -> RunError:
-    """Of a parameter that was frozen or thawed in the middle of a run that cannot follow it."""
+    """The error for a parameter that was frozen or thawed in the middle of a run that cannot follow it."""
     return RunError(
         f"the parameter {name!r} was frozen (requires_grad) in the middle of the run. Only a single process, sync, and "
         f"one worker whose rule has no momentum or steps of its own can follow that; train so, or freeze it in "
@@ -315,7 +324,7 @@ def cannot_freeze(name: str) -> RunError:
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
-    """float32 whatever a user's script has made torch's default."""
+    """Zeros, `(size,)`, float32 whatever a user's script has made torch's default."""
     return torch.zeros(size, device=device, dtype=torch.float32)
 
 

@@ -21,8 +21,8 @@ from asyncsgd.core.flat import Layout
 from asyncsgd.errors import UsageError, is_out_of_memory, nearest
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
-"""Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``, the peak. Where the
-optimizer steps tensor by tensor, a group also has their names, ``param_names``."""
+"""Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``, the peak learning
+rate. If the optimizer steps tensor by tensor, a group also has the tensors' names, ``param_names``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,20 +54,20 @@ OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": 
 class Optimizer:
     """A torch optimizer on a flat vector: weight decay on its first `num_decayed` elements, and clipping.
 
-    Every parameter group g steps at its own share of the learning rate, eta_g = (lr_g / peak) eta. Here lr_g is what
-    `build` has left in the group, which is given the peak. A group with lr_g = 0 is frozen.
+    Every parameter group g steps at its own share of the learning rate, eta_g = (lr_g / peak) eta. `build` gets every
+    group with lr = peak and may change it; lr_g is what it leaves there. A group with lr_g = 0 is frozen.
 
     Args:
         parameters: `(P,)`, changed in place by `step`; borrowed.
-        num_decayed: elements from the beginning that `weight_decay` acts on.
+        num_decayed: how many elements of the vector, from its beginning, `weight_decay` acts on.
         build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
-        layout: of the vector's tensors; None: it is one.
-        apart: whether the torch optimizer steps the tensors one by one, or the vector as a whole. It steps them one by
-            one from the first step on that leaves one of them out.
+        layout: where the tensors lie in the vector; None: the vector is one tensor.
+        tensor_by_tensor: whether the torch optimizer steps the tensors one by one, and not the vector as a whole. It
+            does in any case from the first step on that leaves one of them out.
         weight_decay: as in the torch optimizer.
         clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
             (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
-        peak: the learning rate that groups are given, of which theirs are shares.
+        peak: the largest learning rate of the run, which `build` gets as the ``lr`` of each group.
 
     Raises:
         UsageError: if a group's learning rate is below 0 or ambiguous.
@@ -82,7 +82,7 @@ class Optimizer:
         build: BuildOptimizer,
         *,
         layout: Layout | None = None,
-        apart: bool = False,
+        tensor_by_tensor: bool = False,
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
         peak: float = 1.0,
@@ -90,29 +90,31 @@ class Optimizer:
         self._vector = parameters
         self._num_decayed = num_decayed
         self._layout = layout or Layout.of_vector(len(parameters))
-        self._apart = apart
+        self._tensor_by_tensor = tensor_by_tensor
         # Leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
-        decayed, undecayed = ([nn.Parameter(part) for part in parts] for parts in self._cut(parameters))
+        decayed_views, undecayed_views = self._cut(parameters)
+        decayed = list(map(nn.Parameter, decayed_views))
+        undecayed = list(map(nn.Parameter, undecayed_views))
         self._tensors = [*decayed, *undecayed]
         self._clip_norm = clip_norm
         self._clipped: Tensor | None = None
         self.norm: float | None = None
-        """Of the last direction, before it was clipped; None where nothing is clipped."""
+        """The Euclidean norm of the last direction, before it was clipped; None if nothing is clipped."""
         groups: list[dict[str, Any]] = []
         for tensors, decay, first in ((decayed, weight_decay, 0), (undecayed, 0.0, len(decayed))):
             group: dict[str, Any] = {"params": tensors, "weight_decay": decay, "lr": peak}
-            if apart:
+            if tensor_by_tensor:
                 group["param_names"] = list(self._layout.names[first : first + len(tensors)])
             if tensors:
                 groups.append(group)
-        # An optimizer must have something. Without a gradient it is not looked at.
+        # torch refuses an empty list of groups, so a vector without elements gets a group that is never stepped.
         with _groups_without_rate() as without_rate:
             self._optimizer = build(
                 groups or [{"params": [nn.Parameter(torch.zeros(0, 0))], "weight_decay": 0.0, "lr": peak}]
             )
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise TypeError("it makes no torch optimizer from parameter groups")
-        self._optimizer.register_load_state_dict_pre_hook(self._step_apart_as_saved)
+        self._optimizer.register_load_state_dict_pre_hook(self._split_as_saved)
         self._ratios = _ratios(self._optimizer, without_rate, peak)
         self.decays = "weight_decay" in self._optimizer.defaults
         """Whether the torch optimizer knows what weight decay is."""
@@ -135,12 +137,13 @@ class Optimizer:
         """Take one step along `direction`, `(P,)`, which is read and not changed.
 
         Args:
-            norm: that it is clipped by, where it is a part of a longer direction; None: its own.
+            norm: the norm to clip by if `direction` is a part of a longer one, as that of a pipeline's stage is. None:
+                its own norm.
             frozen: names of tensors that are not stepped, as torch leaves out what has no gradient: no weight decay,
                 no moment, no count.
         """
-        if frozen and not self._apart:
-            self._step_apart()
+        if frozen and not self._tensor_by_tensor:
+            self._split_into_tensors()
         if self._clip_norm > 0:
             direction = self._clip(direction, norm)
         for tensor, gradient in zip(self._tensors, itertools.chain(*self._cut(direction)), strict=True):
@@ -158,10 +161,11 @@ class Optimizer:
         for tensor in self._tensors:
             tensor.grad = None  # the direction is borrowed for this call only
 
-    def _step_apart(self) -> None:
+    def _split_into_tensors(self) -> None:
         """Step tensor by tensor from here on, since one that has been frozen has taken fewer steps than the others.
 
-        Each is a group, because torch's fused SGD cannot step one that has no momentum yet beside others that have.
+        Each tensor is a group, because torch's fused SGD cannot step one that has no momentum yet beside others that
+        have. The state of the vector's two parts, decayed and undecayed, is cut into that of their tensors.
         """
         optimizer = self._optimizer
         parts = self._tensors
@@ -170,8 +174,8 @@ class Optimizer:
         self._tensors = []
         optimizer.param_groups = []
         self._ratios = []
-        self._apart = True
-        views_by_part = filter(None, self._cut(self._vector))
+        self._tensor_by_tensor = True
+        views_by_part = filter(None, self._cut(self._vector))  # a part without tensors has no group
         for part, group, ratio, views in zip(parts, groups, ratios, views_by_part, strict=True):
             state = optimizer.state.pop(part, {})
             for view in views:
@@ -186,14 +190,14 @@ class Optimizer:
                     else:  # how many steps it has taken
                         optimizer.state[tensor][key] = value.clone()
 
-    def _step_apart_as_saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Before a state is loaded of an optimizer that stepped tensor by tensor, do so too."""
-        if "apart" in state["param_groups"][0] and not self._apart:
-            self._step_apart()
+    def _split_as_saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Step tensor by tensor if the optimizer did whose `state` is loaded next; torch calls it."""
+        if "apart" in state["param_groups"][0] and not self._tensor_by_tensor:
+            self._split_into_tensors()
 
     def _cut(self, vector: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of what decays and of what does not."""
-        if not self._apart:
+        """Views of `vector`, those that weight decay acts on and the others: one of each, or one of each tensor."""
+        if not self._tensor_by_tensor:
             parts = vector.split([self._num_decayed, len(vector) - self._num_decayed])
             return [part for part in parts[:1] if len(part)], [part for part in parts[1:] if len(part)]
         views = list(self._layout.views(vector).values())
@@ -201,6 +205,7 @@ class Optimizer:
         return views[:number], views[number:]
 
     def _clip(self, direction: Tensor, norm: float | None) -> Tensor:
+        """Return `direction`, or a copy that is scaled down if its norm is too large. It notes the norm."""
         self.norm = float(torch.linalg.vector_norm(direction)) if norm is None else norm
         factor = self._clip_norm / (self.norm + 1e-6)
         if factor >= 1.0:
@@ -211,7 +216,7 @@ class Optimizer:
 
     @property
     def state_size(self) -> int:
-        """Elements of the optimizer's state, known after one step; see `share_state`."""
+        """How many elements the optimizer's state has, which is known after one step; see `share_state`."""
         states = self._optimizer.state.values()
         return sum(value.numel() for state in states for value in state.values() if isinstance(value, Tensor))
 
@@ -228,7 +233,7 @@ class Optimizer:
                 state[key] = vector[:size].view(state[key].shape)
                 vector = vector[size:]
 
-    def move(self, parameters: Tensor) -> None:
+    def rebind(self, parameters: Tensor) -> None:
         """Step another vector of the same size from now on, with the same state; borrowed."""
         self._vector = parameters
         for tensor, part in zip(self._tensors, itertools.chain(*self._cut(parameters)), strict=True):
@@ -241,25 +246,35 @@ class Optimizer:
 
 @contextlib.contextmanager
 def _groups_without_rate() -> Iterator[list[dict[str, Any]]]:
-    """The parameter groups that torch optimizers are given meanwhile without a learning rate. Torch gives those the
-    default of their class, and afterwards nobody can tell that number from one that was written."""
-    found: list[dict[str, Any]] = []
+    """A context that collects the parameter groups which torch optimizers are given without a learning rate.
+
+    Torch gives those the default of their class, and afterwards nobody can tell that number from one that was written.
+    So a method of `torch.optim.Optimizer` is replaced within the context.
+    """
+    without_rate: list[dict[str, Any]] = []
     add = torch.optim.Optimizer.add_param_group
 
     def noting(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         if "lr" not in group:
-            found.append(group)
+            without_rate.append(group)
         add(optimizer, group)
 
     torch.optim.Optimizer.add_param_group = noting  # type: ignore[assignment, method-assign]
     try:
-        yield found
+        yield without_rate
     finally:
         torch.optim.Optimizer.add_param_group = add  # type: ignore[method-assign]
 
 
 def _ratios(optimizer: torch.optim.Optimizer, without_rate: Iterable[dict[str, Any]], peak: float) -> list[float]:
-    """The share of the learning rate at which each group steps; 1 for one that has its class's own default."""
+    """The share of the learning rate at which each group steps. It is 1 for one with the default of its class.
+
+    Args:
+        without_rate: the groups that were given no learning rate.
+
+    Raises:
+        UsageError: if a rate is below 0, or if it cannot be told from the default of the class.
+    """
     parameter = inspect.signature(type(optimizer)).parameters.get("lr")
     own_rate = None if parameter is None else parameter.default
     unset = {id(group) for group in without_rate if group.get("lr") == own_rate}
@@ -269,7 +284,8 @@ def _ratios(optimizer: torch.optim.Optimizer, without_rate: Iterable[dict[str, A
         if rate is None or id(group) in unset:
             ratios.append(1.0)
             continue
-        if unset and rate == own_rate != peak:
+        is_ambiguous = unset and rate == own_rate and rate != peak
+        if is_ambiguous:
             raise UsageError(
                 f"one parameter group was given lr={rate:g}, and another none, for which {type(optimizer).__name__} "
                 f"has the same number, so it cannot be told which rates are meant; write the first as a ratio of the "
@@ -293,14 +309,14 @@ class OptimizerRecipe:
     clip_norm: float = 0.0
     """The largest Euclidean norm of a direction; 0: no clipping."""
     peak: float = dataclasses.field(default=1.0, compare=False)
-    """The largest learning rate of the run, of which a group's is a share."""
+    """The largest learning rate of the run. The rate of a parameter group is a share of it."""
 
     def __str__(self) -> str:
         return type(self.build).__name__.lower() if self.is_elementwise else self.name
 
     @property
     def name(self) -> str:
-        """Of what builds the optimizer, e.g. ``Adagrad``."""
+        """The name of what builds the optimizer, e.g. ``Adagrad``."""
         build = getattr(self.build, "func", self.build)  # of functools.partial
         return str(getattr(build, "__name__", type(build).__name__))
 
@@ -335,7 +351,7 @@ class OptimizerRecipe:
                 layout.num_decayed,
                 self.build,
                 layout=layout,
-                apart=not self.is_elementwise,
+                tensor_by_tensor=not self.is_elementwise,
                 weight_decay=self.weight_decay,
                 clip_norm=self.clip_norm,
                 peak=self.peak,
@@ -421,7 +437,7 @@ class StepTakenByWorker:
     plain = False
     KEPT = ()
     norm: float | None = None
-    """Of their last direction, where it is known."""
+    """The Euclidean norm of their last direction; None if it is not known."""
 
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return

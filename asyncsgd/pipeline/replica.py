@@ -435,7 +435,7 @@ class TwoVersions(Pipeline):
         other = self._copies[(batch - 1) % 2].flat
         with torch.no_grad():
             own.parameters.copy_(other.parameters)
-        self._optimizer.move(own.parameters)
+        self._optimizer.rebind(own.parameters)
         self._optimizer.step(own.gradients, self._rate((batch + 1) * self.task.batch_size))
         self._taken = batch + 1
 

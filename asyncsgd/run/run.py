@@ -105,7 +105,7 @@ class Run:
         """The model of a prepared task on flat vectors, new, at its initial parameters or at these, `(P,)`, and
         where it has running statistics at these, `(S,)`.
         """
-        flat = FlatModel(self.task.model(self.seed).to(device), moving=self.moving or ())
+        flat = FlatModel(self.task.model(self.seed).to(device), changing_buffers=self.moving or ())
         if parameters is not None:
             with torch.no_grad():
                 flat.parameters.copy_(parameters)

@@ -338,7 +338,7 @@ class Worker:
             if statistics is not None and part is not parts[-1]:
                 statistics.put_back()  # layers that were computed again have moved them again
             losses.append(loss.detach())
-        self.flat.leave_out_used()
+        self.flat.unfreeze_used()
         if isinstance(self.loss, Replicated):
             self.loss.complete()
         return sum(part.share * float(loss) for part, loss in zip(parts, losses, strict=True))
