@@ -45,29 +45,35 @@ from asyncsgd.records.events import EVENTS, Checkpointed, sha256_of_first
 from asyncsgd.records.run_folder import RunFolder, json_text, sync, write_text
 
 SCHEMA = 8
-"""Of the state and of what is kept beside it. Another one is refused by name."""
+"""The format of the state and of what is kept beside it. A checkpoint of another one is refused, with its number."""
 
 FOLDER = "checkpoints"
-HOLDERS = (
-    *("asyncsgd.core.protocol", "asyncsgd.records.events", "asyncsgd.rules.", "asyncsgd.core.limits"),
+MODULES_OF_STATE_CLASSES = (
+    "asyncsgd.core.protocol",
+    "asyncsgd.records.events",
+    "asyncsgd.rules.",
+    "asyncsgd.core.limits",
     "asyncsgd.simulation.churn",
 )
-"""Modules of the classes that a state may hold, beside tensors, numbers, strings, lists, tuples, sets and dicts."""
+"""The modules whose classes a state may hold, beside tensors, numbers, strings, lists, tuples, sets and dicts. A dot at
+the end stands for all modules below."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """When checkpoints are taken and how many are kept. Where they are, one is taken at the end of a run that is DONE.
-    One is taken in any case when Ctrl-C, SIGTERM or SIGHUP stops the run.
+    """When checkpoints are taken and how many are kept.
+
+    If `every` or `seconds` is set, one more is taken at the end of a run that is DONE. One is taken in any case when
+    Ctrl-C, SIGTERM or SIGHUP stops the run.
     """
 
     every: int | None = None
-    """Samples that have arrived between two of them."""
+    """How many samples arrive between two of them; None: samples do not decide."""
     seconds: float | None = None
-    """Of wall time between two of them."""
+    """The wall time between two of them, in seconds; None: time does not decide."""
     keep: int = 2
-    """The newest ones. The one with the best evaluation loss is kept beside them, and the newest from which the run can
-    become longer.
+    """How many of the newest are kept. The one with the best evaluation loss is kept beside them, and the newest from
+    which the run can become longer.
     """
 
 
@@ -80,19 +86,19 @@ class Checkpoint:
     version: int
     train_seconds: float
     eval_loss: float | None
-    """Of the last evaluation before it."""
+    """The loss of the last evaluation before it; None: there was none."""
     sha256: str
-    """Of the file with the state."""
+    """The hash of the file with the state."""
     events_bytes: int
-    """Length of events.jsonl at this moment."""
+    """The length of events.jsonl at this moment."""
     events_sha256: str
-    """Of these bytes."""
+    """The hash of these bytes."""
     totals: Mapping[str, Any]
     """See `asyncsgd.records.totals.Totals.state`."""
     began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Hashes of what the run began from; see `Saver`."""
+    """The hashes of the data and initial parameters that the run began from; see `Saver`."""
     cut_short: str | None = None
-    """Why a run with a larger budget cannot go on from here; None: it can."""
+    """See `asyncsgd.core.protocol.Method.cut_short`."""
     policy: Policy = Policy()
     """When the run took checkpoints. One that goes on keeps to it, unless told otherwise."""
     schema: int = SCHEMA
@@ -101,14 +107,14 @@ class Checkpoint:
 
 
 class Damaged(Exception):
-    """What is wrong with a checkpoint."""
+    """A checkpoint is not as it was written; the message says what is wrong with it."""
 
 
 _SEAL = "description_sha256"
 
 
 def name_of(total_samples: int) -> str:
-    """Of the checkpoint after so many samples; names in order are checkpoints in order."""
+    """The name of the checkpoint after so many samples. The order of the names is that of the checkpoints."""
     return f"{total_samples:012d}"
 
 
@@ -116,11 +122,10 @@ class Saver:
     """Takes the states of a run in the process that owns its folder: copies one, and a thread writes the copy.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         policy: when a state is due, and how many are kept.
         record: gets the record of every state; its `totals` are kept beside the state.
-        began_from: hashes of the data and the initial parameters, by what they are of, so that no run goes on from
-            others.
+        began_from: what -> its hash, of the data and the initial parameters, so that no run goes on from others.
         tell: says a line to the user.
     """
 
@@ -138,25 +143,28 @@ class Saver:
         self._began_from = began_from
         self._tell = tell
         self._folder = folder.path / FOLDER
-        # There is a state of this moment already. A run that is stopped there keeps it and writes no other.
+        # The samples of the checkpoint that the run goes on from. If it is stopped before a new arrival, this
+        # checkpoint stays and no other is written.
         self._resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
         self._thread: threading.Thread | None = None
         self._wait_for_next(self._resumes_at or 0)
 
     def _wait_for_next(self, num_samples: int) -> None:
         every = self._policy.every
-        self._next = None if every is None else (num_samples // every + 1) * every
-        self._last = time.monotonic()
+        self._next_samples = None if every is None else (num_samples // every + 1) * every
+        self._last_at = time.monotonic()
 
     def due(self, num_samples: int, *, at_end: bool = False) -> bool:
-        """Whether a state is to be taken now. While one is still being written none is, but `at_end` of a run that is
-        DONE.
+        """Whether a state is to be taken now. It is not while the last one is still being written.
+
+        Args:
+            at_end: whether a run is DONE. Then a state is taken in any case, if the policy takes any.
         """
-        by_samples = self._next is not None and num_samples >= self._next
+        by_samples = self._next_samples is not None and num_samples >= self._next_samples
         seconds = self._policy.seconds
         if at_end:
-            return self._next is not None or seconds is not None
-        if not by_samples and (seconds is None or time.monotonic() - self._last < seconds):
+            return self._next_samples is not None or seconds is not None
+        if not by_samples and (seconds is None or time.monotonic() - self._last_at < seconds):
             return False
         return self._thread is None or not self._thread.is_alive()
 
@@ -166,7 +174,7 @@ class Saver:
         """Copy `state` and begin to write the copy.
 
         Args:
-            cut_short: why a run with a larger budget would have gone on otherwise from here; None: it would not.
+            cut_short: see `asyncsgd.core.protocol.Method.cut_short`.
         """
         if num_samples == self._resumes_at:
             return
@@ -202,7 +210,7 @@ class Saver:
             self._thread.join()
 
     def _write(self, copy: State, made: Checkpoint) -> None:
-        """Write the state, then its name, and remove those that are not kept."""
+        """Write the state, then its description, and remove the checkpoints that are not kept."""
         partial = self._folder / f"{made.name}.partial"
         try:
             self._folder.mkdir(exist_ok=True)
@@ -245,13 +253,15 @@ class Found:
     """The checkpoint from which a run goes on."""
 
     folder: Path
-    """Of the run."""
+    """The folder of the run."""
     checkpoint: Checkpoint
     notes: tuple[str, ...] = ()
-    """What the user is told of newer ones that are damaged."""
+    """What the user is told of newer checkpoints that are damaged."""
 
     def load(self, device: str | torch.device = "cpu", rule: object = None) -> State:
-        """The state, its tensors on `device`; `rule` is the run's, where it may be the user's own."""
+        """Read the state, its tensors on `device`. `rule` is that of the run: it may be of a module of the user's,
+        whose classes the state may then hold.
+        """
         return load_state(self.folder, self.checkpoint.name, device, type(rule).__module__)
 
     def forget_later(self) -> None:
@@ -262,8 +272,9 @@ class Found:
 
 
 class KeptState:
-    """What others than the loop read of a state, which is that of the run's `Loop`: its method, its backend and what
-    stops it early. The names in it are those of `KEPT` of these classes.
+    """Single values of the saved state of a run's `Loop`, for ranks, exports and pipelines, which have no `Loop`.
+
+    The keys of the state are the names in `KEPT` of the loop, its method, its backend and `EarlyStop`.
     """
 
     def __init__(self, state: State) -> None:
@@ -274,19 +285,19 @@ class KeptState:
 
     @property
     def version(self) -> int:
-        """The updates that were taken."""
+        """The number of updates that were taken."""
         version: int = self._method["view"]["version"]
         return version
 
     @property
     def parameters(self) -> Tensor:
-        """`(P,)`, those that are evaluated."""
+        """`(P,)`, the parameters that are evaluated."""
         parameters: Tensor = (self.of_ranks or self._method)["parameters"]
         return parameters
 
     @property
     def statistics(self) -> State | None:
-        """The state of the model's `RunningStatistics`; None: it has none."""
+        """The state of the model's `RunningStatistics`; None: the model has none."""
         return (self.of_ranks or self._method).get("statistics")
 
     @property
@@ -326,13 +337,13 @@ def read_back(state: State, rule_module: str = "") -> State:
 
 
 def unread(error: Exception) -> str:
-    """What could not be read, in a few words of ours."""
+    """Why a state could not be read, in a few words of ours, for the exception that reading it raised."""
     holds = re.search(r"GLOBAL (\S+) was not", str(error))
     return f"it holds a {holds[1]}" if holds else "it is no state that this version has written"
 
 
 def _read_state(file: IO[bytes], device: str | torch.device, rule_module: str) -> State:
-    with torch.serialization.safe_globals(classes_in(*HOLDERS, rule_module)):
+    with torch.serialization.safe_globals(classes_in(*MODULES_OF_STATE_CLASSES, rule_module)):
         return torch.load(file, map_location=device, weights_only=True)["state"]
 
 
@@ -343,11 +354,11 @@ _NO_STATE = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, Inde
 def find(
     folder: Path, fits: Callable[[Checkpoint], bool] = lambda checkpoint: True, *, becomes_longer: bool = False
 ) -> Found:
-    """The newest checkpoint of a run that is whole.
+    """Return the newest undamaged checkpoint of a run.
 
     Args:
-        folder: of the run.
-        fits: says which ones may be taken.
+        folder: the folder of the run.
+        fits: says which checkpoints may be taken.
         becomes_longer: whether the run goes on with a larger budget; then one that is `cut_short` is passed by.
 
     Raises:
@@ -386,7 +397,11 @@ def sha256_of(path: Path) -> str:
 
 
 def copy_of(state: State) -> State:
-    """A copy that shares nothing with `state`, its tensors on the CPU; one that is there twice is copied once.
+    """Return a copy that shares nothing with `state`, its tensors on the CPU. A tensor that is there twice is copied
+    once.
+
+    The structure is pickled with a number in the place of each tensor, and the tensors are copied to the CPU beside it.
+    `copy.deepcopy` would leave copies on a GPU.
 
     >>> state = {"x": torch.ones(1), "rule": [1]}
     >>> copy = copy_of(state)
@@ -425,6 +440,7 @@ def classes_in(*modules: str) -> list[Any]:
 def _sealed(text: bytes) -> bytes:
     """The description `text`, a JSON object, with the hash of `text` as its last value."""
     seal = hashlib.sha256(text).hexdigest()
+    # `json_text` ends in a line end and a brace.
     return text.removesuffix(b"\n}") + f',\n  "{_SEAL}": "{seal}"\n}}\n'.encode()
 
 
@@ -480,7 +496,7 @@ def _check(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _all(folder: Path) -> list[Checkpoint]:
-    """Those whose description can be read, oldest first."""
+    """The checkpoints whose description can be read, oldest first."""
     found = []
     for path in sorted(folder.glob("[0-9]*.json")):
         with contextlib.suppress(Damaged, UsageError):

@@ -22,20 +22,22 @@ _SAME_REQUEST_SECONDS = 1.0
 """torchrun passes on a signal that its ranks may have had already, and a shell passes on the SIGHUP of its terminal:
 within this time both are one request."""
 _PATIENCE = 30.0
+"""How many seconds a step may still take after the first signal, at least."""
 _PATIENCE_BY_TORCHRUN = 25.0
+"""The same under torchrun, which kills its ranks 30 seconds after it has passed a signal on."""
 _NUM_STEPS = 3
-"""Seconds, and longest steps so far, that a step may still take after the first signal. Torchrun kills its ranks 30
-seconds after it has passed a signal on.
-"""
+"""A step may also take so many times the longest step so far."""
 _NOTE_SECONDS = 5.0
+"""So long after the first signal the folder is told that the run is interrupted, in case somebody kills the run."""
 _LEAVE_SECONDS = 5.0
-"""After the first signal, until the folder says that the run is interrupted, in case that somebody kills it; after the
-second, for the main thread to leave in good order.
-"""
+"""So long after the second signal the main thread may still leave in good order."""
 
 
 def seconds_to_end(longest_step: float) -> float:
-    """How many seconds after the first signal a run is ended amid its step, however long that would still take.
+    """How many seconds after the first signal a run is ended in the middle of its step, if that step is not over.
+
+    Args:
+        longest_step: the longest step so far, in seconds.
 
     >>> seconds_to_end(0.5), seconds_to_end(40.0)
     (30.0, 120.0)
@@ -66,7 +68,7 @@ class StopRequest:
     def __init__(self, *, ends_with_process: bool = False) -> None:
         self._num_requests = 0
         self._num_handled = 0
-        """Requests of which the main thread has heard."""
+        """How many of the requests the main thread has heard of."""
         self._asked_at = -math.inf
         self._ends_with_process = ends_with_process
         self._in_a_run = False
@@ -77,26 +79,35 @@ class StopRequest:
         self._pipe: tuple[int, int] | None = None
         """Within `watched`: the system writes the number of each signal into it, whatever the main thread does."""
         self._lock = threading.RLock()
-        """Of the pipe and of what is counted."""
+        """Guards the pipe and the counts."""
 
     def __call__(self) -> bool:
         return self._num_requests > 0
 
-    def at_step(self) -> bool:
-        """The same, asked when a step begins, and the one before it has ended. An evaluation is a part of its step."""
+    def begin_step(self) -> bool:
+        """Note that a step begins and the one before it has ended, and return whether the user has asked to stop.
+
+        The longest step decides how long a run may go on after the first signal. An evaluation is a part of its step.
+        """
         now = time.monotonic()
         self._longest_step = max(self._longest_step, now - self._step_began)
         self._step_began = now
         return self()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if the user has asked to stop. An import from C, as numpy's, discards one."""
+        """Raise KeyboardInterrupt if the user has asked to stop.
+
+        It is called after imports: that of a C extension, such as numpy's, may swallow the one that the signal raised.
+        """
         if self():
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def during_a_run(self) -> Iterator[None]:
-        """Within it the first signal is noted and the second raises; for what saves what it has, or looks itself."""
+        """A context in which the first signal is only noted and the second raises KeyboardInterrupt.
+
+        It is for code that asks this object itself, and saves what it has.
+        """
         before = self._in_a_run
         self._in_a_run = True
         self._step_began = math.inf
@@ -107,16 +118,19 @@ class StopRequest:
             self._in_a_run = before
 
     @contextlib.contextmanager
-    def watched(self, note: Callable[[], None], free: Callable[[], None], leave: Callable[[], None]) -> Iterator[None]:
-        """Within it a thread hears signals too, since the main one hears none while it waits or computes in C.
+    def watched(
+        self, on_first: Callable[[], None], on_second: Callable[[], None], at_last: Callable[[], None]
+    ) -> Iterator[None]:
+        """A context in which a thread hears signals too, since the main one hears none while it waits or computes in C.
 
         What has not ended `seconds_to_end` after the first signal is ended as by a second one.
 
         Args:
-            note: called a few seconds after the first signal, where nothing has ended: others may kill this process.
-            free: called at the second, to end what the main thread may wait for.
-            leave: called where that was of no use; it ends the process. Not called at a prompt, whose process is the
-                user's.
+            on_first: called a few seconds after the first signal, if the context has not ended: others may kill this
+                process.
+            on_second: called at the second signal, to end what the main thread may wait for.
+            at_last: called a few seconds after the second signal, if the context has not ended; it ends the process. It
+                is not called at a prompt, whose process is the user's.
 
         Raises:
             KeyboardInterrupt: at the end, after a second signal.
@@ -129,14 +143,14 @@ class StopRequest:
         def watch() -> None:
             self._wait(over, 1, math.inf)
             if not self._wait(over, 2, self._asked_at + _NOTE_SECONDS):
-                note()
+                on_first()
             if not self._wait(over, 2, self._asked_at + seconds_to_end(self._longest_step)):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)  # it takes too long: send ourselves the second signal
                 self._hear()
             if not over.is_set():
-                free()
+                on_second()
             if not over.wait(_LEAVE_SECONDS) and not hasattr(sys, "ps1"):
-                leave()
+                at_last()
 
         pipe = os.pipe()
         for end in pipe:
@@ -162,7 +176,7 @@ class StopRequest:
                 raise KeyboardInterrupt
 
     def _wait(self, over: threading.Event, num_requests: int, until: float) -> bool:
-        """Wait for so many requests, or until all is over; False if neither comes up to the time `until`."""
+        """Wait for so many requests, or until the context is over. False: neither has come at the time `until`."""
         assert self._pipe is not None
         poll = select.poll()
         poll.register(self._pipe[0], select.POLLIN)
@@ -211,10 +225,12 @@ class StopRequest:
         if handled == 0 and callable(previous) and previous is not signal.default_int_handler:
             with contextlib.suppress(KeyboardInterrupt):  # whether one is raised is for this listener to say
                 previous(number, frame)
-        if not self._in_a_run or handled < 2 <= self._num_requests:
+        second_is_new = handled < 2 and self._num_requests >= 2
+        if second_is_new or not self._in_a_run:
             raise KeyboardInterrupt
 
     def _count(self, number: int) -> None:
+        """Count a signal as a request, unless it was passed on from one that was counted, and tell the user."""
         now = time.monotonic()
         passed_on = number == signal.SIGHUP or "TORCHELASTIC_RUN_ID" in os.environ
         if passed_on and now - self._asked_at <= _SAME_REQUEST_SECONDS:
@@ -232,7 +248,7 @@ class StopRequest:
 
 
 _WATCHED: list[StopRequest] = []
-"""Those whose pipe is open: a process that is forked meanwhile gets its own signals, and writes none of them there."""
+"""The requests whose pipe is open. A process that is forked meanwhile must write none of its own signals there."""
 
 
 def _hear_nothing_of_parent() -> None:

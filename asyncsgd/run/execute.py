@@ -152,11 +152,11 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
 
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """The loop, where the run goes on from."""
-    live.stop_requested.at_step()  # the first evaluation begins: it is a step of which the length is watched
+    live.stop_requested.begin_step()  # the first evaluation begins: it is a step of which the length is watched
     sink = Sink(
         live.record,
         live.saver,
-        live.stop_requested.at_step,
+        live.stop_requested.begin_step,
         lambda work: _ignored_targets(live.run, work),
         live.callbacks,
     )

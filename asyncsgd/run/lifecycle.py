@@ -156,9 +156,9 @@ def carry_out(
             live = opened
             live.machine.start()
             with listening.watched(
-                note=lambda: note_interrupted(opened),
-                free=opened.machine.kill_others,
-                leave=lambda: _leave(opened),
+                on_first=lambda: note_interrupted(opened),
+                on_second=opened.machine.kill_others,
+                at_last=lambda: _leave(opened),
             ):
                 result = execute(opened, board)
             if live.saver is not None:
