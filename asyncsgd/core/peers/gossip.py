@@ -20,7 +20,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.rules.without_server import ADPSGD, SGP
 from asyncsgd.simulation.speeds import BLOCK, Streams, in_blocks
 
-# Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
+# Laid out as in asyncsgd.data.random, purpose << 32 | stream. 13 differs from all purposes there and in
+# simulation.speeds.
 _PARTNERS = 13 << 32
 
 
@@ -60,7 +61,7 @@ class Averaging(Peers[ADPSGD]):
         self._partner = partners(rule.topology, self._num_workers, self._seed)
 
     def _point(self, worker: int) -> Tensor:
-        return self._vectors[worker].clone()  # others average it away
+        return self._vectors[worker].clone()  # a copy: other workers average this model while the gradient is in flight
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         worker = arrived.work.worker
@@ -79,7 +80,7 @@ class Averaging(Peers[ADPSGD]):
         return learning_rate, [worker], True
 
     def _average(self, worker: int, partner: int) -> None:
-        """Average their running statistics."""
+        """Average the running statistics of two workers."""
         if self.statistics is None:
             return
         own = self._statistics[worker].clone()
@@ -130,7 +131,7 @@ class Pushing(Peers[SGP]):
         if arrived.gradient.weight:
             self.view.version += 1
         self._drawn[worker] = arrived.work.drawn
-        if self.in_flight:
+        if self.in_flight:  # the round is not over
             return learning_rate, [], False
         self._push()
         self._round += 1
@@ -144,7 +145,8 @@ class Pushing(Peers[SGP]):
             return
         self._vectors.mul_(0.5)
         self.weights.mul_(0.5)
-        distance = 1 << self._round % (self._num_workers - 1).bit_length()
+        num_distances = (self._num_workers - 1).bit_length()
+        distance = 2 ** (self._round % num_distances)  # 1, 2, 4, ..., again and again: the exponential graph
         sent = (self._vectors.roll(distance, 0), self.weights.roll(distance), self._statistics.roll(distance, 0))
         self.in_transit.append(sent)
         if len(self.in_transit) > self.rule.delay:
@@ -156,7 +158,7 @@ class Pushing(Peers[SGP]):
                 self._statistics = self.statistics.mixed(self._statistics, statistics, share)
 
     def _average_statistics(self) -> None:
-        """Those on their way are part of the mean, as in `_sum`."""
+        """Give the mean model the mean of all running statistics, also of those on their way, as in `_sum`."""
         if self.statistics is None:
             return
         values = [self._statistics, *[statistics for _, _, statistics in self.in_transit]]

@@ -33,14 +33,15 @@ class Peers(abc.ABC, Generic[R]):
 
     Args:
         rule: what is done with a gradient.
-        parameters: `(P,)`, where all start; borrowed: the mean of the models is written there when it is asked for.
+        parameters: `(P,)`, where all start; borrowed: the mean of the models is written there by `parameters`.
         optimizer_on: makes the optimizer of one worker's model, `(P,)`.
         schedule, batches, batch_size, clock, starts: as of `asyncsgd.core.server.Server`.
         num_workers: N, workers 0 to N - 1.
-        samples: nobody starts once so many have arrived.
-        seed: of what is random in the method.
-        statistics: of the mean model, where it has running statistics. Every worker's model has its own, which follow
-            its gradients and are averaged with its parameters.
+        samples: no worker starts once so many samples have arrived.
+        seed: the seed of what is random in the method.
+        statistics: the running statistics of the mean model; None: the model has none. Every worker's model has its
+        own,
+            which follow its gradients and are averaged with its parameters.
     """
 
     rule_acted = None  # there is no server that could do something else than asynchronous SGD
@@ -85,22 +86,24 @@ class Peers(abc.ABC, Generic[R]):
         self.num_samples = 0
         self.versions = [0] * num_workers
         """How often each worker's model has changed."""
-        self._num_arrived = self._num_dispatches = 0  # samples; those of a round count for `num_samples` at its end
-        self._waiting: list[int] = []  # who is to start and has no batch
-        self._waited = [0.0] * num_workers
-        self._draws = [0] * num_workers
-        self._is_cut = False
+        self._num_arrived = 0  # samples that have arrived; those of a round count for `num_samples` at its end
+        self._num_dispatches = 0
+        self._waiting: list[int] = []  # the workers that are to start and have no batch
+        self._waited = [0.0] * num_workers  # seconds that each worker was idle before its gradient
+        self._draws = [0] * num_workers  # how many computing times each worker has used
+        self._is_cut = False  # whether the budget has kept a worker from going on; `Server` has it as `_budget_cuts`
 
     @abc.abstractmethod
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
         """Step with a gradient, and exchange what is to be exchanged.
 
         Returns:
-            The learning rate of the step, who is to start a gradient now, and whether what is evaluated has changed.
+            The learning rate of the step, the workers that start a gradient now, and whether the mean model has
+            changed.
         """
 
     def _step(self, worker: int, arrived: Arrived, learning_rate: float) -> None:
-        """Step `worker`'s model along its gradient, a version more; a batch without a loss term has no gradient."""
+        """Step `worker`'s model along its gradient, one version more. For a batch without a loss term do nothing."""
         if arrived.gradient.weight:
             self._optimizers[worker].step(arrived.vector, learning_rate)
             self.versions[worker] += 1
@@ -109,19 +112,24 @@ class Peers(abc.ABC, Generic[R]):
                 self._statistics[worker] = self.statistics.followed(self._statistics[worker], arrived.moved)
 
     def _point(self, worker: int) -> Tensor:
-        """`(P,)`, where `worker` starts; it is not changed until the gradient arrives."""
+        """`(P,)`, the parameters at which `worker` starts; they do not change until the gradient arrives."""
         return self._vectors[worker]
 
     def _rate(self, worker: int) -> float | None:
-        """The learning rate of `worker`'s next step, where that is known when it starts."""
+        """The learning rate of `worker`'s next step if it is known at the start of the gradient; else None."""
         return None
 
-    def _place(self, worker: int) -> tuple[int, float]:
-        """Which of the gradients that are timed together `worker` starts, from 0, and when the first of them began."""
+    def _timed_with(self, worker: int) -> tuple[int, float]:
+        """Some rules time several steps of a worker as a group, as one sum of the times drawn.
+
+        Returns:
+            How many steps of the group came before the one that `worker` starts now, and when the group began, in
+            seconds. By default each step is a group.
+        """
         return 0, self._clock()
 
     def _sum(self) -> Tensor:
-        """N times the mean, new."""
+        """The sum of the models, `(P,)`, so N times the mean; new."""
         return sum_of(self._vectors)
 
     def _average_statistics(self) -> None:
@@ -131,7 +139,7 @@ class Peers(abc.ABC, Generic[R]):
 
     @property
     def models(self) -> Tensor:
-        """`(N, P)`, where the workers' gradients would start."""
+        """`(N, P)`, the parameters at which each worker's gradient would start now."""
         return self._vectors
 
     @property
@@ -144,7 +152,9 @@ class Peers(abc.ABC, Generic[R]):
 
     @property
     def parameters(self) -> Tensor:
-        """`(P,)`, the mean model, in the vector that was given; `statistics` become its own."""
+        """`(P,)`, the mean model. Each look computes it and writes it into the vector that was given to this object,
+        and its running statistics into `statistics`.
+        """
         self._average_statistics()
         with torch.no_grad():
             return self._mean.copy_(self._sum().div_(self._num_workers))
@@ -160,7 +170,7 @@ class Peers(abc.ABC, Generic[R]):
             record = Membership(0, 0, self._clock(), "join", happened.worker, started=self._started(works))
             if not self.rule.lock_step:
                 return Step(works, record=record)
-            # Those that arrive together start with the last of them.
+            # In lock-step nobody starts before the last worker has joined.
             everybody = happened.worker == self._num_workers - 1
             return Step(list(self.in_flight.values()) if everybody else (), record=record)
         assert isinstance(happened, Arrived)  # nobody leaves
@@ -212,7 +222,9 @@ class Peers(abc.ABC, Generic[R]):
         return Step(works, changed=changed, record=event)
 
     def _begin(self, workers: list[int]) -> list[Work]:
-        """Start those who wait and `workers`, as far as there are batches; nobody once the budget is spent."""
+        """Start the workers that wait and `workers`, as far as there are batches. Once the budget is spent nobody
+        starts.
+        """
         self._waiting += workers
         works: list[Work] = []
         if not self._starts or (self._samples is not None and self.num_samples >= self._samples):
@@ -232,11 +244,21 @@ class Peers(abc.ABC, Generic[R]):
         if not number:
             return None
         self._waiting.remove(worker)
-        (before, began), dispatch, point = self._place(worker), self._num_dispatches, self._point(worker)
-        draw = self._draws[worker] - before
+        num_before, began = self._timed_with(worker)
+        point = self._point(worker)
         statistics = None if self.statistics is None else self._statistics[worker].clone()
-        version = self.versions[worker]
-        work = Work(worker, dispatch, version, before + 1, batches, point, None, began, draw, statistics=statistics)
+        work = Work(
+            worker,
+            self._num_dispatches,
+            self.versions[worker],
+            num_before + 1,  # the virtual clock adds up the times of the group so far, from when the group began
+            batches,
+            point,
+            None,
+            began,
+            self._draws[worker] - num_before,
+            statistics=statistics,
+        )
         self.in_flight[worker] = work
         self._num_dispatches += 1
         self._draws[worker] += 1

@@ -21,8 +21,8 @@ class Streaming(Peers[StreamingDiLoCo]):
     """Streaming DiLoCo. In evaluations `version` counts outer steps, a fragment's as one.
 
     In `versions` inner steps and mixes count. A model that waits for the transfer of a result has it mixed in already:
-    nothing else can happen to it meanwhile. The learning rate is that of the inner steps. A worker asks for it as if
-    all were as far as it is, so that the iterates do not depend on the speeds.
+    nothing else can happen to it meanwhile. The learning rate is that of the inner steps. Each worker takes the rate
+    for N times its own steps, as if all workers were equally far, so that the iterates do not depend on the speeds.
     """
 
     KEPT = (
@@ -43,38 +43,39 @@ class Streaming(Peers[StreamingDiLoCo]):
         self.outer = self._mean.detach().clone()
         """`(P,)`, the outer parameters."""
         self._momentum, self._sent = torch.zeros_like(self.outer), torch.zeros_like(self._vectors)
-        # `(N, S)` and `(S,)`; no outer step touches them.
+        # `(N, S)` and `(S,)`, what was sent and its mean; running statistics take no outer step.
         self._sent_statistics = self._statistics.clone()
         self._mean_statistics = self._statistics[0].clone()
-        # By inner step modulo H:
+        # Inner step modulo H -> the fragment that is sent, or received, after it; H = `num_local_steps`.
         self._sends = {rule.offset(fragment): fragment for fragment in range(rule.fragments)}
         self._receives = {(step + rule.overlap) % period: fragment for step, fragment in self._sends.items()}
-        # Of each fragment: who has sent it in this round; rounds; when the last one's result is there; the results
-        # that each worker has received; who waits for one.
-        self._num_sent = [0] * rule.fragments
-        self._rounds = [0] * rule.fragments
-        self._ready_at = [0.0] * rule.fragments
-        self._num_received = [[0] * number for _ in range(rule.fragments)]
-        self._due: list[list[int]] = [[] for _ in range(rule.fragments)]
-        # Of each worker:
-        self._steps = [0] * number
+        # For each fragment:
+        self._num_sent = [0] * rule.fragments  # how many workers have sent it in this round
+        self._rounds = [0] * rule.fragments  # how many rounds are complete
+        self._ready_at = [0.0] * rule.fragments  # when the result of the last complete round is there, in seconds
+        self._num_received = [[0] * number for _ in range(rule.fragments)]  # how many results each worker has received
+        self._due: list[list[int]] = [[] for _ in range(rule.fragments)]  # the workers that wait for a result
+        # For each worker:
+        self._steps = [0] * number  # how many inner steps it has taken
         self._idle_since = [0.0] * number
-        # Its clock is exact from mix to mix, so that a round's seconds do not depend on how they are added up: when it
-        # was mixed last, and the steps that it has begun since.
         self._since: list[tuple[float, int]] = [(0.0, 0)] * number
+        """(when the worker was mixed last, how many steps it has begun since). Times are summed from there all at once,
+        so that rounding does not depend on how many steps a sum has."""
 
     def _rate(self, worker: int) -> float:
         return self._schedule((self._num_workers * self._steps[worker] + 1) * self._batch_size)
 
-    def _place(self, worker: int) -> tuple[int, float]:
-        """All its steps since it was mixed last are timed together."""
+    def _timed_with(self, worker: int) -> tuple[int, float]:
+        """All steps of a worker since it was mixed last are timed as a group."""
         since, number = self._since[worker]
         self._since[worker] = since, number + 1
         self._waited[worker] = (self._clock() if number else since) - self._idle_since[worker]
         return number, since
 
     def _take(self, arrived: Arrived) -> tuple[float, list[int], bool]:
-        """An inner step is done: send what is to be sent, then receive what is due or wait for it, then go on."""
+        """Take an inner step; then send the fragment that is to be sent, and receive the one that is due or wait for
+        it.
+        """
         worker = arrived.work.worker
         rule = self.rule
         learning_rate = self._rate(worker)
@@ -82,23 +83,25 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._steps[worker] += 1
         self._idle_since[worker] = self._clock()
         step = self._steps[worker]
-        sending = self._sends.get(step % rule.num_local_steps)
+        to_send = self._sends.get(step % rule.num_local_steps)
         # In the first steps nothing has been sent yet that could arrive.
-        due = self._receives.get(step % rule.num_local_steps) if step > rule.overlap else None
-        if due is not None:
-            self._due[due].append(worker)
-        if sending is not None:
-            self._send(worker, sending)
-        following = [worker] if due is None else self._receive(due)
-        if sending is not None and sending != due:
-            following += self._receive(sending)
-        return learning_rate, following, True
+        to_receive = self._receives.get(step % rule.num_local_steps) if step > rule.overlap else None
+        if to_receive is not None:
+            self._due[to_receive].append(worker)
+        if to_send is not None:
+            self._send(worker, to_send)
+        starting = [worker] if to_receive is None else self._receive(to_receive)
+        if to_send is not None and to_send != to_receive:
+            # The last worker to send completes the round, so those that waited for its result receive it now.
+            starting += self._receive(to_send)
+        return learning_rate, starting, True
 
     def _part(self, fragment: int) -> slice:
+        """The elements of a fragment: every F-th one, so that all fragments have nearly the same size."""
         return slice(fragment, None, self.rule.fragments)
 
     def _send(self, worker: int, fragment: int) -> None:
-        """Take `worker`'s displacement on `fragment`; with the last worker's, take the outer step."""
+        """Take `worker`'s displacement on `fragment`. If it is the last worker's, take the outer step."""
         part = self._part(fragment)
         outer = self.outer[part]
         momentum = self._momentum[part]
@@ -115,11 +118,15 @@ class Streaming(Peers[StreamingDiLoCo]):
         self._mean_statistics[part] = sum_of(self._sent_statistics[:, part]).div_(self._num_workers)
         mean = sum_of(sent).div_(self._num_workers)
         beta = self.rule.outer_momentum
-        momentum.mul_(beta).add_(mean)
+        momentum.mul_(beta).add_(mean)  # Nesterov: m <- beta m + D, x <- x - eta_outer (D + beta m)
         outer.sub_(mean.add_(momentum, alpha=beta).mul_(self.rule.outer_learning_rate))
 
     def _receive(self, fragment: int) -> list[int]:
-        """Mix the outer result into the models of those who wait for it, if its round is complete; they go on."""
+        """Mix the outer result into the models of the workers that wait for it, if its round is complete.
+
+        Returns:
+            These workers, which go on.
+        """
         part = self._part(fragment)
         mix = self.rule.mix
         received = self._num_received[fragment]
