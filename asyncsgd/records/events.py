@@ -216,8 +216,8 @@ class Fault(Struct, frozen=True):
 
 
 class Checkpointed(Moment, frozen=True):
-    """The state of this moment is being written, for which training stood still `copy_seconds`; `cut_short` says why a
-    run with a larger budget would have gone on otherwise from here. See `asyncsgd.core.checkpoints`."""
+    """The state of this moment is being written, for which training stood still `copy_seconds`. For `cut_short` see
+    `asyncsgd.core.protocol.Method`, for states `asyncsgd.core.checkpoints`."""
 
     name: str
     copy_seconds: float

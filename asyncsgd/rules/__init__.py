@@ -58,7 +58,8 @@ ALL: tuple[Rule, ...] = (
     IA2SGD(),
     Rescaled(),
 )
-"""Every rule of a server at least once, with parameters that a short test notices."""
+"""Every rule of a server at least once, with parameters that a short test notices. A new rule is entered here, and
+imported above; a rule that users import from `asyncsgd` also stands in `asyncsgd.__init__._HOME`."""
 
 PEERS: tuple[PeerRule, ...] = (ADPSGD(), SGP(), StreamingDiLoCo())
 """The rules without a server, on the virtual clock."""

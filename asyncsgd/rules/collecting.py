@@ -36,7 +36,9 @@ class Synchronous(Collecting):
 
 
 def _stopping_everybody(reply: Reply, view: View) -> Reply:
-    """The reply with those who are still in flight stopped at its step. They start again with the others."""
+    """If the reply takes a step, stop the workers that are still in flight. They start again with the others."""
+    if reply.direction is None:
+        return reply
     abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
     return msgspec.structs.replace(reply, abandon=abandon, start=view.everyone)
 
@@ -70,8 +72,7 @@ class KSync(Collecting):
 
     def step_if_enough(self, state: Held, view: View) -> Reply:
         reply = super().step_if_enough(state, view)
-        steps = reply.direction is not None
-        return _stopping_everybody(reply, view) if steps and self.interrupt else reply
+        return _stopping_everybody(reply, view) if self.interrupt else reply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,5 +140,4 @@ class Rennala(KBatchAsync):
         if arrival.read_version < view.version:
             return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
         reply = super().arrive(state, arrival, view)
-        steps = reply.direction is not None
-        return _stopping_everybody(reply, view) if steps and self.interrupt else reply
+        return _stopping_everybody(reply, view) if self.interrupt else reply

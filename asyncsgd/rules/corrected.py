@@ -13,8 +13,9 @@ from asyncsgd.rules.contract import Arrival, Reply, Rule, Start, View
 from asyncsgd.settings.choices import parameter
 
 EPSILON = 1e-7
+"""Added to the mean square in the adaptive form of `DCASGD`, so that its root is not 0."""
 TINY = 1e-20
-"""Keeps 0 / 0 out where no step has moved an element: there is no gap either."""
+"""Added to the mean step in `GapAware`, so that an element which no step has moved has the gap 0 and not 0 / 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ class StepSizes:
     """The running mean square of the steps, and where the latest one began."""
 
     mean_square: Tensor
+    """`(P,)`, of each element."""
     share: float = 0.0
     """1 - decay^steps: how much of a mean `mean_square` is so far."""
     before: Tensor | None = None
@@ -91,10 +93,11 @@ class GapAware(Rule):
         decay: of the mean square, in [0, 1).
 
     Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, in the form that a public port
-    gives it for AdamW. The rule has no momentum of its own: the server's optimizer takes the step, with the one that it
-    has. Deviations: C is measured in the same way under every optimizer; under SGD the paper derives it from the
-    learning rate and the momentum buffer. The mean is corrected for its bias. Weight decay counts as part of a step and
-    is not divided itself; the port divides it too. The first gradient has no gap: no step was measured before it.
+    gives it for AdamW. The rule has no momentum of its own: the server's optimizer takes the step, with its own
+    momentum if it has one. Deviations: C is measured in the same way under every optimizer; under SGD the paper derives
+    it from the learning rate and the momentum buffer. The mean is corrected for its bias. Weight decay counts as part
+    of a step and is not divided itself; the port divides it too. The first gradient has no gap: no step was measured
+    before it.
     """
 
     needs_points: ClassVar[bool] = True
@@ -116,13 +119,14 @@ class GapAware(Rule):
             state.share = self.decay * state.share + (1.0 - self.decay)
             before.copy_(view.parameters)
             average = (state.mean_square / state.share).sqrt_().add_(TINY)
-            direction = direction / (view.parameters - arrival.start_point).abs_().div_(average).add_(1.0)
+            gap = (view.parameters - arrival.start_point).abs_().div_(average)  # in average steps
+            direction = direction / gap.add_(1.0)
         return Reply(direction, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
 
 
 @dataclasses.dataclass
 class Momenta:
-    """v_i of the workers present, and their sum."""
+    """The momenta v_i of the workers present, and their sum."""
 
     of: dict[int, Tensor]
     total: Tensor
@@ -161,14 +165,17 @@ class DANA(Rule):
         return Reply()
 
     def arrive(self, state: Momenta, arrival: Arrival, view: View) -> Reply:
-        if not arrival.weight:  # it looks ahead again
+        if not arrival.weight:  # the server itself would start the worker again without the look-ahead
             return Reply(drops=(arrival.dispatch,), start=(self._ahead(state, arrival.worker, view),))
+        beta = self.momentum
         momentum = state.of[arrival.worker]
-        state.total.add_(momentum, alpha=self.momentum - 1.0).add_(arrival.gradient)
-        momentum.mul_(self.momentum).add_(arrival.gradient)
+        # The sum grows by what v_i grows by, which is (beta - 1) v_i + g_i.
+        state.total.add_(momentum, alpha=beta - 1.0).add_(arrival.gradient)
+        momentum.mul_(beta).add_(arrival.gradient)
         return Reply(momentum, uses=(arrival.dispatch,), start=(self._ahead(state, arrival.worker, view),))
 
     def _ahead(self, state: Momenta, worker: int, view: View) -> Start:
+        """Start `worker` at the predicted parameters, x - eta beta sum_j v_j."""
         if self.momentum == 0:
             return Start(worker)
         return Start(worker, offset=state.total * (-view.learning_rate * self.momentum))
@@ -176,11 +183,14 @@ class DANA(Rule):
 
 @dataclasses.dataclass
 class Ordered:
-    """u, K (0 until the first arrival), and the current group."""
+    """u, K, and the current group."""
 
     momentum: Tensor
+    """u, `(P,)`."""
     size: int
+    """K, the size of a group; 0 until the first arrival if it is the number of workers."""
     group: int = 0
+    """c, the number of the current group."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ class IA2SGD(Rule):
         G_i <- g,    x_{t+1} = x_t - eta (1/n) sum_j G_j,    empty slots count as 0
 
     The stochastic form of incremental aggregated gradients (Gurbuzbalaban, Ozdaglar, Parrilo: On the Convergence Rate
-    of Incremental Aggregated Gradient Algorithms, SIAM J. Optim. 2017), as compared with in Maranjyan, Richtarik:
+    of Incremental Aggregated Gradient Algorithms, SIAM J. Optim. 2017), the baseline of Maranjyan, Richtarik:
     Ringleader ASGD, ICLR 2026. A worker that leaves takes its slot along: kept, it would bias the result.
     """
 
@@ -55,10 +55,12 @@ class IA2SGD(Rule):
 
 @dataclasses.dataclass
 class Mean:
-    """Of the gradients of one worker."""
+    """The mean of one worker's gradients, as their sum and their number."""
 
     total: Tensor
+    """`(P,)`, the sum."""
     dispatches: list[int]
+    """The dispatch numbers of the gradients, as many as there are."""
 
 
 @dataclasses.dataclass
@@ -66,9 +68,9 @@ class Tables:
     """What has been collected of every worker."""
 
     now: dict[int, Mean]
-    """The means of this round."""
+    """Worker -> its mean in this round."""
     following: dict[int, Mean]
-    """Those of the next round."""
+    """Worker -> its mean in the next round."""
     to_update: set[int]
     """The workers whose update of this round is still to come; empty while gradients are collected."""
 
@@ -83,9 +85,9 @@ class Ringleader(Rule):
 
         x <- x - eta (1/n) sum_i mean_i,
 
-    the first by the last finisher of the first phase, each following one when a worker that has not updated yet brings
-    a gradient (into its mean). A worker that has updated starts at the new point; what it brings from there goes to the
-    next round's table.
+    The first update is taken when the last worker has brought its gradient. Each further one is taken when a worker
+    without an update in this round brings a gradient, which is first added to its mean. A worker that has updated
+    starts at the new point; what it brings from there goes to the next round's table.
 
     Maranjyan, Richtarik: Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
     Heterogeneity, ICLR 2026. All delays are at most 2 n - 2. The mean is 1/n over workers, not over loss terms. A

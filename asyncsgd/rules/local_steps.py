@@ -1,8 +1,9 @@
-"""Rules in which workers take H steps of an inner optimizer and return d_i = start - end, a displacement.
+"""Rules in which workers take H steps of an inner optimizer and return d_i = start - end, the pseudo-gradient.
 
     y_i <- H inner steps from where worker i starts,    d_i = start - y_i
 
-The inner optimizer is the one that ``--optimizer`` names; its state stays with its worker.
+d_i is minus the displacement, so a step subtracts it as it would a gradient. The inner optimizer is the one that
+``--optimizer`` names; its state stays with its worker.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LocalSGD(Collecting):
 
     Args:
         num_local_steps: H, in a round.
-        post: one step per round before this version (post-local SGD); 0: H from the beginning.
+        post: in rounds before this version workers take one step (post-local SGD); 0: H steps from the beginning.
 
     Stich: Local SGD Converges Fast and Communicates Little, ICLR 2019. Post-local SGD: Lin, Stich, Patel, Jaggi: Don't
     Use Large Mini-Batches, Use Local SGD, ICLR 2020. Deviation: w_i is the number of worker i's loss terms, as in every
@@ -52,7 +53,7 @@ class LocalSGD(Collecting):
 
 
 class Round(Held):
-    """The round's displacements, and m."""
+    """The pseudo-gradients of the round, and the outer momentum m, `(P,)`."""
 
     def __init__(self, momentum: Tensor) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class Round(Held):
 
 @dataclasses.dataclass(frozen=True)
 class DiLoCo(Collecting):
-    """Rounds of local steps by everybody, then one outer Nesterov step along the mean displacement.
+    """Rounds of local steps by everybody, then one outer Nesterov step along the mean pseudo-gradient.
 
         D = sum_i w_i d_i / sum w_i,    m <- beta m + D,    x_{t+1} = x_t - eta_outer (D + beta m)
 
@@ -89,6 +90,7 @@ class DiLoCo(Collecting):
         return Round(torch.zeros_like(like))
 
     def direction(self, state: Round, mean: Tensor) -> Tensor:
+        """Update m by the mean, and return eta_outer (D + beta m), in the memory of the mean."""
         beta = self.outer_momentum
         state.momentum.mul_(beta).add_(mean)
         return mean.add_(state.momentum, alpha=beta).mul_(self.outer_learning_rate)
@@ -109,7 +111,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class AsyncLocalSGD(Rule):
-    """Apply every worker's displacement at once, with momentum every `period` arrivals only.
+    """Apply every worker's pseudo-gradient at once, with momentum every `period` arrivals only.
 
         D <- D + d
         every N-th arrival:   m <- beta m + D / N,   x <- x - eta ((1 - c N + c) beta m + d / N),   D <- 0
@@ -120,7 +122,7 @@ class AsyncLocalSGD(Rule):
 
     So the momentum is that of whole blocks of N arrivals (Delayed Nesterov), and workers of unequal speeds return at
     about the same time. N = 1 is an outer Nesterov optimizer on every arrival. With c = 0 and N > 1 a block's
-    displacement is one Nesterov step on its mean.
+    pseudo-gradients are one Nesterov step on their mean.
 
     Args:
         num_local_steps: H, of the fastest worker.
@@ -160,7 +162,7 @@ class AsyncLocalSGD(Rule):
         n = self.period
         c = self.spread
         beta = self.outer_momentum
-        if arrival.seconds > 0:
+        if arrival.seconds > 0:  # a gradient may take no time on the virtual clock
             state.speeds[arrival.worker] = arrival.num_local_steps / arrival.seconds
         state.total.add_(arrival.gradient)
         state.arrivals += 1
@@ -183,7 +185,7 @@ class AsyncLocalSGD(Rule):
 
 @dataclasses.dataclass
 class Buffer:
-    """The sum of the scaled displacements since the last step."""
+    """The sum of the scaled pseudo-gradients since the last step."""
 
     total: Tensor
     uses: list[int]
@@ -219,7 +221,7 @@ class FedBuff(Rule):
     def arrive(self, state: Buffer, arrival: Arrival, view: View) -> Reply:
         delay = view.version - arrival.read_version
         factor = self.server_learning_rate * float((1 + delay) ** -self.exponent)
-        if not state.uses:  # not when it is emptied: the direction of that step is this very tensor
+        if not state.uses:  # zeroed here and not right after a step, whose direction is this very tensor
             state.total.zero_()
         state.total.add_(arrival.gradient, alpha=factor / self.buffer)
         state.uses.append(arrival.dispatch)
@@ -277,8 +279,8 @@ class Downpour(Rule):
         offset = None
         state[worker] = (state[worker] + self.n_push) % self.n_fetch
         if state[worker]:
-            # It goes on at its own parameters: (start - gradient) - (x - gradient) away from the server's after this
-            # step.
+            # The worker goes on at its own parameters y = start - d. The server's after this step are x - d, so the
+            # offset is start - x.
             offset = arrival.start_point - view.parameters
         return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(worker, self.n_push, offset),))
 

@@ -35,6 +35,7 @@ class ADPSGD(PeerRule):
     topology: str = "complete"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.topology not in ("complete", "ring"):
             raise ValueError(f"topology must be complete or ring, got {self.topology!r}")
 
@@ -44,8 +45,9 @@ class SGP(PeerRule):
     """Without a server: synchronous rounds of push-sum averaging on the directed exponential graph.
 
     In round k worker i computes g_i at z_i = x_i / w_i and steps x_i <- x_i - eta g_i. It keeps half of (x_i, w_i) and
-    sends the other half to worker i + 2^(k mod ceil(log2 N)) modulo N. Sum w_i = N and, but for the gradients, sum x_i
-    are conserved, what is on its way included; so z_i tends to the mean although x_i need not. With 2 workers and no
+    sends the other half to worker i + 2^(k mod ceil(log2 N)) modulo N. Messages conserve sum w_i = N and sum x_i, if
+    those on their way are counted; only gradient steps change sum x_i. So z_i tends to the mean although x_i need not.
+    With 2 workers and no
     delay it is synchronous SGD; with one worker, sequential SGD.
 
     A round takes as long as the slowest worker's gradient. Messages take no time of their own, so `delay` (overlap
@@ -69,13 +71,13 @@ class StreamingDiLoCo(PeerRule):
     """Without a server: DiLoCo in fragments of the parameters, the outer results arriving `overlap` inner steps late.
 
     Fragment p holds parameters p, p + F, p + 2F, ... After the inner steps s = o_p, o_p + H, o_p + 2H, ... above 0,
-    with the offset o_p = floor(p H / F), every worker sends its displacement on the fragment; F = `fragments`:
+    with the offset o_p = floor(p H / F), every worker sends x - y_i on the fragment; F = `fragments`:
 
         D = (1/N) sum_i (x - y_i),    m <- beta m + D,    x <- x - eta_outer (D + beta m)        (on the fragment)
         `overlap` inner steps later:  y_i <- mix y_i + (1 - mix) x                               (on the fragment)
 
-    x being the outer parameters, their last outer value on each fragment, and y_i the model of worker i. One fragment,
-    no overlap and mix 0 is DiLoCo. Every gradient is fresh: the delay is that of the outer result.
+    x is the outer parameters, on each fragment those after its last outer step. y_i is the model of worker i. One
+    fragment, no overlap and mix 0 is DiLoCo. Every gradient is fresh: the delay is that of the outer result.
 
     Sending never blocks. Once the slowest worker has sent its part, the result is there for everybody
     `transfer_seconds` later. A worker takes it after `overlap` more inner steps of its own, and waits only if it is not
