@@ -31,10 +31,13 @@ def begun(
     first_line = str(doc).partition("\n")[0].replace("``", "")
     typed, _, shows = first_line.partition(": ")
     *door, name = typed.split()[:4]
+    prog = " ".join([*door, name])
+    if sys.argv[0].endswith(f" {name}"):
+        prog = sys.argv[0]
     parser = argparse.ArgumentParser(
-        prog=sys.argv[0] if sys.argv[0].endswith(f" {name}") else " ".join([*door, name]),
+        prog=prog,
         description=shows[:1].upper() + shows[1:],
-        epilog=examples,
+        epilog=examples.replace(" ".join(door), prog.removesuffix(f" {name}")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

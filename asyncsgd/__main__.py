@@ -99,7 +99,8 @@ def described(door: str, analysis: Any) -> str:
     for name in analysis.COMMANDS:
         typed, _, shows = analysis.summary(name, door).partition(": ")
         lines.append(f"  {typed:40} {shows}")
-    lines.append(f"\n{door} COMMAND --help says more.")
+    lines.append(f"\nto begin: {door} train masked_lm --mode async --nproc 2; then {door} compare runs")
+    lines.append(f"{door} COMMAND --help says more.")
     return "\n".join(lines)
 
 

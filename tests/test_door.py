@@ -159,6 +159,7 @@ def test_without_a_command_every_one_is_listed(words, folder):
     assert ended.out.startswith(f"asyncsgd {asyncsgd.__version__} in ")
     for command in ("train TASK", "replay RUN", "resume RUN", "export RUN", "predict RUN", "compare RUNS_DIR", "watch"):
         assert f"\n  asyncsgd {command} " in ended.out
+    assert "\nto begin: asyncsgd train " in ended.out
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,7 @@ def test_help_names_the_command_as_it_was_typed(command, folder):
     ended = cli(f"asyncsgd {command} --help")
     assert ended.code == 0
     assert ended.out.startswith(f"usage: asyncsgd {command} ")
+    assert "python -m" not in ended.out
 
 
 @pytest.mark.processes
@@ -287,9 +289,10 @@ def test_the_wheel_alone_trains_studies_and_reports_without_a_network(tmp_path):
     assert typed("--help").startswith(f"asyncsgd {asyncsgd.__version__} in {installed / 'asyncsgd'}\n")
     trained = typed("train masked_lm --samples 64 --mode async --nproc 2 --model tiny")
     assert trained.endswith("\nnext   asyncsgd compare runs\n")
+    assert f"\ndata   reading pydocs; what takes long is done once and kept in {tmp_path / 'cache'}" in trained
     assert "async" in typed("compare runs")
     assert typed("replay last").endswith("identical\n")
-    planned = typed("study quick --dry-run")
+    planned = typed("study quick --quick --dry-run")
     assert planned.startswith("sweep  quick: 9 arms, 6 seeds   folder runs/quick\n")
     assert "in all about" in planned
     assert typed("report runs --format sentence")

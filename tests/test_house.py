@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "asyncsgd": Limits(208_800, 10.2, 5.0),
+    "asyncsgd": Limits(208_900, 10.2, 5.0),
     "analysis": Limits(76_200, 11.4, 5.0),
     "experiments": Limits(39_300, 11.5, 1.0),
     "tests": Limits(266_400, 13.3, 2.0),

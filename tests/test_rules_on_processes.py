@@ -14,7 +14,9 @@ PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0}
 def assert_replays(run):
     replayed = cli(["asyncsgd", "replay", run.path, "--cache-dir", run.cache])
     assert replayed.out.endswith("identical\n"), replayed
-    assert replayed.out.startswith(f"updates    {run.summary['num_updates']} replayed, ")
+    first, second, *_ = replayed.out.splitlines()
+    assert first == f"run        {run.path}"
+    assert second.startswith(f"updates    {run.summary['num_updates']} replayed, ")
 
 
 QUICK = [

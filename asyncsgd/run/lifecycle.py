@@ -248,6 +248,10 @@ def _open(
     tracking: Tracking,
 ) -> Live:
     torch.set_num_threads(run.runtime.threads)
+    tell: Callable[[str], None] = _silent if quiet else teller(folder)
+    waits_for = run.task.before_preparing(run.cache)
+    if waits_for:
+        tell(waits_for)
     run = run.prepared()
     task = run.task
     limits = run.limits
@@ -299,7 +303,6 @@ def _open(
         hosts.begin(begin_of(run, facts, resume), stop.check)
     if folder is not None and resume is None:
         folder.write_environment(environment)
-    tell: Callable[[str], None] = _silent if quiet else teller(folder)
     for line in lines:
         tell(line)
     tracking.start(tell, None if folder is None else folder.settings_yaml)

@@ -37,6 +37,7 @@ def run(argv: list[str], prog: str) -> int:
     given = parser.parse_args(argv)
     folder = find_run(given.run)
     summary = summary_to_replay(folder)
+    print(f"run        {folder}", flush=True)  # what follows may take as long as the run took
     if given.to is not None:
         return save_version(folder, summary, given)
     from asyncsgd.api import replay

@@ -123,7 +123,7 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     refuse_ranks()
     names_in(flags.track)  # refuses
     file = file_of(flags, command)
-    is_quick = flags.quick and (flags.config or command.config) is not None  # else it is quick.yaml, a whole config
+    is_quick = flags.quick and file != config_file("quick")  # which is quick as a whole
     config, text = config_of(file, is_quick, flags.settings)
     plan = make_plan(config, str(file))
     out = flags.out if flags.out is not None else Path("runs") / plan.name

@@ -12,7 +12,9 @@ def run(argv: list[str], stop: StopRequest, typed: Typed) -> int:
     name, *flags = argv or [""]
     if name in ("", "-h", "--help"):
         tasks = f"{', '.join(NAMED)}, or MODULE:CLASS for your own"
-        print(f"usage: {typed.prog} TASK [--FLAG VALUE ...]\n\ntasks: {tasks}")
+        print(
+            f"usage: {typed.prog} TASK [--FLAG VALUE ...]\n\ntasks: {tasks}\n{typed.prog} TASK --help lists every flag."
+        )
         return 2 if not name else 0
     from asyncsgd.scripts.task import TaskScript
 

@@ -144,7 +144,7 @@ class Job:
     )
     network: str | None = setting(
         None,
-        "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND; --clock virtual only",
+        "bytes=B,worker=RATE,server=RATE, the rates in bytes a second; --clock virtual only",
         unset="transfers take no time",
     )
     churn: str | None = setting(

@@ -22,7 +22,7 @@ class SimulationSettings:
     samples: int | None = setting(None, "gradients, used or not", unset="no limit", at_least=1)
     budget_seconds: float | None = setting(None, "virtual seconds", unset="no limit", above=0, name="seconds")
     evaluations: int = setting(8, "after the first, evenly over the budget", at_least=1)
-    network: str | None = setting(None, "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND", unset="none")
+    network: str | None = setting(None, "bytes=B,worker=RATE,server=RATE, the rates in bytes a second", unset="none")
     churn: str | None = setting(None, "leave:worker=N,seconds=S;join:worker=N,seconds=S;...", unset="all stay")
     seed: int = setting(0, "of problem, samples and times", at_least=0, below=2**32)
 

@@ -120,6 +120,7 @@ def study(
     processes = [one for one in runtimes if not one.in_one_process]
     _check_processes(task, jobs, processes)
     sweep = Sweep(plan, text, out, door="asyncsgd")
+    print(f"study  {len(plan.runs)} runs of {len(plan.arms)} arms   folder {out}", flush=True)
     with threads_as_before(), StopRequest() as stop:
         context = server_of(plan) if processes or jobs > 1 else None
         sweep.look()

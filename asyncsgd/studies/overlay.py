@@ -101,7 +101,10 @@ def quick_of(config: Mapping[str, Any], file: str) -> Settings:
     """
     block = config.get(QUICK)
     if block is None:
-        raise UsageError(f"{file} has no quick: block that --quick could lay over the rest; take --quick away")
+        raise UsageError(
+            f"{file} has no quick: block that --quick could lay over the rest; take --quick away, and see with "
+            "--dry-run how long it takes"
+        )
     where = f"{file}: {QUICK}"
     rest = {key: value for key, value in config.items() if key != QUICK}
     merged = lay_over(rest, typed(block, Settings, where), where)

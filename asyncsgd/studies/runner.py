@@ -205,7 +205,7 @@ class Runner:
         if score is not None and isinstance(metrics.get(score), float):
             result = f"{words_of_score(score)} {metrics[score]:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
-            result = f"loss {summary['final_eval_loss']:.4f}"
+            result = f"loss {summary['final_eval_loss']:#.5g}"
         if summary.get("score_error") is not None:
             result = "without score"
             print(f"  without score: {summary['score_error']}; see {job.log}", file=sys.stderr, flush=True)

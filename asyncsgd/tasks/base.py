@@ -115,6 +115,10 @@ class Task(abc.ABC):
         """
         return self
 
+    def before_preparing(self, cache: Path) -> str:
+        """A line for the user before `prepare`, where that may take long; empty where it does not."""
+        return ""
+
     def folders(self) -> tuple[str, ...]:
         """The folders that a prepared task reads, by their paths; other hosts get copies of them. Where there are none,
         every host prepares the task for itself.

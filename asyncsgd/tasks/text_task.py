@@ -212,6 +212,9 @@ class TextTask(Task):
                 f"own tokenizer; drop it"
             )
 
+    def before_preparing(self, cache: Path) -> str:
+        return f"data   reading {self.data_name}; what takes long is done once and kept in {cache}"
+
     def prepare(self, seed: int, cache: Path) -> Self:
         """Read the texts, make rows of them, look at the model; everything slow is cached.
 
