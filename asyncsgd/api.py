@@ -161,18 +161,19 @@ def train(
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
             e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
             and weight decay are those of this call.
-        learning_rate: the peak. None, here and in `schedule`, `warmup`, `weight_decay` and `clip_norm`: what the task
-            states in its `Defaults`, which are 1e-3 (with SGD .1), a constant rate without a warm-up, no weight decay
-            and no clipping where it states none.
-        schedule: how the learning rate falls after the peak; or a function of a file, from the share of the samples
-            that have arrived after the warm-up, 0 to 1, to a share of the peak.
-        warmup: samples over which it rises to the peak, or below 1 a share of them.
-        weight_decay: on matrices only, as the optimizer defines it.
-        clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
-        seed: decides the initial model, the order of the data and dropout.
-        device: ``auto`` takes cuda where there is one.
-        precision: of forward passes: ``fp32``, or under autocast ``bf16`` or ``fp16``. Parameters are float32.
-        micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in memory
+        learning_rate: the peak learning rate. None: what the task states in its `Defaults`, else 1e-3, with SGD 0.1.
+        schedule: how the learning rate falls after the peak, by name; None: the task's, else ``constant``. Or a
+        function
+            that is defined in a file, not in a console: it is given the share of the samples after the warm-up that
+            have arrived, 0 to 1, and returns the rate as a share of the peak.
+        warmup: over how many samples the rate rises linearly to the peak; below 1 it is a share of the run's samples.
+            None: the task's, else no warm-up.
+        weight_decay: on matrices only, as the optimizer defines it. None: the task's, else 0.
+        clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping. None: the task's,
+        else 0. seed: decides the initial model, the order of the data and dropout. device: ``auto`` takes cuda where
+        there is one. precision: of forward passes: ``fp32``, or under autocast ``bf16`` or ``fp16``. Parameters are
+        float32. micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in
+        memory
             as a whole. The task's `split` cuts it.
         gradient_checkpointing: compute activations again in the backward pass, for less memory. The model needs a
             method `gradient_checkpointing_enable`, as those of transformers have.
@@ -239,7 +240,8 @@ def train(
         defaults.weight_decay if weight_decay is None else weight_decay,
         defaults.clip_norm if clip_norm is None else clip_norm,
     )
-    job = dataclasses.replace(checked(Job, seed=seed), **runtimes.job_of(runtime))
+    job = checked(Job, seed=seed)
+    job = dataclasses.replace(job, **runtimes.job_of(runtime))  # mode, clock, number of workers, ...
     budget = checked(
         Budget,
         samples=samples,
@@ -259,7 +261,7 @@ def train(
     if not isinstance(schedule_name, str):
         shape = schedule_name
         check_shape(shape)
-        schedule_name = "constant"
+        schedule_name = "constant"  # `named_after` puts the name of the function in its place
     steps = checked(
         Steps,
         **steps_of(recipe.build),
@@ -314,7 +316,8 @@ def start(
     report: Callable[[Record], None] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainedRun:
-    """Carry out a run that `train` has described, or that a folder of its holds; the arguments are those of `train`."""
+    """Train a run that `train` has described, or that was read from a run folder. The arguments are those of
+    `train`."""
     task = run.task
     runtime = run.runtime
     recipe = run.recipe
@@ -324,22 +327,22 @@ def start(
         raise SystemExit(0)  # rank 0 starts the workers, so torchrun's other ranks have nothing to do
     leads_host = launch.leads_host and runtime.has_server
     if not launch.leads and not leads_host:
-        follow(run, launch)
-    starts_workers = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
+        follow(run, launch)  # it never returns: this rank ends with the run
+    needs_fork_server = not runtime.in_one_process and launch.starts_workers(has_server=runtime.has_server)
     if not runtime.in_one_process:
         refuse_in_worker()
         check_can_be_sent(task, f"the task {type(task).__name__}")
-        if starts_workers:
+        if needs_fork_server:
             check_can_be_sent(recipe.build, f"optimizer {recipe.name}")
             if run.shape is not None:
                 check_can_be_sent(run.shape, f"schedule {run.steps.schedule}")
             check_guard()
     with threads_as_before():
         context = None
-        if starts_workers:
+        if needs_fork_server:
             context = fork_server(None, *runtime.preload, *task.preload)
         if leads_host and context is not None:
-            follow_leader(run, launch, context)
+            follow_leader(run, launch, context)  # it never returns
         opened = None if folder is None else open_named_folder(folder, run, resume=resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
@@ -431,11 +434,12 @@ def load_run(folder: str | Path, task: Task | type[Task] | None = None) -> Train
 
 
 def load(folder: str | Path, arms: Sequence[str] = ()) -> Study:
-    """A folder of runs as a study: a sweep's folder, one with loose runs at any depth, or one run's.
+    """Read a folder as a study: that of a sweep, one with single runs at any depth, or that of one run.
 
     Args:
-        folder: of the study.
-        arms: of loose runs, the settings in which arms are meant to differ, such as learning_rate; a plan says it.
+        folder: the folder of the study.
+        arms: names of the settings in which the arms are meant to differ, such as learning_rate. Only for single runs;
+            the plan of a sweep has them.
 
     Returns:
         The study, whose `runs`, `curves` and `tests` are DataFrames with the columns of docs/tables.md.
@@ -463,7 +467,7 @@ def compare(
             that diverged (-inf of a score).
         margin: of equivalence, in their unit; None: it is not tested.
         lower_is_better: as of a loss.
-        alpha: level of the word, above 0 and below 0.5.
+        alpha: the significance level at which the column `word` judges, above 0 and below 0.5.
 
     Returns:
         A row of `Study.tests` with estimate (the mean of a - b), low, high, p, word, reason and the others. p depends
@@ -481,7 +485,7 @@ def rule_of(rule: Rule | None, runtime: runtimes.Runtime) -> Rule:
     """The rule of a run, where the user may have given none.
 
     Raises:
-        UsageError: for another one than the runtime is by definition.
+        UsageError: if `rule` is not the one that the runtime implies.
     """
     if runtime.follows_rule:
         return rule or Asynchronous()
@@ -512,7 +516,7 @@ def _saved_model(folder: Path, task: Task | type[Task] | None, best: bool) -> nn
 
 def _launch(runtime: runtimes.Runtime, output: Output) -> Launch:
     """This process's rank if torchrun made several, otherwise a launch of this process alone."""
-    launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)
+    launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)  # a runtime names its number of workers
     runtime.check_launch(launch.rank, launch.several_hosts)
     check_hosts(output, launch, has_server=runtime.has_server)
     return launch
