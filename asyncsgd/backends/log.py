@@ -28,7 +28,7 @@ from torch import Tensor
 from asyncsgd.backends.rounding import LossPair
 from asyncsgd.core.batches import indices_of
 from asyncsgd.core.limits import Limits
-from asyncsgd.core.loop import Loop, Sink
+from asyncsgd.core.loop import Hooks, Loop
 from asyncsgd.core.peers.models import Peers
 from asyncsgd.core.protocol import Arrived, Happened, Joined, Left, Measured, NoWorkerLeft, Work
 from asyncsgd.core.server import Server
@@ -149,9 +149,9 @@ class Replay:
             until: stop as soon as the server has this version.
         """
         server = self.server
-        sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
+        hooks = Hooks(self._compare, stop_requested=lambda: until is not None and server.version >= until)
         try:
-            Loop(server, self, Limits(), 1, sink).run()
+            Loop(server, self, Limits(), 1, hooks).run()
         except Differs as differs:
             return differs.difference
         return None

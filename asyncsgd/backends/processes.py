@@ -60,7 +60,7 @@ STOP_SECONDS = 30.0
 """How long a worker that steps may take over its last gradient when a run ends before its budget is spent."""
 
 
-class Workers:
+class ProcessBackend:
     """The worker processes of a run.
 
     Args:

@@ -305,7 +305,7 @@ class InStep:
         self.replica.ranks.told(STOP, 0, 0)
 
 
-class Collective(InOrder):
+class RanksBackend(InOrder):
     """The backend of a run whose ranks step by themselves, in rank 0.
 
     Args:

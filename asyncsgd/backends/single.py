@@ -53,7 +53,7 @@ class InOrder:
         return ()
 
 
-class Single(InOrder):
+class SingleBackend(InOrder):
     """Computes every gradient in this process.
 
     Args:

@@ -57,7 +57,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class Heap:
+class VirtualBackend:
     """The virtual clock as a backend: a heap of (seconds, worker, dispatch), and who leaves and joins when.
 
     Args:

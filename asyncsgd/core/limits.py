@@ -277,7 +277,7 @@ class EarlyStop:
         """Let the run end with the next evaluation that is observed, because a callback asks for it; None: none asks.
 
         Args:
-            stopped_by: see `asyncsgd.core.loop.Looked`.
+            stopped_by: see `asyncsgd.core.loop.CallbackAnswer`.
         """
         if stopped_by is not None:
             self._stopped_by = dict(stopped_by)

@@ -43,7 +43,7 @@ from asyncsgd.records.events import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Looked:
+class CallbackAnswer:
     """What the user's callbacks answer when they have been shown an evaluation."""
 
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
@@ -56,7 +56,7 @@ class Looked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sink:
+class Hooks:
     """Whom the loop tells of a run, and whom it asks whether to stop."""
 
     report: Report | None = None
@@ -68,7 +68,7 @@ class Sink:
     explain: Callable[[Work], str] = lambda work: ""
     """Says what is wrong with the batch of a work whose loss is not finite, e.g. that all its targets are ignored;
     empty if the batch is right."""
-    look: Callable[[Evaluation, Tensor, Tensor | None], Looked] | None = None
+    look: Callable[[Evaluation, Tensor, Tensor | None], CallbackAnswer] | None = None
     """The user's callbacks: called with every evaluation and the parameters, `(P,)`, and running statistics, `(S,)`,
     that were evaluated. None: there are none."""
 
@@ -93,14 +93,14 @@ class Loop:
         backend: Backend,
         limits: Limits,
         evaluations: int,
-        sink: Sink,
+        hooks: Hooks,
         parameters: Callable[[], Tensor] | None = None,
         statistics: RunningStatistics | None = None,
     ) -> None:
         self.method = method
         self.backend = backend
         self._limits = limits
-        self._sink = sink
+        self._hooks = hooks
         self._parameters = parameters or (lambda: method.parameters)
         self._statistics = statistics
         self._points = EvaluationPoints(limits, evaluations)
@@ -164,7 +164,7 @@ class Loop:
                     self._save()
 
     def _is_checkpoint_due(self, *, at_end: bool = False) -> bool:
-        saver = self._sink.saver
+        saver = self._hooks.saver
         return saver is not None and saver.due(self.method.num_samples, at_end=at_end)
 
     def _freeze(self) -> None:
@@ -173,10 +173,10 @@ class Loop:
             self._tell(arrived)
 
     def _save(self) -> None:
-        if self._sink.saver is None:
+        if self._hooks.saver is None:
             return
         self._freeze()
-        self._sink.saver.save(
+        self._hooks.saver.save(
             state_of(self),
             version=self.method.version,
             num_samples=self.method.num_samples,
@@ -214,7 +214,7 @@ class Loop:
 
     def _advance(self) -> Result | None:
         """Handle what comes next; return how the run ended, once it is over."""
-        if self.backend.may_stop and self._sink.stop_requested():
+        if self.backend.may_stop and self._hooks.stop_requested():
             raise Interrupted
         # Steps of workers that step by themselves, which `_freeze` brought in, may have spent the budget.
         if self._limits.spent_by(self.method.num_samples):
@@ -250,7 +250,7 @@ class Loop:
         worker = arrived.work.worker
         what = f"the loss of worker {worker} at version {arrived.read_version} is {loss}"
         self._report(Fault(what, worker, self.method.version, self.train_seconds))
-        return diverged(what, self._sink.explain(arrived.work))
+        return diverged(what, self._hooks.explain(arrived.work))
 
     def _tell(self, happened: Happened) -> bool:
         """Tell the method, carry out what follows, and return whether the parameters have changed."""
@@ -268,8 +268,8 @@ class Loop:
             self.backend.stop(step.stop)
         if step.start:
             self.backend.start(step.start)
-        if step.record is not None and self._sink.report is not None:
-            self._sink.report(step.record)
+        if step.record is not None and self._hooks.report is not None:
+            self._hooks.report(step.record)
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
         """Evaluate the current parameters; return how the run ended, if the evaluation ends it.
@@ -285,12 +285,12 @@ class Loop:
         seconds = self.train_seconds
         statistics = None if self._statistics is None else self._statistics.evaluated
         evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
-        looked = Looked()
-        if self._sink.look is not None:
-            looked = self._sink.look(evaluation, self._parameters(), statistics)
-            evaluation = msgspec.structs.replace(evaluation, metrics={**evaluation.metrics, **looked.metrics})
-            self.early_stop.request_stop(looked.stopped_by)
-        error = looked.error if measured.score_error is None else measured.score_error
+        answer = CallbackAnswer()
+        if self._hooks.look is not None:
+            answer = self._hooks.look(evaluation, self._parameters(), statistics)
+            evaluation = msgspec.structs.replace(evaluation, metrics={**evaluation.metrics, **answer.metrics})
+            self.early_stop.request_stop(answer.stopped_by)
+        error = answer.error if measured.score_error is None else measured.score_error
         if error is not None and not self.evaluations:
             raise UsageError(error)  # at the first evaluation nothing is lost yet; later ones go on without scores
         self.evaluations.append(evaluation)
@@ -306,5 +306,5 @@ class Loop:
         return self.early_stop.observe(evaluation, self._parameters, statistics, last=last)
 
     def _report(self, record: Record) -> None:
-        if self._sink.report is not None:
-            self._sink.report(record)
+        if self._hooks.report is not None:
+            self._hooks.report(record)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncsgd.core.flat import FlatModel
-from asyncsgd.core.loop import Looked
+from asyncsgd.core.loop import CallbackAnswer
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Evaluation
 from asyncsgd.run.run import Run, device_of_worker
@@ -60,7 +60,7 @@ class Callbacks:
         self._device = torch.device(device_of_worker(run.device, 0))
         self._flat: FlatModel | None = None
 
-    def __call__(self, evaluation: Evaluation, parameters: Tensor, statistics: Tensor | None) -> Looked:
+    def __call__(self, evaluation: Evaluation, parameters: Tensor, statistics: Tensor | None) -> CallbackAnswer:
         """What the callbacks say of an evaluation.
 
         Args:
@@ -84,7 +84,7 @@ class Callbacks:
             metrics |= own
             if look.reason is not None and stopped_by is None:
                 stopped_by = {"by": name_of(callback), "reason": look.reason}
-        return Looked(metrics, stopped_by, error)
+        return CallbackAnswer(metrics, stopped_by, error)
 
     def _model(self, parameters: Tensor, statistics: Tensor | None) -> nn.Module:
         if self._flat is None:

@@ -23,23 +23,23 @@ from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import ChildProcesses, World
 from asyncsgd.backends.link import Inherited, Link
 from asyncsgd.backends.pair import Meeting, Pair, Way
-from asyncsgd.backends.processes import HowItEnded, Workers
+from asyncsgd.backends.processes import HowItEnded, ProcessBackend
 from asyncsgd.backends.rank_main import in_step, serve_rank
 from asyncsgd.backends.ranks import (
     LOST_CONTACT,
-    Collective,
+    RanksBackend,
     groups,
     is_lost_contact,
 )
 from asyncsgd.backends.segment import Segment
-from asyncsgd.backends.single import Single
-from asyncsgd.backends.virtual import Heap
+from asyncsgd.backends.single import SingleBackend
+from asyncsgd.backends.virtual import VirtualBackend
 from asyncsgd.backends.worker_main import serve
 from asyncsgd.core.batches import BatchStream, indices_of
 from asyncsgd.core.checkpoints import Found, Saver
 from asyncsgd.core.flat import FlatModel, Layout
 from asyncsgd.core.limits import POLL_SECONDS, Interrupted, Result, TrainingClock
-from asyncsgd.core.loop import Loop, Sink
+from asyncsgd.core.loop import Hooks, Loop
 from asyncsgd.core.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.core.peers import peers_of
 from asyncsgd.core.peers.models import Peers
@@ -153,7 +153,7 @@ def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named:
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
     """The loop, where the run goes on from."""
     live.stop_requested.begin_step()  # the first evaluation begins: it is a step of which the length is watched
-    sink = Sink(
+    hooks = Hooks(
         live.record,
         live.saver,
         live.stop_requested.begin_step,
@@ -162,7 +162,7 @@ def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[],
     )
     limits = live.run.limits
     statistics = live.flat.statistics
-    loop = Loop(method, backend, limits, live.run.budget.evaluations, sink, parameters, statistics)
+    loop = Loop(method, backend, limits, live.run.budget.evaluations, hooks, parameters, statistics)
     if live.resume is not None:
         restore(loop, live.resume.load(live.flat.parameters.device, live.run.rule))
     return loop
@@ -195,7 +195,7 @@ def _train_single(live: Live, board: World | None) -> Result:
     clock = TrainingClock()
     worker = live.worker(live.flat)
     method = _method(live, live.flat.parameters, lambda: clock.seconds, num_workers=runtime.accumulate)
-    return _loop(live, method, Single(worker, clock, runtime.accumulate)).run()
+    return _loop(live, method, SingleBackend(worker, clock, runtime.accumulate)).run()
 
 
 def _train_virtual(live: Live, board: World | None) -> Result:
@@ -204,7 +204,7 @@ def _train_virtual(live: Live, board: World | None) -> Result:
     runtime = live.run.runtime
     assert isinstance(runtime, runtimes.Virtual)
     worker = live.worker(run.flat(device=live.flat.parameters.device))
-    heap = Heap(
+    heap = VirtualBackend(
         live.flat.parameters,
         ModelGradients(worker, run.recipe),
         runtime.speeds.on(runtime.num_workers, run.seed),
@@ -294,7 +294,7 @@ def _serve(
     clock = TrainingClock()
     server = _method(live, segment.parameters, lambda: clock.seconds, optimizer=optimizer, writing=segment.writing)
     assert isinstance(server, Server)  # peers are on the virtual clock alone
-    workers = Workers(
+    workers = ProcessBackend(
         links,
         segment,
         live.run.task,
@@ -381,7 +381,7 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
         ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
     more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
     server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
-    loop = _loop(live, server, Collective(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
+    loop = _loop(live, server, RanksBackend(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
     result = loop.run()
     parameters = ranks.parameters()
     if parameters is not live.flat.parameters:

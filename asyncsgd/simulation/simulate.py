@@ -14,11 +14,11 @@ from torch import Tensor
 
 from asyncsgd.backends.log import Log, Replay
 from asyncsgd.backends.rounding import move_last_bits
-from asyncsgd.backends.virtual import Heap
+from asyncsgd.backends.virtual import VirtualBackend
 from asyncsgd.core.batches import OwnStreams
 from asyncsgd.core.flat import Layout
 from asyncsgd.core.limits import Limits, Report, Result
-from asyncsgd.core.loop import Loop, Sink
+from asyncsgd.core.loop import Hooks, Loop
 from asyncsgd.core.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.core.peers import check_virtual, peers_of
 from asyncsgd.core.peers.models import Peers
@@ -194,7 +194,7 @@ def simulate(
     check_virtual(rule, network=network is not None, churn=bool(churn))
     computation = ProblemGradients(instance, inner)
     parameters = computation.initial()
-    heap = Heap(
+    heap = VirtualBackend(
         parameters,
         computation,
         sampler,
@@ -217,8 +217,8 @@ def simulate(
         named["records"] = report is not None
         named["writing"] = None if each_version is None else report_version
     method = _method(rule, parameters, learning_rate, batches, inner, seed, **named)
-    sink = Sink(report, stop_requested=stop_requested)
-    loop = Loop(method, heap, budget, evaluations, sink)
+    hooks = Hooks(report, stop_requested=stop_requested)
+    loop = Loop(method, heap, budget, evaluations, hooks)
     result = loop.run()
     return Simulation(
         result,

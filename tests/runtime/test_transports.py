@@ -41,13 +41,13 @@ from asyncsgd.backends.link import (
     encode,
 )
 from asyncsgd.backends.pair import Greeting, Meeting, Pair
-from asyncsgd.backends.processes import Workers
+from asyncsgd.backends.processes import ProcessBackend
 from asyncsgd.backends.seal import Forged, Seal, available, derive_key, seals
 from asyncsgd.backends.segment import Segment
 from asyncsgd.backends.token import token_of
 from asyncsgd.core.batches import BatchStream
 from asyncsgd.core.limits import Limits, TrainingClock
-from asyncsgd.core.loop import Loop, Sink
+from asyncsgd.core.loop import Hooks, Loop
 from asyncsgd.core.optimizers import SGD, Optimizer
 from asyncsgd.core.server import Server
 from asyncsgd.errors import RunError, UsageError
@@ -148,9 +148,9 @@ def trained(
         samples=samples,
         writing=segment.writing,
     )
-    workers = Workers(links, segment, Classes(), TrainingClock())
-    sink = Sink(lambda record: (records.append(record), report(record)))
-    loop = Loop(server, workers, Limits(samples=samples, seconds=seconds), evaluations, sink)
+    workers = ProcessBackend(links, segment, Classes(), TrainingClock())
+    hooks = Hooks(lambda record: (records.append(record), report(record)))
+    loop = Loop(server, workers, Limits(samples=samples, seconds=seconds), evaluations, hooks)
     workers.meet("layout")
     result = loop.run()
     workers.close()
