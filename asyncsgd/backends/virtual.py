@@ -75,8 +75,18 @@ class VirtualBackend:
     may_stop = True
     loses_flights = False
     KEPT = (
-        *("now", "computation", "_heap", "_root_is_free", "_uploads", "_link_free", "_changes", "_dead", "_working"),
-        *("_idle_since", "_pulled_at", "_computed_at"),
+        "now",
+        "computation",
+        "_heap",
+        "_root_is_free",
+        "_uploads",
+        "_link_free",
+        "_changes",
+        "_dead",
+        "_working",
+        "_idle_since",
+        "_pulled_at",
+        "_computed_at",
     )
 
     def __init__(

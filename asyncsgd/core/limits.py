@@ -223,8 +223,14 @@ class EarlyStop:
     """
 
     KEPT = (
-        *("_best_loss", "_best_samples", "_since", "_newest", "_stopped_by"),
-        *("best", "best_parameters", "best_statistics"),
+        "_best_loss",
+        "_best_samples",
+        "_since",
+        "_newest",
+        "_stopped_by",
+        "best",
+        "best_parameters",
+        "best_statistics",
     )
 
     def __init__(self, limits: Limits) -> None:

@@ -9,6 +9,7 @@ Shapes: P parameters (gaps of the flat vector included).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ SAME_DIRECTION = 1e-6
 that gradient. So small a difference changes no loss in the digits that are shown."""
 CHUNK = 1 << 20
 """How many elements of two vectors are compared at once, so that a comparison needs no third vector."""
+_NO_CONTEXT = contextlib.nullcontext()
 
 
 class Server:
@@ -62,7 +64,7 @@ class Server:
         starts: whether this object starts workers as soon as the rule and the batches allow. If not, a replay of a log
             starts them with `start`.
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
-            `version` to the next; for workers that share this memory.
+            `version` to the next; for workers that share this memory. None: nobody else reads them.
         records: whether anybody reads `Step.record`.
         statistics: the model's running statistics. With a step they follow the gradients that it uses, each of them
             once. None: the model has none.
@@ -130,7 +132,7 @@ class Server:
         self._samples = math.inf if samples is None else samples
         self._clock = clock
         self._starts = starts
-        self._writing = writing
+        self._writing = writing or (lambda version: _NO_CONTEXT)
         self._records = records
         self._local_steps = rule.local_steps
         self._needs_points = rule.needs_points
@@ -342,7 +344,7 @@ class Server:
 
     def extend(self) -> Step | None:
         """See `Method.extend`. The workers wait in the state that was loaded because the old budget was spent."""
-        start = self._start_all_possible(()) if self._starts else ()
+        start = self._start_all_possible(())
         if not start:
             return None
         return Step(start, record=Extended(self.version, self.num_samples, self._clock(), _started(start)))
@@ -420,25 +422,17 @@ class Server:
         return set.intersection(*[set(self._frozen.pop(dispatch, ())) for dispatch in with_terms])
 
     def _step(self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]) -> None:
-        """Take one step of parameters and running statistics, within the context of `writing` if there is one."""
-        if self._writing is None:
-            self._step_inside(direction, learning_rate, frozen, uses)
-            return
+        """Take one step of the parameters and the running statistics."""
         with self._writing(self.view.version):
-            self._step_inside(direction, learning_rate, frozen, uses)
-
-    def _step_inside(
-        self, direction: Tensor, learning_rate: float, frozen: Collection[str], uses: Sequence[int]
-    ) -> None:
-        if self._moved:
-            self._move_statistics(uses)
-        optimizer = self._optimizer
-        if frozen:
-            assert isinstance(optimizer, Optimizer)  # nothing else steps a model's parameters
-            optimizer.step(direction, learning_rate, frozen=frozen)
-        else:
-            optimizer.step(direction, learning_rate)
-        self.view.version += 1
+            if self._moved:
+                self._move_statistics(uses)
+            optimizer = self._optimizer
+            if frozen:
+                assert isinstance(optimizer, Optimizer)  # nothing else steps a model's parameters
+                optimizer.step(direction, learning_rate, frozen=frozen)
+            else:
+                optimizer.step(direction, learning_rate)
+            self.view.version += 1
 
     def _move_statistics(self, uses: Sequence[int]) -> None:
         """Let the running statistics follow the gradients of a step. Each gradient moves them once, also where a table
@@ -562,10 +556,9 @@ class Server:
         self._present = set(self.view.workers)
         self._snapshot = None
         self.view.learning_rate = 1.0 if self._local_steps else self._schedule(self.num_samples)
-        if self._writing is not None:
-            # Workers that share the parameters are to learn their version, which is published at the context's end.
-            with self._writing(self.version - 1):
-                pass
+        # Workers that share the parameters are to learn their version, which is published at the context's end.
+        with self._writing(self.version - 1):
+            pass
 
 
 def _dispatches(works: Iterable[Work]) -> tuple[int, ...]:

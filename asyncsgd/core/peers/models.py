@@ -46,8 +46,21 @@ class Peers(abc.ABC, Generic[R]):
 
     rule_acted = None  # there is no server that could do something else than asynchronous SGD
     KEPT: ClassVar[tuple[str, ...]] = (
-        *("parameters", "view", "versions", "num_samples", "_vectors", "_optimizers", "_batches", "_num_arrived"),
-        *("_num_dispatches", "_waiting", "_waited", "_draws", "_is_cut", "statistics", "_statistics"),
+        "parameters",
+        "view",
+        "versions",
+        "num_samples",
+        "_vectors",
+        "_optimizers",
+        "_batches",
+        "_num_arrived",
+        "_num_dispatches",
+        "_waiting",
+        "_waited",
+        "_draws",
+        "_is_cut",
+        "statistics",
+        "_statistics",
     )
 
     def __init__(

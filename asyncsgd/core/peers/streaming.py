@@ -27,8 +27,19 @@ class Streaming(Peers[StreamingDiLoCo]):
 
     KEPT = (
         *Peers.KEPT,
-        *("outer", "_momentum", "_sent", "_num_sent", "_ready_at", "_rounds", "_num_received", "_due"),
-        *("_steps", "_since", "_idle_since", "_sent_statistics", "_mean_statistics"),
+        "outer",
+        "_momentum",
+        "_sent",
+        "_num_sent",
+        "_ready_at",
+        "_rounds",
+        "_num_received",
+        "_due",
+        "_steps",
+        "_since",
+        "_idle_since",
+        "_sent_statistics",
+        "_mean_statistics",
     )
 
     def __init__(self, rule: StreamingDiLoCo, *arguments: Any, **named: Any) -> None:
