@@ -1,7 +1,7 @@
-"""Carry a prepared run out: server, workers, backend and loop of each mode.
+"""Train a prepared run: server, workers, backend and loop of each mode.
 
-`execute` is for the process that leads; `follow` is for the other ranks in step that torchrun made. The `_train_...`
-functions differ in what moves gradients, and in nothing else.
+`execute` runs in the leading process. The other synchronous ranks that torchrun made run
+`asyncsgd.run.other_host.follow`. The `_train_...` functions differ in what moves gradients, and in nothing else.
 """
 
 from __future__ import annotations
@@ -68,23 +68,23 @@ class Live:
     """A run that is going on, in its leading process."""
 
     run: Run
-    """Prepared."""
+    """The run, prepared."""
     flat: FlatModel
     """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
     facts: Mapping[str, Any]
-    """Of its task, its data, and the model that training starts from, as summary.json has them."""
+    """Facts on the task, the data and the initial model, as they are written to summary.json."""
     record: Recorder
     context: ForkServerContext | None
     stop_requested: StopRequest
     tell: Callable[[str], None]
     """Says a line to the user."""
     saver: Saver | None
-    """Takes the states; None where nothing is written."""
+    """Takes the states for checkpoints; None if nothing is written."""
     tracking: Tracking
     machine: MachineWatch
     callbacks: Callbacks | None = None
     hosts: Hosts | None = None
-    """The others, of an asynchronous run on several."""
+    """The other hosts of an asynchronous run; None if it is on one host."""
 
     @property
     def resume(self) -> Found | None:
@@ -95,7 +95,7 @@ class Live:
         return self.run.runtime.num_workers
 
     def worker(self, flat: FlatModel) -> Worker:
-        """Worker 0, in this process."""
+        """Make worker 0, which computes in this process, on `flat`."""
         return self.run.at(0).worker(flat, self.profile, tells=not self.record.quiet)
 
     @property
@@ -115,12 +115,12 @@ def method_of(
     optimizer: Optimizer | StepTakenByWorker | None = None,
     **named: Any,
 ) -> Server | Peers[Any]:
-    """The server of a run, or its peers.
+    """Make the server of a run, or its peers.
 
     Args:
         rule: None: the run's.
-        optimizer: of the server; None: the run's on `parameters`.
-        named: as of `Server` and `Peers`.
+        optimizer: the optimizer of the server; None: the run's, on `parameters`.
+        named: further arguments of `Server` and `Peers`, but for the batch size and the seed, which are the run's.
     """
     rule = rule or run.rule
     named = named | {"batch_size": run.task.batch_size}
@@ -134,25 +134,47 @@ def method_of(
     return Server(parameters, rule, optimizer, run.schedule, batches, **named)
 
 
-def _method(live: Live, parameters: Tensor, clock: Callable[[], float], **named: Any) -> Server | Peers[Any]:
-    """`method_of` with the budget of a run that is going on."""
+def _method(
+    live: Live,
+    parameters: Tensor,
+    clock: Callable[[], float],
+    *,
+    rule: Rule | None = None,
+    num_workers: int | None = None,
+    ranks_step: bool = False,
+    **named: Any,
+) -> Server | Peers[Any]:
+    """`method_of` with the budget, the statistics and, by default, the workers of a run that is going on.
+
+    Args:
+        ranks_step: whether synchronous ranks hold the parameters and step them. The server then only counts.
+        named: further arguments of `method_of`.
+    """
     run = live.run
-    rule = named.get("rule") or live.run.rule
+    rule = rule or run.rule
     # A step that a Hogwild worker took cannot be discarded, so workers are given no more than the budget.
     samples = run.limits.samples if run.runtime.steps_in_workers else run.limits.to_hand_out(rule)
     batches = BatchStream(samples, run.task.batch_size)
-    named = {"num_workers": live.num_workers} | named
-    statistics = live.flat.statistics if len(parameters) else None  # ranks that step by themselves keep their own
-    named |= {"samples": run.limits.samples, "clock": clock, "statistics": statistics}
-    method = method_of(run, parameters, live.flat.layout, batches, **named)
-    if isinstance(method, Server) and len(parameters):  # ranks that step by themselves are no rule's doing
+    method = method_of(
+        run,
+        parameters,
+        live.flat.layout,
+        batches,
+        rule=rule,
+        num_workers=num_workers or live.num_workers,
+        samples=run.limits.samples,
+        clock=clock,
+        statistics=None if ranks_step else live.flat.statistics,
+        **named,
+    )
+    if isinstance(method, Server) and not ranks_step:  # else no rule decides what the ranks do
         live.record.rule_acted = method.rule_acted
     return method
 
 
 def _loop(live: Live, method: Method, backend: Backend, parameters: Callable[[], Tensor] | None = None) -> Loop:
-    """The loop, where the run goes on from."""
-    live.stop_requested.begin_step()  # the first evaluation begins: it is a step of which the length is watched
+    """Make the loop, with the state of the checkpoint if the run is resumed."""
+    live.stop_requested.begin_step()  # the first evaluation begins, and its length counts as that of a step
     hooks = Hooks(
         live.record,
         live.saver,
@@ -173,9 +195,11 @@ IGNORED = -100
 
 
 def _ignored_targets(run: Run, work: Work) -> str:
-    """What to write where a batch of `work` has no target that counts, and its task does not say so; else nothing."""
+    """Return what is wrong if a batch of `work` has no target that counts and its task does not say so; else an empty
+    text.
+    """
     task = run.task
-    if type(task).weight is not Task.weight:
+    if type(task).weight is not Task.weight:  # the task counts its targets itself
         return ""
     data = task.data(run.seed)
     for index in indices_of(work.batches):
@@ -188,7 +212,7 @@ def _ignored_targets(run: Run, work: Work) -> str:
     return ""
 
 
-def _train_single(live: Live, board: World | None) -> Result:
+def _train_single(live: Live, torchrun_world: World | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = live.run.runtime
     assert isinstance(runtime, runtimes.InProcess)
@@ -198,7 +222,7 @@ def _train_single(live: Live, board: World | None) -> Result:
     return _loop(live, method, SingleBackend(worker, clock, runtime.accumulate)).run()
 
 
-def _train_virtual(live: Live, board: World | None) -> Result:
+def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
     run = live.run
     runtime = live.run.runtime
@@ -217,11 +241,11 @@ def _train_virtual(live: Live, board: World | None) -> Result:
     )
     method = _method(live, live.flat.parameters, lambda: heap.now)
     result = _loop(live, method, heap).run()
-    _ = method.parameters  # of peers: this writes their mean to where the run has its parameters
+    _ = method.parameters  # peers write the mean of their models to where the run has its parameters when asked for it
     return result
 
 
-def _train_async(live: Live, board: World | None) -> Result:
+def _train_async(live: Live, torchrun_world: World | None) -> Result:
     """This process is the server, and starts the workers."""
     statistics = live.flat.statistics
     num_statistics = 0 if statistics is None else statistics.size
@@ -231,17 +255,18 @@ def _train_async(live: Live, board: World | None) -> Result:
     return _serve_workers(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
 
 
-def _train_hogwild(live: Live, board: World | None) -> Result:
+def _train_hogwild(live: Live, torchrun_world: World | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
     run = live.run
     size = live.flat.layout.size
-    extra = 0
+    shared_state_size = 0
     assert isinstance(run.runtime, runtimes.Hogwild)
     if run.runtime.share_state:
+        # An optimizer knows how large its state is after a step, so one is made and thrown away.
         trial = run.recipe.on(torch.zeros(size, dtype=torch.float32), live.flat.layout)
         trial.create_state()
-        extra = trial.state_size
-    return _serve_workers(live, Segment(size, 0, extra), StepTakenByWorker())
+        shared_state_size = trial.state_size
+    return _serve_workers(live, Segment(size, 0, shared_state_size), StepTakenByWorker())
 
 
 def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTakenByWorker) -> Result:
@@ -249,12 +274,10 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
     assert live.context is not None
     segment.parameters.copy_(live.flat.parameters)
     shares = live.run.runtime.transport == "shared_memory"
-    at_zero = (live.profile, not live.record.quiet)
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        meeting = Meeting()
-        if not shares:
-            meeting = Meeting(closing.enter_context(_private_folder()))
+        # The place in which the ends of a pair find each other, which nobody needs who shares memory.
+        meeting = Meeting() if shares else Meeting(closing.enter_context(_private_folder()))
         processes = closing.enter_context(ChildProcesses(live.context))
         here = range(live.num_workers) if live.hosts is None else live.hosts.workers_here
         for worker in here:
@@ -269,8 +292,9 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
                     slot.append(segment.moved[worker])
                 links[worker] = Pair(meeting, f"worker{worker}", serves=True, slot=slot)
                 way = meeting
-            more = () if worker else at_zero
-            processes.start(worker, serve, live.run.at(worker), way, worker, *more)
+            profile = None if worker else live.profile
+            tells = worker == 0 and not live.record.quiet
+            processes.start(worker, serve, live.run.at(worker), way, worker, profile, tells)
             live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
@@ -314,18 +338,18 @@ def _serve(
 
 
 def _interrupted_before(live: Live) -> Result:
-    """The end of a run whose processes have not come up. This process has the initial parameters, which are not the
-    run's where it was to go on from a checkpoint.
+    """The result of a run whose processes have not come up. This process has the initial parameters, which are those of
+    the run unless it was to go on from a checkpoint.
     """
     return Result(INTERRUPTED, "interrupted by the user", has_parameters=live.resume is None)
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """In which processes meet; this user alone can enter it."""
+    """A temporary folder in which processes meet. This user alone can enter it."""
     return tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
 
 
-def _train_sync(live: Live, board: World | None) -> Result:
+def _train_sync(live: Live, torchrun_world: World | None) -> Result:
     """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if live.resume is None else (live.resume.folder.resolve(), live.resume.checkpoint.name)
     number = live.num_workers
@@ -333,10 +357,10 @@ def _train_sync(live: Live, board: World | None) -> Result:
     if not live.run.runtime.cuts_model:
         worker = live.worker(live.flat)
     with contextlib.ExitStack() as closing:
-        world = board
+        world = torchrun_world
         processes = None
-        if board is not None:
-            board.put("run", _notice(live, resume))
+        if world is not None:
+            world.put("run", _notice(live, resume))
         if world is None:
             world = World(0, number, closing.enter_context(_private_folder()))
             assert live.context is not None
@@ -371,17 +395,26 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
     ranks = in_step(run.at(0), worker, resume)
     clock = TrainingClock()
     optimizer = StepTakenByWorker()
-    ahead = None
-    num_workers = len(ranks.replica.speakers)
+    batches_in_group = None
+    num_workers = len(ranks.replica.speakers)  # a rank of each replica speaks for it: the one that computes the loss
     rule: Rule | None = None
     if runtime.has_two_versions:
-        # 2BW: two groups of micro-batches are under way, as gradients of two asynchronous workers would be.
+        # PipeDream-2BW keeps two versions of the weights: two groups of micro-batches are under way, as gradients of
+        # two asynchronous workers would be.
         rule = Asynchronous()
         num_workers = 2
-        ahead = groups(run.limits, run.budget.evaluations, run.task.batch_size)
-    more = {"optimizer": optimizer, "rule": rule, "num_workers": num_workers}
-    server = _method(live, torch.empty(0), lambda: clock.seconds, **more)
-    loop = _loop(live, server, RanksBackend(ranks, optimizer, clock, num_workers, ahead), ranks.parameters)
+        batches_in_group = groups(run.limits, run.budget.evaluations, run.task.batch_size)
+    server = _method(
+        live,
+        torch.empty(0),
+        lambda: clock.seconds,
+        rule=rule,
+        num_workers=num_workers,
+        ranks_step=True,
+        optimizer=optimizer,
+    )
+    backend = RanksBackend(ranks, optimizer, clock, num_workers, batches_in_group)
+    loop = _loop(live, server, backend, ranks.parameters)
     result = loop.run()
     parameters = ranks.parameters()
     if parameters is not live.flat.parameters:
@@ -400,10 +433,12 @@ def _rank_is_lost(processes: ChildProcesses, num_workers: int) -> RunError:
 
 
 def _first_lost(processes: ChildProcesses, num_workers: int) -> tuple[int, str]:
-    """The rank that failed first, and how it ended. The others fail after it, because their collectives do."""
+    """The rank that failed first, and how it ended. The others fail after it because they lose contact to it, so they
+    are to blame only if all ranks ended in this way.
+    """
     ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
     known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}
-    to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
+    to_blame = {rank: end for rank, end in known.items() if processes.exit_code(rank) != LOST_CONTACT} or known
     return min(to_blame.items(), default=(0, "its connection was closed"))
 
 
@@ -417,26 +452,26 @@ _TRAIN: dict[type[runtimes.Runtime], Callable[[Live, World | None], Result]] = {
 }
 
 
-def execute(live: Live, board: World | None) -> Result:
+def execute(live: Live, torchrun_world: World | None) -> Result:
     """Train.
 
     Args:
-        board: where torchrun's ranks meet; None where this process starts all others.
+        torchrun_world: where the ranks that torchrun made meet; None if this process starts all others.
     """
-    return _TRAIN[type(live.run.runtime)](live, board)
+    return _TRAIN[type(live.run.runtime)](live, torchrun_world)
 
 
 class Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What rank 0 tells the others. Every rank knows from its own settings what to do with it. So a stranger who writes
-    in rank 0's place can name no code.
+    """What rank 0 tells the others. It holds data, and no names of code: each rank knows from its own settings what to
+    do with it. So a stranger who writes in rank 0's place cannot make a rank run anything.
     """
 
     found: dict[str, Any]
-    """What the task's `prepare` has found out."""
+    """Field -> value, of the fields of the task that its `prepare` has found out."""
     micro_batches: int
-    """Parts of a batch."""
+    """In how many parts a batch is computed."""
     resume: tuple[str, str] | None = None
-    """The folder of the run that it goes on from, as rank 0's host has it, and the name of its checkpoint."""
+    """(the folder of the run that is resumed, as rank 0's host has it; the name of its checkpoint). None: it is new."""
     moving: tuple[str, ...] | None = None
     """`Run.moving`."""
 
