@@ -14,6 +14,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+# Public name -> the module of this package that defines it.
 _HOME = {
     # what to call
     "train": "api",
