@@ -1,6 +1,7 @@
-"""Train: prepare a run, carry it out and finish it. Reads top to bottom.
+"""Train: prepare a run, train it and finish it. Reads top to bottom.
 
-`carry_out` is the process that prepares the run, keeps the record and speaks to the user.
+`carry_out` does all three, in the process that keeps the record and speaks to the user. Its middle is
+`asyncsgd.run.execute.execute`. `lead` calls it for scripts, `asyncsgd.api.start` for Python.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ from asyncsgd.worker.worker import check_compiler, checkpoint_activations
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
-_LAST_SECONDS = 20.0
-"""For the summary of a run whose main thread stands still, and for a checkpoint that is being written."""
+_EXIT_GRACE_SECONDS = 20.0
+"""How long a process that must end may still write a checkpoint and the summary, while its main thread stands still."""
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
 
@@ -74,7 +75,7 @@ def lead(
     stop: StopRequest | None = None,
     tracking: Tracking | None = None,
 ) -> int:
-    """`carry_out` for a script: what goes wrong is said on stderr; return the exit code."""
+    """`carry_out` for a script: print what goes wrong to stderr, and return the exit code."""
     ended = carry_out(run, launch, folder, context, stop, tracking=tracking)
     if ended.unexpected is not None:
         traceback.print_exception(ended.unexpected)
@@ -94,7 +95,7 @@ class Ended:
     result: Result
     summary: Mapping[str, Any]
     live: Live | None
-    """None where it ended before it had a model."""
+    """The run; None if it ended before it had a model."""
     unexpected: Exception | None
     """An exception that is neither a `UsageError` nor a `RunError`."""
 
@@ -124,38 +125,58 @@ def carry_out(
         tracking: not started; None: the run is shown in no tracker.
 
     Raises:
-        UsageError: where the user has to change something. A new run's folder then holds a FAILED summary; that of a
-            run that would have gone on is as it was.
+        UsageError: if the user has to change something. A new run's folder then holds a FAILED summary; that of a run
+            that was to be resumed is as it was.
     """
-    shown = tracking or Tracking()
+    tracker = tracking or Tracking()
+    where = None if folder is None else folder.path
     live: Live | None = None
 
-    def attempt(listening: StopRequest, closing: contextlib.ExitStack) -> tuple[Result, Exception | None]:
-        """Prepare and train. Return how it ended, and an unexpected exception."""
+    def attempt(stop_request: StopRequest, closing: contextlib.ExitStack) -> tuple[Result, Exception | None]:
+        """Prepare the run, put it into `live`, and train.
+
+        A UsageError writes its own summary here and is raised. The summary of every other end is written below.
+
+        Returns:
+            How the run ended, and an exception that is neither a UsageError nor a RunError.
+        """
         nonlocal live
-        where = None if folder is None else folder.path
         try:
             for name in run.task.output_folders:
                 if (output := getattr(run.task, name)) is not None:
                     closing.enter_context(one_writer(Path(output), flag_of(name)))
-            listening.check()
+            stop_request.check()
             end_with_launcher(leads=True)
             starts_workers = launch.starts_workers(has_server=run.runtime.has_server)
             board = None if starts_workers else World.of_torchrun()
             hosts = None
             if launch.several_hosts:
+                # torch.distributed, which synchronous ranks use, knows no token: their network is trusted.
                 place = Host.of_torchrun(launch)
                 token = token_of(run.output) if run.runtime.has_server else TRUSTED
                 signs = Signs.of(run.output.worker_deadline)
                 tell = _silent if quiet else say
-                others = Hosts(place, token, run.output.interface, signs, listening.check, tell)
+                others = Hosts(place, token, run.output.interface, signs, stop_request.check, tell)
                 hosts = closing.enter_context(others)
-            opened = _open(run, launch, board, hosts, folder, context, listening, quiet, receivers, callbacks, shown)
-            listening.check()
-            closing.enter_context(listening.during_a_run())
+            # `opened` and `live` are one object; `opened` is never None, which the lambdas below need.
+            opened = _open(
+                run,
+                launch,
+                folder,
+                context,
+                board=board,
+                hosts=hosts,
+                stop_request=stop_request,
+                quiet=quiet,
+                receivers=receivers,
+                callbacks=callbacks,
+                tracking=tracker,
+            )
+            stop_request.check()
+            closing.enter_context(stop_request.during_a_run())
             live = opened
             live.machine.start()
-            with listening.watched(
+            with stop_request.watched(
                 on_first=lambda: note_interrupted(opened),
                 on_second=opened.machine.kill_others,
                 at_last=lambda: _leave(opened),
@@ -165,7 +186,7 @@ def carry_out(
                 live.saver.finish()  # within the listener, so that a second signal can end this wait too
             return result, None
         except UsageError as error:
-            summary = run.summary() | {"status": FAILED, "message": str(error)} | shown.finish(FAILED)
+            summary = run.summary() | {"status": FAILED, "message": str(error)} | tracker.finish(FAILED)
             if live is not None:
                 live.machine.finish()
             write_last(folder, summary, live)
@@ -192,13 +213,12 @@ def carry_out(
         result, unexpected = attempt(closing.enter_context(stop or StopRequest()), closing)
         try:
             if live is not None:
-                result, summary = finish(live, _advised(live, result))
+                result, summary = finish(live, _with_memory_advice(live, result))
             else:
                 summary = run.summary() | {"status": result.status, "message": result.message}
-                summary |= shown.finish(result.status)
+                summary |= tracker.finish(result.status)
                 write_last(folder, summary, live)
         except OSError as error:
-            where = None if folder is None else folder.path
             result = Result(FAILED, f"{where} cannot be written ({reason(error)})")
             summary = run.summary() | {"status": result.status, "message": result.message}
     return Ended(result, summary, live, unexpected)
@@ -209,8 +229,8 @@ def _silent(line: str) -> None:
 
 
 def _leave(live: Live) -> None:
-    """End this process from a thread, where the main one stands still in C."""
-    last = threading.Timer(_LAST_SECONDS, os._exit, (EXIT_CODES[INTERRUPTED],))
+    """Write checkpoint and summary from a thread, since the main one stands still in C, and end this process."""
+    last = threading.Timer(_EXIT_GRACE_SECONDS, os._exit, (EXIT_CODES[INTERRUPTED],))
     last.daemon = True
     last.start()
     try:
@@ -222,8 +242,9 @@ def _leave(live: Live) -> None:
         os._exit(EXIT_CODES[INTERRUPTED])
 
 
-def _advised(live: Live, result: Result) -> Result:
-    """Where memory was out after a checkpoint, what to type to go on from there."""
+def _with_memory_advice(live: Live, result: Result) -> Result:
+    """If a run ended without memory and has a checkpoint, add to its message how to resume with smaller
+    micro-batches."""
     folder = live.record.folder
     if live.facts["normalises_over_batch"]:
         return result  # such a model goes on with the same number of micro-batches only
@@ -237,16 +258,29 @@ def _advised(live: Live, result: Result) -> Result:
 def _open(
     run: Run,
     launch: Launch,
-    board: World | None,
-    hosts: Hosts | None,
     folder: RunFolder | None,
     context: ForkServerContext | None,
-    stop: StopRequest,
+    *,
+    board: World | None,
+    hosts: Hosts | None,
+    stop_request: StopRequest,
     quiet: bool,
     receivers: Sequence[Callable[[Record], None]],
     callbacks: Sequence[Callback],
     tracking: Tracking,
 ) -> Live:
+    """Prepare a run, up to its first step.
+
+    The order matters: first everything that may refuse the run, also on other hosts; then the folder is written, the
+    user is told, and the records of a run that is resumed are taken up. So a run that is refused changes no folder.
+
+    Args:
+        board: where the ranks that torchrun made meet; None if this process starts all others.
+        hosts: the other hosts of an asynchronous run; None if there are none.
+
+    Raises:
+        UsageError: if the run, its task or the folder to go on from must be changed.
+    """
     torch.set_num_threads(run.runtime.threads)
     tell: Callable[[str], None] = _silent if quiet else teller(folder)
     waits_for = run.task.before_preparing(run.cache)
@@ -263,7 +297,8 @@ def _open(
             "which dropout uses meanwhile; drop --prefetch"
         )
     if not is_built_in(task):
-        run = dataclasses.replace(run, moving=_check(run, processes=context is not None))
+        changing_buffers = _check_task(run, processes=context is not None)
+        run = dataclasses.replace(run, moving=changing_buffers)
     on_device = not run.runtime.has_server and not run.runtime.cuts_model
     flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
     run.check_optimizer(flat.layout)
@@ -273,9 +308,10 @@ def _open(
     if run.machine.compile:
         check_compiler(run.device)
     resume = None if folder is None else folder.resume
+    # Numbers of micro-batches, which are the parts of a batch: that of the run so far, and that from here on.
     before = (resume.checkpoint.totals if resume else {}).get("micro_batches", run.micro_batches)
     parts = max(before, run.micro_batches)
-    _check_parts(run, flat, before, parts)
+    _check_micro_batches(run, flat, before, parts)
     if run.machine.auto_batch and resume is None:
         parts = find_micro_batches(run, context or fork_server(None, *task.preload))
     run = run.with_parts(parts)
@@ -300,7 +336,7 @@ def _open(
         if resume is not None:
             _check_began_from(resume, began)
     if hosts is not None:
-        hosts.begin(begin_of(run, facts, resume), stop.check)
+        hosts.begin(begin_of(run, facts, resume), stop_request.check)
     if folder is not None and resume is None:
         folder.write_environment(environment)
     for line in lines:
@@ -313,17 +349,30 @@ def _open(
     record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers)
     record.totals.micro_batches = before
     if folder is not None and resume is not None:
-        _go_on(folder, environment, record, tell)
+        _take_up(folder, environment, record, tell)
     if parts != before:
         now = record.totals
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
     saver = None if folder is None else Saver(folder, policy, record, began, tell)
     shown_to = Callbacks(run, callbacks) if callbacks else None
-    return Live(run, flat, facts, record, context, stop, tell, saver, tracking, machine, shown_to, hosts)
+    return Live(
+        run=run,
+        flat=flat,
+        facts=facts,
+        record=record,
+        context=context,
+        stop_requested=stop_request,
+        tell=tell,
+        saver=saver,
+        tracking=tracking,
+        machine=machine,
+        callbacks=shown_to,
+        hosts=hosts,
+    )
 
 
 def _environment(run: Run, launch: Launch, hosts: Hosts | None) -> dict[str, Any]:
-    """What a run is made with; on several hosts also the hardware of every rank."""
+    """The programs and the hardware that a run is made with; on several hosts also the hardware of every rank."""
     here = hardware(run.device)
     described = describe_environment(run.runtime.threads, launch.num_workers)
     described |= {"device": run.device, "num_devices": run.num_devices, **here}
@@ -333,13 +382,19 @@ def _environment(run: Run, launch: Launch, hosts: Hosts | None) -> dict[str, Any
 
 
 def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
-    """The settings name a model and data by where they lie, and others may lie there now.
+    """Refuse to resume a run if its model or data have changed. The settings name the places in which they lie, and
+    other ones may lie there now.
+
+    Args:
+        now: what -> its hash now; see `asyncsgd.run.finish.began_from`.
 
     Raises:
-        UsageError: if the run did not begin from those of `now`.
+        UsageError: if one of the hashes differs from that in the checkpoint.
     """
     for what, here in now.items():
-        recorded = found.checkpoint.began_from.get(what, FIRST if what == SAMPLE_ORDER else here)
+        # Old checkpoints lack some: their order of samples was FIRST, and the others are not compared.
+        default = FIRST if what == SAMPLE_ORDER else here
+        recorded = found.checkpoint.began_from.get(what, default)
         if recorded != here:
             raise UsageError(
                 f"{found.folder} began with other {what} than there are now ({str(recorded)[:12]} -> "
@@ -347,8 +402,11 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
             )
 
 
-def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, tell: Callable[[str], None]) -> None:
-    """Take the folder up, say where the run goes on, and add up its records from there. Nothing is refused any more."""
+def _take_up(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, tell: Callable[[str], None]) -> None:
+    """Take up the folder of a run that is resumed, tell the user where it goes on, and load the totals of its records.
+
+    All checks must have passed, since this changes the folder.
+    """
     found: Found = folder.resume
     with held():
         folder.write_environment(environment)
@@ -362,9 +420,14 @@ def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, 
     record(Resumed(checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, checkpoint.name, discarded))
 
 
-def _check(run: Run, processes: bool) -> tuple[str, ...] | None:
-    """Look for mistakes of a user's own task; the buffers that its forward pass changes. Whole batches are looked at,
-    so where batches are cut into parts, a task that does not fit is not looked at any further: None.
+def _check_task(run: Run, processes: bool) -> tuple[str, ...] | None:
+    """Check a user's own task, and return the names of the buffers that its forward pass changes.
+
+    The check computes a whole batch. If that does not fit in memory and the run uses micro-batches, the task stays
+    unchecked: None.
+
+    Raises:
+        UsageError: for a mistake in the task.
     """
     device = device_of_worker(run.device, 0)
     try:
@@ -407,8 +470,9 @@ def _check_statistics(run: Run, flat: FlatModel) -> None:
         )
 
 
-def _check_parts(run: Run, flat: FlatModel, before: int, parts: int) -> None:
-    """Refuse other parts of a batch than a run began with where a layer sees the parts and not the batch.
+def _check_micro_batches(run: Run, flat: FlatModel, before: int, now: int) -> None:
+    """Refuse to resume with another number of micro-batches if the model has a layer that normalises over a
+    micro-batch, such as BatchNorm.
 
     Raises:
         UsageError: with what to type.
@@ -419,7 +483,7 @@ def _check_parts(run: Run, flat: FlatModel, before: int, parts: int) -> None:
     why = f"the module {layer!r} normalises over the parts of a batch, so their number is part of what is trained"
     if run.machine.auto_batch:
         raise UsageError(f"{why}; type --micro-batches K in place of --auto-batch")
-    if parts != before:
+    if now != before:
         raise UsageError(f"{why}; go on with --micro-batches {before}, or begin a new run")
 
 
