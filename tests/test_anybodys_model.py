@@ -25,6 +25,7 @@ from marks import slow
 from tasks import Plane
 from torch import nn
 from torch.nn import functional
+from torch_alone import train_alone
 
 STEPS = 10
 GIVEN = {"learning_rate": 0.1, "optimizer": SGD(), "evaluations": 1, "quiet": True}
@@ -103,21 +104,16 @@ class Kind(Plane):
 def plain(task, steps=STEPS):
     """Torch alone."""
     model = task.model(0)
-    data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for index in range(steps):
-        batch = data.batch(0, index)
-        optimizer.zero_grad()
-        task.loss(task.outputs(model, batch), batch).backward()
-        optimizer.step()
+    train_alone(task, model, optimizer, steps)
     return model
 
 
 def assert_plain(task, **given):
-    trained = train(task, samples=STEPS * task.batch_size, **GIVEN | given).model()
-    expected = plain(task)
-    for name, parameter in expected.named_parameters():
-        torch.testing.assert_close(trained.get_parameter(name), parameter, rtol=1e-5, atol=1e-6)
+    run = train(task, samples=STEPS * task.batch_size, **GIVEN | given)
+    trained = dict(run.model().named_parameters())
+    expected = dict(plain(task).named_parameters())
+    torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +161,14 @@ def test_a_loss_that_is_not_one_number_with_a_gradient_is_refused(loss, words):
         check(Own(), processes=False)
 
 
+def changed(data, change):
+    """The data, each of whose batches goes through a function."""
+    inner = data.batch
+    data.batch = lambda stream, index: change(inner(stream, index))
+    data.evaluation = {"main": [change(batch) for batch in data.evaluation["main"]]}
+    return data
+
+
 @dataclasses.dataclass(frozen=True)
 class Words(Plane):
     """The mean of a number per word, in a table with sparse gradients or with dense ones."""
@@ -183,16 +187,11 @@ class Words(Plane):
             return nn.ModuleDict({"table": layer, "out": nn.Linear(4, 1)})
 
     def data(self, seed):
-        data = super().data(seed)
-        inner = data.batch
-
-        def batch(stream, index):
-            x, y = inner(stream, index)
+        def numbered(batch):
+            x, y = batch
             return (10 * x).long() % 30, y
 
-        data.batch = batch
-        data.evaluation = {"main": [((10 * x).long() % 30, y) for x, y in data.evaluation["main"]]}
-        return data
+        return changed(super().data(seed), numbered)
 
     def outputs(self, model, batch):
         if self.how == "bag":
@@ -219,8 +218,9 @@ def test_sparse_gradients_are_the_dense_ones(how, given):
     """To rounding: rows that a batch has more than once are added up in another order."""
     sparse = train(Words(sparse=True, how=how), samples=96, **GIVEN | given)
     dense = train(Words(sparse=False, how=how), samples=96, **GIVEN | given)
-    for one, other in zip(sparse.model().parameters(), dense.model().parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    found = dict(sparse.model().named_parameters())
+    expected = dict(dense.model().named_parameters())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_sparse_gradient_that_no_layer_announces_is_refused_where_processes_exchange_it():
@@ -238,11 +238,10 @@ class Single(Plane):
         return super().model(seed).float()
 
     def data(self, seed):
-        data = super().data(seed)
-        inner = data.batch
-        data.batch = lambda stream, index: tuple(tensor.float() for tensor in inner(stream, index))
-        data.evaluation = {"main": [tuple(tensor.float() for tensor in batch) for batch in data.evaluation["main"]]}
-        return data
+        def in_float32(batch):
+            return tuple(tensor.float() for tensor in batch)
+
+        return changed(super().data(seed), in_float32)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +281,10 @@ class Noisy(Plane):
 def test_noise_in_outputs_trains_and_evaluations_draw_from_a_seed_of_set_and_batch(kind):
     task = Noisy(kind=kind)
     assert "draws random numbers in evaluation mode" in check(task, processes=False).notes[0]
-    runs = []
+    losses = []
     for runtime in (InProcess(1), Virtual(1)):
-        runs.append(train(task, samples=80, runtime=runtime, **GIVEN))
-    losses = [[evaluation.loss for evaluation in run.evaluations] for run in runs]
+        run = train(task, samples=80, runtime=runtime, **GIVEN)
+        losses.append([evaluation.loss for evaluation in run.evaluations])
     assert losses[0] == losses[1]
     still = train(task, samples=80, **GIVEN | {"evaluations": 5})
     assert still.evaluations[0].loss == losses[0][0]
@@ -300,9 +299,6 @@ class Named(Plane):
     kind: str = "list"
 
     def data(self, seed):
-        data = super().data(seed)
-        inner = data.batch
-
         def with_words(batch):
             words = ["up" if y > 0 else "down" for y in batch[1][:, 0]]
             if self.kind == "array":
@@ -315,9 +311,7 @@ class Named(Plane):
                 words = ["up", "down"]
             return {"x": batch[0], "words": words}
 
-        data.batch = lambda stream, index: with_words(inner(stream, index))
-        data.evaluation = {"main": [with_words(batch) for batch in data.evaluation["main"]]}
-        return data
+        return changed(super().data(seed), with_words)
 
     def outputs(self, model, batch):
         return model(batch["x"])
@@ -331,7 +325,8 @@ class Named(Plane):
             return outputs.square().mean()
         if self.kind == "records":
             words = [record["word"] for record in words]
-        return (outputs - torch.tensor([[float(word == "up")] for word in words])).square().mean()
+        targets = torch.tensor([[float(word == "up")] for word in words])
+        return functional.mse_loss(outputs, targets)
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "array", "records"])

@@ -26,6 +26,7 @@ from doors import (
     seeded,
 )
 from torch import nn
+from torch_alone import groups_of
 
 BATCHES = 12
 ROWS = 4
@@ -107,7 +108,7 @@ class Freezes(Task):
 
 
 def vector_of(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def plain(task, make, *, models=1, accumulate=1, parts=1, clip=0.0):
@@ -118,22 +119,22 @@ def plain(task, make, *, models=1, accumulate=1, parts=1, clip=0.0):
     data = task.data(0)
     optimizers = []
     for model in replicas:
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
-        optimizers.append(make(groups, lr=RATE))
-    batches = iter(range(BATCHES))
+        optimizers.append(make(groups_of(model, DECAY), lr=RATE))
+    indices = iter(range(BATCHES))
     for _ in range(BATCHES // models // accumulate):
         for model, optimizer in zip(replicas, optimizers, strict=True):
             optimizer.zero_grad()
-            for batch in [data.batch(0, next(batches)) for _ in range(accumulate)]:
+            for _ in range(accumulate):
+                batch = data.batch(0, next(indices))
                 for x, y in zip(batch["x"].chunk(parts), batch["y"].chunk(parts), strict=True):
-                    loss = task.loss(task.outputs(model, {"x": x}), {"y": y})
-                    (loss / models / accumulate / parts).backward()
+                    outputs = task.outputs(model, {"x": x})
+                    loss = task.loss(outputs, {"y": y}) / models / accumulate / parts
+                    loss.backward()
         for same in zip(*(model.parameters() for model in replicas), strict=True):
             gradients = [parameter.grad for parameter in same if parameter.grad is not None]
-            for parameter in same if gradients else ():
-                parameter.grad = sum(gradients).clone()
+            if gradients:
+                for parameter in same:
+                    parameter.grad = sum(gradients).clone()
         for model, optimizer in zip(replicas, optimizers, strict=True):
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -146,12 +147,11 @@ def trained(task, runtime, **more):
     return asyncsgd.train(task, runtime=runtime, **(defaults | {"samples": BATCHES * ROWS} | more))
 
 
-def agrees(run, expected):
+def assert_agrees(run, expected):
     torch.testing.assert_close(vector_of(run.model()), expected, rtol=1e-5, atol=1e-6)
-    return True
 
 
-SGD_WITH_MOMENTUM = SGD(momentum=0.9), partial(torch.optim.SGD, momentum=0.9)
+SGD_WITH_MOMENTUM = (SGD(momentum=0.9), partial(torch.optim.SGD, momentum=0.9))
 ADAMW = (AdamW(), torch.optim.AdamW)
 ADAGRAD = (torch.optim.Adagrad, torch.optim.Adagrad)
 
@@ -161,7 +161,9 @@ ADAGRAD = (torch.optim.Adagrad, torch.optim.Adagrad)
 @pytest.mark.parametrize(("ours", "theirs"), [ADAMW, SGD_WITH_MOMENTUM, ADAGRAD], ids=["AdamW", "momentum", "Adagrad"])
 def test_what_is_frozen_in_one_process_is_not_stepped_and_goes_on_after_a_thaw(ours, theirs, plan, late):
     task = Freezes(plan=plan, late=late)
-    assert agrees(trained(task, InProcess(), optimizer=ours), plain(task, theirs))
+    run = trained(task, InProcess(), optimizer=ours)
+    expected = plain(task, theirs)
+    assert_agrees(run, expected)
 
 
 @pytest.mark.parametrize(("accumulate", "parts"), [(3, 1), (1, 2), (2, 2)])
@@ -169,21 +171,25 @@ def test_an_update_leaves_out_what_was_frozen_in_all_its_forward_passes(accumula
     task = Freezes()
     folder = tmp_path / "run"
     run = trained(task, InProcess(accumulate=accumulate), micro_batches=parts, clip_norm=0.3, folder=folder)
-    assert agrees(run, plain(task, torch.optim.AdamW, accumulate=accumulate, parts=parts, clip=0.3))
+    expected = plain(task, torch.optim.AdamW, accumulate=accumulate, parts=parts, clip=0.3)
+    assert_agrees(run, expected)
     assert asyncsgd.replay(folder, task).identical
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("runtime", [Virtual(1), Processes(1)], ids=["virtual clock", "process"])
 def test_one_asynchronous_worker_freezes_as_plain_torch_does(runtime):
-    assert agrees(trained(Freezes(), runtime, rule=Asynchronous()), plain(Freezes(), torch.optim.AdamW))
+    run = trained(Freezes(), runtime, rule=Asynchronous())
+    expected = plain(Freezes(), torch.optim.AdamW)
+    assert_agrees(run, expected)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ranks_in_step_freeze_as_a_model_each_and_the_mean_of_their_gradients_do(parts):
     run = trained(Freezes(), AllReduce(2), micro_batches=parts)
-    assert agrees(run, plain(Freezes(), torch.optim.AdamW, models=2, parts=parts))
+    expected = plain(Freezes(), torch.optim.AdamW, models=2, parts=parts)
+    assert_agrees(run, expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,9 +225,8 @@ def test_ranks_that_freeze_different_parameters_for_one_update_end_the_run_and_n
     ids=["asynchronous", "synchronous", "peers", "local steps", "a momentum of the rule", "processes", "Hogwild"],
 )
 def test_who_cannot_follow_a_freeze_ends_the_run_and_names_the_parameter(runtime, rule, more, tmp_path):
-    with pytest.raises(
-        asyncsgd.RunError, match=r"the parameter 'first\.weight' was frozen \(requires_grad\) in the mid"
-    ):
+    words = r"the parameter 'first\.weight' was frozen \(requires_grad\) in the mid"
+    with pytest.raises(asyncsgd.RunError, match=words):
         trained(Freezes(), runtime, rule=rule, folder=tmp_path / "run", checkpoint_every=ROWS, **more)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
@@ -234,7 +239,8 @@ def test_a_run_that_goes_on_after_a_freeze_is_the_run_that_was_never_stopped(run
     if isinstance(runtime, Virtual):
         rule = FixedDelay(delay=2)
     whole = trained(task, runtime, rule=rule)
-    folder, every = tmp_path / "run", 5 * ROWS  # where batches are accumulated, in the middle of an update
+    folder = tmp_path / "run"
+    every = 5 * ROWS  # where batches are accumulated, in the middle of an update
     trained(task, runtime, rule=rule, folder=folder, samples=8 * ROWS, checkpoint_every=every)
     for path in (folder / "checkpoints").glob("*"):
         if int(path.stem) != every:

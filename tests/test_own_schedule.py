@@ -22,6 +22,7 @@ from doors import (
 )
 from marks import slow
 from tasks import Plane
+from torch_alone import train_alone
 
 SAMPLES = 160
 RATE = 0.02
@@ -52,16 +53,10 @@ def plain_loop():
     """Torch alone. The rate of a step counts its own samples as arrived."""
     task = Plane()
     model = task.model(0)
-    data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     number = SAMPLES // task.batch_size
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: restart((step + 1) / number))
-    for index in range(number):
-        batch = data.batch(0, index)
-        optimizer.zero_grad()
-        task.loss(task.outputs(model, batch), batch).backward()
-        optimizer.step()
-        schedule.step()
+    train_alone(task, model, optimizer, number, schedule)
     return model
 
 

@@ -169,21 +169,30 @@ def state(model):
     return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
-def plain_loop(kind, parts=1):
-    """Steps of torch.optim.SGD on the model itself, each on the mean gradient of the batch's parts."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    task = Normed(kind)
-    model = task.model(0)
+def trained_state(kind, **given):
+    run = trained(kind, **given)
+    return state(run.model())
+
+
+def take_steps(task, model, indices, parts=1):
+    """Steps of torch.optim.SGD on the model itself, each on the mean gradient of its batch's parts."""
     data = task.data(0)
     optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
-    for index in range(STEPS):
+    for index in indices:
         optimizer.zero_grad()
         x, y = data.batch(0, index)
         for part in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            (task.loss(task.outputs(model, part), part) / parts).backward()
+            outputs = task.outputs(model, part)
+            loss = task.loss(outputs, part) / parts
+            loss.backward()
         optimizer.step()
-    torch.set_num_threads(threads)
+
+
+def plain_loop(kind, parts=1):
+    """The model after `STEPS` steps."""
+    task = Normed(kind)
+    model = task.model(0)
+    take_steps(task, model, range(STEPS), parts)
     return model
 
 
@@ -194,21 +203,23 @@ WITH_STATISTICS = ["BatchNorm1d", "BatchNorm2d", "mean of all", "InstanceNorm2d"
 def test_one_process_and_one_asynchronous_worker_are_the_plain_loop_bit_for_bit(kind):
     expected = state(plain_loop(kind))
     for runtime in (InProcess(), Virtual(1)):
-        assert state(trained(kind, runtime=runtime).model()) == expected
+        assert trained_state(kind, runtime=runtime) == expected
 
 
 def test_parts_of_a_batch_move_the_statistics_once_each():
     expected = state(plain_loop("BatchNorm1d", parts=2))
-    assert state(trained("BatchNorm1d", micro_batches=2).model()) == expected
+    assert trained_state("BatchNorm1d", micro_batches=2) == expected
     assert expected["1.num_batches_tracked"] == 2 * STEPS
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_second_pass_of_checkpointed_activations_moves_no_statistics(parts):
-    once = trained("again", micro_batches=parts).model().layers[1]
-    unchecked = plain_loop("BatchNorm1d", parts=parts)[1]  # the same layers but for the activation
-    assert int(once.num_batches_tracked) == int(unchecked.num_batches_tracked) == parts * STEPS
-    assert int(plain_loop("again").layers[1].num_batches_tracked) == 2 * STEPS  # as torch itself does
+    model = trained("again", micro_batches=parts).model()
+    without_checkpoints = plain_loop("BatchNorm1d", parts=parts)  # the same layers but for the activation
+    by_torch_itself = plain_loop("again")
+    assert int(without_checkpoints[1].num_batches_tracked) == parts * STEPS
+    assert int(model.layers[1].num_batches_tracked) == parts * STEPS
+    assert int(by_torch_itself.layers[1].num_batches_tracked) == 2 * STEPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,15 +242,17 @@ def test_a_batch_that_float16_computes_again_moves_the_statistics_once():
     assert scales[0] < 2.0**16
     norm = run.model()[1]
     assert int(norm.num_batches_tracked) == 2
-    expected = trained("BatchNorm1d", precision="bf16", samples=2 * BATCH, learning_rate=1e-6).model()[1]
-    torch.testing.assert_close(norm.running_mean, expected.running_mean, rtol=0.05, atol=0.01)
+    without_scale = trained("BatchNorm1d", precision="bf16", samples=2 * BATCH, learning_rate=1e-6)
+    expected = without_scale.model()[1].running_mean
+    torch.testing.assert_close(norm.running_mean, expected, rtol=0.05, atol=0.01)
 
 
 def test_what_a_compile_computes_first_moves_no_statistics(monkeypatch):
     """A compiler that changes nothing, since the usual one takes a minute."""
     monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
-    compiled = trained("BatchNorm1d", compile=True, samples=3 * BATCH)
-    assert state(compiled.model()) == state(trained("BatchNorm1d", samples=3 * BATCH).model())
+    compiled = trained_state("BatchNorm1d", compile=True, samples=3 * BATCH)
+    expected = trained_state("BatchNorm1d", samples=3 * BATCH)
+    assert compiled == expected
 
 
 @pytest.mark.parametrize("kind", ["BatchNorm1d", pytest.param("own", marks=pytest.mark.slow)])
@@ -264,14 +277,16 @@ def test_two_ranks_are_data_parallel_by_hand():
         other = copy.deepcopy(model)
         for rank, replica in enumerate((model, other)):
             batch = data.batch(0, 2 * step + rank)
-            (task.loss(task.outputs(replica, batch), batch) / 2).backward()
+            outputs = task.outputs(replica, batch)
+            loss = task.loss(outputs, batch) / 2
+            loss.backward()
         for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
             parameter.grad += theirs.grad
         optimizer.step()
-    found = trained("BatchNorm1d", runtime=AllReduce(2)).model().state_dict()
-    expected_state = model.state_dict()
-    for name, expected in expected_state.items():
-        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+    run = trained("BatchNorm1d", runtime=AllReduce(2))
+    found = run.model().state_dict()
+    expected = model.state_dict()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +307,8 @@ def test_under_delay_the_servers_are_the_moving_average_of_the_batches_own_stati
         var = torch.ones(8, dtype=torch.float64)
         with torch.no_grad():
             for index in range(6):
-                hidden = layer(data.batch(0, index)[0]).double()
+                x, _ = data.batch(0, index)
+                hidden = layer(x).double()
                 m = momentum or 1 / (index + 1)
                 mean = (1 - m) * mean + m * hidden.mean(0)
                 var = (1 - m) * var + m * hidden.var(0)
@@ -303,30 +319,23 @@ def test_under_delay_the_servers_are_the_moving_average_of_the_batches_own_stati
 
 def plain_rounds(kind, length):
     """`plain_loop`, but that a round of so many steps ends where a server comes by its displacement: x - (x - y)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     task = Normed(kind)
     model = task.model(0)
-    data = task.data(0)
-    optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
     for first in range(0, STEPS, length):
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        for index in range(first, first + length):
-            optimizer.zero_grad()
-            batch = data.batch(0, index)
-            task.loss(task.outputs(model, batch), batch).backward()
-            optimizer.step()
+        before = copy.deepcopy(model)
+        take_steps(task, model, range(first, first + length))
         with torch.no_grad():
-            for parameter, start in zip(model.parameters(), before, strict=True):
-                parameter.copy_(start - (start - parameter))
-    torch.set_num_threads(threads)
+            for parameter, start in zip(model.parameters(), before.parameters(), strict=True):
+                displacement = start - parameter
+                parameter.copy_(start - displacement)
     return model
 
 
 @pytest.mark.parametrize("kind", WITH_STATISTICS)
 def test_one_workers_local_steps_are_the_plain_loop_bit_for_bit(kind):
-    found = trained(kind, runtime=Virtual(1), rule=LocalSGD(num_local_steps=4)).model()
-    assert state(found) == state(plain_rounds(kind, 4))
+    found = trained_state(kind, runtime=Virtual(1), rule=LocalSGD(num_local_steps=4))
+    expected = state(plain_rounds(kind, 4))
+    assert found == expected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,24 +353,20 @@ def test_a_round_of_local_steps_ends_at_the_weighted_mean_of_the_workers_statist
     data = task.data(0)
     models = []
     weights = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for indices in ((0, 1), (2, 3)):
         model = task.model(0)
-        optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
-        batches = [data.batch(0, index) for index in indices]
-        for batch in batches:
-            optimizer.zero_grad()
-            task.loss(task.outputs(model, batch), batch).backward()
-            optimizer.step()
+        take_steps(task, model, indices)
         models.append(dict(model.named_buffers()))
-        weights.append(sum(task.weight(batch) for batch in batches))
-    torch.set_num_threads(threads)
+        weight = 0.0
+        for index in indices:
+            weight += task.weight(data.batch(0, index))
+        weights.append(weight)
     assert weights[0] != weights[1]
     for runtime in (Virtual(2), Processes(2)):
         run = asyncsgd.train(task, samples=4 * BATCH, runtime=runtime, rule=rule, **STEP)
         for name, found in run.model().named_buffers():
-            first, second = (buffers[name].double() for buffers in models)
+            first = models[0][name].double()
+            second = models[1][name].double()
             if not found.is_floating_point():
                 assert int(found) == int(first) + int(second)
             elif name == "average":
@@ -375,11 +380,13 @@ def batches_own(kind="BatchNorm1d"):
     """The mean and the variance that each batch has at the initial parameters, `(2, 8)`."""
     layer = Normed(kind).model(0)[0]
     data = Normed(kind).data(0)
+    statistics = []
     with torch.no_grad():
-        hidden = []
         for index in range(12):
-            hidden.append(layer(data.batch(0, index)[0]).double())
-    return [torch.stack([each.mean(0), each.var(0)]) for each in hidden]
+            x, _ = data.batch(0, index)
+            hidden = layer(x).double()
+            statistics.append(torch.stack([hidden.mean(0), hidden.var(0)]))
+    return statistics
 
 
 def initial_statistics():
@@ -408,9 +415,10 @@ def of_ad_psgd():
     models = [initial_statistics() for _ in range(3)]
     for index in range(12):
         i = index % 3
-        j = partner(index % 3, index // 3)
-        models[i] = models[j] = (models[i] + models[j]) / 2
-        models[i] = 0.9 * models[i] + 0.1 * own[index]
+        j = partner(i, index // 3)
+        mean = (models[i] + models[j]) / 2
+        models[j] = mean
+        models[i] = 0.9 * mean + 0.1 * own[index]
     return sum(models) / 3
 
 
@@ -421,15 +429,24 @@ def of_sgp(delay):
     w = [1.0] * 3
     inbox = {}
     for k in range(4):
+        distance = 2 ** (k % 2)
         for i in range(3):
-            x[i] = w[i] * (0.9 * x[i] / w[i] + 0.1 * own[3 * k + i])
+            unbiased = x[i] / w[i]
+            x[i] = w[i] * (0.9 * unbiased + 0.1 * own[3 * k + i])
         for i in range(3):
-            x[i], w[i] = x[i] / 2, w[i] / 2
-            inbox[k + delay, (i + 2 ** (k % 2)) % 3] = x[i], w[i]
+            x[i] = x[i] / 2
+            w[i] = w[i] / 2
+            neighbour = (i + distance) % 3
+            inbox[k + delay, neighbour] = (x[i], w[i])
         for i in range(3):
-            received, weight = inbox.pop((k, i), (torch.zeros(2, 8), 0.0))
-            x[i], w[i] = x[i] + received, w[i] + weight
-    return (sum(x) + sum(received for received, _ in inbox.values())) / 3
+            if (k, i) in inbox:
+                received, weight = inbox.pop((k, i))
+                x[i] = x[i] + received
+                w[i] = w[i] + weight
+    total = sum(x)
+    for underway, _ in inbox.values():
+        total = total + underway
+    return total / 3
 
 
 def of_streaming(overlap, mix):
@@ -438,7 +455,8 @@ def of_streaming(overlap, mix):
     models = [initial_statistics() for _ in range(3)]
     for step in range(1, 5):
         for i in range(3):
-            models[i] = 0.9 * models[i] + 0.1 * own[3 * (step - 1) + i]
+            index = 3 * (step - 1) + i
+            models[i] = 0.9 * models[i] + 0.1 * own[index]
         if step in (2, 4):
             sent = sum(models) / 3
         if step > overlap and (step - overlap) in (2, 4):
@@ -461,7 +479,8 @@ def of_streaming(overlap, mix):
 def test_statistics_of_models_that_are_averaged_are_averaged_with_them(rule, num_workers, expected):
     """At rate 1e-30 a batch's own statistics are those of plain passes at the initial parameters."""
     runtime = Virtual(num_workers, speeds=Constant(1.0))
-    norm = trained("BatchNorm1d", runtime=runtime, rule=rule, learning_rate=1e-30, samples=12 * BATCH).model()[1]
+    run = trained("BatchNorm1d", runtime=runtime, rule=rule, learning_rate=1e-30, samples=12 * BATCH)
+    norm = run.model()[1]
     assert int(norm.num_batches_tracked) == 12
     found = torch.stack([norm.running_mean, norm.running_var]).double()
     torch.testing.assert_close(found, expected(), rtol=1e-5, atol=1e-5)
@@ -470,7 +489,9 @@ def test_statistics_of_models_that_are_averaged_are_averaged_with_them(rule, num
 @pytest.mark.parametrize("rule", [ADPSGD(), SGP(), StreamingDiLoCo(num_local_steps=30, fragments=1)], ids=str)
 @pytest.mark.parametrize("kind", ["BatchNorm1d", "mean of all", "own"])
 def test_one_peer_is_the_plain_loop_bit_for_bit(kind, rule):
-    assert state(trained(kind, runtime=Virtual(1), rule=rule).model()) == state(plain_loop(kind))
+    found = trained_state(kind, runtime=Virtual(1), rule=rule)
+    expected = state(plain_loop(kind))
+    assert found == expected
 
 
 LOCAL_STEPS = [
@@ -535,13 +556,7 @@ def test_a_replay_ends_at_the_runs_statistics_and_its_model_is_saved_with_them(r
     loaded = asyncsgd.load_run(tmp_path / "run", Normed)
     for best in (False, True):
         assert state(loaded.model(best=best)) == state(run.model(best=best))
-    task = Normed("own")
-    data = Normed("own").data(0)
-    with torch.no_grad():
-        losses = []
-        for batch in data.evaluation["main"]:
-            losses.append(float(task.loss(task.outputs(loaded.model(), batch), batch)) * len(batch[1]))
-    assert sum(losses) / 40 == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
+    assert loss_of("own", loaded.model()) == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("runtime", [Virtual(3), pytest.param(Processes(2), marks=pytest.mark.slow)], ids=repr)
@@ -616,67 +631,72 @@ EVALUATED_AGAIN = ["BatchNorm1d", "BatchNorm2d", "mean of all", "InstanceNorm2d"
 def loss_of(kind, model):
     """The loss on the evaluation set, batch by batch."""
     task = Normed(kind)
+    total = 0.0
     with torch.no_grad():
-        losses = []
         for batch in task.data(0).evaluation["main"]:
-            losses.append(float(task.loss(task.outputs(model, batch), batch)) * len(batch[1]))
-    return sum(losses) / 40
+            outputs = task.outputs(model, batch)
+            mean = task.loss(outputs, batch)
+            total += float(mean) * len(batch[1])
+    return total / 40
 
 
 @pytest.mark.parametrize("kind", ["BatchNorm1d", "BatchNorm2d", "mean of all"])
 def test_reestimated_statistics_are_those_of_torchs_update_bn_bit_for_bit(kind):
-    found = trained(kind, **AGAIN).model()
+    found = trained_state(kind, **AGAIN)
     expected = plain_loop(kind)
     data = Normed(kind).data(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.optim.swa_utils.update_bn([data.batch(0, index)[0] for index in range(5)], expected)
-    torch.set_num_threads(threads)
-    assert state(found) == state(expected)
+    inputs = [data.batch(0, index)[0] for index in range(5)]
+    torch.optim.swa_utils.update_bn(inputs, expected)
+    assert found == state(expected)
 
 
 def test_reestimated_statistics_of_instance_norm_are_the_mean_over_the_batches():
     model = trained("InstanceNorm2d", **AGAIN).model()
     data = Normed("InstanceNorm2d").data(0)
+    before_norm = model[:2]
+    norm = model[2]
+    means = []
+    variances = []
     with torch.no_grad():
-        hidden = []
         for index in range(5):
-            hidden.append(model[:2](data.batch(0, index)[0]).double().flatten(2))
-    expected_mean = torch.stack([each.mean((0, 2)) for each in hidden]).mean(0)
-    expected_var = torch.stack([each.var(2).mean(0) for each in hidden]).mean(0)
-    torch.testing.assert_close(model[2].running_mean.double(), expected_mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(model[2].running_var.double(), expected_var, rtol=1e-5, atol=1e-6)
+            x, _ = data.batch(0, index)
+            hidden = before_norm(x).double().flatten(2)
+            means.append(hidden.mean((0, 2)))
+            variances.append(hidden.var(2).mean(0))
+    expected_mean = torch.stack(means).mean(0)
+    expected_var = torch.stack(variances).mean(0)
+    torch.testing.assert_close(norm.running_mean.double(), expected_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm.running_var.double(), expected_var, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", EVALUATED_AGAIN)
 def test_what_is_evaluated_changes_no_bit_of_the_training_and_its_loss_is_that_of_the_model(kind, tmp_path):
     """Parameters, running statistics and arrivals are those of a run that evaluates its running statistics."""
-    arrivals = {}
-    runs = {}
+    arrivals = []
+    runs = []
     for name, given in (("running", {}), ("reestimated", AGAIN)):
-        events = arrivals[name] = []
         folder = tmp_path / name
-        runs[name] = trained(
-            kind, runtime=Virtual(2), folder=folder, keep_best=True, report=events.append, evaluations=4, **given
-        )
+        run = trained(kind, runtime=Virtual(2), folder=folder, keep_best=True, evaluations=4, **given)
+        runs.append(run)
+        arrivals.append(Finished(folder).records("arrival"))
         assert asyncsgd.replay(folder, Normed).identical
+    running, reestimated = runs
     for key in ("parameters_sha256", "statistics_sha256"):
-        assert runs["running"].summary[key] == runs["reestimated"].summary[key]
-    running, reestimated = (
-        [record for record in events if type(record).__name__ == "Event"] for events in arrivals.values()
-    )
-    assert running == reestimated
-    run = runs["reestimated"]
-    assert run.summary["final_eval_loss"] != runs["running"].summary["final_eval_loss"]
+        assert running.summary[key] == reestimated.summary[key]
+    assert arrivals[0] == arrivals[1]
+    final_loss = reestimated.summary["final_eval_loss"]
+    best_loss = reestimated.summary["best"]["eval_loss"]
+    assert final_loss != running.summary["final_eval_loss"]
     loaded = asyncsgd.load_run(tmp_path / "reestimated", Normed)
-    for best, recorded in ((False, run.summary["final_eval_loss"]), (True, run.summary["best"]["eval_loss"])):
-        assert state(loaded.model(best=best)) == state(run.model(best=best))
-        assert loss_of(kind, loaded.model(best=best)) == pytest.approx(recorded, rel=1e-6)
+    for best, recorded in ((False, final_loss), (True, best_loss)):
+        model = loaded.model(best=best)
+        assert state(model) == state(reestimated.model(best=best))
+        assert loss_of(kind, model) == pytest.approx(recorded, rel=1e-6)
 
 
 def test_only_normalisation_layers_are_estimated_again():
-    running = state(trained("skips", runtime=Virtual(2)).model())
-    reestimated = state(trained("skips", runtime=Virtual(2), **AGAIN).model())
+    running = trained_state("skips", runtime=Virtual(2))
+    reestimated = trained_state("skips", runtime=Virtual(2), **AGAIN)
     different = {name for name in running if running[name] != reestimated[name]}
     assert different == {f"layers.2.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
 
@@ -695,11 +715,14 @@ def test_only_normalisation_layers_are_estimated_again():
 )
 def test_every_process_that_evaluates_has_the_same_reestimated_statistics(runtime):
     """Dropout is drawn from the seed and the batch, whoever computes it."""
-    alone = trained("skips", samples=0, **AGAIN)
-    assert state(trained("skips", samples=0, runtime=runtime, **AGAIN).model()) == state(alone.model())
+    alone = trained_state("skips", samples=0, **AGAIN)
+    together = trained_state("skips", samples=0, runtime=runtime, **AGAIN)
+    assert together == alone
     run = trained("skips", runtime=runtime, keep_best=True, **AGAIN)
-    assert loss_of("skips", run.model()) == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
-    assert loss_of("skips", run.model(best=True)) == pytest.approx(run.summary["best"]["eval_loss"], rel=1e-6)
+    final_loss = loss_of("skips", run.model())
+    best_loss = loss_of("skips", run.model(best=True))
+    assert final_loss == pytest.approx(run.summary["final_eval_loss"], rel=1e-6)
+    assert best_loss == pytest.approx(run.summary["best"]["eval_loss"], rel=1e-6)
 
 
 def test_a_model_that_was_stopped_between_two_evaluations_has_statistics_of_its_own():
@@ -710,7 +733,7 @@ def test_a_model_that_was_stopped_between_two_evaluations_has_statistics_of_its_
     stopped = trained("BatchNorm1d", report=stop, **AGAIN)
     assert stopped.status == "INTERRUPTED"
     assert stopped.summary["num_updates"] == 3
-    assert state(stopped.model()) == state(trained("BatchNorm1d", samples=3 * BATCH, **AGAIN).model())
+    assert state(stopped.model()) == trained_state("BatchNorm1d", samples=3 * BATCH, **AGAIN)
 
 
 @pytest.mark.parametrize(
@@ -733,9 +756,9 @@ def test_a_run_with_reestimated_statistics_goes_on_from_the_running_ones(runtime
 
 def test_statistics_are_estimated_from_whole_batches_whatever_their_parts_and_precision():
     given = {"samples": 0, **AGAIN}
-    expected = state(trained("BatchNorm1d", **given).model())
+    expected = trained_state("BatchNorm1d", **given)
     for other in ({"micro_batches": 2}, {"precision": "bf16"}):
-        assert state(trained("BatchNorm1d", **given, **other).model()) == expected
+        assert trained_state("BatchNorm1d", **given, **other) == expected
 
 
 @pytest.mark.parametrize(

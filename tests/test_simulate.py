@@ -9,6 +9,7 @@ import time
 import pytest
 from doors import ALL, PROBLEMS, ROOT, SPEEDS, Finished, asyncsgd, cli
 from marks import slow
+from refusals import assert_words
 
 
 def simulate(line, folder):
@@ -121,8 +122,7 @@ def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path)
     budget = "" if line in ("", "--samples 0") else "--samples 9 "
     ended = simulate(budget + line, tmp_path / "runs")
     assert ended.code == 2
-    for word in words.split():
-        assert word in ended.err
+    assert_words(ended.err, words)
     assert ended.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
@@ -137,8 +137,7 @@ def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path)
 def test_a_method_that_does_not_fit_its_workers_or_its_problem_says_what_to_type(line, words, tmp_path):
     ended = simulate(f"--samples 9 {line}", tmp_path)
     assert ended.code == 2
-    for word in words.split():
-        assert word in ended.err
+    assert_words(ended.err, words)
     assert only_run(tmp_path).summary["status"] == "FAILED"
 
 

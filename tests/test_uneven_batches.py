@@ -29,6 +29,7 @@ from doors import (
 )
 from marks import slow
 from torch import nn
+from torch_alone import groups_of
 
 BATCHES = 16
 
@@ -104,10 +105,7 @@ def plain(task, groups, *, rate=0.5, decay=0.1):
     """Plain torch: a step for each group of batches, along the gradient of its mean loss; none where nothing counts."""
     model = task.model(0)
     data = task.data(0)
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups_of_parameters = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups_of_parameters, lr=rate)
+    optimizer = torch.optim.AdamW(groups_of(model, decay), lr=rate)
     for group in groups:
         batches = [data.batch(0, index) for index in group]
         total = sum(task.weight(batch) for batch in batches)
@@ -116,8 +114,11 @@ def plain(task, groups, *, rate=0.5, decay=0.1):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         for batch in batches:
-            if task.weight(batch):
-                (task.loss(task.outputs(model, batch), batch) * task.weight(batch) / total).backward()
+            weight = task.weight(batch)
+            if weight:
+                outputs = task.outputs(model, batch)
+                loss = task.loss(outputs, batch) * weight / total
+                loss.backward()
         optimizer.step()
     with torch.no_grad():
         return torch.cat([parameter.flatten() for parameter in model.parameters()])

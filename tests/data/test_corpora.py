@@ -10,6 +10,7 @@ import datasets
 import pandas as pd
 import pytest
 from huggingface_hub import constants
+from refusals import refused
 
 from asyncsgd.data import files as tables
 from asyncsgd.data import pydocs
@@ -22,7 +23,15 @@ from asyncsgd.errors import UsageError
 from asyncsgd.tasks.tagged_rows import TAGGED
 
 LINES = [f"line number {number} of the first text" for number in range(200)]
-HELD_OUT = tuple(text for text in LINES if int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 16**16 < 0.05)
+
+
+def fraction(text):
+    """The first 64 bits of its hash, as a number between 0 and 1."""
+    digits = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return int(digits, 16) / 16**16
+
+
+HELD_OUT = tuple(text for text in LINES if fraction(text) < 0.05)
 TRAIN = [("good day", "yes"), ("bad day", "no"), ("fine day", "yes"), ("poor day", "no")]
 TEST = [("good night", "yes"), ("bad night", "no")]
 SENTENCES = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
@@ -35,7 +44,8 @@ TYPES = [".csv", ".jsonl", ".parquet"]
 
 
 def load(data, columns=TEXT, kind=None, **more):
-    return load_corpus(str(data), {name: f"--{name}-column" for name in columns}, kind or KINDS[columns], **more)
+    flags = {name: f"--{name}-column" for name in columns}
+    return load_corpus(str(data), flags, kind or KINDS[columns], **more)
 
 
 def lines(path, *texts):
@@ -50,7 +60,8 @@ def write(folder, name, rows, columns=LABELS):
     if name.endswith(".csv"):
         table.to_csv(folder / name, index=False)
     elif name.endswith(".jsonl"):
-        (folder / name).write_text("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows))
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        (folder / name).write_text("\n".join(map(json.dumps, records)))
     else:
         table.to_parquet(folder / name)
     return folder
@@ -68,18 +79,19 @@ def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_share(
 def test_the_fingerprint_changes_with_a_text_its_label_the_order_and_the_split_and_not_with_the_name(tmp_path):
     first = load(lines(tmp_path / "a.txt", *LINES))
     assert load(lines(tmp_path / "b.txt", *LINES)).fingerprint == first.fingerprint
-    others = [
-        load(lines(tmp_path / "c.txt", *LINES[:-1], "another")),
-        load(lines(tmp_path / "d.txt", *LINES[::-1])),
-        *(
-            load(lines(tmp_path / "e.txt", *LINES[n:]), eval_data=str(lines(tmp_path / "f.txt", *LINES[:n])))
-            for n in (8, 9)
-        ),
-    ]
+    another_text = load(lines(tmp_path / "c.txt", *LINES[:-1], "another"))
+    another_order = load(lines(tmp_path / "d.txt", *LINES[::-1]))
+    corpora = [first, another_text, another_order]
+    for number in (8, 9):
+        train = lines(tmp_path / "e.txt", *LINES[number:])
+        held_out = lines(tmp_path / "f.txt", *LINES[:number])
+        corpora.append(load(train, eval_data=str(held_out)))
     write(tmp_path / "labels", "test.csv", TEST)
-    for rows in (TRAIN, TRAIN[::-1], [("good day", "no"), *TRAIN[1:]]):
-        others.append(load(write(tmp_path / "labels", "train.csv", rows), LABELS))
-    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 8
+    another_label = [("good day", "no"), *TRAIN[1:]]
+    for rows in (TRAIN, TRAIN[::-1], another_label):
+        corpora.append(load(write(tmp_path / "labels", "train.csv", rows), LABELS))
+    fingerprints = {corpus.fingerprint for corpus in corpora}
+    assert len(fingerprints) == 8
 
 
 @pytest.mark.parametrize(
@@ -91,7 +103,8 @@ def test_the_fingerprint_changes_with_a_text_its_label_the_order_and_the_split_a
 )
 def test_a_text_file_holds_a_document_a_line_or_where_it_has_blank_lines_a_paragraph(tmp_path, content, texts):
     (tmp_path / "a.txt").write_bytes(content)
-    assert [text.strip() for _, (text,) in read_table(tmp_path / "a.txt", {})] == texts
+    rows = read_table(tmp_path / "a.txt", {})
+    assert [text.strip() for _, (text,) in rows] == texts
 
 
 def test_every_file_format_gives_the_same_documents_and_drops_empty_ones(tmp_path):
@@ -100,7 +113,8 @@ def test_every_file_format_gives_the_same_documents_and_drops_empty_ones(tmp_pat
     table.to_csv(tmp_path / "a.csv", index=False)
     table.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
     table.assign(body=[text or None for text in texts]).to_parquet(tmp_path / "a.parquet")
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(t for t in texts if t.strip()).encode()))
+    in_lines = "\n".join(text for text in texts if text.strip())
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(in_lines.encode()))
     # No encoder accepts half a surrogate pair.
     lines(tmp_path / "b.jsonl", r'{"body": "a \ud800 b"}')
     for name in ("a.csv", "a.jsonl", "a.parquet", "a.txt.gz"):
@@ -113,7 +127,8 @@ def test_a_folder_is_its_files_in_order_without_subfolders_and_hidden_files_and_
     for name in ("b/b.txt", "b/a.txt", "b/.hidden.txt", "b/README.md"):
         lines(tmp_path / name, name, "b1")
     (tmp_path / "b" / "sub").mkdir()
-    corpus = load(tmp_path / "b", eval_data=str(lines(tmp_path / "held_out.txt", "x", "b1")))
+    held_out = lines(tmp_path / "held_out.txt", "x", "b1")
+    corpus = load(tmp_path / "b", eval_data=str(held_out))
     assert corpus.name == "b"
     assert corpus.train.texts == ("b/a.txt", "b/b.txt")
     assert corpus.eval.texts == ("x", "b1")
@@ -135,8 +150,10 @@ def test_joined_sources_keep_their_order_and_no_text_of_either_evaluation_is_tra
     b = load(tmp_path / "b")
     both = load(f"{tmp_path / 'a.txt'}+{tmp_path / 'b'}")
     assert both.name == "a.txt+b"
-    assert both.eval.texts == a.eval.texts + b.eval.texts == (*HELD_OUT, "b held out", LINES[0], "b two")
-    assert both.train.texts == tuple(t for t in (*a.train.texts, *b.train.texts) if t not in both.eval.texts)
+    assert both.eval.texts == (*HELD_OUT, "b held out", LINES[0], "b two")
+    assert both.eval.texts == a.eval.texts + b.eval.texts
+    of_both = a.train.texts + b.train.texts
+    assert both.train.texts == tuple(text for text in of_both if text not in both.eval.texts)
     monkeypatch.chdir(tmp_path)
     lines(Path("a.txt+b.txt"), *LINES)
     assert joined_parts("a.txt+b.txt") == ["a.txt+b.txt"]
@@ -201,22 +218,19 @@ def test_the_names_that_the_datasets_library_left_are_found_in_parquet_files_and
         numbers.append((words, [names.index(tag) for tag in tags]))
     label = datasets.ClassLabel(names=names)
     text = datasets.Value("string")
-    for columns, rows, kinds in (
-        (LABELS, [("a", 1), ("b", 2)], (text, label)),
-        (TAGS, numbers, (datasets.List(text), datasets.List(label))),
-    ):
+    labelled = ([("a", 1), ("b", 2)], [("c", 1)], (text, label), "B-PER")
+    tagged = (numbers, [(["ran", "Li"], [1, 0])], (datasets.List(text), datasets.List(label)), '["B-PER", "O"]')
+    for columns, (train, test, kinds, first_label) in ((LABELS, labelled), (TAGS, tagged)):
         features = datasets.Features(dict(zip(columns, kinds, strict=True)))
         splits = {}
-        for side, of in (("train", rows), ("test", rows[:1])):
-            values = dict(zip(columns, map(list, zip(*of, strict=True)), strict=True))
-            if side == "test":
-                values[columns[0]] = ["c" if columns == LABELS else ["ran", "Li"]]
-            splits[side] = datasets.Dataset.from_dict(values, features=features)
+        for side, rows in (("train", train), ("test", test)):
+            records = [dict(zip(columns, row, strict=True)) for row in rows]
+            splits[side] = datasets.Dataset.from_list(records, features=features)
             splits[side].to_parquet(tmp_path / f"{side}.parquet")
         monkeypatch.setattr(tables, "hub_splits", lambda data, splits=splits: splits)
         for data in (load(tmp_path, columns), load("hub:named", columns)):
             assert data.labels == tuple(names)
-            assert data.train.labels[0] == ("B-PER" if columns == LABELS else '["B-PER", "O"]')
+            assert data.train.labels[0] == first_label
 
 
 def test_what_is_left_out_is_counted(tmp_path):
@@ -252,10 +266,8 @@ def test_what_is_left_out_is_counted(tmp_path):
 def test_labels_that_cannot_be_meant_are_refused(tmp_path, columns, train, test, words):
     for name, rows in (("train.jsonl", train), ("test.jsonl", test)):
         write(tmp_path, name, rows, columns)
-    with pytest.raises(UsageError) as error:
+    with refused(words):
         load(tmp_path, columns)
-    for word in words.split():
-        assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -277,10 +289,8 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, name, content, word
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path(name).write_bytes(content)
-    with pytest.raises(UsageError) as caught:
+    with refused(words):
         load(name)
-    for word in words.split():
-        assert word in str(caught.value)
 
 
 def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_evaluation(tmp_path, monkeypatch):
@@ -289,7 +299,7 @@ def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_e
     for split, texts in {"train": ["a", " b ", ""], "test": ["b", "t"]}.items():
         pd.DataFrame({"body": texts}).to_parquet(files[split])
     datasets.load_dataset("parquet", data_files=files, cache_dir=str(cache))
-    (made,) = (path for path in cache.glob("parquet/*/*/*") if path.is_dir())
+    (made,) = [path for path in cache.glob("parquet/*/*/*") if path.is_dir()]
     target = cache / "nobody___texts" / "default" / "0.0.0" / "hash"
     target.parent.mkdir(parents=True)
     made.rename(target)
@@ -302,7 +312,8 @@ def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_e
     assert corpus.train.texts == ("a",)
     assert corpus.eval.texts == ("b", "t")
     held_out = lines(tmp_path / "held_out.txt", "x")
-    assert load("hub:nobody/texts", ("body",), PLAIN, eval_data=str(held_out)).train.texts == ("a",)
+    corpus = load("hub:nobody/texts", ("body",), PLAIN, eval_data=str(held_out))
+    assert corpus.train.texts == ("a",)
 
 
 def prose(subject):
@@ -322,8 +333,9 @@ def test_documents_are_the_prose_of_docstrings_in_the_order_of_files_without_rep
         "two/latin.py": f"# coding: latin-1\n'''{prose('Größe')}'''",
     }
     for name, source in sources.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(source.encode("latin-1"))
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source.encode("latin-1"))
     folders = {name: tmp_path / name for name in ("one", "two")}
     documents = collect_docstrings(folders)
     subjects = ["built-ins", "sorting", "modules", "classes", "functions", "imports", "two", "Größe"]
@@ -344,7 +356,8 @@ def test_a_set_is_named_by_the_user_or_by_its_file_and_the_end_of_a_split_s_name
     assert [one.eval.texts[0] for one in corpus.evaluations] == ["dev_matched night", "dev_mismatched night"]
     write(tmp_path / "mnli", "dev.csv", TEST)
     assert load(tmp_path / "mnli", LABELS, split="dev,matched").split == "validation"
-    one, other = (str(tmp_path / "mnli" / f"{name}.csv") for name in ("dev_matched", "test_matched"))
+    one = str(tmp_path / "mnli" / "dev_matched.csv")
+    other = str(tmp_path / "mnli" / "test_matched.csv")
     corpus = load(tmp_path / "mnli" / "train.csv", LABELS, eval_data=(one, f"a b={other}"))
     assert [corpus.split, *(one.name for one in corpus.sets)] == ["dev_matched", "a b"]
     alone = load(tmp_path / "mnli" / "train.csv", LABELS, eval_data=one)
@@ -382,8 +395,9 @@ def test_what_is_wrong_with_a_set_is_said(sets, words, tmp_path):
     write(tmp_path, "train.csv", TRAIN)
     write(tmp_path, "none.csv", [("some day",)], TEXT)
     write(tmp_path, "new.csv", [("old day", "yes"), ("new day", "maybe")])
+    eval_data = tuple(one.format(tmp_path) for one in sets)
     with pytest.raises(UsageError, match=re.escape(words)):
-        load(tmp_path / "train.csv", LABELS, eval_data=tuple(one.format(tmp_path) for one in sets))
+        load(tmp_path / "train.csv", LABELS, eval_data=eval_data)
 
 
 def test_a_number_is_a_label_by_the_names_beside_its_own_file(tmp_path):

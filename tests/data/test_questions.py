@@ -10,9 +10,9 @@ import pytest
 from gallery import write_tables
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from asyncsgd.data.tokenizer import train_wordpiece
-from asyncsgd.errors import UsageError
 from asyncsgd.tasks.answers import at_threshold, best_spans, best_threshold, exact_match, f1
 from asyncsgd.tasks.questions import Question, load_questions
 from asyncsgd.tasks.windows import windows_of
@@ -86,7 +86,8 @@ def test_the_best_spans_are_those_of_trying_them_all(pieces, longest, number, da
     best = {}
     for begin, (start, end) in windows:
         for i in range(len(start)):
-            for j in range(i, min(i + longest, len(end))):
+            behind = min(i + longest, len(end))
+            for j in range(i, behind):
                 span = (begin + i, begin + j)
                 score = start[i] + end[j]
                 best[span] = max(best.get(span, -np.inf), score)
@@ -137,7 +138,8 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokeniz
         for row in rows:
             for span in windows.row("offsets", row):
                 covered.update(range(*span))
-        assert covered >= {index for index, character in enumerate(context) if not character.isspace()}
+        for index, character in enumerate(context):
+            assert index in covered or character.isspace()
         assert firsts == [stride * index for index in range(len(rows))]
     assert (windows.values["targets"][windows.values["question"] == 1] == 0).all()
     for row in np.flatnonzero(windows.values["question"] == 0):
@@ -184,23 +186,27 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     assert folder.questions == sides
     assert folder.fingerprint == data.fingerprint
     assert "3 training questions whose id was there before are left out" in folder.notes
-    joined = load_questions(f"{tmp_path / 'train.json'}+{tmp_path / 'dev.json'}", eval_data=str(tmp_path / "dev.json"))
+    train = tmp_path / "train.json"
+    dev = tmp_path / "dev.json"
+    joined = load_questions(f"{train}+{dev}", eval_data=str(dev))
     assert joined.name == "train.json+dev.json"
     assert joined.questions["train"] == sides["train"]
     assert joined.notes == ("1 training questions about contexts of the evaluation are left out",)
 
 
 def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_path):
-    thrice = {"context": "Bern is big . Bern is old . Bern", "answers": {"text": ["Bern"], "answer_start": [12]}}
-    nowhere = {"answers": {"text": ["Basel"], "answer_start": [8]}}
-    write_tables(tmp_path, train=[row(), row(id="2", **thrice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
+    of_another_place = {"text": ["Bern"], "answer_start": [12]}
+    thrice = row(id="2", context="Bern is big . Bern is old . Bern", answers=of_another_place)
+    nowhere = row(id="3", answers={"text": ["Basel"], "answer_start": [8]})
+    write_tables(tmp_path, train=[row(), thrice, nowhere], dev=[row(id="4", context="x")])
     data = load_questions(str(tmp_path))
     assert [question.start for question in data.questions["train"]] == [8, 14]
     assert data.notes[1:] == (
         "1 training answers do not stand at their answer_start; the nearest place is taken",
         "1 training questions whose answer stands nowhere in the context are left out",
     )
-    assert [question.id for question in load_questions(str(tmp_path), limits=(1, 0)).questions["train"]] == ["1"]
+    limited = load_questions(str(tmp_path), limits=(1, 0))
+    assert [question.id for question in limited.questions["train"]] == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +223,5 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
 def test_what_cannot_be_meant_is_refused(tmp_path, name, content, words):
     write_tables(tmp_path, dev=[row(id="2", context="x")])
     (tmp_path / name).write_text(content + "\n")
-    with pytest.raises(UsageError) as error:
+    with refused(words):
         load_questions(str(tmp_path))
-    for word in words.split():
-        assert word in str(error.value)

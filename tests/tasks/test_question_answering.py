@@ -9,6 +9,7 @@ import pytest
 import torch
 from gallery import shaken, write_tables
 from torch import Tensor
+from torch_alone import train_alone
 from transformers import AutoTokenizer
 
 import asyncsgd
@@ -153,14 +154,9 @@ def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
     write_tables(tmp_path / "data", train=rows(2000, 5, longest=12), dev=rows(100, 6, longest=12))
     task = prepared(data_name=str(tmp_path / "data"), dropout=0.0, batch_size=32)
     model = task.model(SEED)
-    data = task.data(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for index in range(100):
-        batch = data.batch(0, index)
-        optimizer.zero_grad()
-        task.loss(task.outputs(model, batch), batch).backward()
-        optimizer.step()
-    sums = evaluate_sets(task, model, data.evaluation, 0, 1, CPU)
+    train_alone(task, model, optimizer, 100, seed=SEED)
+    sums = evaluate_sets(task, model, task.data(SEED).evaluation, 0, 1, CPU)
     metrics = task.metrics(sums)
     details = task.details(sums)
     assert metrics["exact_match"] > 0.9
