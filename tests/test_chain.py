@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from doors import asyncsgd
+from doors import Finished, asyncsgd
+from gallery import write_tables
 
 import sweep as sweep_script
 from analysis.scores import by_seed
@@ -73,22 +74,15 @@ def test_the_seed_of_a_run_of_a_chain_is_a_function_of_block_stage_and_repetitio
         else:
             part = run.folder.partition("-f")[2]
         own = run.seed if run.finetune_seed is None else run.finetune_seed
-        seeds.setdefault((run.seed, plan.task(run), part), set()).add(own)
-    assert all(len(own) == 1 for own in seeds.values())
-    assert len(set.union(*seeds.values())) == len(seeds)
+        place = (run.seed, plan.task(run), part)
+        assert seeds.setdefault(place, own) == own
+    assert len(set(seeds.values())) == len(seeds)
 
 
 def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_of_today_are_a_case_of_it():
     assert make_plan(CHAIN).analysis.primary.endpoint == "accuracy"
-    arms = {"sync": SYNC, "async": ASYNC, "none": {}}
-    first = {
-        "name": "a",
-        "task": "masked_lm",
-        "data": "pydocs",
-        "samples": 64,
-        "arms": arms,
-        "conditions": {"nproc": 2},
-    }
+    first = {"name": "a", "task": "masked_lm", "data": "pydocs", "samples": 64}
+    first |= {"arms": {"sync": SYNC, "async": ASYNC, "none": {}}, "conditions": {"nproc": 2}}
     last = {"name": "b", "task": "classification", "data": "pydocs", "repetitions": 2}
     chain = make_plan({"name": "n", "stages": [first, last], "seeds": [3, 4], "base_model": {"samples": 64}})
     base = {"data": "pydocs", "samples": 64}
@@ -127,11 +121,14 @@ def test_what_is_wrong_in_a_chain_is_named_with_its_stage(change, words, tmp_pat
     change(config["stages"])
     with pytest.raises(UsageError, match=re.escape(words)):
         check(make_plan(config))
-    for unwanted in ({"algorithms": {}}, {"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}):
-        with pytest.raises(
-            UsageError, match=r"a config with stages has no algorithms|macro_f1, and a chain is compared"
-        ):
-            make_plan({**CHAIN, **unwanted})
+
+
+def test_a_chain_has_no_algorithms_and_is_compared_by_the_score_of_its_last_stage_alone():
+    with pytest.raises(UsageError, match="a config with stages has no algorithms"):
+        make_plan({**CHAIN, "algorithms": {}})
+    other = {"reference": "sync", "primary": {"endpoint": "macro_f1"}}
+    with pytest.raises(UsageError, match="macro_f1, and a chain is compared"):
+        make_plan({**CHAIN, "analysis": other})
 
 
 def test_a_study_whose_labels_leave_its_score_undefined_is_refused_when_it_is_planned(tmp_path):
@@ -147,6 +144,13 @@ def test_a_study_whose_labels_leave_its_score_undefined_is_refused_when_it_is_pl
     check(make_plan({**config, "finetune": {**target, "score": "mse"}, "analysis": by_error}))
 
 
+def write_summary(folder, loss, **metrics):
+    """What a study looks at of a run that is done."""
+    folder.mkdir(parents=True)
+    summary = {"status": "DONE", "final_eval_loss": loss, "metrics": metrics}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
 @pytest.mark.parametrize(("score", "best"), [("accuracy", 1), ("mse", 0)])
 def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_never_wins(score, best, tmp_path):
     config = copy.deepcopy(CHAIN)
@@ -158,9 +162,7 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
     plan = make_plan(config)
     for run in plan.of_stage("tuning"):
         value = [0.25, 0.75, None][run.trial]
-        summary = {"status": "DONE", "final_eval_loss": 3.0 - run.trial, "metrics": {score: value}}
-        (tmp_path / run.folder).mkdir(parents=True)
-        (tmp_path / run.folder / "summary.json").write_text(json.dumps(summary))
+        write_summary(tmp_path / run.folder, 3.0 - run.trial, **{score: value})
     sweep = Sweep(plan, "", tmp_path)
     sweep.choose()
     assert sweep.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
@@ -168,10 +170,11 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
 
 def ended(job, score, parent_of):
     """Write what a run leaves that is scored so, and check the run that it starts from."""
-    job.path.mkdir(parents=True)
-    summary = {"status": "DONE", "final_eval_loss": score, "metrics": {"accuracy": -score, "macro_f1": -score}}
-    (job.path / "summary.json").write_text(json.dumps(summary))
-    parent_of[job.folder] = str(Path(job.values["model"]).relative_to(job.out)) if "/" in job.values["model"] else None
+    write_summary(job.path, score, accuracy=-score, macro_f1=-score)
+    model = job.values["model"]
+    parent_of[job.folder] = None
+    if "/" in model:
+        parent_of[job.folder] = str(Path(model).relative_to(job.out))
 
 
 @pytest.mark.parametrize("each", [False, True])
@@ -179,12 +182,17 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
     config = copy.deepcopy(CHAIN)
     grid = {"learning_rate": [1.0e-3, 2.0e-3, 3.0e-3]}
     config["stages"][0]["tune"] = grid
-    config["stages"][4] |= {"tune": {"each": grid} if each else grid, "repetitions": 1}
+    if each:
+        config["stages"][4]["tune"] = {"each": grid}
+    else:
+        config["stages"][4]["tune"] = grid
+    config["stages"][4]["repetitions"] = 1
     plan = make_plan(config)
     sweep = Sweep(plan, "", tmp_path)
     # the lower the better: the third trial is chosen, but for the asynchronous arm's target, which has its second one
     worst_first = {0: 3.0, 1: 2.0, 2: 1.0, None: 0.0}
     best_in_the_middle = {0: 3.0, 1: 1.0, 2: 2.0}
+    trials = {run.folder: run.trial for run in plan.runs}
     parents = {}
     rates = {}
     order = []
@@ -192,18 +200,16 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
         for _ in range(plan.chain.length(stage)):
             sweep.choose()
             for job in sweep.to_do(stage, (1, 1)):
-                run = next(run for run in plan.runs if run.folder == job.folder)
-                of_async = run.folder.startswith("trial/target/async")
-                ended(job, (best_in_the_middle if of_async else worst_first)[run.trial], parents)
+                scores = worst_first
+                if job.folder.startswith("trial/target/async"):
+                    scores = best_in_the_middle
+                ended(job, scores[trials[job.folder]], parents)
                 rates[job.folder] = job.values.get("learning_rate")
                 order.append(job.folder)
     assert sorted(order) == sorted(run.folder for run in plan.runs)
-    seen = {}
-    for folder, place in zip(order, range(len(order)), strict=True):
-        seen[place] = folder
-    assert len(seen) == len(order)
     arms = ("sync-w2-virtual", "async-w2-virtual")
-    assert {parents[f"before/further/t{number}-s1"] for number in range(3)} == {None}
+    for number in range(3):
+        assert parents[f"before/further/t{number}-s1"] is None
     assert parents["before/more/s1"] == "before/further/t2-s1"
     assert parents["before/more/s7"] == "before/further/s7"
     assert rates["before/further/t1-s1"] == 2e-3
@@ -212,7 +218,8 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
         assert parents[f"tuning/{arm}/t0-s1"] == "before/more/s1"
         if each or arm == arms[0]:
             assert parents[f"trial/next/{arm}/s1"] == f"tuning/{arm}/t1-s1"
-            assert {parents[f"trial/target/{arm}/t{number}-s1"] for number in range(3)} == {f"trial/next/{arm}/s1"}
+            for number in range(3):
+                assert parents[f"trial/target/{arm}/t{number}-s1"] == f"trial/next/{arm}/s1"
         chosen = 2e-3 if each and arm == arms[1] else 3e-3
         assert rates[f"finetune/{arm}/s8-f0"] == chosen
     assert ("trial/next/baseline/s1" in parents) == each
@@ -222,9 +229,12 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
     sweep.write_plan()
     written = json.loads((tmp_path / "plan.json").read_text())
     assert all("?" not in (run["parent"] or "") for run in written["runs"])
-    names = {stage["name"]: stage["chosen"]["learning_rate"] for stage in written["stages"]}
-    targets = {f"target/{arm}": 3e-3 for arm in (arms[0], "baseline")} | {f"target/{arms[1]}": 2e-3}
-    assert names == {"further": 3e-3, **(targets if each else {"target": 3e-3})}
+    chosen_of = {stage["name"]: stage["chosen"]["learning_rate"] for stage in written["stages"]}
+    if each:
+        targets = {"target/sync-w2-virtual": 3e-3, "target/async-w2-virtual": 2e-3, "target/baseline": 3e-3}
+    else:
+        targets = {"target": 3e-3}
+    assert chosen_of == {"further": 3e-3, **targets}
 
 
 def test_arms_that_are_not_tuned_have_one_trial_where_a_later_stage_is_tuned_on_their_models():
@@ -256,7 +266,7 @@ def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_
         for _ in range(number):
             words = draw.choices(("bada", "gimo", "sune", "lopi"), k=6)
             rows.append({"text": " ".join(words), "more": " ".join(words[::-1]), "label": words[0]})
-        (tmp_path / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_tables(tmp_path, **{side: rows})
     of_all = {"data": str(tmp_path), "cache_dir": str(tmp_path / "cache"), "seq_len": 16, "batch_size": 4}
     of_all |= {"samples": 16, "evaluations": 1, "device": "cpu"}
     labelled = {**of_all, "task": "classification"}
@@ -280,11 +290,11 @@ def test_a_chain_is_made_by_one_command_and_its_last_run_names_every_run_before_
     assert sweep_script.main() == 0
     assert "22 of 22 runs" in capsys.readouterr().out
     names = {"async-w2-virtual": ["before/further", "test/async-w2-virtual", "after/next/async-w2-virtual"]}
-    names |= {"baseline": ["before/further", "after/next/baseline"]}
+    names["baseline"] = ["before/further", "after/next/baseline"]
     for arm, parents in names.items():
-        parent = json.loads((out / f"finetune/{arm}/s7-f0" / "summary.json").read_text())["parent"]
+        parent = Finished(out / f"finetune/{arm}/s7-f0").summary["parent"]
         for folder in reversed(parents):
-            summary = json.loads((out / folder / "s7" / "summary.json").read_text())
+            summary = Finished(out / folder / "s7").summary
             assert parent["parameters_sha256"] == summary["parameters_sha256"]
             parent = parent.get("parent")
         assert parent is None

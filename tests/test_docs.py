@@ -1,6 +1,5 @@
 """The pages of the documentation, and that the commands and the code of two of them run."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from doors import cli
+from gallery import write_tables
 from marks import slow
 from PIL import Image
 
@@ -88,22 +88,27 @@ def do(tmp_path, monkeypatch):
     lines = [f"ba di {'return' * (number % 2)} fo {number}" for number in range(120)]
     Path("text.txt").write_text("\n".join(lines))
     Path("posts.csv").write_text("\n".join(["body", *lines]))
-    folders = ("texts", "jsonl"), ("labelled", "csv"), ("tagged", "jsonl"), ("pairs", "csv"), ("many", "jsonl")
-    for folder, suffix in (*folders, ("rated", "jsonl")):
-        Path(folder).mkdir()
-        for side in ("train", "test"):
-            rows = {
-                "texts": [json.dumps({"body": f"{side} {line}"}) for line in lines],
-                "labelled": ["text,label", *(f"{side} {line},{'AB'[n % 2]}" for n, line in enumerate(lines))],
-                "tagged": [json.dumps({"tokens": [side, line], "ner_tags": ["O", "B-A"]}) for line in lines],
-                "pairs": [
-                    "premise,hypothesis,label",
-                    *(f"{side},{line},{'AB'[n % 2]}" for n, line in enumerate(lines)),
-                ],
-                "rated": [json.dumps({"text": side, "second": line, "score": n}) for n, line in enumerate(lines)],
-                "many": [json.dumps({"text": f"{side} {line}", **MANY[n % 2]}) for n, line in enumerate(lines)],
-            }
-            Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
+    for side in ("train", "test"):
+        texts = []
+        labelled = ["text,label"]
+        tagged = []
+        pairs = ["premise,hypothesis,label"]
+        rated = []
+        many = []
+        for number, line in enumerate(lines):
+            text = f"{side} {line}"
+            label = "AB"[number % 2]
+            texts.append({"body": text})
+            labelled.append(f"{text},{label}")
+            tagged.append({"tokens": [side, line], "ner_tags": ["O", "B-A"]})
+            pairs.append(f"{side},{line},{label}")
+            rated.append({"text": side, "second": line, "score": number})
+            many.append({"text": text, **MANY[number % 2]})
+        for folder, rows in (("texts", texts), ("tagged", tagged), ("rated", rated), ("many", many)):
+            write_tables(Path(folder), **{side: rows})
+        for folder, rows in (("labelled", labelled), ("pairs", pairs)):
+            Path(folder).mkdir(exist_ok=True)
+            Path(folder, f"{side}.csv").write_text("\n".join(rows))
     Path("texts.csv").write_text("premise,hypothesis,label\nba,di,A\nfo,ba,B\n")
     for side in ("train", "test"):
         for color in ("red", "blue"):
@@ -112,9 +117,11 @@ def do(tmp_path, monkeypatch):
             for number in range(16):
                 Image.new("RGB", (20, 16), color).save(folder / f"{number}.png")
     Path("glue").mkdir()
-    for side, labels in {"train": "AB", "dev_matched": "AB", "dev_mismatched": "BA", "test_matched": None}.items():
-        rows = [f"{side} {number}\t{labels[number % 2]}" if labels else f"{side} {number}" for number in range(64)]
-        Path("glue", f"{side}.tsv").write_text("\n".join(["text\tlabel" if labels else "text", *rows]))
+    for side, labels in {"train": "AB", "dev_matched": "AB", "dev_mismatched": "BA"}.items():
+        rows = [f"{side} {number}\t{labels[number % 2]}" for number in range(64)]
+        Path("glue", f"{side}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    without_labels = [f"test_matched {number}" for number in range(64)]
+    Path("glue", "test_matched.tsv").write_text("\n".join(["text", *without_labels]))
     data = {"classification": "labelled", "token_classification": "tagged"}
 
     def run(command):

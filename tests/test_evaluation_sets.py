@@ -1,19 +1,18 @@
 """Several evaluation sets from the command line to the report: records, a resume, a table, files of predictions."""
 
-import json
-
 import pytest
 from doors import Finished, asyncsgd, cli
+from gallery import write_tables
 
 WORDS = ("ant", "bee", "cat", "dog")
 
 
 def write(path, number, **more):
-    lines = []
+    rows = []
     for index in range(number):
         text = f"{path.stem} {index} {WORDS[index % 4]} {WORDS[index % 3]}"
-        lines.append({"text": text, "label": "AB"[index % 2], **more})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows.append({"text": text, "label": "AB"[index % 2], **more})
+    write_tables(path.parent, **{path.stem: rows})
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import random
 import pytest
 import transformers
 from doors import Finished, FlatModel, asyncsgd, cli, parameters_sha256
-from gallery import flags_of
+from gallery import flags_of, write_tables
 from marks import slow
 
 pytestmark = pytest.mark.processes
@@ -30,13 +30,13 @@ def write(root):
                 answers = {"text": words[:1], "answer_start": [0]}
             else:
                 answers = {"text": [], "answer_start": []}
-            rows.append(
-                {"text": " ".join(words), "label": kind, "tokens": words}
-                | {"ner_tags": [each if each == "O" else f"B-{each}" for each in kinds]}
-                | {"id": f"{side}{index}", "context": " ".join(words), "question": "bada", "answers": answers}
-                | {"second": " ".join(words[:2]), "number": words.count("bada") / 2, "kinds": sorted({*kinds})}
-            )
-        (root / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            text = " ".join(words)
+            tags = [each if each == "O" else f"B-{each}" for each in kinds]
+            row = {"text": text, "label": kind, "tokens": words, "ner_tags": tags}
+            row |= {"id": f"{side}{index}", "context": text, "question": "bada", "answers": answers}
+            row |= {"second": " ".join(words[:2]), "number": words.count("bada") / 2, "kinds": sorted({*kinds})}
+            rows.append(row)
+        write_tables(root, **{side: rows})
 
 
 SCRIPTS = {
@@ -87,9 +87,12 @@ def finish(tmp_path_factory):
     def run(task, mode):
         script, values, _ = SCRIPTS[task]
         path = root / task / mode
-        plain = {"data": root / "train.jsonl", "eval_data": root / "test.jsonl"}
+        if task in ("masked_lm", "causal_lm"):
+            data = {"data": root / "train.jsonl", "eval_data": root / "test.jsonl"}
+        else:
+            data = {"data": root}
         small = {
-            **(plain if task in ("masked_lm", "causal_lm") else {"data": root}),
+            **data,
             **values,
             "warmup": 0,
             "cache_dir": root / "cache",
@@ -127,7 +130,8 @@ def test_a_task_trains_in_a_mode_and_its_model_loads(task, mode, finish):
     assert all(map(math.isfinite, summary["metrics"].values()))
     assert summary["final_eval_loss"] < summary["first_eval_loss"]
 
-    flat = FlatModel(getattr(transformers, SCRIPTS[task][2]).from_pretrained(run.path / "model"))
+    auto_class = getattr(transformers, SCRIPTS[task][2])
+    flat = FlatModel(auto_class.from_pretrained(run.path / "model"))
     assert parameters_sha256(flat.layout, flat.parameters) == summary["parameters_sha256"]
 
     if mode not in ("sync", "hogwild"):

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from commands import Command, until
 from doors import UsageError, asyncsgd
-from gallery import sentences
+from gallery import sentences, write_tables
 from scipy import stats
 
 import stilt_mlm
@@ -447,15 +447,13 @@ def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(smal
 @pytest.mark.slow
 def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, tmp_path, capsys):
     draw = random.Random(0)
-    (tmp_path / "tagged").mkdir()
     for side, number in (("train", 24), ("test", 8)):
-        words = []
-        for _ in range(number):
-            words.append([draw.choice(("bada", "gimo", "sune")) for _ in range(5)])
         rows = []
-        for own in words:
-            rows.append({"tokens": own, "ner_tags": ["B-X" if word == "sune" else "O" for word in own]})
-        (tmp_path / "tagged" / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for _ in range(number):
+            words = draw.choices(("bada", "gimo", "sune"), k=5)
+            tags = ["B-X" if word == "sune" else "O" for word in words]
+            rows.append({"tokens": words, "ner_tags": tags})
+        write_tables(tmp_path / "tagged", **{side: rows})
     tagged = {"task": "token_classification", "data": str(tmp_path / "tagged"), "cache_dir": str(tmp_path / "cache")}
     config = {
         **{key: small[key] for key in ("name", "base_model", "base")},

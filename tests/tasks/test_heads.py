@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import shutil
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from encoders import MODELS, WORDS, save_model
+from gallery import write_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -30,15 +32,17 @@ NAMES = ("ant", "bee", "cat")
 
 def write(folder, number, side):
     draw = random.Random(side)
-    lines = []
+    rows = []
     for index in range(number):
         first = draw.choices(WORDS, k=draw.randint(1, 30))
         second = draw.choices(WORDS, k=draw.randint(1, 30))
-        lines.append(
-            {"first": " ".join(first), "second": " ".join(second) if index % 9 else "", "label": first[0]}
-            | {"number": first.count("ant") - second.count("ant") / 2, "several": sorted({*first} & {*NAMES})}
-        )
-    (folder / f"{side}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        row = {"first": " ".join(first), "second": "", "label": first[0]}
+        if index % 9:
+            row["second"] = " ".join(second)
+        row["number"] = first.count("ant") - second.count("ant") / 2
+        row["several"] = sorted({*first} & {*NAMES})
+        rows.append(row)
+    write_tables(folder, **{side: rows})
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +102,11 @@ def test_pairs_logits_losses_and_gradients_are_those_of_transformers(family, fol
                 torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-7)
         # What halves of the batch say, weighted by their loss terms, is what the whole says.
         halves = task.split(dict(batch), 2)
-        losses = []
+        total = 0.0
         for half in halves:
-            losses.append(task.loss(task.outputs(model, half), half) * task.weight(half))
-        torch.testing.assert_close(sum(losses) / task.weight(batch), loss, rtol=1e-6, atol=0)
+            outputs = task.outputs(model, half)
+            total += task.loss(outputs, half) * task.weight(half)
+        torch.testing.assert_close(total / task.weight(batch), loss, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("labels", KINDS)
@@ -115,7 +120,8 @@ def test_scores_of_the_whole_set_are_scikit_learn_s_and_the_same_for_1_2_and_3_s
         shards = []
         for shard in range(number):
             shards.append(evaluate_sets(task, model, data.evaluation, shard, number, torch.device("cpu")))
-        found.append(measured(task, decode_sums(encode_sums(add_sums(shards)))))
+        sums = decode_sums(encode_sums(add_sums(shards)))
+        found.append(measured(task, sums))
     assert found[0].metrics == found[2].metrics
     assert found[1].metrics == found[2].metrics
     assert found[0].details == found[2].details
@@ -159,8 +165,9 @@ def test_matthews_and_f1_are_scikit_learn_s_whatever_is_true_and_predicted(cells
     confusion = metrics.confusion_matrix(true, said, labels=range(4))
     assert scores.matthews(confusion) == pytest.approx(metrics.matthews_corrcoef(true, said), abs=1e-12)
     for number, own in enumerate(scores.per_class_f1(confusion)):
-        of_class = [[one == number for one in side] for side in (true, said)]
-        assert (own or 0.0) == pytest.approx(metrics.f1_score(*of_class, zero_division=0))
+        is_true = np.array(true) == number
+        is_said = np.array(said) == number
+        assert (own or 0.0) == pytest.approx(metrics.f1_score(is_true, is_said, zero_division=0))
 
 
 def numbers(predicted, true):
@@ -171,12 +178,12 @@ def test_what_labels_or_a_collapsed_model_leave_undefined_is_none_or_0_and_never
     assert numbers([1.0, 2.0], [3.0, 3.0]) == {"pearson": None, "spearman": None, "mse": 2.5}
     assert numbers([2.0, 2.0], [1.0, 3.0]) == {"pearson": None, "spearman": None, "mse": 1.0}
     assert numbers([np.nan, 2.0], [1.0, 3.0]) == {"pearson": None, "spearman": None, "mse": np.inf}
-    one_class = np.array([[3, 2], [0, 0]])
-    collapsed = np.array([[3, 0], [2, 0]])
-    assert HEADS["single"].metrics({"confusion": one_class}, 1)["matthews"] is None
-    assert HEADS["single"].metrics({"confusion": one_class}, 1)["f1"] is None
-    assert HEADS["single"].metrics({"confusion": collapsed}, 1)["matthews"] == 0.0
-    assert HEADS["single"].metrics({"confusion": collapsed}, 1)["f1"] == 0.0
+    one_class = HEADS["single"].metrics({"confusion": np.array([[3, 2], [0, 0]])}, 1)
+    collapsed = HEADS["single"].metrics({"confusion": np.array([[3, 0], [2, 0]])}, 1)
+    assert one_class["matthews"] is None
+    assert one_class["f1"] is None
+    assert collapsed["matthews"] == 0.0
+    assert collapsed["f1"] == 0.0
     for true, expected in ((0, None), (4, 0.0)):
         sums = {"counts": np.array([[0, 0, true], [0, 0, 0]]), "exact": 1, "texts": 5}
         assert HEADS["multi"].metrics(sums, None)["micro_f1"] == expected
@@ -184,13 +191,11 @@ def test_what_labels_or_a_collapsed_model_leave_undefined_is_none_or_0_and_never
 
 def test_a_score_that_the_labels_leave_undefined_is_told_at_the_start_and_refused_as_the_first(folder, tmp_path):
     constant = tmp_path / "constant"
-    constant.mkdir()
-    for side in ("train", "test"):
-        rows = []
-        for line in (folder / f"{side}.jsonl").read_text().splitlines():
-            rows.append(json.loads(line))
-        same = [row | {"number": 2.5} if side == "test" else row for row in rows]
-        (constant / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in same))
+    shutil.copytree(folder, constant)
+    rows = []
+    for line in (folder / "test.jsonl").read_text().splitlines():
+        rows.append(json.loads(line) | {"number": 2.5})
+    write_tables(constant, test=rows)
     task = prepared(constant, "number").prepare(0, tmp_path)
     facts = task.facts()
     assert "pearson is not defined: all texts to score on have one number" in facts["notes"]

@@ -1,11 +1,10 @@
 """From one labelled task to the next: what of a model is kept, as transformers keeps it, and what is refused."""
 
-import json
-
 import pytest
 import torch
 import transformers
 from encoders import MODELS, save_model
+from gallery import write_tables
 
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.classification import Classification
@@ -21,7 +20,6 @@ def data(tmp_path_factory):
     """Folders with texts of two, three and three other labels, and words with tags."""
     root = tmp_path_factory.mktemp("labels")
     for name, labels in (("two", "xy"), ("three", "abc"), ("other", "abd")):
-        (root / name).mkdir()
         for side in ("train", "test"):
             rows = []
             for n in range(12):
@@ -33,7 +31,7 @@ def data(tmp_path_factory):
                     "ner_tags": ["B-A", "O"],
                 }
                 rows.append(row)
-            (root / name / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            write_tables(root / name, **{side: rows})
     return root
 
 
