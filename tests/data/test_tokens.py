@@ -16,11 +16,14 @@ from asyncsgd.data.tokenizer import load_tokenizer, train_byte_bpe, train_wordpi
 from asyncsgd.data.tokens import Samples, cached, encodings_of, first_pieces, pair_rows, rows_of
 from asyncsgd.errors import UsageError
 
-TEXTS = tuple(
-    f"Gradients of worker {i} arrive at the server, which applies update number {i * i}; an unusually long explanation "
-    f"of asynchronous optimisation (see section {i % 7}) follows." + " More words." * (i % 5)
-    for i in range(60)
-)
+
+def text_of(i):
+    text = f"Gradients of worker {i} arrive at the server, which applies update number {i * i}; an unusually long "
+    text += f"explanation of asynchronous optimisation (see section {i % 7}) follows."
+    return text + " More words." * (i % 5)
+
+
+TEXTS = tuple(map(text_of, range(60)))
 CORPUS = Corpus("texts", Documents(TEXTS[:50]), Documents(TEXTS[50:]), "0123456789abcdef")
 
 
@@ -91,12 +94,18 @@ def test_blocks_tile_all_documents_together_and_none_is_lost_for_being_short(len
     for i, length in enumerate(lengths):
         texts.append(" ".join(words[(i + j) % 20] for j in range(length)))
     tokens = rows_of(texts, word_tokenizer(*words), seq_len=seq_len, end_id=end_id, blocks=True)
-    end = [] if end_id is None else [end_id]
-    joined = [i for k, length in enumerate(lengths) for i in [*(5 + (k + j) % 20 for j in range(length)), *end]]
+    joined = []
+    for i, length in enumerate(lengths):
+        for j in range(length):
+            joined.append(5 + (i + j) % 20)
+        if end_id is not None:
+            joined.append(end_id)
     blocks = []
     for first in range(0, len(joined), seq_len - 2):
-        blocks.append(joined[first : first + seq_len - 2])
-    assert inner(tokens) == [block for block in blocks if len(block) >= 4]
+        block = joined[first : first + seq_len - 2]
+        if len(block) >= 4:
+            blocks.append(block)
+    assert inner(tokens) == blocks
     assert tokens.values["word_starts"].all()
 
 
@@ -105,7 +114,9 @@ def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_wa
     cutting.backend_tokenizer.enable_truncation(8)
     cutting.backend_tokenizer.enable_padding(length=100)
     stored = cutting.backend_tokenizer.to_str()
-    assert inner(rows_of(TEXTS, cutting, seq_len=32)) == inner(rows_of(TEXTS, tokenizer, seq_len=32))
+    rows = rows_of(TEXTS, cutting, seq_len=32)
+    expected = rows_of(TEXTS, tokenizer, seq_len=32)
+    assert inner(rows) == inner(expected)
     beginnings = [encoding.ids for encoding in encodings_of(TEXTS, cutting, 32)]
     assert beginnings == tokenizer(list(TEXTS), truncation=True, max_length=32)["input_ids"]
     assert cutting.backend_tokenizer.to_str() == stored
@@ -226,10 +237,21 @@ TOKENIZERS = {"wordpiece": train_wordpiece(SENTENCES, 128), "byte_level": train_
 def pieces_of(sentence, tokenizer, seq_len=64):
     """The row of a sentence without its special tokens, and where its words begin in it."""
     (encoding,) = encodings_of([" ".join(sentence)], tokenizer, seq_len)
-    ends = np.cumsum([len(word) + 1 for word in sentence]) - 1
-    first = first_pieces(zip(ends - [len(word) for word in sentence], ends, strict=True), encoding)
+    spans = []
+    start = 0
+    for word in sentence:
+        end = start + len(word)
+        spans.append((start, end))
+        start = end + 1
     special = tokenizer.num_special_tokens_to_add() // 2
-    return encoding.ids[special : len(encoding.ids) - special], [int(n) - special if n >= 0 else -1 for n in first]
+    begins = []
+    for place in first_pieces(spans, encoding):
+        if place >= 0:
+            begins.append(int(place) - special)
+        else:
+            begins.append(-1)
+    ids = encoding.ids[special : len(encoding.ids) - special]
+    return ids, begins
 
 
 words = st.text("abcdehtr-°ÄÄ.'", min_size=1, max_size=6)
@@ -239,9 +261,13 @@ words = st.text("abcdehtr-°ÄÄ.'", min_size=1, max_size=6)
 def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sentence):
     tokenizer = TOKENIZERS["wordpiece"]
     ids, firsts = pieces_of(sentence, tokenizer)
-    alone = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in sentence]
-    assert ids == [piece for pieces in alone for piece in pieces]
-    assert firsts == np.cumsum([0, *map(len, alone)])[:-1].tolist()
+    expected_ids = []
+    expected_firsts = []
+    for word in sentence:
+        expected_firsts.append(len(expected_ids))
+        expected_ids += tokenizer(word, add_special_tokens=False)["input_ids"]
+    assert ids == expected_ids
+    assert firsts == expected_firsts
 
 
 @given(st.lists(words, min_size=1, max_size=5))
@@ -266,8 +292,13 @@ def test_words_behind_the_cut_and_words_without_pieces_have_none():
 @pytest.mark.parametrize("seq_len", [8, 9, 14])
 def test_a_pair_is_cut_as_its_tokenizer_cuts_it_whatever_the_lengths(seq_len):
     tokenizer = word_tokenizer("a", "b")
-    pairs = [("a " * first, "b " * second) for first in range(16) for second in range(16)]
-    encoded = tokenizer([pair[0] for pair in pairs], [pair[1] for pair in pairs], truncation=True, max_length=seq_len)
+    firsts = []
+    seconds = []
+    for first, second in itertools.product(range(16), repeat=2):
+        firsts.append("a " * first)
+        seconds.append("b " * second)
+    encoded = tokenizer(firsts, seconds, truncation=True, max_length=seq_len)
+    pairs = list(zip(firsts, seconds, strict=True))
     rows = list(pair_rows(pairs, tokenizer, seq_len))
     assert [ids.tolist() for ids, _ in rows] == encoded["input_ids"]
     assert [types.tolist() for _, types in rows] == encoded["token_type_ids"]

@@ -98,9 +98,11 @@ def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(
     weights = [task.weight(part) for part in parts]
     assert weights[0] == 0
     assert sum(weights) == task.weight(batch)
-    losses = [task.loss(task.outputs(model, part), part) for part in parts]
     whole = task.loss(task.outputs(model, batch), batch)
-    joined = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
+    joined = 0.0
+    for part, weight in zip(parts, weights, strict=True):
+        outputs = task.outputs(model, part)
+        joined = joined + task.loss(outputs, part) * weight / sum(weights)
     torch.testing.assert_close(joined, whole)
     for ours, theirs in zip(gradients(model, joined), gradients(model, whole), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -129,15 +131,18 @@ def tagging(task, batch, said):
 
 
 def majority_accuracy():
-    tags = [tag for row in sentences(50, 1) for tag in row["ner_tags"]]
+    tags = []
+    for row in sentences(50, 1):
+        tags += row["ner_tags"]
     return tags.count("O") / len(tags)
 
 
 def test_words_that_are_cut_off_count_as_outside(task):
     # Sentences as the data has them, the second one cut behind its first word.
     names = [["B-PER", "I-PER", "O"], ["O", "B-LOC", "O"]]
-    tags = torch.tensor([[task.known["labels"].index(tag) for tag in row] for row in names])
-    batch = {"tags": tags, "pieces": torch.tensor([[1, 2, 3], [1, -1, -1]])}
+    labels = task.known["labels"]
+    tags = [[labels.index(tag) for tag in row] for row in names]
+    batch = {"tags": torch.tensor(tags), "pieces": torch.tensor([[1, 2, 3], [1, -1, -1]])}
     sums = tagging(task, batch, names)
     assert sums["words"].tolist() == [6, 5]
     assert sums["spans"].tolist() == [[1, 0, 0], [1, 1, 1]]
@@ -145,20 +150,26 @@ def test_words_that_are_cut_off_count_as_outside(task):
     details = task.details(sums)
     assert details["per_type"]["LOC"] == {"precision": None, "recall": 0.0, "f1": 0.0, "support": 1}
     assert details["majority"] == {"tag": "O", "span_f1": 0.0, "accuracy": majority_accuracy()}
-    assert float(sums["loss"]) == pytest.approx(4 * (np.log(len(task.known["labels"]) - 1 + np.e) - 1), rel=1e-6)
+    loss_of_a_word = np.log(len(labels) - 1 + np.e) - 1
+    assert float(sums["loss"]) == pytest.approx(4 * loss_of_a_word, rel=1e-6)
 
 
 def test_the_facts_count_the_words_that_are_cut_off(task):
     facts = task.facts()
-    batches = list(task.data(SEED).evaluation["main"])
-    cut = sum(int(((batch["tags"] >= 0) & (batch["pieces"] < 0)).sum()) for batch in batches)
-    num_words = sum(int((batch["tags"] >= 0).sum()) for batch in batches)
+    cut = 0
+    num_words = 0
+    for batch in task.data(SEED).evaluation["main"]:
+        is_word = batch["tags"] >= 0
+        is_cut = batch["pieces"] < 0
+        num_words += int(is_word.sum())
+        cut += int((is_word & is_cut).sum())
     note = f"{cut} of {num_words} test words have no word piece within the 16 tokens of a sentence and count as "
     assert cut > 0
     assert any(line == note + "predicted O" for line in facts["notes"])
     assert facts["split"] == "test"
     assert facts["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
-    assert (facts["num_train_samples"], facts["num_eval_samples"]) == (59, 50)  # one is in the evaluation too
+    assert facts["num_train_samples"] == 59  # one is in the evaluation too
+    assert facts["num_eval_samples"] == 50
     assert facts["model"] == "tiny"
     assert facts["base_model"] is None
     assert facts["from_scratch"] is True
@@ -168,17 +179,18 @@ def test_the_facts_count_the_words_that_are_cut_off(task):
 
 @pytest.mark.parametrize("words", [["\u200b", "\ufeff"], ["\u00ad"], ["\ue000", "\u200d\u200b"]])
 def test_words_that_the_tokenizer_removes_count_as_outside_and_nothing_but_such_words_is_refused(words, tmp_path):
-    removed = {"tokens": words, "ner_tags": ["B-PER", *["O"] * (len(words) - 1)]}
-    beside = {"tokens": [*words, "bern"], "ner_tags": ["B-PER", *["O"] * (len(words) - 1), "B-LOC"]}
+    tags = ["O"] * len(words)
+    tags[0] = "B-PER"
+    removed = {"tokens": words, "ner_tags": tags}
+    beside = {"tokens": [*words, "bern"], "ner_tags": [*tags, "B-LOC"]}
     values = {"data_name": str(tmp_path / "d"), "vocab_size": 64, "seq_len": SEQ_LEN}
     task = TokenClassification(**values)
     write_tables(tmp_path / "d", train=sentences(60, 0), test=[removed])
     with pytest.raises(UsageError, match="the tokenizer makes nothing of the test sentences of d"):
         task.prepare(SEED, tmp_path / "cache")
     write_tables(tmp_path / "d", train=sentences(60, 0), test=[removed, beside])
-    evaluation = task.prepare(SEED, tmp_path / "cache").data(SEED).evaluation["main"][0]
-    pieces = []
-    for row in evaluation["pieces"]:
-        pieces.append((row[: len(words)] < 0).all().item())
-    assert pieces == [True, True]
-    assert int((evaluation["pieces"] >= 0).sum()) == 1
+    data = task.prepare(SEED, tmp_path / "cache").data(SEED)
+    pieces = data.evaluation["main"][0]["pieces"]
+    assert len(pieces) == 2
+    assert (pieces[:, : len(words)] < 0).all()
+    assert int((pieces >= 0).sum()) == 1
