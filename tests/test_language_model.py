@@ -52,23 +52,22 @@ def made(folder, name, loss, rate, seed, status="DONE"):
     """A run folder with a curve that falls from 9 to `loss` in samples / `rate` seconds."""
     path = folder / name / f"s{seed}"
     path.mkdir(parents=True)
-    ended = None if math.isnan(loss) else loss  # JSON has no name for it
-    summary = {
-        **{"schema": 2, "status": status, "mode": "single", "final_eval_loss": ended, "samples_per_second": rate},
-        **{"num_samples": 100, "train_seconds": 100 / rate, "seed": seed},
-        **{"num_workers": 1, "batch_size": 4, "num_parameters": 10},
-        **{"data_fingerprint": "f00d", "init_sha256": f"{seed}"},
-        "metrics": {"perplexity": None if ended is None else math.exp(ended)},
-        "memory": {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]},
-        "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
-    }
+    losses = [9.0, (9.0 + loss) / 2, loss]
+    perplexity = math.exp(loss)
+    if math.isnan(loss):  # JSON has no name for it
+        losses = [9.0, None, None]
+        perplexity = None
+    summary = {"schema": 2, "status": status, "mode": "single", "seed": seed, "num_workers": 1, "batch_size": 4}
+    summary |= {"num_samples": 100, "train_seconds": 100 / rate, "samples_per_second": rate}
+    summary |= {"num_parameters": 10, "data_fingerprint": "f00d", "init_sha256": f"{seed}"}
+    summary |= {"final_eval_loss": losses[-1], "metrics": {"perplexity": perplexity}}
+    summary["memory"] = {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]}
+    summary["throughput"] = {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25}
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "environment.json").write_text(json.dumps({"cpu": "a processor", "cores": 2, "device": "cpu"}))
     records = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
-    for share in (0.0, 0.5, 1.0):
-        at = 100 * share
-        now = 9.0 if not share else None if ended is None else 9 + share * (ended - 9)
-        facts = {"version": int(at), "total_samples": int(at), "train_seconds": at / rate, "eval_seconds": 0.0}
+    for samples, now in zip((0, 50, 100), losses, strict=True):
+        facts = {"version": samples, "total_samples": samples, "train_seconds": samples / rate, "eval_seconds": 0.0}
         records.append({"kind": "evaluate", **facts, "loss": now, "weight": 1.0, "metrics": {}})
     (path / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 

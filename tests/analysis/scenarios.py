@@ -5,7 +5,7 @@ and the reason of every row, with ``tests/analysis/approved/NAME.txt``. A better
 """
 
 from doors import asyncsgd
-from synthetic import SyntheticArm, write_study
+from synthetic import SyntheticArm, straight, write_study
 
 TARGET = 5.0
 """The registered target of every scenario, and `BUDGET_SECONDS` is what every run was given."""
@@ -18,14 +18,17 @@ SYNC, ASYNC = (SyntheticArm(name, settings={"seconds": BUDGET_SECONDS}) for name
 def reaches(seconds, *, evaluations=21, samples=1600, end=BUDGET_SECONDS):
     """A straight curve that is at the target after `seconds`."""
     slope = (FIRST_LOSS - TARGET) / seconds
-    shares = [number / (evaluations - 1) for number in range(evaluations)]
-    return [(round(samples * share), end * share, FIRST_LOSS - slope * end * share) for share in shares]
+    curve = []
+    for number in range(evaluations):
+        share = number / (evaluations - 1)
+        loss = FIRST_LOSS - slope * end * share
+        curve.append((round(samples * share), end * share, loss))
+    return curve
 
 
 def ends_at(loss, *, first=FIRST_LOSS, evaluations=21, end=BUDGET_SECONDS):
     """A straight curve from `first` to `loss`."""
-    shares = [number / (evaluations - 1) for number in range(evaluations)]
-    return [(round(1600 * share), end * share, first + (loss - first) * share) for share in shares]
+    return straight(first, loss, seconds=end, samples=1600, evaluations=evaluations)
 
 
 def diverges(curve, at):
@@ -68,17 +71,15 @@ results_of = asyncsgd.load
 
 def row_of(study, endpoint, treatment=ASYNC.name, reference=SYNC.name):
     """The row of `tests` on an endpoint of two arms."""
-    (row,) = [
-        row
-        for row in study.tests.itertuples()
-        if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
-    ]
+    tests = study.tests
+    of_arms = (tests["treatment"] == treatment) & (tests["reference"] == reference)
+    (row,) = tests[of_arms & (tests["endpoint"] == endpoint)].itertuples()
     return row
 
 
 def trust_of(study, title):
     """The check with this title."""
-    (item,) = [item for item in study.trust.itertuples() if item.title == title]
+    (item,) = study.trust[study.trust["title"] == title].itertuples()
     return item
 
 

@@ -43,7 +43,10 @@ class SyntheticArm:
 
     @property
     def name(self):
-        return f"{self.algorithm}-w{self.num_workers}" + "-virtual" * (self.clock == "virtual")
+        name = f"{self.algorithm}-w{self.num_workers}"
+        if self.clock == "virtual":
+            return f"{name}-virtual"
+        return name
 
     @property
     def mode(self):
@@ -55,9 +58,8 @@ class SyntheticArm:
 
     @property
     def rule(self):
-        return {"sync": "synchronous", "async": "asynchronous", "single": "synchronous"}.get(
-            self.algorithm, self.algorithm
-        )
+        names = {"sync": "synchronous", "async": "asynchronous", "single": "synchronous"}
+        return names.get(self.algorithm, self.algorithm)
 
     @property
     def learning_rate(self):
@@ -70,18 +72,23 @@ class SyntheticArm:
         losses = self.trial_losses or [()] * len(self.learning_rates)
         trials = []
         for rate, of_rate in zip(self.learning_rates, losses, strict=True):
-            trials.append(
-                {"settings": {"learning_rate": rate}, "seeds": list(self.tuning_seeds), "losses": list(of_rate)}
-            )
-        own = {"mode": self.mode, "rule": self.rule, "nproc": self.num_workers, "clock": self.clock}
+            trial = {"settings": {"learning_rate": rate}, "seeds": list(self.tuning_seeds), "losses": list(of_rate)}
+            trials.append(trial)
+        chosen = None
+        if self.learning_rates:
+            chosen = {"learning_rate": self.learning_rate}
+        settings = {"mode": self.mode, "rule": self.rule, "nproc": self.num_workers, "clock": self.clock}
+        if self.speeds:
+            settings["speeds"] = self.speeds
+        settings |= self.settings
         return {
             "name": self.name,
             "algorithm": self.algorithm,
-            "settings": own | ({"speeds": self.speeds} if self.speeds else {}) | dict(self.settings),
+            "settings": settings,
             "num_workers": self.num_workers,
             "clock": self.clock,
             "speeds": self.speeds,
-            "chosen": {"learning_rate": self.learning_rate} if self.learning_rates else None,
+            "chosen": chosen,
             "trials": trials,
         }
 
@@ -92,8 +99,12 @@ Curve = Sequence[tuple[float, float, float | None]]
 
 def straight(first, last, *, seconds, samples=160, evaluations=5):
     """A curve that falls on a straight line from `first` to `last` in `seconds` and `samples`."""
-    shares = [number / (evaluations - 1) for number in range(evaluations)]
-    return [(round(samples * share), seconds * share, first + (last - first) * share) for share in shares]
+    curve = []
+    for number in range(evaluations):
+        share = number / (evaluations - 1)
+        loss = first + (last - first) * share
+        curve.append((round(samples * share), seconds * share, loss))
+    return curve
 
 
 def write_run(
@@ -121,9 +132,14 @@ def write_run(
     """
     folder = RunFolder(path, task="masked_lm", better=MASKED_LM)
     totals = Totals()
-    last_samples, last_seconds = (int(curve[-1][0]), float(curve[-1][1])) if curve else (0, 0.0)
+    last_samples = 0
+    last_seconds = 0.0
+    if curve:
+        last_samples = int(curve[-1][0])
+        last_seconds = float(curve[-1][1])
     records = [*records]
-    records += [_arrival(n, delay, arm, len(delays), last_seconds, last_samples) for n, delay in enumerate(delays)]
+    for number, delay in enumerate(delays):
+        records.append(_arrival(number, delay, arm, len(delays), last_seconds, last_samples))
     for samples, seconds, loss in curve:
         value = math.nan if loss is None else float(loss)
         metrics = {"accuracy": 0.5, "perplexity": math.exp(value)}
@@ -133,29 +149,33 @@ def write_run(
         totals(record)
     shared = {"mode": arm.mode, "rule": arm.rule, "clock": arm.clock, "speeds": arm.speeds, "seed": seed}
     shared["batch_size"] = arm.batch_size
+    if learning_rate is None:
+        learning_rate = arm.learning_rate
+    if arm.settings.get("seconds"):
+        num_samples = None
+    else:
+        num_samples = budget or last_samples
     settings = {
         "settings_format": 2,
         **shared,
         "nproc": arm.num_workers,
-        "samples": None if arm.settings.get("seconds") else budget or last_samples,
-        "learning_rate": arm.learning_rate if learning_rate is None else learning_rate,
+        "samples": num_samples,
+        "learning_rate": learning_rate,
         "model": "tiny" if summary.get("from_scratch") else "base",
         **arm.settings,
     }
     (path / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    folder.write_environment(
-        {
-            "versions": {"torch": "2.13.0", "asyncsgd": "0.1.0"},
-            "commit": "c0ffee",
-            "modified": False,
-            "cores": 2,
-            "threads_per_worker": 1,
-            "cpu": "a processor",
-            "device": "cpu",
-            "num_devices": min(2, arm.num_workers),
-            **(environment or {}),
-        }
-    )
+    machine = {
+        "versions": {"torch": "2.13.0", "asyncsgd": "0.1.0"},
+        "commit": "c0ffee",
+        "modified": False,
+        "cores": 2,
+        "threads_per_worker": 1,
+        "cpu": "a processor",
+        "device": "cpu",
+        "num_devices": min(2, arm.num_workers),
+    }
+    folder.write_environment(machine | (environment or {}))
     if status is not None:
         content = {
             **shared,
@@ -180,7 +200,9 @@ def write_run(
 
 def _arrival(number, delay, arm, of, seconds, samples):
     cycle = seconds * arm.num_workers / of
-    parts = {"flight": 0.8, "pull": 0.05, "compute": 0.7, "push": 0.05, "wait": 0.2}
+    seconds_of = {}
+    for part, share in {"flight": 0.8, "pull": 0.05, "compute": 0.7, "push": 0.05, "wait": 0.2}.items():
+        seconds_of[f"{part}_seconds"] = share * cycle
     return arrival(
         number,
         number % arm.num_workers,
@@ -193,7 +215,7 @@ def _arrival(number, delay, arm, of, seconds, samples):
         learning_rate=arm.learning_rate,
         train_seconds=seconds * (number + 1) / of,
         total_samples=samples * (number + 1) // of,
-        **{f"{part}_seconds": share * cycle for part, share in parts.items()},
+        **seconds_of,
     )
 
 
@@ -244,10 +266,16 @@ def planned(folder, stage, arm, seed, **other):
 def write_plan(folder, arms, runs, **other):
     """Write plan.json; an arm may also be given as its entry there."""
     content = {"schema": 1, "study": "synthetic", "config_sha256": "00"}
-    entries = [arm.as_json() if isinstance(arm, SyntheticArm) else dict(arm) for arm in arms]
+    entries = []
+    for arm in arms:
+        if isinstance(arm, SyntheticArm):
+            entries.append(arm.as_json())
+        else:
+            entries.append(dict(arm))
     content |= {"arms": entries, "runs": list(runs), "targets": {}}
-    if (folder / "analysis.yaml").is_file():
-        content["analysis_sha256"] = hashlib.sha256((folder / "analysis.yaml").read_bytes()).hexdigest()
+    registration = folder / "analysis.yaml"
+    if registration.is_file():
+        content["analysis_sha256"] = hashlib.sha256(registration.read_bytes()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "plan.json", content | other)
 
@@ -313,7 +341,9 @@ def example_study(folder, *, seeds=8):
     rates = (0.001, 0.0005, 0.002)
     for workers, clock in places:
         for algorithm in algorithms:
-            worse = 0.01 * math.log2(workers) * (algorithm == "async")
+            worse = 0.0
+            if algorithm == "async":
+                worse = 0.01 * math.log2(workers)
             losses = tuple((5.0 + worse + abs(math.log(rate / 0.001)),) for rate in rates)
             speeds = STRAGGLER if clock == "virtual" else None
             arms.append(SyntheticArm(algorithm, workers, clock, speeds, 16, rates, losses, tuning_seeds=(0,)))
@@ -329,16 +359,21 @@ def example_study(folder, *, seeds=8):
     level = generator.normal(0.0, 0.05, size=seeds)
     checks = ("slur_h", "negate_neg_nh", "derog_neg_attrib_h", "spell_char_swap_h", "counter_quote_nh")
     for arm in arms:
-        per_second = arm.num_workers * (6.0 if arm.algorithm == "sync" else 11.0) / (1 + 0.03 * arm.num_workers)
-        per_second *= 1.0 if arm.clock == "virtual" else 3.0
+        of_one_worker = 6.0 if arm.algorithm == "sync" else 11.0
+        per_second = arm.num_workers * of_one_worker / (1 + 0.03 * arm.num_workers)
+        if arm.clock == "measured":
+            per_second *= 3.0
         most = {"sync": 0, "async": 2 * arm.num_workers, "ringmaster": arm.num_workers}[arm.algorithm]
         for number in range(seeds):
             seed = 100 + number
             for replicate in range(2 if arm.clock == "measured" else 1):
-                path = f"test/{arm.name}/s{seed}" + f"-r{replicate}" * (replicate > 0)
+                path = f"test/{arm.name}/s{seed}"
+                if replicate > 0:
+                    path += f"-r{replicate}"
                 runs.append(planned(path, "test", arm.name, seed, replicate=replicate))
                 end = 5.0 + level[number] + generator.normal(0.0, 0.02)
-                end += 0.02 * math.log2(arm.num_workers) * (arm.algorithm == "async")
+                if arm.algorithm == "async":
+                    end += 0.02 * math.log2(arm.num_workers)
                 speed = per_second * math.exp(generator.normal(0.0, 0.02))
                 samples = [round(3200 * share / 12) for share in range(13)]
                 curve = []
@@ -386,6 +421,12 @@ def example_study(folder, *, seeds=8):
     write_registration(folder, num_seeds=seeds, **declared)
     write_plan(folder, arms, runs, targets=targets)
     return folder
+
+
+def edit_yaml(path, **changes):
+    """Change keys of a YAML file."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(yaml.safe_dump(content | changes), encoding="utf-8")
 
 
 def edit_json(path, **changes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -33,14 +32,14 @@ def dose_of(slowdown, losses=None):
             curve = pd.DataFrame({"updates": updates, "samples": updates * size, "loss": 9 - brings * updates})
             if losses is not None and (algorithm, delay) == (DELAYED, 1):
                 curve["loss"] = losses
+            arm = f"{algorithm}-{delay}"
+            of_arm = {"arm": arm, "algorithm": algorithm, "delay": delay, "batch_size": 1, "learning_rate": 1e-3}
+            of_arm |= {"loss": curve["loss"].iloc[-1], "edge": False}
             for seed in SEEDS:
-                run = f"{algorithm}-{delay}-{seed}"
+                run = f"{arm}-{seed}"
                 curves[run] = curve
-                rows.append(
-                    (run, f"{algorithm}-{delay}", algorithm, delay, seed, 1, curve["loss"].iloc[-1], 1e-3, False)
-                )
-    columns = ["run", "arm", "algorithm", "delay", "seed", "batch_size", "loss", "learning_rate", "edge"]
-    return Dose(pd.DataFrame(rows, columns=columns), curves, dict.fromkeys(slowdown, 8.0))
+                rows.append({"run": run, "seed": seed, **of_arm})
+    return Dose(pd.DataFrame(rows), curves, dict.fromkeys(slowdown, 8.0))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,8 @@ def test_at_equal_speeds_updates_come_tau_plus_1_times_as_often_as_rounds(slowdo
 
 def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage():
     # under exponential times 80 delayed updates end long before 40 rounds of two, and bring next to nothing
-    first = pairs_of(dose_of({1: 100.0, 3: 1.0}), "exponential:1", arrival_seconds).query("delay == 1")
+    pairs = pairs_of(dose_of({1: 100.0, 3: 1.0}), "exponential:1", arrival_seconds)
+    first = pairs[pairs["delay"] == 1]
     assert not first["delayed_reached"].any()
     assert first["sync_reached"].all()
     # 80 updates at 2 a second are worth .08, less than the first of 40 rounds
@@ -73,15 +73,18 @@ def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_b
 
 def test_the_gap_is_taken_when_the_shorter_budget_ends():
     # 80 updates in 40 s bring 4.0 at half the worth; 40 rounds in 40 s bring 4.0 too
-    gaps = pairs_of(dose_of({1: 2.0, 3: 1.0}), "constant:1", arrival_seconds).groupby("delay")["gap"].mean()
+    pairs = pairs_of(dose_of({1: 2.0, 3: 1.0}), "constant:1", arrival_seconds)
+    gaps = pairs.groupby("delay")["gap"].mean()
     assert gaps.to_list() == pytest.approx([0.0, 4.0 - 16.0])
 
 
 def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_told():
     # rounds bring .1 each; delayed updates .2 each down to 7 and then next to nothing: soon half way, late at the end
-    dose = dose_of({1: 1.0, 3: 1.0}, [max(9.0 - 0.2 * one, 7.0 - 0.01 * (one - 10)) for one in range(81)])
+    updates = np.arange(81)
+    losses = np.maximum(9.0 - 0.2 * updates, 7.0 - 0.01 * (updates - 10))
+    dose = dose_of({1: 1.0, 3: 1.0}, losses)
     pairs = pairs_of(dose, "constant:1", arrival_seconds)
-    ratios = np.exp(pairs.query("delay == 1")[[*RATIOS]].mean())
+    ratios = np.exp(pairs.loc[pairs["delay"] == 1, [*RATIOS]].mean())
     # down to 6.3: half way is 7.65, 13.5 rounds; of two updates at one time the second counts: 7.8 at 3 s, 7.4 at 4 s
     assert (ratios.iloc[0], ratios.iloc[-1]) == pytest.approx((3.375 / 13.5, 40 / 27))
     assert ratios.is_monotonic_increasing
@@ -94,8 +97,9 @@ def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_
 def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
     pairs = pairs_of(dose_of({1: 1.0, 3: 8.0, 7: 4.0, 15: 32.0}), "constant:1", arrival_seconds)
     logs = pairs.pivot(index="seed", columns="delay", values=WHOLE)
-    told = answer(crossing_point(logs.columns, logs))
-    first, second, third = crossing_point(logs.columns, logs).all
+    crossing = crossing_point(logs.columns, logs)
+    told = answer(crossing)
+    first, second, third = crossing.all
     assert 1 < first < 3 < second < 7 < third < 15
     ends = f"between tau = {first:.2g} and {third:.2g}"
     assert told.startswith(f"no single crossing (the mean crosses 3 times, {ends}), 95 % interval")
@@ -103,11 +107,14 @@ def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
 
 def test_only_the_cells_of_measured_seconds_are_empty_where_these_are_not_compared():
     dose = dose_of({1: 1.0, 3: 2.0})
-    dose = dose._replace(
-        curves={run: frame.assign(seconds=1.0 * frame["updates"]) for run, frame in dose.curves.items()}
-    )
+    timed = {}
+    for run, frame in dose.curves.items():
+        timed[run] = frame.assign(seconds=1.0 * frame["updates"])
+    dose = dose._replace(curves=timed)
     whole = pairs_of(dose)
-    busy = pairs_of(dose._replace(untimed={(1, seed): "other programs used 30 % of the machine" for seed in SEEDS}))
+    places = [(1, seed) for seed in SEEDS]
+    untimed = dict.fromkeys(places, "other programs used 30 % of the machine")
+    busy = pairs_of(dose._replace(untimed=untimed))
     one = busy["delay"] == 1
     seconds = [*RATIOS, "gap"]
     assert whole[seconds].notna().all(axis=None)
@@ -138,10 +145,13 @@ def script(monkeypatch):
 def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and_kept_apart(
     script, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "train.txt").write_text(sentences(200, seed=0))
-    (tmp_path / "eval.txt").write_text(sentences(20, seed=1))
-    data = {"data": str(tmp_path / "train.txt"), "eval_data": str(tmp_path / "eval.txt")}
-    data |= {"cache_dir": str(tmp_path / "cache"), "seq_len": 16, "batch_size": 2, "warmup": 0, "device": "cpu"}
+    train = tmp_path / "train.txt"
+    train.write_text(sentences(200, seed=0))
+    evaluated = tmp_path / "eval.txt"
+    evaluated.write_text(sentences(20, seed=1))
+    data = {"data": str(train), "eval_data": str(evaluated), "cache_dir": str(tmp_path / "cache")}
+    data |= {"seq_len": 16, "batch_size": 2, "warmup": 0, "device": "cpu"}
+    config_yaml = tmp_path / "config.yaml"
     config = {
         "name": "dose",
         "base_model": {**data, "vocab_size": 512, "samples": 4, "evaluations": 1},
@@ -156,9 +166,10 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
         "tuning": {"seeds": [0]},
         "analysis": {"reference": "sync", "primary": {"endpoint": "loss_at_equal_samples", "num_workers": 3}},
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    config_yaml.write_text(yaml.safe_dump(config))
     out = tmp_path / "out"
-    arguments = ["--config", str(tmp_path / "config.yaml"), "--out", str(out), "--speeds", "constant:1", "--measured"]
+    measured_out = tmp_path / "out-measured"
+    arguments = ["--config", str(config_yaml), "--out", str(out), "--speeds", "constant:1", "--measured"]
     monkeypatch.setattr("sys.argv", ["dose_response.py", *arguments])
     monkeypatch.setattr(script, "available_cores", lambda: 2)
     monkeypatch.setattr("analysis.gate.MOST_LOAD", math.inf)  # other tests run beside this one
@@ -167,16 +178,17 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     assert "the same run" in virtual
     assert "\n   1 " in measured
     assert "virtual clock)" not in measured
-    plan = json.loads(Path(f"{out}-measured/plan.json").read_text())
+    plan = json.loads((measured_out / "plan.json").read_text())
     places = {(arm["algorithm"], arm["num_workers"], arm["clock"]) for arm in plan["arms"]}
     assert places == {("sync", 2, "measured"), ("delayed", 2, "measured")}  # two cores: one delay
-    runs = read_dose(Path(f"{out}-measured")).runs.set_index("algorithm")
+    runs = read_dose(measured_out).runs.set_index("algorithm")
     assert runs["learning_rate"].to_dict() == {"sync": 3e-3, "delayed": 1e-3}
     assert runs.loc["delayed", "delay_max"] <= 1  # the first gradients find nothing to wait for
     monkeypatch.setattr("analysis.gate.MOST_LOAD", -1.0)  # as on a machine that others use
-    busy = read_dose(Path(f"{out}-measured"))
+    busy = read_dose(measured_out)
     assert "other programs used" in busy.untimed[1, 100]
-    assert pairs_of(busy._replace(targets={1: 1.0}))[[*RATIOS, "gap"]].isna().all(axis=None)
+    pairs = pairs_of(busy._replace(targets={1: 1.0}))
+    assert pairs[[*RATIOS, "gap"]].isna().all(axis=None)
     assert read_dose(out).untimed == {}
     files = {file.name: file for file in (out / "dose_response").iterdir()}
     assert {"dose_response.csv", "measured.csv", "dose_response.png", "dose_response.svg"} < {*files}
@@ -185,8 +197,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     monkeypatch.setattr(script, "available_cores", lambda: 1)
     assert script.main() == 2
     assert "--measured needs a core for every thread" in capsys.readouterr().err
-    (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump(config | {"conditions": [{"nproc": [1, 3], "clock": "virtual"}]})
-    )
+    config["conditions"] = [{"nproc": [1, 3], "clock": "virtual"}]
+    config_yaml.write_text(yaml.safe_dump(config))
     assert script.main() == 2
     assert "on the same two or more numbers of workers" in capsys.readouterr().err

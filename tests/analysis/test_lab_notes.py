@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from doors import Finished
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
 from analysis.lab_notes import PER_PROCESS, REFERENCE, main
@@ -14,7 +15,8 @@ from asyncsgd.studies.plan import make_plan
 CONFIGS = Path(__file__).resolve().parents[2] / "asyncsgd" / "configs"
 
 ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
-SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))
+SYNC = SyntheticArm("sync", 2, "measured", None, batch_size=32)
+ASYNC = SyntheticArm("async", 2, "measured", None, batch_size=32)
 
 
 def study_of(folder):
@@ -30,18 +32,32 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+def printed(folder, capsys):
+    """All lines that the command prints."""
+    assert main([str(folder), "--format", "md"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def ratios(lines):
+    """The cells of the second table, which says what agrees."""
+    (header,) = [place for place, line in enumerate(lines) if line.startswith("| processes |")]
+    return [cells(line) for line in lines[header + 2 : header + 5]]
+
+
 def notes_of(folder, capsys):
     """The rows of ours, and all lines that are printed."""
-    assert main([str(folder), "--format", "md"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    header, _, *rows = (cells(line) for line in lines[: lines.index("")])
-    rows = [dict(zip(header, row, strict=True)) for row in rows]
-    return [row for row in rows if row["devices"] != "-"], lines
+    lines = printed(folder, capsys)
+    header, _, *rows = map(cells, lines[: lines.index("")])
+    ours = []
+    for row in rows:
+        named = dict(zip(header, row, strict=True))
+        if named["devices"] != "-":
+            ours.append(named)
+    return ours, lines
 
 
 def test_a_row_of_ours_stands_beside_the_row_of_the_notes_with_the_same_processes_and_batch(tmp_path, capsys):
-    assert main([str(study_of(tmp_path)), "--format", "md"]) == 0
-    header, _, *lines = capsys.readouterr().out.splitlines()
+    header, _, *lines = printed(study_of(tmp_path), capsys)
     assert cells(header) == [
         *("mode", "devices", "processes x batch", "perplexity", "per process", "eval loss (exact)", "seconds", "runs"),
         *("notes: GPUs", "notes: perplexity", "notes: seconds"),
@@ -56,9 +72,8 @@ def test_a_row_of_ours_stands_beside_the_row_of_the_notes_with_the_same_processe
 
 def test_what_agrees_is_the_share_of_the_synchronous_seconds_and_perplexity(tmp_path, capsys):
     """Asynchronous: .8 of the seconds on the one seed that both have, and e to .2 times the perplexity."""
-    assert main([str(study_of(tmp_path)), "--format", "md"]) == 0
-    table = capsys.readouterr().out.rpartition("| processes |")[2].splitlines()[2:5]
-    assert [cells(line) for line in table] == [
+    lines = printed(study_of(tmp_path), capsys)
+    assert ratios(lines) == [
         ["2 x 32", "measured", "0.80", "0.82", "1.221", "1.027", "yes"],
         ["3 x 32", "-", "-", "0.77", "-", "1.078", "-"],
         ["4 x 32", "-", "-", "0.75", "-", "1.084", "-"],
@@ -70,18 +85,21 @@ def test_a_line_agrees_where_both_ratios_lie_on_the_side_of_the_notes(tmp_path, 
     for seed in (0, 1):
         write_run(tmp_path / f"s{seed}", SYNC, straight(6.0, 5.1, seconds=10.0), seed=seed)
         write_run(tmp_path / f"a{seed}", ASYNC, straight(6.0, loss, seconds=seconds + seed), seed=seed)
-    assert main([str(tmp_path), "--format", "md"]) == 0
-    line = cells(capsys.readouterr().out.rpartition("| processes |")[2].splitlines()[2])
+    line, *_ = ratios(printed(tmp_path, capsys))
     assert line[-1] == word
-    mean = math.sqrt(seconds * (seconds + 1)) / 10
-    assert line[2] == f"{mean:.2f} ({seconds / 10:.2f} to {(seconds + 1) / 10:.2f})"
+    low = seconds / 10
+    high = (seconds + 1) / 10
+    mean = math.sqrt(low * high)
+    assert line[2] == f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
 @pytest.mark.parametrize("name", ["lab_notes", "lab_notes_scratch", "lab_notes_encoder"])
 def test_the_config_has_every_row_of_the_notes_but_the_one_that_needs_two_gpus(name):
     arms = make_plan(read_config(CONFIGS / f"{name}.yaml")).arms
-    base = {"batch_size": 32, "nproc": 1}
-    ours = {(arm.settings["mode"], *((base | arm.settings)[key] for key in ("nproc", "batch_size"))) for arm in arms}
+    ours = set()
+    for arm in arms:
+        settings = {"batch_size": 32, "nproc": 1} | arm.settings
+        ours.add((settings["mode"], settings["nproc"], settings["batch_size"]))
     assert {row.key for row in REFERENCE} - ours == {("DataParallel", 1, 64)}
 
 
@@ -100,25 +118,28 @@ def test_the_range_over_processes_is_of_what_each_measured_on_its_share(tmp_path
     """Process 0 had 5.1 and 5.3 on its share, process 1 had 4.9 both times: e to 4.9 and to 5.2. One had no share."""
     for seed, losses in enumerate(([5.1, 4.9], [5.3, 4.9], [9.9, None])):
         path = write_run(tmp_path / f"s{seed}", ASYNC, straight(6.0, 5.0, seconds=4.0), seed=seed)
-        lines = (path / "events.jsonl").read_text().splitlines()
-        last = json.loads(lines[-1]) | {"worker_losses": losses}
-        (path / "events.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
-        summary = json.loads((path / "summary.json").read_text())
+        events = path / "events.jsonl"
+        *lines, last = events.read_text().splitlines()
+        replaced = json.dumps(json.loads(last) | {"worker_losses": losses})
+        events.write_text("\n".join([*lines, replaced, ""]))
+        summary = Finished(path).summary
         for key in ("events_bytes", "last_record_sha256"):  # they are of the line that was replaced
             summary.pop(key)
         (path / "summary.json").write_text(json.dumps(summary))
     write_run(tmp_path / "b", SYNC, straight(6.0, 5.0, seconds=4.0))
-    assert main([str(tmp_path), "--format", "md"]) == 0
-    out = capsys.readouterr().out.splitlines()
+    out = printed(tmp_path, capsys)
     assert [cells(line)[4] for line in out[2:4]] == ["-", "134.29 to 181.27"]  # sync stands first
     assert PER_PROCESS in out
 
 
 def test_only_tests_are_in_the_table_of_a_sweep_and_clocks_are_never_in_one_mean(tmp_path, capsys):
     rows, lines = notes_of(example_study(tmp_path, seeds=3), capsys)
-    assert {row["runs"].split("/")[1][0] for row in rows} == {"3"}  # tuning runs and replicates are not among them
-    assert {row["seconds"].rpartition(" ")[2] == "virtual" for row in rows} == {True, False}
     assert len(rows) == 15
+    for row in rows:
+        _, number = row["runs"].split("/")
+        assert number[0] == "3"  # tuning runs and replicates are not among them
+    num_virtual = sum(row["seconds"].endswith(" virtual") for row in rows)
+    assert 0 < num_virtual < 15
     assert any(line.startswith("WARNING: measured and virtual seconds") for line in lines)
 
 
@@ -133,9 +154,8 @@ def test_settings_in_which_rows_differ_get_a_column(tmp_path, capsys):
 
 def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path, capsys):
     for name, other in (("a", {}), ("b", {"data_fingerprint": "beef"})):
-        write_run(
-            tmp_path / name, ASYNC, straight(6.0, 5.0, seconds=4.0), oversubscription=2.0, from_scratch=True, **other
-        )
+        summary = {"oversubscription": 2.0, "from_scratch": True} | other
+        write_run(tmp_path / name, ASYNC, straight(6.0, 5.0, seconds=4.0), **summary)
     _, lines = notes_of(tmp_path, capsys)
     assert "NOTE: from scratch: not STILT" in lines
     assert any("more threads than cores" in line for line in lines)

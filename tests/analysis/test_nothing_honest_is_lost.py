@@ -38,10 +38,11 @@ def test_arms_of_a_plan_that_differ_on_purpose_keep_their_word(tmp_path, own):
 
 def _elsewhere(path):
     """The seeds from 104 on ran on another machine, with another commit and another torch."""
+    other = {"cpu": "another", "commit": "beef", "versions": {"torch": "2.14.0", "asyncsgd": "0.1.1"}}
     for seed in range(104, 108):
         for arm in (SYNC, ASYNC):
-            other = {"cpu": "another", "commit": "beef", "versions": {"torch": "2.14.0", "asyncsgd": "0.1.1"}}
-            edit_json(path / "test" / arm.name / f"s{seed}" / "environment.json", **other)
+            environment = path / "test" / arm.name / f"s{seed}" / "environment.json"
+            edit_json(environment, **other)
 
 
 def _older(path):
@@ -91,9 +92,11 @@ def test_one_process_that_accumulates_is_compared_with_workers_in_step(tmp_path)
 
 def test_an_arm_keeps_its_word_beside_a_control_with_another_batch_and_budget(tmp_path):
     small = SyntheticArm("sync_small", batch_size=4, settings={"samples": 1600, "batch_size": 4})
-    arms = [(SYNC, CURVES[0]), (ASYNC, CURVES[1]), (small, [reaches(time + 9) for time in EIGHT])]
+    later = [reaches(time + 9) for time in EIGHT]
+    arms = [(SYNC, CURVES[0]), (ASYNC, CURVES[1]), (small, later)]
     found = study_of(tmp_path, arms, registration={"control": "sync_small"})
-    rows = found.tests[(found.tests["reference"] == small.name) & (found.tests["treatment"] == ASYNC.name)]
+    beside_control = found.tests["reference"] == small.name
+    rows = found.tests[beside_control & (found.tests["treatment"] == ASYNC.name)]
     assert rows["word"].to_list() == ["better"]
 
 
@@ -103,14 +106,14 @@ def test_an_arm_keeps_its_word_beside_a_control_with_another_batch_and_budget(tm
 )
 def test_loose_runs_may_differ_in_what_arms_names_and_in_nothing_else(tmp_path, setting, value):
     sync = dataclasses.replace(SYNC, settings={})
-    other = dataclasses.replace(ASYNC, settings={})
+    other = dataclasses.replace(ASYNC, settings={setting: value})
     for seed in range(8):
-        write_run(tmp_path / f"sync-{seed}", sync, straight(9.0, 6.0 + 0.01 * seed, seconds=20.0), seed=seed)
-        changed = dataclasses.replace(other, settings={setting: value})
-        write_run(tmp_path / f"async-{seed}", changed, straight(9.0, 5.0 - 0.02 * seed, seconds=20.0), seed=seed)
-    words = []
-    for arms in ((), (setting,)):
-        words.append(set(asyncsgd.load(tmp_path, arms=arms).tests["word"]))
-    assert words[0] == {"not comparable"}
-    assert "better" in words[1]
-    assert "not comparable" not in words[1]
+        of_sync = straight(9.0, 6.0 + 0.01 * seed, seconds=20.0)
+        of_async = straight(9.0, 5.0 - 0.02 * seed, seconds=20.0)
+        write_run(tmp_path / f"sync-{seed}", sync, of_sync, seed=seed)
+        write_run(tmp_path / f"async-{seed}", other, of_async, seed=seed)
+    unsaid = asyncsgd.load(tmp_path)
+    said = asyncsgd.load(tmp_path, arms=[setting])
+    assert set(unsaid.tests["word"]) == {"not comparable"}
+    assert "better" in set(said.tests["word"])
+    assert "not comparable" not in set(said.tests["word"])

@@ -15,20 +15,14 @@ ERRORS = {"mse": "lower", "pearson": "higher"}
 
 def tuned(better, metrics, **details):
     """A fine-tuning run of arm `a` for each score; None: its predictions leave it undefined."""
-    return pd.DataFrame(
-        {
-            "stage": "finetune",
-            "arm": "a",
-            "seed": range(len(metrics)),
-            "status": "DONE",
-            "diverged": False,
-            "usable": True,
-            "parent": "p",
-            "data": "d",
-            "metric": [math.nan if metric is None else metric for metric in metrics],
-            "details": [{"better": better, **details}] * len(metrics),
-        }
-    )
+    of_all = {"stage": "finetune", "arm": "a", "status": "DONE", "diverged": False, "usable": True}
+    of_all |= {"parent": "p", "data": "d", "details": {"better": better, **details}}
+    rows = []
+    for seed, metric in enumerate(metrics):
+        if metric is None:
+            metric = math.nan
+        rows.append({**of_all, "seed": seed, "metric": metric})
+    return pd.DataFrame(rows)
 
 
 @pytest.mark.parametrize(("better", "worst"), [(RANKED, -math.inf), (ERRORS, math.inf)], ids=["pearson", "mse"])

@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-import yaml
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, results_of, study_of, trust_of, two_arms
-from synthetic import edit_json, planned, straight, write_finetuning, write_plan, write_run
+from synthetic import edit_json, edit_yaml, planned, straight, write_finetuning, write_plan, write_run
 
-MEASURED = tuple(dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC))
+ARMS = (SYNC, ASYNC)
+MEASURED = tuple(dataclasses.replace(arm, clock="measured", speeds=None) for arm in ARMS)
 CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
 
 
@@ -30,24 +30,25 @@ def every(arm, **changes):
     [
         ("oversubscribed", MEASURED, every(MEASURED[0], oversubscription=2.0), "8 of 16 measured runs", "bad"),
         ("oversubscribed", MEASURED, None, "no", "good"),
-        ("comparable runs", (SYNC, ASYNC), every(ASYNC, data_fingerprint="beef"), "not in 4 of 4 tests", "bad"),
+        ("comparable runs", ARMS, every(ASYNC, data_fingerprint="beef"), "not in 4 of 4 tests", "bad"),
         (
             "different seeds, different models",
-            (SYNC, ASYNC),
+            ARMS,
             every(ASYNC, parameters_sha256="00"),
             "not in 1 of 2 arms",
             "bad",
         ),
-        ("test runs", (SYNC, ASYNC), every(ASYNC, status="FAILED"), "16 planned, 8 finished, 8 FAILED", "warning"),
-        ("seeds", (SYNC, ASYNC), None, "8 complete pairs", "good"),
-        ("common budget in seconds", (SYNC, ASYNC), None, "in every group", "good"),
-        ("equal batches per update", (SYNC, ASYNC), every(ASYNC, num_updates=400), "no", "warning"),
-        ("tuning", (SYNC, ASYNC), None, "not tuned", "warning"),
-        ("code", (SYNC, ASYNC), None, "c0ffee (16 runs)", "good"),
+        ("test runs", ARMS, every(ASYNC, status="FAILED"), "16 planned, 8 finished, 8 FAILED", "warning"),
+        ("seeds", ARMS, None, "8 complete pairs", "good"),
+        ("common budget in seconds", ARMS, None, "in every group", "good"),
+        ("equal batches per update", ARMS, every(ASYNC, num_updates=400), "no", "warning"),
+        ("tuning", ARMS, None, "not tuned", "warning"),
+        ("code", ARMS, None, "c0ffee (16 runs)", "good"),
     ],
 )
 def test_a_check_says_what_is_so(tmp_path, title, arms, change, value, level):
-    item = trust_of(two_arms(tmp_path, *CURVES, arms=arms, afterwards=change), title)
+    study = two_arms(tmp_path, *CURVES, arms=arms, afterwards=change)
+    item = trust_of(study, title)
     assert item.value == value
     assert item.level == level
 
@@ -89,8 +90,10 @@ def guarded(folder, ends, batch=64, rate=5e-4, afterwards=None):
     single = dataclasses.replace(sync, algorithm="single", num_workers=1, batch_size=batch, learning_rates=(rate,))
     other = dataclasses.replace(MEASURED[1], num_workers=2, batch_size=32)
     curves = [ends_at(5.0 + 0.01 * seed) for seed in range(6)]
-    arms = [(sync, curves), (other, curves), (single, [ends_at(end + 0.01 * k) for k, end in enumerate(ends)])]
-    return trust_of(study_of(folder, arms, afterwards=afterwards), "sync guard")
+    of_single = [ends_at(end + 0.01 * seed) for seed, end in enumerate(ends)]
+    arms = [(sync, curves), (other, curves), (single, of_single)]
+    study = study_of(folder, arms, afterwards=afterwards)
+    return trust_of(study, "sync guard")
 
 
 def test_sync_is_checked_against_one_process_with_the_same_global_batch_and_rate(tmp_path):
@@ -104,7 +107,7 @@ def test_sync_is_checked_against_one_process_with_the_same_global_batch_and_rate
 def test_the_sync_guard_is_not_passed_by_runs_that_were_given_something_else(tmp_path):
     def change(folder):
         for path in folder.glob("test/single-w1/*/settings.yaml"):
-            path.write_text(path.read_text() + "weight_decay: 0.5\n")
+            edit_yaml(path, weight_decay=0.5)
 
     found = guarded(tmp_path, [5.0] * 6, afterwards=change)
     assert found.value == "not shown"
@@ -117,12 +120,9 @@ def test_the_sync_guard_compares_by_samples_runs_of_unlike_budgets_whose_rates_d
 ):
     def change(folder):
         for path in folder.glob("test/*/*/settings.yaml"):
-            settings = yaml.safe_load(path.read_text()) | {"schedule": schedule}
+            edit_yaml(path, schedule=schedule)
             if "single" in str(path):
-                budget = {"samples": 5000, "seconds": None}
-            else:
-                budget = {}
-            path.write_text(yaml.safe_dump(settings | budget))
+                edit_yaml(path, samples=5000, seconds=None)
 
     found = guarded(tmp_path, [5.0] * 6, afterwards=change)
     assert found.value == word, found.detail

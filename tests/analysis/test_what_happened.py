@@ -61,7 +61,9 @@ def of_seed_101(folder):
 def test_an_evaluation_that_was_not_finite_is_said_of_a_run_that_went_on(tmp_path):
     gap = []
     for curve in CURVES[1]:
-        gap.append([(*look[:2], None) if k == 3 else look for k, look in enumerate(curve)])
+        broken = list(curve)
+        broken[3] = (*curve[3][:2], None)
+        gap.append(broken)
     study = two_arms(tmp_path, CURVES[0], gap)
     assert "During 8 of 8 runs of async-w4-virtual an evaluation was not finite." in small_type(study)
 
@@ -70,8 +72,9 @@ def test_an_evaluation_that_was_not_finite_is_said_of_a_run_that_went_on(tmp_pat
 def test_a_run_that_went_on_elsewhere_is_said(tmp_path, cpu):
     def moved(folder):
         path = of_seed_101(folder)
-        (path / "environment.resumed-1.json").write_text((path / "environment.json").read_text())
-        edit_json(path / "environment.resumed-1.json", cpu=cpu)
+        resumed = path / "environment.resumed-1.json"
+        resumed.write_text((path / "environment.json").read_text())
+        edit_json(resumed, cpu=cpu)
 
     study = two_arms(tmp_path, *CURVES, afterwards=moved)
     told = "During 1 of 8 runs of async-w4-virtual another machine took over."
@@ -83,9 +86,11 @@ def test_that_neither_arm_has_learned_is_said_before_anything_else(tmp_path):
     worse = []
     for last in (6, 7):
         worse.append([straight(6.0, last + 0.001 * seed, seconds=100.0, samples=1600) for seed in range(8)])
-    text = two_arms(tmp_path / "both", *worse).headlines[0].text
-    assert text.startswith("Neither arm has learned anything: the loss does not end below its start. ")
-    assert "Neither" not in two_arms(tmp_path / "one", CURVES[0], worse[1]).verdict
+    both = two_arms(tmp_path / "both", *worse)
+    one = two_arms(tmp_path / "one", CURVES[0], worse[1])
+    told = "Neither arm has learned anything: the loss does not end below its start. "
+    assert both.headlines[0].text.startswith(told)
+    assert "Neither" not in one.verdict
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,7 @@ def test_a_classifier_has_learned_what_one_class_for_everything_does_not_give(tm
             events.write_text("\n".join([json.dumps(header), others]))
             edit_json(path, events_bytes=None)
 
-    text = two_arms(tmp_path, *CURVES, afterwards=of_classes).headlines[0].text
+    study = two_arms(tmp_path, *CURVES, afterwards=of_classes)
+    text = study.headlines[0].text
     said = "Neither arm has learned anything: one class for everything is predicted as well. "
     assert text.startswith(said) != learned
