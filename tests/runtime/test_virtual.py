@@ -79,23 +79,17 @@ def arrivals(events):
 def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_second():
     sampler = Constant().on(3, 0)
     events = run(Asynchronous(), sampler, budget=Limits(samples=8)).events
-    assert arrivals(events) == [
-        (1.0, 0, 0),
-        (1.0, 1, 1),
-        (1.0, 2, 2),
-        (2.0, 0, 3),
-        (2.0, 1, 4),
-        (2.0, 2, 5),
-        (3.0, 0, 6),
-        (3.0, 1, 7),
-    ]
-    assert [event.read_version for event in events] == [0, 0, 0, 1, 2, 3, 4, 5]
-    assert [event.arrival_delay for event in events] == [0, 1, 2, 2, 2, 2, 2, 2]
-    assert [event.version for event in events] == list(range(1, 9))
+    assert len(events) == 8
     for number, event in enumerate(events):
         worker = number % 3
         index = number // 3
+        assert event.train_seconds == index + 1
+        assert event.worker == worker
+        assert event.dispatch == number
         assert event.batches == ((worker, index, index + 1),)
+        assert event.read_version == max(0, number - 2)
+        assert event.arrival_delay == min(2, number)
+        assert event.version == number + 1
 
 
 def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later():
@@ -382,13 +376,6 @@ def test_fast_workers_fill_the_link_and_no_more_than_half_its_vectors_are_gradie
     assert limit - num_workers - 1 <= done.num_arrivals <= limit
 
 
-def test_a_slow_link_of_one_worker_holds_up_the_servers():
-    network = Network(bytes_per_vector=1.0, worker_bandwidth=(1.0, 0.1), server_bandwidth=1.0)
-    sampler = Constant(1e-3).on(2, 0)
-    events = run(Asynchronous(), sampler, budget=Limits(seconds=100.0), network=network).events
-    assert arrivals(events)[0] == (12.0, 0, 0)  # down 0-1, worker 1's down 1-11, up 11-12
-
-
 def test_a_warmup_does_not_waste_the_first_round_of_local_steps():
     def warming(num_samples):
         return min(1.0, num_samples / 40)
@@ -410,7 +397,7 @@ def test_virtual_workers_have_inner_optimizers_of_their_own_from_when_they_join(
     start = next(Plane().model(0).parameters()).detach()
     more = {"samples": 120, "evaluations": 1, "learning_rate": 0.05, "weight_decay": 0, "clip_norm": 0, "quiet": True}
     runtime = Virtual(2, speeds=Exponential(), churn=churn)
-    ours = asyncsgd.train(Plane(), rule=rule, runtime=runtime, optimizer=AdamW(), report=events.append, **more).model()
+    ours = asyncsgd.train(Plane(), rule=rule, runtime=runtime, optimizer=AdamW(), report=events.append, **more)
     data = Plane().data(0)
     replicas = [nn.Parameter(start.clone()) for _ in range(2)]
     optimizers = {}
@@ -428,9 +415,10 @@ def test_virtual_workers_have_inner_optimizers_of_their_own_from_when_they_join(
             optimizer = optimizers[event.worker]
             optimizer.zero_grad()
             errors = nn.functional.linear(x, replica) - y
-            errors.square().mean().backward()
+            loss = errors.square().mean()
+            loss.backward()
             optimizer.step()
         moved = versions[event.read_version] - replica.detach()
         versions.append(versions[-1] - moved)
-    found = next(ours.parameters()).detach()
+    found = next(ours.model().parameters()).detach()
     torch.testing.assert_close(found, versions[-1], rtol=1e-6, atol=1e-7)
