@@ -48,8 +48,8 @@ def train(folder, stop_at=None, also=lambda record: None, task=Noisy(), **argume
             asked.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    chosen = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"}
-    return asyncsgd.train(task, folder=folder, quiet=True, report=stop, **(chosen | arguments))
+    chosen = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu", "quiet": True}
+    return asyncsgd.train(task, folder=folder, report=stop, **(chosen | arguments))
 
 
 def log(folder, *kinds):

@@ -46,21 +46,24 @@ def test_under_every_rule_only_who_is_there_takes_part_and_the_run_is_replayed(r
     changes = []
     for r in run.records("join", "leave"):
         changes.append((r["kind"], r["worker"], r["train_seconds"]))
-    assert changes == [
-        *(("join", worker, 0.0) for worker in (0, 1, 2)),
-        *(("leave", 1, 2.0), ("join", 3, 3.0), ("join", 1, 5.0), ("leave", 0, 6.0)),
-    ]
+    assert changes[:3] == [("join", 0, 0.0), ("join", 1, 0.0), ("join", 2, 0.0)]
+    assert changes[3:] == [("leave", 1, 2.0), ("join", 3, 3.0), ("join", 1, 5.0), ("leave", 0, 6.0)]
     there = set()
     lost = set()
+    arrived = {}
+    used = set()
     for record in run.records("join", "leave", "arrival"):
+        used.update(dispatch for dispatch, _ in record["uses"])
         if record["kind"] == "arrival":
             assert record["worker"] in there
             assert record["dispatch"] not in lost
+            arrived[record["dispatch"]] = record["num_samples"]
+            continue
+        lost.update(record["lost"])
+        if record["kind"] == "join":
+            there.add(record["worker"])
         else:
-            (there.add if record["kind"] == "join" else there.discard)(record["worker"])
-            lost |= set(record["lost"])
-    arrived = {record["dispatch"]: record["num_samples"] for record in run.records("arrival")}
-    used = {dispatch for record in run.records("join", "leave", "arrival") for dispatch, _ in record["uses"]}
+            there.discard(record["worker"])
     assert run.summary["num_samples_applied"] == sum(arrived[dispatch] for dispatch in used)  # each of them once
     replayed = cli(["asyncsgd", "replay", run.path])
     assert replayed.code == 0
@@ -71,11 +74,9 @@ def test_a_worker_that_leaves_loses_what_it_computes_and_its_sample_is_its_next_
     churn = (Leave(1, 2.5), Join(1, 4.5))
     result = run(Asynchronous(), churn, Constant(), num_workers=2, seconds=6.0)
     events = [event for event in result.events if event.worker == 1]
-    assert [(event.train_seconds, event.batches) for event in events] == [
-        (1.0, ((1, 0, 1),)),
-        (2.0, ((1, 1, 2),)),
-        (5.5, ((1, 2, 3),)),
-    ]
+    assert [event.train_seconds for event in events] == [1.0, 2.0, 5.5]
+    for index, event in enumerate(events):
+        assert event.batches == ((1, index, index + 1),)
     assert events[2].wait_seconds == 0.0
     assert [record.lost for record in membership(result.records) if record.kind == "leave"] == [(5,)]
 
@@ -88,8 +89,9 @@ def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves(tmp_path):
     assert [worker for worker, *_ in left.started] == [0, 1, 2]
     assert result.done.version == 1
     # The step has no arrival of its own, and is counted.
-    words = ["--seconds", 1.75, "--speeds", slow, "--churn", "leave:worker=3,seconds=1.5"]
-    assert cli(["simulate.py", "--rule", "synchronous", "--nproc", 4, *words, "--runs-dir", tmp_path]).code == 0
+    words = ["--rule", "synchronous", "--nproc", 4, "--seconds", 1.75, "--speeds", slow]
+    words += ["--churn", "leave:worker=3,seconds=1.5", "--runs-dir", tmp_path]
+    assert cli(["simulate.py", *words]).code == 0
     summary = Finished(*tmp_path.iterdir()).summary
     assert summary["num_updates"] == 1
     assert summary["num_samples"] == 3
@@ -103,8 +105,11 @@ def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves(tmp_path):
     network=st.sampled_from([None, Network(1.0, (2.0,), 4.0)]),
 )
 def test_workers_may_come_and_go_as_often_as_they_like(times, rule, network):
-    changes = tuple((Leave if k % 2 == 0 else Join)(1, seconds) for k, seconds in enumerate(times))
-    result = run(rule, changes, Exponential(), seconds=21.0, network=network)
+    changes = []
+    for number, seconds in enumerate(times):
+        change = Join if number % 2 else Leave
+        changes.append(change(1, seconds))
+    result = run(rule, tuple(changes), Exponential(), seconds=21.0, network=network)
     assert result.done.result.status == "DONE"
     assert result.done.virtual_seconds == 21.0
     assert [record.train_seconds for record in membership(result.records)][4:] == times

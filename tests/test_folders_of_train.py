@@ -1,11 +1,9 @@
 """Every command on a run works on a folder that `asyncsgd.train` wrote, also where the task is one's own."""
 
-import os
-import signal
-
 import pytest
+import stopped_runs
 import torch
-from doors import ADPSGD, AdamW, Exponential, Finished, Processes, Virtual, asyncsgd, cli
+from doors import ADPSGD, AdamW, Exponential, Finished, Processes, Virtual, cli
 from safetensors.torch import load_file
 from tasks import Plane
 
@@ -19,15 +17,8 @@ ARGUMENTS = {
 
 def train(folder, stop_at=None, **arguments):
     """A run of 160 samples; asked to stop when so many have arrived."""
-    asked = []
-
-    def stop(record):
-        if stop_at is not None and not asked and getattr(record, "total_samples", 0) >= stop_at:
-            asked.append(True)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    chosen = {"samples": 160, "evaluations": 4, "learning_rate": 0.02, "device": "cpu", "quiet": True}
-    return asyncsgd.train(Plane(), folder=folder, report=stop, **(chosen | arguments))
+    chosen = {"samples": 160, "evaluations": 4}
+    return stopped_runs.train(folder, stop_at, task=Plane(), **(chosen | arguments))
 
 
 def weights(folder):
@@ -58,15 +49,16 @@ def test_a_run_that_is_done_becomes_longer_by_a_command(tmp_path):
 def test_the_model_of_a_checkpoint_is_that_of_its_version_in_a_replay(name, tmp_path):
     run = train(tmp_path / "run", checkpoint_every=40, **ARGUMENTS[name])
     checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("*.pt"))[-1].stem
-    command = ["asyncsgd", "export", tmp_path / "run", "--checkpoint", checkpoint, "--out", tmp_path / "exported", *OWN]
-    exported = cli(command)
-    assert exported.code == 0, exported.err
     version = str(int(checkpoint) // Plane().batch_size)  # every gradient is an update
-    replayed = cli(["asyncsgd", "replay", tmp_path / "run", "--to", version, "--out", tmp_path / "replayed", *OWN])
-    assert replayed.code == 0, replayed.err
-    assert torch.equal(weights(tmp_path / "exported"), weights(tmp_path / "replayed"))
+    models = []
+    for command, flag, value in (("export", "--checkpoint", checkpoint), ("replay", "--to", version)):
+        out = tmp_path / command
+        ended = cli(["asyncsgd", command, tmp_path / "run", flag, value, "--out", out, *OWN])
+        assert ended.code == 0, ended.err
+        models.append(weights(out))
+    assert torch.equal(models[0], models[1])
     if int(checkpoint) < 160:
-        assert not torch.equal(weights(tmp_path / "exported"), run.model().weight)
+        assert not torch.equal(models[0], run.model().weight)
 
 
 def test_a_run_of_processes_is_predicted_on_the_virtual_clock(tmp_path):

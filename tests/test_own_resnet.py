@@ -16,17 +16,25 @@ SMALL = {"side": 8, "width": 4, "train_images": 200, "batch_size": 20}
 TYPED = "own_resnet.py --side 8 --width 4 --train-images 200 --batch-size 20 --optimizer sgd --evaluations 2"
 
 
+def with_ones(images):
+    """Their pixels as rows, with a one behind each row."""
+    pixels = images.flatten(1).double().numpy()
+    return np.column_stack([pixels, np.ones(len(images))])
+
+
 def test_no_linear_function_tells_made_images_apart_and_a_wave_s_energy_does():
     """Least squares on the pixels, against squares of the projections on waves of each class."""
-    (x, y), (x_other, y_other) = made(3000, 12, 0.5, seed=1), made(1000, 12, 0.5, seed=2)
-    flat, flat_other = (np.c_[images.flatten(1).double(), np.ones(len(images))] for images in (x, x_other))
-    weights = np.linalg.lstsq(flat, np.eye(4)[y], rcond=None)[0]
-    assert np.mean((flat_other @ weights).argmax(1) == y_other.numpy()) < 0.35
+    x, y = made(3000, 12, 0.5, seed=1)
+    x_other, y_other = made(1000, 12, 0.5, seed=2)
+    weights, *_ = np.linalg.lstsq(with_ones(x), np.eye(4)[y], rcond=None)
+    predicted = (with_ones(x_other) @ weights).argmax(1)
+    assert np.mean(predicted == y_other.numpy()) < 0.35
     axis = torch.arange(12) - 5.5
-    phases = [axis[None, :] + 0 * axis[:, None], axis[:, None] + 0 * axis[None, :]]
-    phases += [phases[0] + phases[1], phases[0] - phases[1]]
-    waves = torch.stack([torch.sin(0.8 * phase) for phase in phases])
-    energy = torch.einsum("bchw,khw->bk", x_other, waves / waves.norm(dim=(1, 2), keepdim=True)).square()
+    down, across = torch.meshgrid(axis, axis, indexing="ij")
+    phases = torch.stack([across, down, across + down, across - down])
+    waves = torch.sin(0.8 * phases)
+    waves /= waves.norm(dim=(1, 2), keepdim=True)
+    energy = torch.einsum("bchw,khw->bk", x_other, waves).square()
     assert (energy.argmax(1) == y_other).double().mean() > 0.9
 
 

@@ -56,12 +56,14 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(tmp
 def test_the_exact_excess_is_that_of_the_simulated_mean():
     problem = Tridiagonal(noise_kind="full")
     speeds = ringmaster.HalfNormal()
-    curve = run([Arm("", KSync(24), 1.0, problem.on, speeds.on, 6174, Limits(seconds=40), 4)], [0], 1)
+    arm = Arm("", KSync(24), 1.0, problem.on, speeds.on, 6174, Limits(seconds=40), 4)
+    curve = run([arm], [0], 1)
     # After a few steps the noise, 0.03 in all, is small beside what is left of the start.
     exact = ringmaster.exact_excess(problem, 1.0, 24, curve.updates.max())
     assert curve.loss.iloc[-1] == pytest.approx(exact, rel=0.01)
     # In the long run a mode has the variance eta sigma^2 / (batch (2 - eta c)) / c.
-    floor = sum(0.01**2 / 24 / (2 - c) / 2 for c in ringmaster.modes(1729)[0])
+    curvatures, *_ = ringmaster.modes(1729)
+    floor = sum(0.01**2 / 24 / (2 - c) / 2 for c in curvatures)
     assert ringmaster.exact_excess(problem, 1.0, 24, 10**9) == pytest.approx(floor)
 
 
@@ -92,7 +94,8 @@ def test_the_floors_of_asynchronous_and_synchronous_sgd_are_their_closed_forms(w
 def test_measured_seconds_and_floors_agree_with_the_closed_forms(monkeypatch, family):
     monkeypatch.setattr(error_runtime, "EVALUATIONS", 300)
     key = "exponential", family, 2
-    row = error_runtime.row_of(key, run([error_runtime.arms(600)[key]], [0], 1), 600)
+    curves = run([error_runtime.arms(600)[key]], [0], 1)
+    row = error_runtime.row_of(key, curves, 600)
     assert row["seconds per update"].estimate == pytest.approx(float(row["closed form"]), rel=0.06)
     assert row["error, last half"].estimate == pytest.approx(float(row["exact floor"]), rel=0.1)
 
@@ -134,7 +137,8 @@ def test_backup_workers_finds_the_best_quorum(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("workers", "seeds", "tolerance"), [(2, 300, 0.04), (8, 1000, 0.02)])
 def test_the_mean_iterate_obeys_the_closed_recursion(workers, seeds, tolerance):
     mean = implicit_momentum.mean_iterate(workers, range(seeds))
-    assert mean == pytest.approx(implicit_momentum.expected_iterate(workers, len(mean) - 1), abs=tolerance)
+    expected = implicit_momentum.expected_iterate(workers, len(mean) - 1)
+    assert mean == pytest.approx(expected, abs=tolerance)
     assert mean[:2] == pytest.approx([1.0, 0.8], rel=1e-12)  # not random: all workers start at x_0
 
 
@@ -148,8 +152,10 @@ def test_a_fit_to_the_exact_mean_gives_the_momentum(workers):
 
 def test_a_jackknife_removes_the_bias_of_a_square():
     # The square of a mean of 2 values of variance v overestimates by v / 2.
+    mean = 2.0
+    variance = 2.0
     values = implicit_momentum.pseudo_values(lambda mean: mean[0] ** 2, [[1.0], [3.0]])
-    assert interval(values).estimate == pytest.approx(2.0**2 - 2.0 / 2)
+    assert interval(values).estimate == pytest.approx(mean**2 - variance / 2)
 
 
 def test_implicit_momentum_writes_both_tables(tmp_path, monkeypatch):
@@ -163,7 +169,8 @@ def test_implicit_momentum_writes_both_tables(tmp_path, monkeypatch):
 def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index_and_its_gradient_that_of_its_loss():
     first = async_diloco.Mixture((6, 2, 5, 40), 3, seed=3)
     second = async_diloco.Mixture((6, 2, 5, 40), 3, seed=3)
-    x, here, there, other = first.initial(), *(np.empty(first.num_parameters) for _ in range(3))
+    x = first.initial()
+    here, there, other = np.empty((3, first.num_parameters))
     first.gradient(x, 2, 7, here)
     second.gradient(x, 0, 0, other)
     second.gradient(x, 2, 7, there)
@@ -171,20 +178,20 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index_and_its_g
     assert not np.array_equal(here, other)
     direction = np.random.Generator(np.random.Philox(1)).standard_normal(len(x))
     step = 1e-6
-    losses = []
-    for moved in (step, -step):
-        losses.append(first.gradient(x + moved * direction, 2, 7, other))
-    assert here @ direction == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-6)
+    ahead = first.gradient(x + step * direction, 2, 7, other)
+    behind = first.gradient(x - step * direction, 2, 7, other)
+    assert here @ direction == pytest.approx((ahead - behind) / (2 * step), rel=1e-6)
 
 
 def test_watching_a_rule_does_not_change_its_run():
     cosines = []
     rule = async_diloco.RULES[async_diloco.BOTH]
     mixture = async_diloco.Mixture((6, 1, 5, 8), 4, seed=0)
-    where = lambda *on: mixture, Fixed(async_diloco.SECONDS_PER_STEP).on, 4, Limits(samples=400)
+    speeds = Fixed(async_diloco.SECONDS_PER_STEP)
     ends = []
     for one in (async_diloco.watched(rule, cosines), rule):
-        ends.append(Arm("", one, 0.1, *where).simulated(0).parameters)
+        arm = Arm("", one, 0.1, lambda *on: mixture, speeds.on, 4, Limits(samples=400))
+        ends.append(arm.simulated(0).parameters)
     assert torch.equal(*ends)
     assert cosines
     for cosine in cosines:
@@ -193,8 +200,10 @@ def test_watching_a_rule_does_not_change_its_run():
 
 def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_the_optimum():
     assert round(ringleader.WEIGHTED, 4) == 0.3653
-    assert ringleader.ending(ringleader.Malenia(), 0.1, 1500.0) == pytest.approx(2 / 3.5, abs=1e-4)
-    assert ringleader.ending(Asynchronous(), 0.02, 1500.0) == pytest.approx(ringleader.WEIGHTED, abs=0.02)
+    of_malenia = ringleader.ending(ringleader.Malenia(), 0.1, 1500.0)
+    asynchronous = ringleader.ending(Asynchronous(), 0.02, 1500.0)
+    assert of_malenia == pytest.approx(2 / 3.5, abs=1e-4)
+    assert asynchronous == pytest.approx(ringleader.WEIGHTED, abs=0.02)
 
 
 def test_malenia_averages_each_worker_first():
@@ -210,15 +219,20 @@ def test_malenia_averages_each_worker_first():
 def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worker_and_draw():
     sampler = ringleader.permuted_times(8, seed=5)
     again = ringleader.permuted_times(8, seed=5)
-    draws = np.array([[again.draw_one(worker, draw) for draw in reversed(range(300))] for worker in range(8)])
-    assert sorted(np.floor(draws.min(axis=1) + 1e-9).astype(int)) == list(range(1, 9))
-    assert sampler.draw_one(3, 200) == draws[3, 99]
-    assert sampler.draw_one(0, 1) == draws[0, 298]
+    draws = np.empty((8, 300))
+    for worker in range(8):
+        for draw in reversed(range(300)):
+            draws[worker, draw] = again.draw_one(worker, draw)
+    least = np.floor(draws.min(axis=1) + 1e-9).astype(int)
+    assert sorted(least) == list(range(1, 9))
+    assert sampler.draw_one(3, 200) == draws[3, 200]
+    assert sampler.draw_one(0, 1) == draws[0, 1]
 
 
 def test_a_threshold_counts_as_reached_only_for_good():
     looks = pandas.DataFrame({"seconds": [0.0, 1.0, 2.0, 3.0], "loss": [1.0, 0.1, 0.4, 0.1]})
-    assert [ringleader.reached(looks, threshold) for threshold in (0.5, 0.2, 0.05)] == [1.0, 3.0, math.inf]
+    for threshold, seconds in ((0.5, 1.0), (0.2, 3.0), (0.05, math.inf)):
+        assert ringleader.reached(looks, threshold) == seconds
 
 
 @pytest.mark.parametrize(("noise", "synchronous", "asynchronous"), [(1, 1, 511), (100, 3.1, 32), (10_000, 6.9, 1.4)])
@@ -226,17 +240,20 @@ def test_the_theory_gives_the_design_table(noise, synchronous, asynchronous):
     # tau_i = i, n = 1e4: the ratios to T*, min over m of the harmonic mean times (1 + s / m)
     taus = phase_diagram.mean_seconds(1.0, 10_000)
     numbers = np.arange(1, 10_001)
-    best = (numbers / np.cumsum(1.0 / taus) * (1.0 + noise / numbers)).min()
-    assert phase_diagram.theory_synchronous(taus, noise)[0] / best == pytest.approx(synchronous, rel=0.02)
-    assert phase_diagram.theory_asynchronous(taus, noise) / best == pytest.approx(asynchronous, rel=0.03)
+    harmonic_means = numbers / np.cumsum(1.0 / taus)
+    best = (harmonic_means * (1.0 + noise / numbers)).min()
+    of_synchronous, *_ = phase_diagram.theory_synchronous(taus, noise)
+    of_asynchronous = phase_diagram.theory_asynchronous(taus, noise)
+    assert of_synchronous / best == pytest.approx(synchronous, rel=0.02)
+    assert of_asynchronous / best == pytest.approx(asynchronous, rel=0.03)
 
 
 def test_stopping_slow_trials_early_changes_nothing_about_the_best():
     cell = phase_diagram.Cell(noise=10.0, exponent=1.0, num_workers=4, jitter=True, num_rates=3, num_seeds=1)
     trials = phase_diagram.grid(Asynchronous(), 0.1, 5)
     seconds = []
-    for trial in trials:
-        seconds.append(phase_diagram.seconds_to_target(cell, *trial[:2], phase_diagram.TUNING_SEED, 400.0, 0.5))
+    for rule, rate, *_ in trials:
+        seconds.append(phase_diagram.seconds_to_target(cell, rule, rate, phase_diagram.TUNING_SEED, 400.0, 0.5))
     assert phase_diagram.tune(cell, trials, 400.0, 0.5) == trials[np.argmin(seconds)]
 
 

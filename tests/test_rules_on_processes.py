@@ -52,7 +52,7 @@ def test_a_run_of_two_workers_replays_bit_for_bit(train, rule, more):
     run = train(mode="async", nproc=2, rule=rule, **more)
     assert_replays(run)
     counts = run.summary["rule_acted"]
-    assert len(list(run.records("arrival"))) == counts["arrivals"]
+    assert len(run.records("arrival")) == counts["arrivals"]
     assert counts["arrivals"] >= counts["altered"]
 
 
@@ -98,5 +98,6 @@ def test_every_version_at_a_fixed_delay_is_the_same_bits_on_either_clock_and_for
         for k, event in events.items():
             assert event["read_version"] == max(0, k - 2)
         # The 20th arrival ends the run: it may be gradient 20, held behind gradient 19 that is still in flight.
-        losses.add(tuple(events[k]["loss"] for k in range(18)))
+        of_run = [events[k]["loss"] for k in range(18)]
+        losses.add(tuple(of_run))
     assert len(losses) == 1

@@ -70,8 +70,9 @@ def test_a_run_that_saves_is_the_run_that_does_not(saving, distance, mode, more,
     saves = train(**values, **saving)
     same_bits = without.summary["parameters_sha256"] == saves.summary["parameters_sha256"]
     assert same_bits == (distance == BITS)
-    found = (saves.parameters() - without.parameters()).norm() / without.parameters().norm()
-    assert float(found) <= distance
+    difference = saves.parameters() - without.parameters()
+    relative = difference.norm() / without.parameters().norm()
+    assert float(relative) <= distance
     loss = without.summary["final_eval_loss"]
     assert saves.summary["final_eval_loss"] == pytest.approx(loss, rel=10 * distance, abs=0)
 
@@ -96,18 +97,23 @@ def test_a_gradient_in_parts_weighs_each_part_by_its_loss_terms(micro_batches):
     parts = task.split(task.data(0).batch(0, 0), micro_batches)
     assert len({task.weight(part) for part in parts}) > 1  # otherwise a mean of means would do
     step = {"optimizer": asyncsgd.SGD(), "learning_rate": 1.0, "samples": task.batch_size, "quiet": True}
-    whole = asyncsgd.train(task, micro_batches=1, **step).model().weight
-    in_parts = asyncsgd.train(task, micro_batches=micro_batches, **step).model().weight
-    assert float((whole - task.model(0).weight).detach().norm()) > 0.1
+    initial = task.model(0).weight.detach()
+    weights = []
+    for number in (1, micro_batches):
+        run = asyncsgd.train(task, micro_batches=number, **step)
+        weights.append(run.model().weight.detach())
+    whole, in_parts = weights
+    assert float((whole - initial).norm()) > 0.1
     torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-6)
 
 
 def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first_part():
-    seeds = []
+    seeds = set()
     for index in range(5):
-        seeds.append([dropout_seed(0, 0, index, part) for part in range(5)])
-    assert len({seed for of_batch in seeds for seed in of_batch}) == 25
-    assert [of_batch[0] for of_batch in seeds] == [dropout_seed(0, 0, index) for index in range(5)]
+        of_batch = [dropout_seed(0, 0, index, part) for part in range(5)]
+        assert of_batch[0] == dropout_seed(0, 0, index)
+        seeds.update(of_batch)
+    assert len(seeds) == 25
 
 
 @pytest.mark.slow
@@ -119,14 +125,18 @@ def test_a_loss_scale_halves_until_no_part_overflows_and_doubles_after_2000_grad
     asyncsgd.train(Steep(), **steps, **more)
     scales = [record.loss_scales for record in records if record.kind == "arrival"]
     assert all(len(of_gradient) == 1 for of_gradient in scales)  # all parts have the same
+    values = []
     lengths = []
     for (scale,), group in itertools.groupby(scales):
-        lengths.append((scale, len(list(group))))
-    *falling, (lowest, length), (last, _) = lengths
-    assert 2.0**16 > lowest == last / 2
-    assert length == 2000
-    assert all(math.log2(one / other).is_integer() for (one, _), (other, _) in itertools.pairwise(lengths))
-    assert [scale for scale, _ in falling] == sorted((scale for scale, _ in falling), reverse=True)
+        values.append(scale)
+        lengths.append(len(list(group)))
+    *falling, lowest, last = values
+    assert lowest < 2.0**16
+    assert last == 2 * lowest
+    assert lengths[-2] == 2000
+    assert falling == sorted(falling, reverse=True)
+    for scale, following in itertools.pairwise(values):
+        assert math.log2(scale / following).is_integer()
 
 
 def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, tmp_path, monkeypatch):

@@ -13,14 +13,18 @@ TAGGING = Tagging.of(TAGS)
 
 def rows(*sentences):
     """Tags by name, separated by spaces, as numbers in rows of one length."""
-    numbers = [[TAGS.index(tag) for tag in sentence.split()] for sentence in sentences]
-    longest = max(map(len, numbers), default=0)
-    filled = [row + [OUTSIDE] * (longest - len(row)) for row in numbers]
-    return np.array(filled, dtype=np.int64).reshape(len(sentences), longest)
+    words = [sentence.split() for sentence in sentences]
+    longest = max(map(len, words), default=0)
+    filled = np.full((len(sentences), longest), OUTSIDE, dtype=np.int64)
+    for row, tags in zip(filled, words, strict=True):
+        for place, tag in enumerate(tags):
+            row[place] = TAGS.index(tag)
+    return filled
 
 
 def named(*sentences):
-    return [(first, last, TAGGING.types[kind]) for first, last, kind in TAGGING.spans(rows(*sentences)).tolist()]
+    spans = TAGGING.spans(rows(*sentences)).tolist()
+    return [(first, last, TAGGING.types[kind]) for first, last, kind in spans]
 
 
 @pytest.mark.parametrize(
@@ -70,30 +74,37 @@ sentences = st.lists(st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(T
 
 @given(sentences)
 def test_counts_are_those_of_reading_one_word_at_a_time_and_add_up(pairs):
-    sides = []
-    for side in (0, 1):
-        sides.append([[pair[side] for pair in sentence] for sentence in pairs])
     expected = np.zeros((2, 3), dtype=np.int64)
-    for true, predicted in zip(*sides, strict=True):
-        found = (slow_spans(true), slow_spans(predicted))
-        for column, spans in enumerate((*found, found[0] & found[1])):
+    true_sentences = []
+    predicted_sentences = []
+    for sentence in pairs:
+        true = [tag for tag, _ in sentence]
+        predicted = [tag for _, tag in sentence]
+        true_sentences.append(" ".join(true))
+        predicted_sentences.append(" ".join(predicted))
+        true_spans = slow_spans(true)
+        predicted_spans = slow_spans(predicted)
+        for column, spans in enumerate((true_spans, predicted_spans, true_spans & predicted_spans)):
             for *_, kind in spans:
                 expected[TAGGING.types.index(kind), column] += 1
-    arrays = [rows(*(" ".join(sentence) for sentence in side)) for side in sides]
-    counts = TAGGING.counts(*arrays)
+    true_rows = rows(*true_sentences)
+    predicted_rows = rows(*predicted_sentences)
+    counts = TAGGING.counts(true_rows, predicted_rows)
     assert counts.dtype == np.int64
     assert counts.tolist() == expected.tolist()
-    parts = []
+    added_up = np.zeros((2, 3), dtype=np.int64)
     for k in range(len(pairs)):
-        parts.append(TAGGING.counts(arrays[0][k : k + 1], arrays[1][k : k + 1]))
-    assert counts.tolist() == sum(parts, np.zeros((2, 3), dtype=np.int64)).tolist()
+        added_up += TAGGING.counts(true_rows[k : k + 1], predicted_rows[k : k + 1])
+    assert counts.tolist() == added_up.tolist()
 
 
 def test_scores_have_none_where_nothing_can_be_divided():
-    found = []
-    for counts in ([2, 0, 0], [0, 3, 0], [0, 0, 0]):
-        found.append(tuple(scores(np.array(counts)).values()))
-    assert found == [(None, 0.0, 0.0), (0.0, None, 0.0), (None, None, None)]
+    nothing_predicted = scores(np.array([2, 0, 0]))
+    nothing_true = scores(np.array([0, 3, 0]))
+    nothing = scores(np.array([0, 0, 0]))
+    assert tuple(nothing_predicted.values()) == (None, 0.0, 0.0)
+    assert tuple(nothing_true.values()) == (0.0, None, 0.0)
+    assert tuple(nothing.values()) == (None, None, None)
 
 
 @pytest.mark.parametrize("tag", ["S-A", "A", "", "B-", "b-A", "NN"])

@@ -44,29 +44,45 @@ def told(records):
     """(samples, seconds, values) of each point: ten arrivals make one, and the last evaluation ends that of five."""
     arrivals = [record for record in records if record.kind == "arrival"]
     points = []
-    rows = [arrivals[at : at + 10] for at in range(0, 105, 10)]
-    for row, before in zip(rows, [None, *rows], strict=False):
-        samples = sum(event.num_samples for event in row)
-        seconds = row[-1].train_seconds
+    before = 0.0
+    for first in range(0, 105, 10):
+        row = arrivals[first : first + 10]
         last = row[-1]
-        delays = sorted(delay for event in row for _, delay in event.uses)
+        samples = 0
+        loss = 0.0
+        weight = 0.0
+        delays = []
+        for event in row:
+            samples += event.num_samples
+            loss += event.loss * event.weight
+            weight += event.weight
+            delays += [delay for _, delay in event.uses]
+        delays.sort()
         values = {
-            "train/loss": sum(event.loss * event.weight for event in row) / sum(event.weight for event in row),
+            "train/loss": loss / weight,
             "train/learning_rate": last.learning_rate,
-            "train/samples_per_second": samples / (seconds - (before[-1].train_seconds if before else 0.0)),
-            **{f"delay/p{share}": delays[math.ceil(len(delays) * share / 100) - 1] for share in (50, 95)},
+            "train/samples_per_second": samples / (last.train_seconds - before),
             "delay/max": delays[-1],
         }
-        points.append((last.total_samples, seconds, values))
+        for share in (50, 95):
+            place = math.ceil(len(delays) * share / 100) - 1
+            values[f"delay/p{share}"] = delays[place]
+        points.append((last.total_samples, last.train_seconds, values))
+        before = last.train_seconds
     around = []  # the evaluations before the first arrival and after the last, and the memory of real workers
     for record in records:
         values = {}
         if record.kind == "evaluate":
-            values = {"eval/loss": record.loss} | {f"eval/{name}": value for name, value in record.metrics.items()}
+            values["eval/loss"] = record.loss
+            for name, value in record.metrics.items():
+                values[f"eval/{name}"] = value
         elif record.kind == "memory":
-            values = {f"memory/worker{worker}_gib": size / 2**30 for worker, size, _ in record.workers}
-        around += [(record.total_samples, record.train_seconds, values)] if values else []
-    points = [*around[: len(around) // 2], *points, *around[len(around) // 2 :]]
+            for worker, size, _ in record.workers:
+                values[f"memory/worker{worker}_gib"] = size / 2**30
+        if values:
+            around.append((record.total_samples, record.train_seconds, values))
+    half = len(around) // 2
+    points = [*around[:half], *points, *around[half:]]
     return [(samples, seconds, values | {"train_seconds": seconds}) for samples, seconds, values in points]
 
 

@@ -173,8 +173,9 @@ def test_dylu_gives_the_fastest_worker_all_its_local_steps_whatever_its_seconds(
 @given(rounds=st.integers(1, 5).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=8)))
 @settings(deadline=None, max_examples=20)
 def test_a_round_of_everybody_does_not_depend_on_the_order_of_arrival_in_a_single_bit(rule, rounds):
-    in_order = Driver(parse_rule(rule), num_workers=len(rounds[0]), dtype=torch.float32)
-    shuffled = Driver(parse_rule(rule), num_workers=len(rounds[0]), dtype=torch.float32)
+    num_workers = len(rounds[0])
+    in_order = Driver(parse_rule(rule), num_workers=num_workers, dtype=torch.float32)
+    shuffled = Driver(parse_rule(rule), num_workers=num_workers, dtype=torch.float32)
     for order in rounds:
         outcomes = [shuffled.arrive(worker).outcome for worker in order]
         assert outcomes.pop() == "applied"

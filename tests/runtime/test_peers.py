@@ -45,7 +45,8 @@ class Slopes(Instance):
         self.num_parameters = num_parameters
 
     def slope(self, worker, index):
-        return np.array([(7 * worker + 3 * index + 5 * place) % 11 - 5.0 for place in range(self.num_parameters)])
+        places = np.arange(self.num_parameters)
+        return (7 * worker + 3 * index + 5 * places) % 11 - 5.0
 
     def initial(self):
         return np.arange(self.num_parameters, dtype=np.float64)
@@ -182,11 +183,16 @@ def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topo
     assert samples == done.num_arrivals
     total = num_workers * problem.initial() - 0.125 * np.sum(gradients, axis=0)
     assert np.array_equal(models(done).sum(axis=0), total)
-    last = {event.worker: event.version for event in events}
-    in_flight = sum(version - last.get(worker, 0) for worker, version in enumerate(done.method.versions))
     # Every exchange adds one to the delay of one gradient, arrived or in flight.
-    exchanges = len(events) if num_workers > 1 else 0
-    assert sum(delay for event in events for _, delay in event.uses) + in_flight == exchanges
+    num_exchanges = len(events) if num_workers > 1 else 0
+    sum_of_delays = 0
+    last = dict.fromkeys(range(num_workers), 0)
+    for event in events:
+        last[event.worker] = event.version
+        sum_of_delays += sum(delay for _, delay in event.uses)
+    for worker, version in enumerate(done.method.versions):
+        sum_of_delays += version - last[worker]
+    assert sum_of_delays == num_exchanges
 
 
 @settings(max_examples=40, deadline=None)
@@ -198,8 +204,11 @@ def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, roun
     # Powers of two throughout, so the weights add up to N exactly.
     in_transit = sum(weights.sum() for _, weights, _ in done.method.in_transit)
     assert done.method.weights.sum() + in_transit == num_workers
-    gradients = [problem.slope(worker, index) for worker in range(num_workers) for index in range(rounds)]
-    mean = problem.initial() - 0.125 / num_workers * np.sum(gradients, axis=0)
+    total = np.zeros(3)
+    for worker in range(num_workers):
+        for index in range(rounds):
+            total += problem.slope(worker, index)
+    mean = problem.initial() - 0.125 / num_workers * total
     assert done.parameters.numpy() == pytest.approx(mean, abs=1e-12)
     assert done.method.versions == [rounds] * num_workers
 
@@ -263,9 +272,9 @@ def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, rou
     assert done.version == 5
     # Five rounds, and what comes first after the last sending: the overlap's steps and one more, or the transfer.
     assert done.virtual_seconds == 4 * round_seconds + 6 + max(overlap, transfer) + 1
-    waited = []
-    for worker in range(3):
-        waited.append(sum(event.wait_seconds for event in events if event.worker == worker))
+    waited = [0.0] * 3
+    for event in events:
+        waited[event.worker] += event.wait_seconds
     assert waited == [5 * max(0.0, transfer - overlap)] * 3
 
 
@@ -277,10 +286,18 @@ def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, rou
     transfer=st.sampled_from([0.0, 2.5]),
 )
 def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, fragments, speeds, transfer):
+    def falling(num_samples):
+        return 0.25 / (1 + num_samples)
+
     def losses(speeds, transfer):
         rule = StreamingDiLoCo(4, fragments, overlap, 0.25, transfer_seconds=transfer)
-        falling = {"learning_rate": lambda num_samples: 0.25 / (1 + num_samples), "budget": Limits(samples=72)}
-        return {(e.worker, e.batches[0][1]): e.loss for e in run(rule, 3, speeds=speeds, **falling)[1]}
+        budget = Limits(samples=72)
+        _, events = run(rule, 3, speeds=speeds, learning_rate=falling, budget=budget)
+        found = {}
+        for event in events:
+            _, index, _ = event.batches[0]
+            found[event.worker, index] = event.loss
+        return found
 
     first = losses(Constant(), 0.0)
     other = losses(speeds, transfer)
@@ -291,7 +308,9 @@ def test_what_streaming_diloco_computes_does_not_depend_on_the_speeds(overlap, f
 
 
 def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp():
-    assert [run(SGP(), 4, budget=Limits(samples=samples))[0].num_arrivals for samples in (0, 1, 8, 9)] == [0, 4, 8, 12]
+    for samples, rounded in ((0, 0), (1, 4), (8, 8), (9, 12)):
+        done, _ = run(SGP(), 4, budget=Limits(samples=samples))
+        assert done.num_arrivals == rounded
 
 
 @every_rule
