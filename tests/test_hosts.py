@@ -130,6 +130,29 @@ def test_where_the_leader_is_lost_the_other_host_ends_and_says_what_is_left(flag
         assert two.ended(other) != 0
 
 
+def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_path):
+    """Without the leader's disk: its data are on no other host, but as copies."""
+    words = "--mode async --data texts/train.txt --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
+    more = "--evaluations 1 --samples 2000 --checkpoint-every 40 --mirror 1 --run-dir run"
+    with hosts.Hosts(tmp_path) as two:
+        (two.folders[0] / "texts").mkdir()
+        shutil.copy(gallery / "train.txt", two.folders[0] / "texts")
+        _, other = two.torchrun(SCRIPT, *words.split(), *more.split(), tokens=(TOKEN, TOKEN))
+        copies = two.folders[1] / "run" / "checkpoints"
+        until(lambda: len(list(copies.glob("*.json"))) > 1, "two checkpoints are copied", 120)
+        two.kill(0)
+        until(lambda: "goes on on this host with " in two.said(1), "host 1 says what is left", 90)
+        assert two.ended(other) != 0
+        line = two.said(1).partition("goes on on this host with ")[2].splitlines()[0]
+        assert line == "python experiments/stilt_mlm.py --resume run"
+        assert two.ended(two.start(1, sys.executable, SCRIPT, "--resume", "run")) == 0, two.said(1)
+        summary = summary_of(two, host=1)
+        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 2, 2000]
+        replay = two.start(1, sys.executable, "-m", "asyncsgd", "replay", "run")
+        assert two.ended(replay) == 0
+        assert "identical" in two.said(1)
+
+
 def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
     in_step = ["--rule", "ssp:slack=0"]  # no worker goes on without the other
     with hosts.Hosts(tmp_path, delay=0.05, loss=0.01) as two:

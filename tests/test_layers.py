@@ -23,7 +23,7 @@ core
 data
 tasks domain_masking simulation.problems simulation.instance
 worker
-run.runtimes run.run
+run.runtimes run.found run.run
 backends pipeline
 simulation
 run

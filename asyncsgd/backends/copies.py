@@ -7,8 +7,7 @@ the hash of its listing: it is complete where it is there, and the next run find
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +19,8 @@ from asyncsgd.errors import RunError
 
 FORMAT = 1
 """Of a copy in the cache folder."""
+_PIECE = 1 << 26
+"""Bytes of a file that are in memory at a time."""
 
 
 class ListedFile(Struct, array_like=True, forbid_unknown_fields=True):
@@ -74,9 +75,36 @@ def found_here(folder: ListedFolder, cache: Path) -> str | None:
 def send(folder: ListedFolder, send_vector: Callable[[Tensor], None]) -> None:
     """Send the files of a folder in the order of its listing."""
     for file in folder.files:
-        if file.num_bytes:
-            path = os.path.join(folder.path, file.name)
-            send_vector(torch.from_file(path, size=file.num_bytes, dtype=torch.uint8))
+        send_part(Path(folder.path) / file.name, 0, file.num_bytes, send_vector)
+
+
+def send_part(path: Path, first: int, num_bytes: int, send_vector: Callable[[Tensor], None]) -> None:
+    """Send so many bytes of a file from byte `first` on.
+
+    Raises:
+        RunError: if the file is shorter.
+    """
+    with path.open("rb") as file:
+        file.seek(first)
+        for size in _sizes(num_bytes):
+            content = bytearray(size)
+            if file.readinto(content) != size:
+                raise RunError(f"{path} has become shorter while it was copied; start the run again")
+            send_vector(torch.frombuffer(content, dtype=torch.uint8))
+
+
+def received_part(num_bytes: int, receive_vector: Callable[[Tensor], None]) -> Iterator[bytes]:
+    """The bytes that `send_part` sends, piece by piece."""
+    for size in _sizes(num_bytes):
+        vector = torch.empty(size, dtype=torch.uint8)
+        receive_vector(vector)
+        yield vector.numpy().tobytes()
+
+
+def _sizes(num_bytes: int) -> Iterator[int]:
+    """Of the pieces in which a file is sent."""
+    for first in range(0, num_bytes, _PIECE):
+        yield min(_PIECE, num_bytes - first)
 
 
 def receive(folder: ListedFolder, cache: Path, receive_vector: Callable[[Tensor], None]) -> str:
@@ -101,10 +129,9 @@ def _receive_files(folder: ListedFolder, made: Path, receive_vector: Callable[[T
         _check_name(file.name)
         path = made / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        if file.num_bytes:
-            content = torch.from_file(str(path), shared=True, size=file.num_bytes, dtype=torch.uint8)
-            receive_vector(content)
+        with path.open("wb") as written:
+            for piece in received_part(file.num_bytes, receive_vector):
+                written.write(piece)
         if _sha256_of(path) != file.sha256:
             raise RunError(f"{file.name} of {folder.path} has not come as rank 0 has it; start the run again")
 

@@ -21,27 +21,20 @@ workers. Seconds in which this process stood still count for nobody."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
-import os
-import platform
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from multiprocessing.connection import wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch import distributed as dist
 
-from asyncsgd import __version__
-from asyncsgd.backends.addresses import address_of_interface, address_towards
-from asyncsgd.backends.copies import ListedFolder, found_here, receive
+from asyncsgd.backends import mirror
+from asyncsgd.backends.copies import ListedFolder
 from asyncsgd.backends.copies import send as send_files
-from asyncsgd.backends.launch import Launch
+from asyncsgd.backends.host import Host, Signs, name_of_address, own_address, versions
 from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Link, Message, Prepared, Refused, Stop
 from asyncsgd.backends.pair import MEETING, Meeting, Pair
 from asyncsgd.backends.segment import Segment
@@ -49,78 +42,8 @@ from asyncsgd.core.awake import awake
 from asyncsgd.core.limits import POLL_SECONDS
 from asyncsgd.errors import RunError
 
-_DEADLINE = 60.0
-_BETWEEN_SIGNS = 5.0
-_SIGNS_BEFORE_DEADLINE = 4
-"""How often a host says at least that it lives before it would be lost."""
 _BEFORE_A_WORD = 15.0
 """Seconds that rank 0 waits for a host before it says so."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Signs:
-    """When hosts say that they live."""
-
-    deadline: float = _DEADLINE
-    """Seconds without a sign of life after which a host is lost."""
-
-    @classmethod
-    def of(cls, worker_deadline: float | None) -> Signs:
-        return cls() if worker_deadline is None else cls(worker_deadline)
-
-    @property
-    def between(self) -> float:
-        """Seconds between two signs of life."""
-        return min(_BETWEEN_SIGNS, self.deadline / _SIGNS_BEFORE_DEADLINE)
-
-
-def versions() -> dict[str, str]:
-    """What must be equal on all hosts, since workers compute with it what the server believes."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"asyncsgd": __version__, "torch": metadata.version("torch").partition("+")[0], "python": python}
-
-
-@dataclasses.dataclass(frozen=True)
-class Host:
-    """This host among those of a run, as torchrun numbers them."""
-
-    number: int
-    """Of this host; 0 has rank 0."""
-    num_hosts: int
-    first: int
-    """Worker of this host: the rank of its first process."""
-    num_workers: int
-    leader: str
-    """Address of the host of rank 0, as torchrun was given it."""
-    port: int
-    prefix: str
-
-    @classmethod
-    def of_torchrun(cls, launch: Launch) -> Host:
-        """This process's; called in the first rank of a host."""
-        assert launch.rank is not None
-        attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
-        return cls(
-            int(os.environ["GROUP_RANK"]),
-            int(os.environ["GROUP_WORLD_SIZE"]),
-            launch.rank - launch.local_rank,
-            launch.ranks_here,
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            f"asyncsgd/{attempt}",
-        )
-
-    def meeting(self, address: str, token: bytes) -> Meeting:
-        """Where this host meets another one, with gloo on `address`."""
-        return Meeting("", (self.leader, self.port), self.prefix, address, token)
-
-
-def _own_address(interface: str | None, other: str) -> str:
-    return address_towards(other) if interface is None else address_of_interface(interface)
-
-
-def _name_of_address(host: int) -> str:
-    return f"address of host {host}"
 
 
 class Hosts:
@@ -152,12 +75,14 @@ class Hosts:
         self._meetings: dict[int, Meeting] = {}
         self._links: dict[int, Pair] = {}
         self._workers: dict[int, Pair] = {}
+        self._mirror: Pair | None = None
+        self._mirrors_on: int | None = None
         self.greetings: dict[int, Hello] = {}
         """What each other host has said of itself."""
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         for host in range(1, place.num_hosts):
-            address = _own_address(interface, self._address_of(host, stop))
+            address = own_address(interface, self._address_of(host, stop))
             self._meetings[host] = place.meeting(address, token)
             self._links[host] = Pair(self._meetings[host], f"host{host}", serves=True)
         for host, hello in self._answers(Hello, stop):
@@ -216,6 +141,12 @@ class Hosts:
         self._thread.start()
         return dict(self._workers)
 
+    def mirror(self, host: int) -> Pair:
+        """A pair with another host for copies of checkpoints; see `asyncsgd.backends.mirror`."""
+        self._mirror = Pair(self._meetings[host], mirror.PAIR, serves=True)
+        self._mirrors_on = host
+        return self._mirror
+
     def __enter__(self) -> Hosts:
         return self
 
@@ -235,7 +166,7 @@ class Hosts:
         """The address that another host has written into the store. Nothing is sent there before it has proved that
         it has the token."""
         store = dist.PrefixStore(self.place.prefix, self._store)
-        name = _name_of_address(host)
+        name = name_of_address(host)
         began = time.monotonic()
         has_told = False
         while not store.check([name]):
@@ -312,7 +243,7 @@ class Hosts:
         for number in wanted:
             if not 0 <= number < len(folders):
                 raise RunError(f"{self._called(host)} asks for folder {number} of {len(folders)}; start the run again")
-            send_files(folders[number], self._links[host].send_vector)
+            send_files(folders[number], self._links[host].deliver)
 
     def _watch(self) -> None:
         """Send signs of life and look for those of the hosts, until all is over."""
@@ -327,8 +258,11 @@ class Hosts:
     def _lose(self, host: int, reason: str) -> None:
         hello = self.greetings[host]
         del self._links[host]
+        lost = f"its host {hello.host} is lost: {reason}"
         for worker in range(hello.first, hello.first + hello.number):
-            self._workers[worker].give_up(f"its host {hello.host} is lost: {reason}")
+            self._workers[worker].give_up(lost)
+        if self._mirror is not None and host == self._mirrors_on:
+            self._mirror.give_up(lost)
 
 
 def _exchange_signs(link: Pair, heard: dict[int, float], host: int, deadline: float) -> str | None:
@@ -354,106 +288,3 @@ def _has_left(link: Pair) -> bool:
     except Gone:
         return True
     return False
-
-
-class Member:
-    """Another host than that of rank 0, in its first rank.
-
-    Args:
-        place: of this process.
-        token, interface, signs: as of `Hosts`.
-        hardware: of this host.
-    """
-
-    def __init__(
-        self, place: Host, token: bytes, interface: str | None, signs: Signs, hardware: dict[str, Any]
-    ) -> None:
-        self.place = place
-        self._signs = signs
-        address = _own_address(interface, place.leader)
-        self.meeting = place.meeting(address, token)
-        self.meeting.open().set(_name_of_address(place.number), address)
-        self._link = Pair(self.meeting, f"host{place.number}", serves=False)
-        hello = Hello(socket.gethostname(), place.first, place.num_workers, versions(), hardware)
-        self._link.send(hello)
-
-    def told(self) -> Begin:
-        """Wait for what rank 0 has prepared.
-
-        Raises:
-            RunError: if it is gone, or refuses this host.
-        """
-        try:
-            message = self._link.receive()
-        except Gone as gone:
-            raise RunError(f"rank 0 on {self.place.leader} does not begin: {gone}") from gone
-        if isinstance(message, Begin):
-            return message
-        if isinstance(message, Refused):
-            raise RunError(message.reason)
-        raise RunError(f"rank 0 on {self.place.leader} has stopped before the run began")
-
-    def places_of(self, folders: Sequence[ListedFolder], cache: Path, tell: Callable[[str], None]) -> dict[str, str]:
-        """Where this host has folders of rank 0, by their paths there; what it lacks it receives into `cache`.
-
-        Args:
-            tell: says a line to the user.
-
-        Raises:
-            RunError: if rank 0 is gone, or a file comes otherwise than it is there.
-            UsageError: if the cache folder cannot be written.
-        """
-        places = {}
-        lacking = []
-        for number, folder in enumerate(folders):
-            here = found_here(folder, cache)
-            if here is None:
-                lacking.append(number)
-            else:
-                places[folder.path] = here
-        if not lacking:
-            return places
-        try:
-            self._link.send(Lacking(tuple(lacking)))
-            for number in lacking:
-                folder = folders[number]
-                size = f"{len(folder.files)} files, {folder.num_bytes / 1e6:.1f} MB"
-                tell(f"host {self.place.number}: receives {Path(folder.path).name} from rank 0 ({size})")
-                places[folder.path] = receive(folder, cache, self._link.receive_vector)
-        except Gone as gone:
-            raise RunError(f"rank 0 on {self.place.leader} does not begin: {gone}") from gone
-        return places
-
-    def answer(self, message: Prepared | Refused | Stop) -> None:
-        with contextlib.suppress(Gone):
-            self._link.send(message)
-            self._link.flush()
-
-    def stay(self) -> None:
-        """Return when rank 0 lets this host go.
-
-        Raises:
-            RunError: if rank 0 is lost.
-        """
-        heard = awake()
-        said = 0.0
-        while True:
-            try:
-                if awake() - said > self._signs.between:
-                    self._link.send(Alive())
-                    said = awake()
-                if wait([self._link.fileno()], POLL_SECONDS):
-                    if isinstance(self._link.receive(), Stop):
-                        self.answer(Stop())
-                        return
-                    heard = awake()
-            except Gone as gone:
-                raise RunError(self._lost(str(gone))) from gone
-            if awake() - heard > self._signs.deadline:
-                raise RunError(self._lost(f"no sign of life for {self._signs.deadline:g} s"))
-
-    def _lost(self, reason: str) -> str:
-        return (
-            f"rank 0 on {self.place.leader} is lost ({reason}), and with it the run; its folder lies on that host. If "
-            f"it has a checkpoint, the run goes on from there with --resume FOLDER"
-        )

@@ -139,6 +139,8 @@ class Begin(Told):
     micro_batches: int
     moving: tuple[str, ...] | None
     """See `asyncsgd.run.run.Run`."""
+    mirror: int | None = None
+    """Number of the host that keeps a copy of each checkpoint; None: no host does."""
 
 
 class Lacking(Told):
@@ -153,6 +155,30 @@ class Prepared(Told):
 
 class Alive(Told):
     """A sign of life."""
+
+
+class PartOfFile(Struct, array_like=True, forbid_unknown_fields=True):
+    """What is sent of a file in a run folder."""
+
+    name: str
+    """Its path within the folder, with slashes."""
+    first: int
+    """The byte with which it begins."""
+    num_bytes: int
+
+
+class Copy(Told):
+    """A checkpoint, for the host that keeps copies. The bytes of the parts follow as vectors."""
+
+    name: str
+    parts: tuple[PartOfFile, ...]
+    """In the order in which they are written."""
+    kept: tuple[str, ...]
+    """Names of the checkpoints that rank 0 has; others are removed."""
+
+
+class CopyDone(Told):
+    """The copy of a checkpoint is durable."""
 
 
 Message = (
@@ -173,6 +199,8 @@ Message = (
     | Lacking
     | Prepared
     | Alive
+    | Copy
+    | CopyDone
 )
 
 

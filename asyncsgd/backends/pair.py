@@ -122,6 +122,8 @@ class Pair(Link):
         self._sending: seal.Seal | None = None
         self._receiving: seal.Seal | None = None
         self._is_open = False
+        self._has_met = threading.Event()
+        """Set when the other end has come, or is known to be gone."""
         self._lock = threading.Lock()
         self._early: list[bytes] = []  # messages for a peer that is not there yet
         self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=4096)
@@ -135,6 +137,12 @@ class Pair(Link):
             if self._sending is not None:
                 tag = self._sending.tag(_VECTORS, _bytes_of(piece))
                 self._post(_as_tensor(tag), _TAGS)
+
+    def deliver(self, vector: Tensor) -> None:
+        """Wait for the other end to come, send it a vector, and wait until it is sent, so that it may be forgotten."""
+        self._has_met.wait()
+        self.send_vector(vector)
+        self.flush()
 
     def receive_vector(self, vector: Tensor) -> None:
         """Wait for the next vector. It is written as it comes; where a tag of it is wrong it must not be used.
@@ -161,6 +169,7 @@ class Pair(Link):
     def give_up(self, reason: str) -> None:
         """Let whoever receives from this end hear that the other one is gone; from any thread."""
         self.ended = reason
+        self._has_met.set()
         with contextlib.suppress(OSError):
             self._handed_on.close()
 
@@ -209,6 +218,7 @@ class Pair(Link):
                 for payload in self._early:
                     self._post_bytes(payload)
                 self._is_open = True
+            self._has_met.set()
             while True:
                 payload = self._receive_bytes()
                 if self._slot and payload == encode(GradientFollows()):

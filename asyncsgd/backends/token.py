@@ -31,10 +31,18 @@ def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
         address_of_interface(output.interface)  # refuses
     if launch.several_hosts and has_server:
         token_of(output)
+        if output.mirror is not None and not _takes_checkpoints(output):
+            raise UsageError("--mirror copies checkpoints, and none is taken; type --checkpoint-every as well")
         return
-    for name in ("token_file", "trust_network", "worker_deadline"):
+    for name in ("token_file", "trust_network", "worker_deadline", "mirror"):
         if getattr(output, name):
             raise UsageError(f"{flag_of(name)} is for --mode async on several hosts of torchrun; drop it")
+
+
+def _takes_checkpoints(output: Output) -> bool:
+    """Whether a run may take checkpoints by itself; one that goes on may do so as it did before."""
+    asked = (output.checkpoint_every, output.checkpoint_seconds, output.resume)
+    return any(value is not None for value in asked)
 
 
 def token_of(output: Output) -> bytes:

@@ -127,6 +127,8 @@ class Saver:
         record: gets the record of every state; its `totals` are kept beside the state.
         began_from: what -> its hash, of the data and the initial parameters, so that no run goes on from others.
         tell: says a line to the user.
+        durable: called with each checkpoint when it is durable, in the thread that has written it; None: nobody is
+            told.
     """
 
     def __init__(
@@ -136,12 +138,14 @@ class Saver:
         record: Recorder,
         began_from: Mapping[str, Any],
         tell: Callable[[str], None],
+        durable: Callable[[Checkpoint], None] | None = None,
     ) -> None:
         self._run = folder
         self._policy = policy
         self._record = record
         self._began_from = began_from
         self._tell = tell
+        self._durable = durable
         self._folder = folder.path / FOLDER
         # The samples of the checkpoint that the run goes on from. If it is stopped before a new arrival, this
         # checkpoint stays and no other is written.
@@ -235,6 +239,8 @@ class Saver:
             self._tell(f"checkpoint {made.name} could not be written ({why}); the run goes on, and {left}")
         else:
             self._remove_old([found for found in _all(self._folder) if found.name <= made.name])
+            if self._durable is not None:
+                self._durable(made)
 
     def _remove_old(self, found: Sequence[Checkpoint]) -> None:
         losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]

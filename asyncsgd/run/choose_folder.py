@@ -86,6 +86,25 @@ def open_named_folder(path: Path, run: Run, *, resume: bool) -> RunFolder:
         raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error
 
 
+def folder_of_copies(run: Run) -> tuple[Path, BinaryIO]:
+    """Make the folder in which another host keeps copies of the checkpoints of a run, and own it; see `own`.
+
+    An earlier copy of this run is kept under another name.
+
+    Raises:
+        UsageError: if the folder holds another run, or cannot be written.
+    """
+    output = run.output
+    named = output.resume or output.run_dir
+    try:
+        if named is None:
+            path = free_folder(Path(output.runs_dir), _name_of(run))
+            return path, own(path)
+        return Path(named), _take(Path(named), run)
+    except OSError as error:
+        raise UsageError(f"{named or output.runs_dir} cannot be written ({error.strerror}) on this host") from error
+
+
 def _begin(path: Path, events: BinaryIO | None, run: Run, comment: str) -> RunFolder:
     """Write the settings of a new run and the header of its records.
 

@@ -56,6 +56,7 @@ from asyncsgd.rules import Asynchronous
 from asyncsgd.rules.contract import PeerRule, Rule
 from asyncsgd.run import runtimes
 from asyncsgd.run.callbacks import Callbacks
+from asyncsgd.run.found import found_by
 from asyncsgd.run.run import Run
 from asyncsgd.tasks.base import Task, tensors_in
 from asyncsgd.worker.computation import ModelGradients, whole_evaluation
@@ -480,31 +481,3 @@ def _notice(live: Live, resume: tuple[Path, str] | None) -> bytes:
     found = found_by(live.run.task)
     checkpoint = None if resume is None else (str(resume[0]), resume[1])
     return msgspec.json.encode(Notice(found, live.run.micro_batches, checkpoint, live.run.moving))
-
-
-def found_by(task: Task) -> dict[str, Any]:
-    """What the task's `prepare` has found, by field."""
-    if not dataclasses.is_dataclass(task):
-        return {}
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(task)
-    return {field.name: getattr(task, field.name) for field in fields if field.metadata.get("found")}
-
-
-def with_found(task: Task, found: Mapping[str, Any]) -> Task:
-    """The task with what another process has found.
-
-    Args:
-        found: of `found_by` there, as JSON brings it here.
-
-    Raises:
-        ValueError: if a task of this class finds other things.
-    """
-    if found.keys() != found_by(task).keys():
-        raise ValueError(f"{[*found]} is not what a {type(task).__name__} finds out")
-    fields = {name: _tuples(value) for name, value in found.items()}
-    prepared: Task = dataclasses.replace(task, **fields)  # type: ignore[type-var]
-    return prepared
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
-from asyncsgd.backends.hosts import Host, Hosts, Signs
+from asyncsgd.backends.host import Host, Signs
+from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
+from asyncsgd.backends.mirror import Sender
 from asyncsgd.backends.token import TRUSTED, token_of
 from asyncsgd.core.checkpoints import Found, Policy, Saver
 from asyncsgd.core.flat import FlatModel
@@ -48,6 +50,7 @@ from asyncsgd.run.finish import (
     note_interrupted,
     write_last,
 )
+from asyncsgd.run.found import received_by
 from asyncsgd.run.memory import find_micro_batches
 from asyncsgd.run.other_host import begin_of
 from asyncsgd.run.run import Run, device_of_worker
@@ -153,6 +156,7 @@ def carry_out(
             if launch.several_hosts:
                 # torch.distributed, which synchronous ranks use, knows no token: their network is trusted.
                 place = Host.of_torchrun(launch)
+                _check_mirror(run.output.mirror, place)
                 token = token_of(run.output) if run.runtime.has_server else TRUSTED
                 signs = Signs.of(run.output.worker_deadline)
                 tell = _silent if quiet else say
@@ -224,6 +228,16 @@ def carry_out(
     return Ended(result, summary, live, unexpected)
 
 
+def _check_mirror(mirror: int | None, place: Host) -> None:
+    """Refuse a mirror that is no other host.
+
+    Raises:
+        UsageError: with the numbers that there are.
+    """
+    if mirror is not None and mirror >= place.num_hosts:
+        raise UsageError(f"--mirror {mirror}: the other hosts are 1 to {place.num_hosts - 1}; type one of them")
+
+
 def _silent(line: str) -> None:
     """Say nothing."""
 
@@ -283,7 +297,9 @@ def _open(
     """
     torch.set_num_threads(run.runtime.threads)
     tell: Callable[[str], None] = _silent if quiet else teller(folder)
-    waits_for = run.task.before_preparing(run.cache)
+    if folder is not None and folder.resume is not None:
+        run = dataclasses.replace(run, received=received_by(folder.path))
+    waits_for = run.task.before_preparing(run.cache) if run.received is None else None
     if waits_for:
         tell(waits_for)
     run = run.prepared()
@@ -353,7 +369,12 @@ def _open(
     if parts != before:
         now = record.totals
         record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
-    saver = None if folder is None else Saver(folder, policy, record, began, tell)
+    saver = None
+    if folder is not None:
+        durable = None
+        if hosts is not None and run.output.mirror is not None:
+            durable = Sender(hosts.mirror(run.output.mirror), run.output.mirror, folder.path, tell).send
+        saver = Saver(folder, policy, record, began, tell, durable)
     shown_to = Callbacks(run, callbacks) if callbacks else None
     return Live(
         run=run,

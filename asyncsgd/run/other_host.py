@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Collection, Mapping
@@ -17,9 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from asyncsgd.backends.copies import listed
-from asyncsgd.backends.hosts import Host, Member, Signs
+from asyncsgd.backends.host import Host, Signs
 from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_launcher
 from asyncsgd.backends.link import Begin, Prepared, Refused
+from asyncsgd.backends.member import Member
+from asyncsgd.backends.mirror import Keeper
 from asyncsgd.backends.rank_main import serve_rank
 from asyncsgd.backends.token import TRUSTED, token_of
 from asyncsgd.backends.worker_main import serve
@@ -28,8 +31,10 @@ from asyncsgd.core.checkpoints import Found
 from asyncsgd.core.signals import NUMBERS
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
-from asyncsgd.run.execute import Notice, found_by, with_found
+from asyncsgd.run.choose_folder import folder_of_copies
+from asyncsgd.run.execute import Notice
 from asyncsgd.run.finish import began_from, began_with
+from asyncsgd.run.found import Received, found_by, with_found
 from asyncsgd.run.run import Run
 from asyncsgd.run.written import Given, run_of_values, values_of
 from asyncsgd.settings.yaml_reader import TASK
@@ -48,7 +53,15 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
     if resume is not None and not run.runtime.has_server:
         state = f"{checkpoints.FOLDER}/{resume.checkpoint.name}.pt"
         folders.append(listed(str(resume.folder.resolve()), [state]))
-    return Begin(_settings_of(run), began_from(run, facts), found, tuple(folders), run.micro_batches, run.moving)
+    began = began_from(run, facts)
+    mirror = run.output.mirror
+    return Begin(_settings_of(run), began, found, tuple(folders), run.micro_batches, run.moving, mirror)
+
+
+_LEFT_THERE = (
+    "its folder lies on that host. If it has a checkpoint, the run goes on from there with --resume FOLDER; if that "
+    "host is not to be had, nothing is left of it"
+)
 
 
 class Here(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +74,7 @@ class Here(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def follow_leader(
-    run: Run, launch: Launch, context: ForkServerContext, typed: Collection[str] = frozenset()
+    run: Run, launch: Launch, context: ForkServerContext, typed: Collection[str] = frozenset(), command: str = ""
 ) -> NoReturn:
     """Take part in the run that rank 0 on another host leads, and end the process.
 
@@ -69,6 +82,7 @@ def follow_leader(
         run: as this host has understood it; not prepared.
         context: a fork server.
         typed: see `as_led`.
+        command: that trains such a task, for a message.
     """
     end_with_launcher(leads=False)
     place = Host.of_torchrun(launch)
@@ -78,9 +92,16 @@ def follow_leader(
         member = _member(run, place, token_of(run.output))
         notice = member.told()
         try:
+            if run.output.mirror not in (None, notice.mirror):
+                raise RunError(
+                    f"it was started with another --mirror than {notice.mirror}; type the same on every host"
+                )
             run = as_led(run, notice.settings, typed)
             places = member.places_of(notice.folders, run.cache, say)
             run = prepared_as(run, notice, places)
+            keeper = None
+            if notice.mirror == place.number:
+                keeper = _keeper_of(run, member, Received(notice.found, places))
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
             raise RunError(str(error)) from error
@@ -91,12 +112,39 @@ def follow_leader(
             member.answer(Prepared())
             for worker in range(place.first, last + 1):
                 processes.start(worker, serve, run.at(worker), member.meeting, worker)
-            member.stay()
+            if keeper is None:
+                member.stay(lambda: _LEFT_THERE)
+            else:
+                keeper.start()
+                member.stay(lambda: _left_here(keeper, command))
     except RunError as error:
         print(f"host {place.number}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # gloo may still wait for somebody who is gone
     sys.stdout.flush()
     os._exit(0)
+
+
+def _keeper_of(run: Run, member: Member, received: Received) -> Keeper:
+    """Make the folder in which this host keeps copies of the checkpoints of a run.
+
+    Raises:
+        UsageError: if something else lies there, or it cannot be written.
+    """
+    path, events = folder_of_copies(run)
+    if received.found:
+        received.write(path)
+    say(f"host {member.place.number}: keeps a copy of each checkpoint in {path}")
+    return Keeper(member.mirror(), path, events)
+
+
+def _left_here(keeper: Keeper, command: str) -> str:
+    """What a mirror says of what is left of a run."""
+    if keeper.last is None:
+        return f"{_LEFT_THERE}. No checkpoint had come to {keeper.folder} yet"
+    return (
+        f"a copy of it up to checkpoint {keeper.last} lies here, and goes on on this host with "
+        f"{command} --resume {shlex.quote(str(keeper.folder))}"
+    )
 
 
 def follow(run: Run, launch: Launch, typed: Collection[str] = frozenset()) -> NoReturn:

@@ -24,6 +24,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.contract import PeerRule, Rule
+from asyncsgd.run.found import Received
 from asyncsgd.run.runtimes import Runtime, Virtual, runtime_of
 from asyncsgd.settings import groups
 from asyncsgd.tasks.base import Task
@@ -62,6 +63,8 @@ class Run:
     saves_model: bool = True
     moving: tuple[str, ...] | None = None
     """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
+    received: Received | None = None
+    """What another host had prepared; None: this one prepares the task."""
 
     def __post_init__(self) -> None:
         recipe = dataclasses.replace(self.recipe, peak=self.steps.learning_rate)
@@ -94,7 +97,11 @@ class Run:
         return cache_folder(self.output.cache_dir)
 
     def prepared(self) -> Run:
-        return dataclasses.replace(self, task=self.task.prepare(self.seed, self.cache))
+        if self.received is None:
+            task = self.task.prepare(self.seed, self.cache)
+        else:
+            task = self.received.prepared(self.task)
+        return dataclasses.replace(self, task=task)
 
     def flat(
         self,

@@ -26,6 +26,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import say
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.contract import Rule
+from asyncsgd.run.found import received_by
 from asyncsgd.run.run import Run, run_of
 from asyncsgd.settings import kinds
 from asyncsgd.settings.flags import specs_of, yaml_of
@@ -169,7 +170,8 @@ def run_of_folder(folder: Path, given: Given, changes: Mapping[str, Any] = Mappi
         UsageError: if the settings cannot be read, or what they do not hold is not given.
     """
     values = {**settings_of_training(folder), **changes}
-    return run_of_values(values, given, Output(cache_dir=given.cache))
+    run = run_of_values(values, given, Output(cache_dir=given.cache))
+    return dataclasses.replace(run, received=received_by(folder))
 
 
 def run_of_values(values: Mapping[str, Any], given: Given, output: Output) -> Run:

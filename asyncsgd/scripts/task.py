@@ -8,6 +8,7 @@ import dataclasses
 import os
 import shlex
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
@@ -68,7 +69,8 @@ class TaskScript:
 
             fork_server_here = fork_server(model, *kind.preload, *self.kind.preload)
             go_offline_of(settings)
-            follow_leader(run_of(self.name, settings), launch, fork_server_here, parsed.given)
+            here = run_of(self.name, settings)
+            follow_leader(here, launch, fork_server_here, parsed.given, typed.line)
         if not launch.leads:
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
@@ -104,9 +106,12 @@ class TaskScript:
 
     def run_of(self, settings: Any) -> Run:
         """Make the run; refuse what can be seen to be wrong before anything is done."""
+        from asyncsgd.run.found import RECEIVED
         from asyncsgd.run.run import run_of
 
-        settings.task.check_names()
+        folder = settings.output.resume or settings.output.run_dir
+        if folder is None or not (Path(folder) / RECEIVED).is_file():  # else the folder says where the data are
+            settings.task.check_names()
         return run_of(self.name, settings)
 
 

@@ -329,6 +329,12 @@ class Output:
         unset="60",
         above=0,
     )
+    mirror: int | None = setting(
+        None,
+        "host that gets a copy of each checkpoint, by torchrun's --node-rank; mode async on several hosts only",
+        unset="no host",
+        at_least=1,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
