@@ -1,7 +1,8 @@
 """Hosts made of network namespaces, joined by a relay of our own with a delay, losses and cuts. Needs root and Linux.
 
-Each host has its own name, /etc/hosts, folder of temporary files and cache, and sees nothing of the other one's folder.
-No kernel here has netem, so the packets of a TUN device in each namespace are carried to the other one by a thread."""
+Each host has its own name, /etc/hosts, folder of temporary files and cache, and sees nothing of the others' folders. No
+kernel here has netem, so a thread reads the packets of a TUN device in each namespace and carries each one to the
+device of its destination."""
 
 import contextlib
 import ctypes
@@ -46,25 +47,25 @@ def why_not():
 
 
 class Hosts:
-    """Two hosts; a context manager.
+    """Two hosts or more; a context manager.
 
     Args:
         folder: in which each host gets its own.
+        number: of hosts.
         delay: seconds that a packet takes from one to the other.
         loss: share of the packets that are lost, drawn from a seed.
         by_debian: whether a host's own name means 127.0.1.1, as Debian's installer has it.
     """
 
-    addresses = ("10.99.0.1", "10.99.0.2")
-
-    def __init__(self, folder, delay=0.0, loss=0.0, by_debian=False):
+    def __init__(self, folder, number=2, delay=0.0, loss=0.0, by_debian=False):
+        self.addresses = [f"10.99.0.{host + 1}" for host in range(number)]
         self.by_debian = by_debian
         self.delay = delay
         self.loss = loss
         self.is_cut = False
-        self.names = [f"h{os.getpid()}-{number}" for number in (0, 1)]
-        self.folders = [folder / f"host{number}" for number in (0, 1)]
-        self._temporary = [tempfile.mkdtemp(prefix="host-") for _ in (0, 1)]  # short: sockets lie there
+        self.names = [f"h{os.getpid()}-{host}" for host in range(number)]
+        self.folders = [folder / f"host{host}" for host in range(number)]
+        self._temporary = [tempfile.mkdtemp(prefix="host-") for _ in range(number)]  # short: sockets lie there
         self.mark = f"hosts-{os.getpid()}-{time.monotonic_ns()}"
         self._random = random.Random(0)
         self._devices = []
@@ -82,7 +83,7 @@ class Hosts:
             settings.mkdir(parents=True)
             (settings / "hosts").write_text(own + known)
             subprocess.run(["ip", "netns", "add", name], check=True)
-            self._devices.append(_tun_in(name, self.addresses[number], self.addresses[1 - number]))
+            self._devices.append(_tun_in(name, self.addresses[number]))
             (self.folders[number] / "cache").mkdir(parents=True)
         self._relay.start()
         return self
@@ -106,8 +107,11 @@ class Hosts:
     def start(self, host, *words, **variables):
         """Start a command on a host, in its folder."""
         folder = self.folders[host]
-        hidden = shlex.quote(str(self.folders[1 - host]))
-        inside = f'hostname {self.names[host]}; mount -t tmpfs hidden {hidden}; exec "$@"'
+        inside = f"hostname {self.names[host]}; "
+        for other, hidden in enumerate(self.folders):
+            if other != host:
+                inside += f"mount -t tmpfs hidden {shlex.quote(str(hidden))}; "
+        inside += 'exec "$@"'
         entered = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount", "sh", "-c", inside, "sh"]
         environment = os.environ | {
             "ASYNCSGD_TEST": self.mark,
@@ -128,14 +132,21 @@ class Hosts:
         self._started.append(process)
         return process
 
-    def torchrun(self, *words, workers=(1, 1), tokens=(None, None)):
-        """Start torchrun on both hosts, of which host 0 leads; the two processes."""
+    def torchrun(self, *words, workers=(1, 1), tokens=(None, None), variables=({}, {})):
+        """Start torchrun on all hosts, of which host 0 leads; its processes.
+
+        Args:
+            workers, tokens, variables: of each host: how many, its token, and what its environment has besides.
+        """
         processes = []
-        for host in (0, 1):
-            variables = {} if tokens[host] is None else {"ASYNCSGD_TOKEN": tokens[host]}
-            place = f"--nnodes 2 --node-rank {host} --master-addr {self.addresses[0]} --master-port 29500".split()
+        for host in range(len(self.folders)):
+            variables_here = dict(variables[host])
+            if tokens[host] is not None:
+                variables_here["ASYNCSGD_TOKEN"] = tokens[host]
+            place = f"--nnodes {len(self.folders)} --node-rank {host}".split()
+            place += f"--master-addr {self.addresses[0]} --master-port 29500".split()
             local = ["--nproc-per-node", workers[host]]
-            processes.append(self.start(host, TORCHRUN, *place, *local, *words, **variables))
+            processes.append(self.start(host, TORCHRUN, *place, *local, *words, **variables_here))
         return processes
 
     def said(self, host):
@@ -174,12 +185,20 @@ class Hosts:
                 packet = os.read(device, 65536)
                 if self.is_cut or self._random.random() < self.loss:
                     continue
-                there = self._devices[1 - self._devices.index(device)]
-                number += 1
-                heapq.heappush(waiting, (time.monotonic() + self.delay, number, there, packet))
+                there = self._device_of(packet)
+                if there is not None:
+                    number += 1
+                    heapq.heappush(waiting, (time.monotonic() + self.delay, number, there, packet))
+
+    def _device_of(self, packet):
+        """Of the host that a packet is for; None where there is no such host, as for IPv6."""
+        address = ".".join(map(str, packet[16:20]))  # the destination in a header of IPv4
+        if packet[0] >> 4 != 4 or address not in self.addresses:
+            return None
+        return self._devices[self.addresses.index(address)]
 
 
-def _tun_in(namespace, address, peer):
+def _tun_in(namespace, address):
     """A TUN device in a namespace, which this process reads and writes; one thread alone enters the namespace."""
     made = []
 
@@ -196,7 +215,7 @@ def _tun_in(namespace, address, peer):
     thread.start()
     thread.join()
     for words in (
-        f"addr add {address} peer {peer} dev tun0",
+        f"addr add {address}/24 dev tun0",
         "link set tun0 mtu 1500 up",
         "link set lo up",
     ):

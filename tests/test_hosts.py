@@ -153,6 +153,32 @@ def test_where_the_leader_is_lost_the_run_goes_on_from_the_mirror(gallery, tmp_p
         assert "identical" in two.said(1)
 
 
+def test_three_hosts_of_which_one_is_lost_and_one_has_other_instructions(flags, tmp_path):
+    """The record names the hardware of each worker, and the replay asks for no more bits than it can have."""
+    tokens = [TOKEN] * 3
+    variables = [{}, {}, {"ATEN_CPU_CAPABILITY": "default"}]
+    with hosts.Hosts(tmp_path, number=3) as three:
+        words = [*flags, *IN_TURNS, "--samples", "800"]
+        leader, _, last = three.torchrun(SCRIPT, *words, workers=(1, 1, 2), tokens=tokens, variables=variables)
+        until(lambda: has_trained(three), "the hosts train", 120)
+        three.kill(1)
+        until(lambda: (three.folders[0] / "run" / "summary.json").exists(), "the run ends", 120)
+        summary = summary_of(three)
+        assert [summary[key] for key in ("status", "num_workers", "num_samples")] == ["DONE", 4, 800]
+        batches = [batch for record in arrivals_of(three) for batch in map(tuple, record["batches"])]
+        assert len(batches) == len(set(batches)) == 200
+        assert {record["worker"] for record in arrivals_of(three)} >= {0, 2, 3}
+        environment = json.loads((three.folders[0] / "run" / "environment.json").read_text())
+        ranks = {hardware["cpu_capability"]: hardware["ranks"] for hardware in environment["hardware_of_ranks"]}
+        assert ranks["DEFAULT"] == [2, 3]
+        for process in (leader, last):
+            process.send_signal(signal.SIGKILL)  # torchrun waits for minutes for the lost host
+        until(lambda: marked(three.mark) == [], "all processes end")
+        replay = three.start(0, sys.executable, "-m", "asyncsgd", "replay", "run")
+        assert three.ended(replay) == 0, three.said(0)
+        assert "equal to rounding" in three.said(0)
+
+
 def test_a_cut_of_twenty_seconds_loses_nobody(flags, tmp_path):
     in_step = ["--rule", "ssp:slack=0"]  # no worker goes on without the other
     with hosts.Hosts(tmp_path, delay=0.05, loss=0.01) as two:

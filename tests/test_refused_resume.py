@@ -69,6 +69,18 @@ def test_a_refused_resume_leaves_every_byte_of_a_finished_run(arguments, method,
     assert content(path) == content(done)
 
 
+def test_a_run_goes_on_on_another_processor_where_initial_parameters_are_drawn_with_other_bits(
+    done, tmp_path, monkeypatch
+):
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    (path / "environment.json").write_text(
+        (path / "environment.json").read_text().replace('"cpu_capability": "', '"cpu_capability": "not ')
+    )
+    monkeypatch.setattr(Noisy, "model", other_weights)
+    assert train(path, resume=True, **LONGER).status == "DONE"
+
+
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [

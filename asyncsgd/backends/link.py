@@ -132,6 +132,8 @@ class Begin(Told):
     """Of the run, by name."""
     began_from: dict[str, Any]
     """Fingerprints of its data and initial parameters."""
+    hardware: dict[str, Any]
+    """Of rank 0; see `asyncsgd.worker.profile.hardware`."""
     found: dict[str, Any]
     """What the task's `prepare` has found, where it lies in folders of which hosts get copies."""
     folders: tuple[ListedFolder, ...]

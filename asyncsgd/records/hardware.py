@@ -130,6 +130,17 @@ def environments_of(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def rounds_otherwise(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two environments are known to differ in what the last bit of a sum may depend on.
+
+    >>> rounds_otherwise({"cpu_capability": "AVX2"}, {"cpu_capability": "AVX512"})
+    True
+    >>> rounds_otherwise({}, {"cpu_capability": "AVX512"})
+    False
+    """
+    return any(name in one and name in other and one[name] != other[name] for name in BITS)
+
+
 def unlike(recorded: Sequence[Mapping[str, Any]], here: Mapping[str, Any]) -> str:
     """Whether a result that was recorded elsewhere may have other bits here, as a sentence for brackets; empty where
     all that bits depend on is recorded and equal.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from asyncsgd.core.signals import held
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.records.console import shown_metrics
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
+from asyncsgd.records.hardware import rounds_otherwise
 from asyncsgd.records.model_card import model_card
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
-from asyncsgd.run.execute import Live, found_by
+from asyncsgd.run.execute import Live
+from asyncsgd.run.found import found_by
 from asyncsgd.run.run import Run, device_of_worker
 from asyncsgd.settings.yaml_reader import read_of_run
 from asyncsgd.tasks.base import Task, fingerprint
@@ -32,6 +34,8 @@ SHORTEST_SECONDS = 1.0
 """Of training. The rates of a shorter run say how it began."""
 SAMPLE_ORDER = "order of samples"
 """What its number is called among the things that a run began from."""
+INITIAL_PARAMETERS = "initial parameters"
+"""What their hash is called there."""
 BATCHES = 8
 """Samples have different lengths, so tokens and operations are means over so many batches."""
 AT_ONCE = Result(INTERRUPTED, "interrupted by the user, at once: only the records are saved", has_parameters=False)
@@ -69,7 +73,7 @@ def began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         run: prepared.
         facts: of `began_with`.
     """
-    began = {"data": facts["data_fingerprint"], "initial parameters": facts["initial_model_sha256"]}
+    began = {"data": facts["data_fingerprint"], INITIAL_PARAMETERS: facts["initial_model_sha256"]}
     for one in facts.get("evaluation_sets", ())[1:]:
         began[f"texts of {one['name']}"] = one["fingerprint"]
     if "candidates_sha256" in facts:
@@ -77,6 +81,25 @@ def began_from(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
     if run.task.sample_order is not None:
         began[SAMPLE_ORDER] = run.task.sample_order
     return began
+
+
+def comparable(
+    began: Mapping[str, Any], elsewhere: Iterable[Mapping[str, Any]], here: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What must be equal here of what a run has begun from elsewhere.
+
+    Initial parameters that are drawn have other last bits on another processor. They are no part of what goes on:
+    a checkpoint, or rank 0, has the parameters.
+
+    Args:
+        began: of `began_from`.
+        elsewhere: environments in which the run was made.
+        here: this one.
+    """
+    compared = dict(began)
+    if any(rounds_otherwise(environment, here) for environment in elsewhere):
+        del compared[INITIAL_PARAMETERS]
+    return compared
 
 
 def model_at(best: Best) -> dict[str, Any]:

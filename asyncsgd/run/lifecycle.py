@@ -33,6 +33,7 @@ from asyncsgd.pipeline.cut import anatomy
 from asyncsgd.records.best_effort import say
 from asyncsgd.records.console import Recorder, teller
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
+from asyncsgd.records.hardware import environments_of
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import MachineWatch, describe_environment
 from asyncsgd.records.run_folder import RunFolder
@@ -46,6 +47,7 @@ from asyncsgd.run.finish import (
     SAMPLE_ORDER,
     began_from,
     began_with,
+    comparable,
     finish,
     note_interrupted,
     write_last,
@@ -299,7 +301,9 @@ def _open(
     tell: Callable[[str], None] = _silent if quiet else teller(folder)
     if folder is not None and folder.resume is not None:
         run = dataclasses.replace(run, received=received_by(folder.path))
-    waits_for = run.task.before_preparing(run.cache) if run.received is None else None
+    waits_for = ""
+    if run.received is None:
+        waits_for = run.task.before_preparing(run.cache)
     if waits_for:
         tell(waits_for)
     run = run.prepared()
@@ -350,7 +354,7 @@ def _open(
         if not type(run.rule).__module__.startswith("asyncsgd."):
             check_state(run.rule, run.rule.init(torch.zeros(1)))
         if resume is not None:
-            _check_began_from(resume, began)
+            _check_began_from(resume, comparable(began, environments_of(folder.path), environment))
     if hosts is not None:
         hosts.begin(begin_of(run, facts, resume), stop_request.check)
     if folder is not None and resume is None:

@@ -33,7 +33,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import say
 from asyncsgd.run.choose_folder import folder_of_copies
 from asyncsgd.run.execute import Notice
-from asyncsgd.run.finish import began_from, began_with
+from asyncsgd.run.finish import began_from, began_with, comparable
 from asyncsgd.run.found import Received, found_by, with_found
 from asyncsgd.run.run import Run
 from asyncsgd.run.written import Given, run_of_values, values_of
@@ -53,9 +53,16 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
     if resume is not None and not run.runtime.has_server:
         state = f"{checkpoints.FOLDER}/{resume.checkpoint.name}.pt"
         folders.append(listed(str(resume.folder.resolve()), [state]))
-    began = began_from(run, facts)
-    mirror = run.output.mirror
-    return Begin(_settings_of(run), began, found, tuple(folders), run.micro_batches, run.moving, mirror)
+    return Begin(
+        _settings_of(run),
+        began_from(run, facts),
+        hardware(run.device),
+        found,
+        tuple(folders),
+        run.micro_batches,
+        run.moving,
+        run.output.mirror,
+    )
 
 
 _LEFT_THERE = (
@@ -261,7 +268,8 @@ def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
         run.task.check_names()
         run = dataclasses.replace(run.prepared(), moving=notice.moving)
     began = began_from(run, began_with(run, run.flat()))
-    for what, there in notice.began_from.items():
+    compared = comparable(notice.began_from, [notice.hardware], hardware(run.device))
+    for what, there in compared.items():
         if began.get(what) != there:
             raise RunError(
                 f"it has other {what} than rank 0 ({str(there)[:12]} -> {str(began.get(what))[:12]}); copy them from "

@@ -111,18 +111,19 @@ def test_what_rank_0_no_longer_has_goes_from_the_copy(run, tmp_path):
 
 def test_a_copy_that_cannot_be_written_is_told_and_the_next_one_is_whole(run, tmp_path):
     copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "checkpoints").write_text("a file where a folder belongs")
     said = []
     states = checkpoints_of(run)
+    in_the_way = copy / "checkpoints" / f"{states[0].name}.pt"
+    in_the_way.mkdir(parents=True)
     with mirrored(run, copy, said) as (sender, keeper):
         sender.send(states[0])
         assert keeper.last is None
         (line,) = said
         assert line.startswith(f"host 1 has no copy of checkpoint {states[0].name} (")
-        assert "File exists" in line
+        assert "Is a directory" in line
         assert line.endswith("; the run goes on")
-        (copy / "checkpoints").unlink()
+        assert not in_the_way.with_suffix(".json").exists()  # a description of a state that is not there
+        in_the_way.rmdir()
         sender.send(states[1])
     assert said == [line]
     assert find(copy).checkpoint == states[1]

@@ -577,6 +577,12 @@ def test_another_host_takes_part_in_the_same_run_alone():
         other = msgspec.structs.replace(notice, began_from=notice.began_from | {what: "0123456789abcdef"})
         with pytest.raises(RunError, match=f"it has other {what} than rank 0 \\(0123456789ab -> "):
             prepared_as(run_with(Plane()), other, {})
+    drawn_elsewhere = msgspec.structs.replace(
+        notice,
+        began_from=notice.began_from | {"initial parameters": "0123456789abcdef"},
+        hardware=notice.hardware | {"cpu_capability": "of another processor"},
+    )
+    assert prepared_as(run_with(Plane()), drawn_elsewhere, {}).task == Plane()
 
 
 def test_a_host_without_the_folder_of_a_run_that_goes_on_takes_the_settings_that_it_was_not_given(tmp_path):
