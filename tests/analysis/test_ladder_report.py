@@ -143,6 +143,7 @@ def test_the_command_writes_what_it_says_and_a_page(tmp_path, capsys):
 def test_a_rung_pays_only_with_the_whole_interval_of_its_ratios():
     assert speed_up([1.0, 1.0, 1.0], [1.1, 1.2, 1.15]).pays
     assert not speed_up([1.0, 1.0, 1.0], [0.9, 1.5, 1.4]).pays
+    assert not speed_up([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]).pays
     assert not speed_up([1.0], [2.0]).pays
 
 
