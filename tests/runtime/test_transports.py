@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import hmac
+import json
 import multiprocessing
 import os
 import pickle
@@ -53,8 +54,9 @@ from asyncsgd.core.server import Server
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import Evaluation, Event, Gradient, Taken
 from asyncsgd.rules import Asynchronous, KSync
+from asyncsgd.run.execute import Notice
 from asyncsgd.run.finish import began_with
-from asyncsgd.run.other_host import as_led, begin_of, prepared_as
+from asyncsgd.run.other_host import Here, as_led, begin_of, prepared_as
 from asyncsgd.run.run import run_of
 from asyncsgd.run.runtimes import Processes
 from asyncsgd.run.written import values_of
@@ -553,6 +555,30 @@ def test_a_vector_of_several_pieces_comes_as_it_was(tmp_path):
 
 def test_a_greeting_is_not_larger_than_a_frame():
     assert len(msgspec.json.encode(Greeting(bytes(32), available()))) < 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Greeting, {"random": "", "algorithms": []}),
+        (Here, {"settings": {}, "places": {}}),
+        (Notice, {"found": {}, "micro_batches": 1}),
+    ],
+    ids=["greeting", "here", "notice"],
+)
+def test_a_message_with_a_field_that_nobody_knows_is_refused(kind, fields):
+    """A program of another version, or a stranger, may have sent it."""
+    assert isinstance(msgspec.json.decode(msgspec.json.encode(fields), type=kind), kind)
+    with pytest.raises(msgspec.ValidationError, match="unknown field `code`"):
+        msgspec.json.decode(msgspec.json.encode(fields | {"code": "x"}), type=kind)
+
+
+@pytest.mark.parametrize("message", [Stop(), Ready("sent"), Evaluate(0, 1)], ids=["stop", "ready", "evaluate"])
+def test_a_message_with_a_part_too_many_is_refused(message):
+    parts = json.loads(encode(message))
+    assert decode(json.dumps(parts).encode()) == message
+    with pytest.raises(ValueError, match="at most length"):
+        decode(json.dumps([*parts, "x"]).encode())
 
 
 def run_with(task, **steps):
