@@ -544,6 +544,25 @@ def test_an_estimate_adds_up_runs_that_measure_time_and_shares_the_cores_among_o
         assert estimator.seconds([jobs[folder]] * 2, 2) == pytest.approx(2 * once / at_once)
 
 
+def test_an_estimate_grows_by_the_training_and_by_the_evaluations_that_a_run_has_more(stoppable):
+    """Its other seconds, those of a start, are the same. What a gradient and an evaluation take is timed once."""
+    made = Sweep(plan_of(stoppable[1]), "", stoppable[1])
+    (job,) = (made.job(run) for run in made.plan.runs if run.folder == MEASURED)
+    estimator = Estimator()
+
+    def with_budget(**changes):
+        return dataclasses.replace(job, values=job.values | changes)
+
+    short = with_budget(samples=100, evaluations=2)
+    long = with_budget(samples=1000, evaluations=2)
+    training = estimator.training_seconds(long) - estimator.training_seconds(short)
+    assert training == pytest.approx(0.9 * estimator.training_seconds(long))
+    assert estimator.seconds([long], 1) - estimator.seconds([short], 1) == pytest.approx(training)
+    often = [estimator.seconds([with_budget(samples=100, evaluations=number)], 1) for number in (2, 3, 5)]
+    assert often[2] - often[1] == pytest.approx(2 * (often[1] - often[0]))
+    assert often[0] < often[1]
+
+
 def stop_in_the_middle(out, folder):
     """Let a run look as a kill leaves it: without a summary, its newest checkpoint before its end."""
     made = Sweep(plan_of(out), "", out)
