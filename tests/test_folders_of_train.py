@@ -61,15 +61,32 @@ def test_the_model_of_a_checkpoint_is_that_of_its_version_in_a_replay(name, tmp_
         assert not torch.equal(models[0], run.model().weight)
 
 
+def row(name, measured, predicted):
+    """A line of prediction.md; 0 has no ratio."""
+    ratio = f"{predicted / measured:.4g}" if measured else "-"
+    return f"| {name} | {measured:.4g} | {predicted:.4g} | {ratio} |"
+
+
 def test_a_run_of_processes_is_predicted_on_the_virtual_clock(tmp_path):
     measured = train(tmp_path / "run", runtime=Processes(2))
     done = cli(["asyncsgd", "predict", tmp_path / "run", *OWN])
     assert done.code == 0, done.err
-    assert (tmp_path / "run" / "predicted-1" / "prediction.md").is_file()
-    predicted = Finished(tmp_path / "run" / "predicted-1").summary
+    runs = [Finished(tmp_path / "run"), Finished(tmp_path / "run" / "predicted-1")]
+    summaries = [run.summary for run in runs]
     for key in ("num_updates", "num_samples", "rule", "num_workers"):
-        assert predicted[key] == measured.summary[key]
-    assert predicted["clock"] == "virtual"
+        assert summaries[1][key] == measured.summary[key]
+    assert summaries[1]["clock"] == "virtual"
+    lines = (tmp_path / "run" / "predicted-1" / "prediction.md").read_text().splitlines()
+    assert row("seconds in all", *[summary["train_seconds"] for summary in summaries]) in lines
+    per_second = [summary["num_updates"] / summary["train_seconds"] for summary in summaries]
+    assert row("updates per second", *per_second) in lines
+    for quantile in ("mean", "p50", "p95", "max"):
+        assert row(f"delay {quantile}", *[summary["delay"][quantile] for summary in summaries]) in lines
+    losses = []
+    for run in runs:
+        losses.append({record["total_samples"]: record["loss"] for record in run.records("evaluate")})
+    for samples in (40, 80, 120, 160):
+        assert row(f"loss at {samples} samples", losses[0][samples], losses[1][samples]) in lines
 
 
 @pytest.mark.parametrize("command", [["resume"], ["replay", "--to", "3"], ["export", "--checkpoint", "000000000040"]])
