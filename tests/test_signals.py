@@ -77,6 +77,29 @@ def test_a_second_signal_frees_a_main_thread_that_waits_in_c_and_hears_nothing()
     assert called == ["free"]
 
 
+def test_after_one_signal_a_step_that_does_not_end_is_noted_and_then_ended(monkeypatch):
+    monkeypatch.setattr("asyncsgd.core.signals._NOTE_SECONDS", 0.2)
+    monkeypatch.setattr("asyncsgd.core.signals._PATIENCE", 0.6)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    lock = ctypes.create_string_buffer(64)
+    libc = ctypes.CDLL(None)
+    called = []
+
+    def let_go(name):
+        called.append(name)
+        libc.pthread_mutex_unlock(lock)
+
+    listens = (functools.partial(called.append, "note"), functools.partial(let_go, "free"), called.clear)
+    too_late = threading.Timer(30.0, let_go, ["too late"])  # so that the test ends also where nobody frees it
+    too_late.start()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    libc.pthread_mutex_lock(lock)
+    with StopRequest() as stop, stop.during_a_run(), pytest.raises(KeyboardInterrupt), stop.watched(*listens):
+        libc.pthread_mutex_lock(lock)
+    too_late.cancel()
+    assert called == ["note", "free"]
+
+
 def test_a_signal_to_a_process_that_is_forked_amid_a_run_is_no_request_of_the_run():
     with StopRequest() as stop, stop.during_a_run(), stop.watched(*3 * [lambda: None]):
         child = os.fork()
