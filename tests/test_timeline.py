@@ -1,10 +1,16 @@
 """The timeline of a run: where spans lie, what the trace holds, and which runs a command finds."""
 
+import itertools
 import json
 import os
 
+import matplotlib.colors
+import matplotlib.image
+import numpy as np
 import pytest
 from doors import Evaluation, RunFolder, arrival, cli
+
+COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
 
 
 @pytest.fixture
@@ -41,6 +47,21 @@ def test_a_trace_has_a_row_each_and_spans_lie_backwards_from_an_arrival_in_micro
         ("worker 0", "compute", 3e6, 8e6),
     ]
     assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_in_each_row_the_colours_of_what_it_did_in_their_order(run):
+    assert cli("analysis.timeline runs/first --begin 0 --seconds 12").code == 0
+    pixels = matplotlib.image.imread(run / "timeline.png")[:, :, :3]
+    kinds = {}
+    for kind, colour in COLOURS.items():
+        kinds[tuple(round(255 * part) for part in matplotlib.colors.to_rgb(colour))] = kind
+    seen = set()
+    for line in np.round(255 * pixels).astype(int).tolist():
+        in_line = [kinds[tuple(pixel)] for pixel in line if tuple(pixel) in kinds]
+        seen.add(tuple(kind for kind, _ in itertools.groupby(in_line)))
+    assert ("compute", "push") in seen  # worker 0
+    assert ("wait", "pull", "compute") in seen  # worker 1
+    assert ("apply",) in seen  # the server
 
 
 @pytest.mark.parametrize(
