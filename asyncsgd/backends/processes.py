@@ -115,7 +115,7 @@ class ProcessBackend:
         """(seconds of the clock at which it counts, worker, message) of arrivals in an evaluation, ascending."""
         self._paused = False  # whether an evaluation has stopped the clock
         self._holding: set[int] = set()  # Hogwild workers with a gradient ready, which wait to be told to step
-        self._peak_bytes: dict[int, tuple[int, int]] = {}  # worker -> see `asyncsgd.worker.profile.peak_bytes`
+        self._peak_bytes: dict[int, tuple[int, int, int]] = {}  # worker -> as in `records.events.MemoryUsed`
 
     def meet(self, fingerprint: str) -> None:
         """Wait until every worker is ready or lost.
@@ -229,7 +229,7 @@ class ProcessBackend:
                             bytearray(message.statistics), dtype=torch.float64
                         )
                     resident, on_device = message.peak_bytes
-                    self._peak_bytes[worker] = (resident, on_device)
+                    self._peak_bytes[worker] = (worker, resident, on_device)
                 elif isinstance(message, Computed):
                     self._held_back.append((self.now + time.perf_counter() - began, worker, message))
                 elif message is None:
@@ -240,7 +240,7 @@ class ProcessBackend:
         if not self._ready:
             raise self._nobody()
         self._held_back.sort(key=lambda item: item[0])
-        peaks = tuple((worker, *peak) for worker, peak in sorted(self._peak_bytes.items()))
+        peaks = tuple(sorted(self._peak_bytes.values()))
         shards = [sums[shard] for shard in sorted(sums)]
         return measured_in_shards(self._task, shards, time.perf_counter() - began, peaks)
 

@@ -61,7 +61,8 @@ class Optimizer:
         parameters: `(P,)`, changed in place by `step`; borrowed.
         num_decayed: how many elements of the vector, from its beginning, `weight_decay` acts on.
         build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
-        layout: where the tensors lie in the vector; None: the vector is one tensor.
+        layout: where the tensors lie in the vector, whose `num_decayed` must be the same; None: the vector is one
+            tensor.
         tensor_by_tensor: whether the torch optimizer steps the tensors one by one, and not the vector as a whole. It
             does in any case from the first step on that leaves one of them out.
         weight_decay: as in the torch optimizer.

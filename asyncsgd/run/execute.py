@@ -226,7 +226,7 @@ def _train_single(live: Live, torchrun_world: World | None) -> Result:
 def _train_virtual(live: Live, torchrun_world: World | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
     run = live.run
-    runtime = live.run.runtime
+    runtime = run.runtime
     assert isinstance(runtime, runtimes.Virtual)
     worker = live.worker(run.flat(device=live.flat.parameters.device))
     heap = VirtualBackend(
@@ -362,7 +362,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
         processes = None
         if world is not None:
             world.put("run", _notice(live, resume))
-        if world is None:
+        else:
             world = World(0, number, closing.enter_context(_private_folder()))
             assert live.context is not None
             processes = closing.enter_context(ChildProcesses(live.context))
@@ -392,7 +392,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
 def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | None) -> Result:
     """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
     run = live.run
-    runtime = live.run.runtime
+    runtime = run.runtime
     ranks = in_step(run.at(0), worker, resume)
     clock = TrainingClock()
     optimizer = StepTakenByWorker()
