@@ -298,6 +298,7 @@ def train(
     if runtime.follows_rule:
         job = dataclasses.replace(job, rule=str(rule))
     settings = Common(job, budget, steps, machine, output)
+    # "train" is the name of the experiment, which the summary has; scripts have that of their task.
     run = run_of("train", settings, task=task, runtime=runtime, rule=rule, optimizer=recipe.build, shape=shape)
     run.check_optimizer()
     if track is not None and folder is None:
