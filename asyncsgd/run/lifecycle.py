@@ -328,13 +328,12 @@ def _open(
     if run.machine.compile:
         check_compiler(run.device)
     resume = None if folder is None else folder.resume
-    # Numbers of micro-batches, which are the parts of a batch: that of the run so far, and that from here on.
-    before = (resume.checkpoint.totals if resume else {}).get("micro_batches", run.micro_batches)
-    parts = max(before, run.micro_batches)
-    _check_micro_batches(run, flat, before, parts)
+    micro_batches_before = (resume.checkpoint.totals if resume else {}).get("micro_batches", run.micro_batches)
+    micro_batches = max(micro_batches_before, run.micro_batches)
+    _check_micro_batches(run, flat, micro_batches_before, micro_batches)
     if run.machine.auto_batch and resume is None:
-        parts = find_micro_batches(run, context or fork_server(None, *task.preload))
-    run = run.with_parts(parts)
+        micro_batches = find_micro_batches(run, context or fork_server(None, *task.preload))
+    run = run.with_parts(micro_batches)
     if isinstance(run.runtime, runtimes.Pipeline) and run.runtime.schedule == "deepspeed":
         from asyncsgd.pipeline.deepspeed_engine import configuration
 
@@ -367,19 +366,18 @@ def _open(
     machine = MachineWatch(None if folder is None else folder.path, root)
     receivers = (*receivers, tracking, machine)
     record = Recorder(folder, limits.samples, quiet=quiet, receivers=receivers)
-    record.totals.micro_batches = before
+    record.totals.micro_batches = micro_batches_before
     if folder is not None and resume is not None:
         _take_up(folder, environment, record, tell)
-    if parts != before:
+    if micro_batches != micro_batches_before:
         now = record.totals
-        record(Parts(now.num_updates, now.num_samples, now.train_seconds, before, parts))
+        record(Parts(now.num_updates, now.num_samples, now.train_seconds, micro_batches_before, micro_batches))
     saver = None
     if folder is not None:
         durable = None
         if hosts is not None and run.output.mirror is not None:
             durable = Sender(hosts.mirror(run.output.mirror), run.output.mirror, folder.path, tell).send
         saver = Saver(folder, policy, record, began, tell, durable)
-    shown_to = Callbacks(run, callbacks) if callbacks else None
     return Live(
         run=run,
         flat=flat,
@@ -391,7 +389,7 @@ def _open(
         saver=saver,
         tracking=tracking,
         machine=machine,
-        callbacks=shown_to,
+        callbacks=Callbacks(run, callbacks) if callbacks else None,
         hosts=hosts,
     )
 
