@@ -4,7 +4,7 @@
 
 A dose-response experiment: gradients exactly tau = 0, 1, 2, 4, 8, 16 updates old, against synchronous rounds of tau + 1
 workers, the learning rate tuned anew at every tau for both. Tuning, runs and seeds are a sweep
-(``experiments/configs/dose_response.yaml``), so the same command goes on where it was stopped.
+(``asyncsgd/configs/dose_response.yaml``), so the same command goes on where it was stopped.
 
 A fixed delay has no clock of its own. The time model: tau + 1 equal asynchronous workers that never wait, whose k-th
 arrival is the k-th update, against synchronous training with as many workers, under the same declared speeds. The times
@@ -29,13 +29,11 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.study import SWEEP, carry_out_study, parser_of
-from asyncsgd.settings.shipped import CONFIGS
-from asyncsgd.studies.config import read_config
+from asyncsgd.scripts.study import StudyCommand, carry_out_study, config_of, file_of, parser_of
 from asyncsgd.studies.plan import Arm, SweepPlan, make_plan
 from asyncsgd.studies.runs import BASE
 
-CONFIG = CONFIGS / "dose_response.yaml"
+COMMAND = StudyCommand.of_script("dose_response", __doc__)
 
 
 def main() -> int:
@@ -43,28 +41,21 @@ def main() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(
-        prog="dose_response.py",
-        description="At which fixed delay does asynchronous training lose its wall-clock advantage?",
-        epilog="Delays are those of the config: its numbers of workers, less one.",
-        allow_abbrev=False,
-    )
-    flags.add_argument("--config", type=Path, default=CONFIG, help=f"of the sweep (default: {CONFIG.name})")
-    flags.add_argument("--out", type=Path, help="folder of the sweep and of the results (default: runs/NAME)")
-    flags.add_argument("--jobs", type=int, default=available_cores(), help="runs side by side (default: the cores)")
-    flags.add_argument("--retry", action="store_true", help="run again what FAILED")
+    """The flags of every study, and two more."""
+    flags = parser_of(COMMAND)
     flags.add_argument("--speeds", action="append", help="declared speeds; repeat for more (default: three kinds)")
     flags.add_argument("--measured", action="store_true", help="also time pairs of real processes, where cores allow")
     return flags
 
 
 def run(flags: argparse.Namespace, stop: StopRequest) -> int:
-    plan = make_plan(read_config(flags.config), str(flags.config))
+    config, _ = config_of(file_of(flags, COMMAND), flags.quick, flags.settings)
+    plan = make_plan(config)
     delays = delays_of(plan, available_cores() if flags.measured else None)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     results = out / "dose_response"
-    failed = make(flags.config, out, flags, stop)
-    if failed:
+    failed = carry_out_study(flags, COMMAND, stop)
+    if failed or flags.dry_run or flags.print_commands:
         return failed
 
     import pandas as pd
@@ -77,29 +68,22 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     pairs = [pairs_of(dose, speeds, arrival_seconds) for speeds in flags.speeds or SPEEDS]
     if flags.measured:
         rates = dict(zip(dose.runs["arm"], dose.runs["learning_rate"], strict=True))
-        config = measured_config(plan, delays, rates, out)
-        config_path = results / "measured.yaml"
+        flags.config = results / "measured.yaml"
+        flags.quick = False
+        flags.settings = []
+        flags.out = Path(f"{out}-measured")
         results.mkdir(exist_ok=True)
-        write_text(config_path, yaml.safe_dump(config, sort_keys=False))
-        folder = Path(f"{out}-measured")
-        failed = make(config_path, folder, flags, stop)
+        write_text(flags.config, yaml.safe_dump(measured_config(plan, delays, rates, out), sort_keys=False))
+        failed = carry_out_study(flags, COMMAND, stop)
         if failed:
             return failed
-        measured = read_dose(folder)._replace(targets=dose.targets)
+        measured = read_dose(flags.out)._replace(targets=dose.targets)
         pairs.append(pairs_of(measured))
     table = pd.concat(pairs)
     print(text(dose, table))
     for path in save(dose, table, results):
         print(path)
     return 0
-
-
-def make(config: Path, out: Path, flags: argparse.Namespace, stop: StopRequest) -> int:
-    """What is left of a sweep, as ``sweep.py`` makes it; its exit code."""
-    words = [str(config), "--out", str(out), "--jobs", str(flags.jobs)]
-    if flags.retry:
-        words.append("--retry")
-    return carry_out_study(parser_of(SWEEP).parse_args(words), SWEEP, stop)
 
 
 def delays_of(plan: SweepPlan, cores: int | None) -> list[int]:

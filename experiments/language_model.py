@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 
 from asyncsgd.scripts import study
-from asyncsgd.scripts.base import Typed
 
-COMMAND = study.StudyCommand(Typed.of_script("language_model.py"), str(__doc__).partition("\n")[0], "language_model")
+COMMAND = study.StudyCommand.of_script("language_model", __doc__)
 
 
 def main() -> int:

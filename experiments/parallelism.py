@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 
 from asyncsgd.scripts import study
-from asyncsgd.scripts.base import Typed
 
-COMMAND = study.StudyCommand(Typed.of_script("parallelism.py"), str(__doc__).partition("\n")[0], "parallelism")
+COMMAND = study.StudyCommand.of_script("parallelism", __doc__)
 
 
 def main() -> int:

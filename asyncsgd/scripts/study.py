@@ -55,6 +55,11 @@ class StudyCommand(NamedTuple):
     any_study: Typed = Typed.of_script("sweep.py")
     """The command for every study, in the examples of its help."""
 
+    @classmethod
+    def of_script(cls, name: str, about: str | None) -> StudyCommand:
+        """A script of experiments/ that carries out the config of its own name; `about` is its docstring."""
+        return cls(Typed.of_script(f"{name}.py"), str(about).partition("\n")[0], name)
+
 
 SWEEP = StudyCommand(Typed.of_script("sweep.py"))
 

@@ -169,7 +169,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     config_yaml.write_text(yaml.safe_dump(config))
     out = tmp_path / "out"
     measured_out = tmp_path / "out-measured"
-    arguments = ["--config", str(config_yaml), "--out", str(out), "--speeds", "constant:1", "--measured"]
+    arguments = [str(config_yaml), "--out", str(out), "--speeds", "constant:1", "--measured"]
     monkeypatch.setattr("sys.argv", ["dose_response.py", *arguments])
     monkeypatch.setattr(script, "available_cores", lambda: 2)
     monkeypatch.setattr("analysis.gate.MOST_LOAD", math.inf)  # other tests run beside this one
