@@ -9,7 +9,8 @@ Which runs are a pair, and in what?         pairs.py, measure.py, scores.py, cur
 Which test, and which word?                 stats.py, judge.py
 What is said of it, and how far to trust?   verdict.py, trust.py
 How is it shown?                            tables.py, plots.py, gallery.py, page.py
-What has a special report besides?          special.py, comparison_sections.py, ways.py, dose_response.py, lab_notes.py
+What has a special report besides?          special.py, comparison_sections.py, ways.py, dose_response.py, lab_notes.py,
+                                            ladder.py, ladder_sections.py
 A study from Python                         load.py
 One file a command: compare, report, tasks, lab_notes, timeline, watch, candidates, language_model, parallelism,
 speed_ladder. crossing.py is of dose_response.py.

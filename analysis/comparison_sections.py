@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import seaborn as sns
@@ -128,6 +129,11 @@ def grid_of(grid: DataFrame) -> TablePart:
         f"One process; the loss to reach: {', '.join(losses)}. Means over the seeds that reached it, with t intervals."
     )
     return TablePart("grid", "Seconds to a loss", shown, (lead, *notes), tuple(grid_pictures(grid)))
+
+
+def told(folder: Path) -> list[str]:
+    """The sentences of the study in a folder."""
+    return sentences(read(folder))
 
 
 def sentences(found: Comparisons) -> list[str]:

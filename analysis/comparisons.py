@@ -25,7 +25,7 @@ from asyncsgd.records.events import FINISHED, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 
 CONFIG = "config.yaml"
-JUDGING = ("language_model", "parallelism")
+JUDGING = ("language_model", "parallelism", "speed_ladder")
 """Special reports that judge in the place of the page; `analysis.special` has all of them."""
 OF_COMPARISONS = "language_model"
 """The report of a study of comparisons that names none."""

@@ -1,4 +1,7 @@
-"""What the measurements of ``experiments/speed_ladder.py`` show: which rungs pay, and what they come to together."""
+"""What the runs of a speed ladder show: which rungs pay, and what they come to together.
+
+The folder is one of ``asyncsgd study speed_ladder``; all is read from its run folders.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +12,45 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from pandas import DataFrame
 
 from analysis.gate import Between, between, set_apart
 from analysis.judge import ON_MARGIN, answer, of_numbers
-from analysis.read import rows_of
+from analysis.read import read_run, rows_of
 from analysis.stats import Interval, Numbers, t_interval
-from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, EVENTS, read_events, read_json
+from asyncsgd.errors import OUT_OF_MEMORY, UsageError
+from asyncsgd.records.events import DONE, EVENTS, FAILED, FINISHED, read_events, read_json
+from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.studies.arms import Arm, filled, words_of
+from asyncsgd.studies.config import LadderConfig, typed
+from asyncsgd.studies.ladder import (
+    DIVERGED,
+    DOES_NOT_PAY,
+    FACTS,
+    NO_MEMORY,
+    PAYS,
+    Climbed,
+    Devices,
+    Verdict,
+    climb,
+    devices_of,
+)
 
-LADDER = "ladder.json"
-SETTINGS = "settings.json"
-"""The measurements of a finished ladder, and what all trainings share."""
-NO_MEMORY = "ran out of memory"
-"""The reason of a rung whose training did."""
 NOT_COMPARABLE = "not comparable"
-NOT_KNOWN = "What trainings were given is not known: ladder.json does not name their runs, or they are not beside it."
+NOT_MEASURED = "not measured"
 UTILISATION = 0.9
 MEMORY = 0.9
 EPOCH = 1.2
 """Stated before the runs: the least share of the processors that is busy, the largest share of the memory that is used,
 and how many times the predicted seconds an epoch may take."""
-TRAINING = {
-    "samples_per_second": "after the warm-up, as cores and GPU",
-    "warmup_seconds": "until the rate was measured; a compiler works in it",
-    "loss": "on the evaluation set, at the end",
-    "score": "at the end",
-    "memory_bytes": "the sum of the peaks of all processes",
-    "gpu_bytes": "the same on GPUs",
-    "busy_cores": "none where it is not known",
-    "busy_gpu": "share of the looks at which something ran on it; none where it is not known",
-}
-"""Columns of a table of measured trainings, a row for each turn or seed."""
+TRAINING = (
+    *("samples_per_second", "warmup_seconds", "loss", "score"),
+    *("memory_gib", "gpu_gib", "busy_cores", "busy_gpu"),
+)
+"""Columns of a table of measured trainings, a row for each turn or seed: the rate after the warm-up, and the seconds of
+this, in which a compiler works; loss and score at the end; the sum of the peaks of all processes. `busy_gpu` is a share
+of the looks. What is not known of the use of cores and GPUs is nan."""
 RUNGS = ("name", "box", "flags", "word", "in_stack", "reason", "speed", "cumulative", "loss_change")
 """Columns of the table of rungs, beside the medians of `TRAINING` with it. `box`: line of the checklist. `word`: kept,
 does not pay, left out for the score, or for a `reason` not measured or not comparable. `in_stack`: of the final stack,
@@ -70,27 +80,26 @@ class Sides(NamedTuple):
 
     before: DataFrame
     after: DataFrame
-    """With the columns of `TRAINING`, a row for each turn."""
-    gated: Between | None
-    """How their runs compare; None where it is not known which runs they are."""
+    """With the columns of `TRAINING`, a row for each turn or seed, which is its index."""
+    gated: Between
+    """How their runs compare."""
 
     @property
     def unlike(self) -> str:
         """Why nothing of them is compared; empty where it is."""
-        return "" if self.gated is None else self.gated.unlike
+        return self.gated.unlike
 
     @property
     def untimed(self) -> str:
         """Why seconds of some turns are not compared; empty where they are."""
-        return "" if self.gated is None else self.gated.unlike or self.gated.untimed
+        return self.gated.unlike or self.gated.untimed
 
     @property
     def speed(self) -> Speed:
         """Of the turns whose seconds are compared; a turn is a seed."""
         rates = [side["samples_per_second"] for side in (self.before, self.after)]
-        if self.gated is not None:
-            timed = [] if self.unlike else self.gated.timed
-            rates = [side.loc[timed] for side in rates]
+        timed = [] if self.unlike else self.gated.timed
+        rates = [side.loc[timed] for side in rates]
         return speed_up(*rates)
 
     def change(self, name: str, level: float = 0.95) -> Interval:
@@ -100,12 +109,15 @@ class Sides(NamedTuple):
 
     def told(self, name: str) -> str:
         """What of them is not compared, and why; empty where all is."""
-        if self.gated is None:
-            return NOT_KNOWN
         if self.unlike:
             return f"{name} is not comparable with what it is set against: {self.unlike}."
         missing = len(self.after) - len(self.gated.timed)
         return f"{name}: seconds of {missing} turns are not compared: {self.untimed}." if missing else ""
+
+
+NOTHING = DataFrame(columns=[*TRAINING], dtype=float)
+UNMEASURED = Sides(NOTHING, NOTHING, Between({}))
+"""Of a rung that was left out."""
 
 
 class Stack(NamedTuple):
@@ -133,7 +145,8 @@ class Ladder(NamedTuple):
     """One task: its rungs, and stacks of them beside the naive loop."""
 
     given: Mapping[str, Any]
-    """As ladder.json has it."""
+    """What was stated, and is known of its texts: `task`, `data`, `epoch`, `longest`, `operations`, `score`,
+    `score_at_start`, `margin`, `loss_margin`, `turns`, `climb_samples`, and `samples` of the proof."""
     rungs: DataFrame
     """With the columns of `RUNGS` and `TRAINING`."""
     naive: DataFrame
@@ -157,7 +170,9 @@ class Ladder(NamedTuple):
     @property
     def num_done(self) -> int:
         """Trainings that came to their end; both sides of a turn count."""
-        return 2 * sum(len(rung["after"]) for rung in self.given["rungs"]) + len(self.naive) * (1 + len(self.stacks))
+        is_measured = ~self.rungs["word"].eq(NOT_MEASURED)
+        turns = int(self.given["turns"])
+        return 2 * turns * int(is_measured.sum()) + len(self.naive) * (1 + len(self.stacks))
 
     @property
     def num_planned(self) -> int:
@@ -172,7 +187,6 @@ class Ladder(NamedTuple):
 class Ladders(NamedTuple):
     """All that was measured."""
 
-    quick: bool
     machine: Mapping[str, Any]
     ladders: list[Ladder]
 
@@ -185,44 +199,109 @@ def read(folder: Path) -> Ladders:
     """Read the folder of a ladder and compute what it shows.
 
     Raises:
-        UsageError: if it is no folder of ``experiments/speed_ladder.py``, or one that was not finished.
+        UsageError: if it is no folder of a ladder, or one that was not finished.
     """
     try:
-        found = read_json(folder / LADDER)
-        return Ladders(found["quick"], found["machine"], [ladder_of(each, folder) for each in found["ladders"]])
+        given = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml")
+        config: LadderConfig = typed(given, LadderConfig, "config.yaml")
+        facts = read_json(folder / FACTS)
+        machine = facts["machine"]
+        devices = devices_of(machine)
+        ladders = [_read_task(folder, config, task, facts["tasks"][task], devices) for task in config.ladder.tasks]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        make_one = "make one: python experiments/speed_ladder.py --quick"
-        told = f"holds no ladder ({type(error).__name__}: {error}); {make_one}"
-        if (folder / SETTINGS).is_file():
-            told = "holds a ladder that is not finished; type the command again that began it"
-        raise UsageError(f"{folder} {told}") from error
+        make_one = "make one: asyncsgd study speed_ladder --quick"
+        raise UsageError(f"{folder} holds no ladder ({type(error).__name__}: {error}); {make_one}") from error
+    return Ladders(machine, ladders)
 
 
-def ladder_of(given: Mapping[str, Any], folder: Path) -> Ladder:
-    """What the measurements of one task show, as the ladder.json of a folder has them."""
-    stacks = [
-        _stack(stack["rungs"], sides_of(given["naive"], stack["trainings"], folder), given) for stack in given["stacks"]
-    ]
-    sides = {rung["name"]: sides_of(rung["before"], rung["after"], folder) for rung in given["rungs"]}
-    final = final_of(stacks)
-    told = [one.told(name) for name, one in sides.items()]
-    told += [stack.sides.told(f"The stack up to {stack.rungs[-1]}") for stack in stacks]
-    rungs = _rungs(given["rungs"], sides, final.rungs)
-    return Ladder(given, rungs, stacks[0].sides.before, stacks, final, [*dict.fromkeys(filter(None, told))])
+def _read_task(folder: Path, config: LadderConfig, task: str, facts: Mapping[str, Any], devices: Devices) -> Ladder:
+    """What the runs of one task show."""
+    found = climb(config, task, devices, verdict_in(folder, config))
+    proof_runs: dict[str, Path] = {}
+    for _, arm in found.proof:
+        proof_runs |= runs_of_arm(folder, arm, config.seeds)
+    if {*rows_of(proof_runs)["status"]} != {DONE}:
+        raise UsageError(f"{folder} holds a ladder that is not finished; type the command again that began it")
+    (_, naive), *stacks = found.proof
+    rungs = []
+    for one in found.rungs:
+        sides = UNMEASURED
+        if one.word in (PAYS, DOES_NOT_PAY):
+            sides = sides_of(folder, config, one.before, one.after, range(config.ladder.turns))
+        rungs.append((one, sides))
+    proof = []
+    for stack, arm in stacks:
+        names = [rung.name for rung in stack]
+        proof.append((names, sides_of(folder, config, naive, arm, config.seeds)))
+    given = {
+        **structs.asdict(config.ladder.tasks[task]),
+        **facts,
+        "task": task,
+        "climb_samples": config.ladder.samples,
+        "loss_margin": config.ladder.loss_margin,
+        "turns": config.ladder.turns,
+        "score_at_start": proof[0][1].after["score_at_start"].iloc[0],
+    }
+    return ladder_of(given, rungs, proof)
 
 
-def sides_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], folder: Path) -> Sides:
-    """Two sides of a ladder.json, with their runs beside it. A ladder of before 2026-11-27 does not name them, and a
-    copied file has none.
+def ladder_of(
+    given: Mapping[str, Any], rungs: Sequence[tuple[Climbed, Sides]], proof: Sequence[tuple[list[str], Sides]]
+) -> Ladder:
+    """What measurements of one task show.
+
+    Args:
+        given: as `Ladder` has it.
+        rungs: each with its measurements.
+        proof: the rungs of every stack by name, and its measurements beside those of the naive loop.
     """
-    runs = [rows_of({one["run"]: folder / one["run"] for one in side if "run" in one}) for side in (after, before)]
-    gated = None
-    if all((rows["status"] == DONE).sum() == len(before) for rows in runs):
-        asked = [side[0]["asked"] if side else {} for side in (after, before)]
-        # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
-        gated = between(runs[0], runs[1], {*set_apart(*asked), "threads"})
-    tables = [DataFrame(side, columns=[*TRAINING]).astype(float) for side in (before, after)]
-    return Sides(tables[0], tables[1], gated)
+    stacks = [_stack(names, sides, given) for names, sides in proof]
+    final = final_of(stacks)
+    told = [sides.told(one.rung.name) for one, sides in rungs]
+    told += [stack.sides.told(f"The stack up to {stack.rungs[-1]}") for stack in stacks]
+    table = _rungs(rungs, final.rungs)
+    return Ladder(given, table, stacks[0].sides.before, stacks, final, [*dict.fromkeys(filter(None, told))])
+
+
+def runs_of_arm(folder: Path, arm: Arm, seeds: Sequence[int]) -> dict[str, Path]:
+    """The folders of the runs of an arm, by the names that they have below the study's."""
+    return {f"{arm.name}/s{seed}": folder / arm.name / f"s{seed}" for seed in seeds}
+
+
+def sides_of(folder: Path, config: LadderConfig, before: Arm, after: Arm, seeds: Sequence[int]) -> Sides:
+    """The runs of two arms, all of which are DONE."""
+    score = config.ladder.tasks[after.task].score
+    tables = []
+    rows = []
+    for arm in (before, after):
+        paths = runs_of_arm(folder, arm, seeds)
+        rows.append(rows_of(paths))
+        trainings = [training_of(path, config.ladder.warmup, score) for path in paths.values()]
+        tables.append(DataFrame(trainings, index=[*seeds]).astype(float))
+    # how many threads a worker has follows from the workers; the naive loop has as many as torch takes
+    apart = {*set_apart(after.settings, before.settings), "threads"}
+    return Sides(tables[0], tables[1], between(rows[1], rows[0], apart))
+
+
+def verdict_in(folder: Path, config: LadderConfig) -> Verdict:
+    """The verdict on a rung by the run folders of a study: it pays if the whole interval of the mean ratio of its rates
+    lies above 1.
+    """
+
+    def verdict(before: Arm, after: Arm) -> str:
+        turns = range(config.ladder.turns)
+        rows = rows_of({**runs_of_arm(folder, before, turns), **runs_of_arm(folder, after, turns)})
+        is_failed = rows["status"].eq(FAILED)
+        if rows.loc[is_failed, "left_out"].str.contains(OUT_OF_MEMORY, regex=False).any():
+            return NO_MEMORY
+        statuses = {*rows["status"]}
+        if not statuses <= {*FINISHED}:
+            return ""
+        if statuses != {DONE}:
+            return DIVERGED
+        return PAYS if sides_of(folder, config, before, after, turns).speed.pays else DOES_NOT_PAY
+
+    return verdict
 
 
 def final_of(stacks: Sequence[Stack]) -> Stack:
@@ -254,42 +333,34 @@ def speed_up(before: Numbers, after: Numbers) -> Speed:
     return Speed(float(np.median(ratios)), float(ratios.min()), float(ratios.max()), interval, len(ratios))
 
 
-def pays(rung: Mapping[str, Any], folder: Path) -> bool:
-    """Whether a rung of a folder's ladder.json is kept: the interval of the ratios of its rates lies above 1."""
-    return sides_of(rung["before"], rung["after"], folder).speed.pays
-
-
 def training_of(folder: Path, warmup: int, score: str) -> dict[str, Any]:
     """A run as a row of `TRAINING`, with its score before it; the rate is that after `warmup` samples."""
-    summary = read_json(folder / "summary.json")
-    records = list(read_events(folder / EVENTS))
-    arrivals = [record for record in records if record["kind"] == "arrival"]
+    row, curve = read_run(folder)
+    scores = curve["loss" if score == "loss" else f"metric.{score}"]
+    arrivals = [record for record in read_events(folder / EVENTS) if record["kind"] == "arrival"]
     first = next(one for one in arrivals if one["total_samples"] >= warmup)
     last = arrivals[-1]
     seconds = last["train_seconds"] - first["train_seconds"]
-    workers = summary["memory"]["workers"]
-    peaks = [summary["memory"]["leader"], *(peak for _, peak in workers if summary["mode"] != "single")]
-    evaluations = [record for record in records if record["kind"] == "evaluate"]
-    start, end = ({"loss": one["loss"], **one["metrics"]}[score] for one in (evaluations[0], evaluations[-1]))
-    load = summary["machine_load"] or {}
-    gpus = (summary["usage"] or {}).get("gpus")
+    summary = read_json(folder / "summary.json")
+    load = summary["machine_load"] or {"cores": math.nan, "own_share": math.nan}
+    gpus = (summary["usage"] or {}).get("gpus") or [{"utilisation": math.nan}]
     return {
         "samples_per_second": (last["total_samples"] - first["total_samples"]) / seconds,
         "warmup_seconds": first["train_seconds"],
-        "loss": evaluations[-1]["loss"],
-        "score": end,
-        "score_at_start": start,
-        "memory_bytes": sum(memory for memory, _ in peaks),
-        "gpu_bytes": sum(gpu for _, gpu in peaks),
-        "busy_cores": load["cores"] * load["own_share"] if load else None,
-        "busy_gpu": float(np.mean([one["utilisation"] for one in gpus])) if gpus else None,
+        "loss": row["loss"],
+        "score": scores.iloc[-1],
+        "score_at_start": scores.iloc[0],
+        "memory_gib": row["memory_gib"],
+        "gpu_gib": row["gpu_gib"],
+        "busy_cores": load["cores"] * load["own_share"],
+        "busy_gpu": float(np.mean([one["utilisation"] for one in gpus])),
     }
 
 
 def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     """A margin that is half of what the naive loop gained in all bears no word on the score."""
     naive = sides.before["score"]
-    lower = given["lower_is_better"]
+    lower = given["score"] == "loss"
     gained = naive.mean() - given["score_at_start"]
     stated = {"margin": given["margin"], "margin_reason": "stated before the measurements"}
     stated |= {"nothing": sides.unlike, "unlike": bool(sides.unlike)}
@@ -298,24 +369,26 @@ def _stack(rungs: list[str], sides: Sides, given: Mapping[str, Any]) -> Stack:
     return Stack(rungs, sides, row.word, row.reason)
 
 
-def _rungs(given: Sequence[Mapping[str, Any]], sides: Mapping[str, Sides], final: Sequence[str]) -> DataFrame:
+def _rungs(measured: Sequence[tuple[Climbed, Sides]], final: Sequence[str]) -> DataFrame:
     rows = []
     product = 1.0
-    for rung in given:
-        own = sides[rung["name"]]
+    for one, own in measured:
+        rung = one.rung
         speed = own.speed
-        reason = rung["reason"]
-        in_stack = not reason and rung["name"] in final
+        reason = "" if one.word in (PAYS, DOES_NOT_PAY) else one.word
+        in_stack = not reason and rung.name in final
         product *= speed.median if in_stack else 1.0
         word = "kept" if in_stack else "left out for the score"
         if reason:
-            word = "not measured"
+            word = NOT_MEASURED
         elif not speed.n:
             word = NOT_COMPARABLE
             reason = own.untimed
         elif not speed.pays:
             word = "does not pay"
-        row = {name: rung[name] for name in ("name", "box", "flags")} | own.after.median().to_dict()
+        change = filled(rung.change, one.after.settings.get("nproc", 1), rung.name)
+        flags = " ".join(words_of(change)) or "always on"
+        row = {"name": rung.name, "box": rung.box, "flags": flags} | own.after.median().to_dict()
         row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed}
         row |= {"cumulative": product, "loss_change": own.change("loss")}
         rows.append(row)

@@ -81,9 +81,13 @@ class Study:
     @functools.cached_property
     def headlines(self) -> list[Headline]:
         """What is said first: one for each registered comparison, or that of a special report that judges by itself."""
-        if comparisons.report_of(self.folder) in comparisons.JUDGING:
+        name = comparisons.report_of(self.folder)
+        if name in comparisons.JUDGING:
+            from analysis import special  # matplotlib takes a second
+
             with contextlib.suppress(UsageError):  # of what cannot be read the page says what is said of every study
-                return [self._of_comparisons()]
+                first, *others = special.SENTENCES[name](self.folder)
+                return [Headline(first, tuple(others), None)]
         failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
         small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
         found = verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), small, self._warnings())
@@ -127,13 +131,6 @@ class Study:
             return f"<p><b>{html.escape(one.text)}</b></p><ul>{lines}</ul>"
 
         return "".join(map(shown, self.headlines))
-
-    def _of_comparisons(self) -> Headline:
-        """What the special report of a study of comparisons says."""
-        from analysis.comparison_sections import sentences  # matplotlib takes a second
-
-        first, *others = sentences(comparisons.read(self.folder))
-        return Headline(first, tuple(others), None)
 
     def _check(self, arms: Sequence[str]) -> None:
         known = gate.names_of(self.runs)

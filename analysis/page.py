@@ -66,6 +66,8 @@ class Addition(NamedTuple):
     """Pictures that stand on top."""
     tests: dict[str, Any] | None = None
     """A table of tests. With one, the report judges in the place of the page."""
+    counts: str = ""
+    """How much was measured; empty: what the page says of test runs."""
 
 
 class Page(NamedTuple):
@@ -95,27 +97,6 @@ def render(page: Page) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return environment.get_template("page.html.jinja").render(page=page)
-
-
-def measured(
-    title: str,
-    command: str,
-    counts: str,
-    headlines: Sequence[tuple[str, tuple[str, ...]]],
-    warnings: Sequence[str],
-    first: tuple[Drawing, ...],
-    tests: dict[str, Any],
-    sections: Sequence[Section],
-    footer: str,
-) -> str:
-    """The page of runs that were measured and of which nothing was registered: no trust box.
-
-    Args:
-        command: that makes the page again.
-        headlines: sentences with their small type.
-    """
-    again = Section("reproduce", "How to make this again", commands=(command,))
-    return render(Page(title, counts, headlines, warnings, first, tests, (*sections, again), footer))
 
 
 def slug(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from analysis import comparison_sections, dose_response, lab_notes, ways
+from analysis import comparison_sections, dose_response, lab_notes, ladder_sections, ways
 from analysis.comparisons import report_of
 from analysis.page import Addition, Page, page
 from asyncsgd.errors import UsageError
@@ -24,9 +24,18 @@ REPORTS: Mapping[str, Callable[[Study], Addition]] = MappingProxyType(
         "lab_notes": lab_notes.addition,
         "language_model": comparison_sections.addition,
         "parallelism": ways.addition,
+        "speed_ladder": ladder_sections.addition,
     }
 )
 """The names that a config may have behind ``report:``; `asyncsgd.studies.config.Report` has the same."""
+SENTENCES: Mapping[str, Callable[[Path], list[str]]] = MappingProxyType(
+    {
+        "language_model": comparison_sections.told,
+        "parallelism": comparison_sections.told,
+        "speed_ladder": ladder_sections.told,
+    }
+)
+"""What those of them say that judge in the place of the page."""
 KEPT = ("runs", "environment", "problems", "again")
 """The sections that every page has, also where all that is judged is judged by the special report."""
 
@@ -69,6 +78,7 @@ def with_addition(plain: Page, added: Addition) -> Page:
         )
     kept = [section for section in plain.sections if section.key in KEPT]
     return plain._replace(
+        counts=added.counts or plain.counts,
         headlines=added.headlines,
         warnings=added.warnings,
         first=added.first,

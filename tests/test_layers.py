@@ -30,9 +30,11 @@ run
 api studies __init__
 scripts __main__
 """
-# asyncsgd.load, asyncsgd.compare, a study's plan and its page import the analysis when they are called.
+# asyncsgd.load, asyncsgd.compare, a study's plan and its page, and what grows a ladder's plan import the analysis when
+# they are called.
 DOORS = {
     ("asyncsgd.api", "analysis.load"),
+    ("asyncsgd.studies.ladder_texts", "analysis.ladder"),
     ("asyncsgd.scripts.study", "analysis.load"),
     ("asyncsgd.scripts.study", "analysis.stats"),
 }

@@ -1,4 +1,5 @@
-"""experiments/speed_ladder.py: what is measured and kept, and that the notebook walks it."""
+"""A speed ladder as a study: how its plan grows, what it refuses, the naive loop as a run, and that the notebook walks
+it."""
 
 from __future__ import annotations
 
@@ -11,84 +12,222 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import Command, until
+from doors import cli
 from gallery import sentences
 
-import speed_ladder
-from analysis.ladder import NO_MEMORY, read
-from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
-from naive_loop import masked
-from speed_ladder import QUICK, Step, Trainings, changes_of, climb, in_turns, reason_not_to, steps_of, tried
+from analysis.ladder import read
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import read_events
+from asyncsgd.settings.shipped import CONFIGS
+from asyncsgd.studies.config import LadderConfig, read_config, typed
+from asyncsgd.studies.ladder import DIVERGED, DOES_NOT_PAY, NO_MEMORY, PAYS, Devices, climb, grown, stacks_of
+from asyncsgd.studies.naive_loop import masked, naive_loop
+from asyncsgd.studies.overlay import quick_of, with_setting
+from asyncsgd.studies.plan import make_plan
+from asyncsgd.studies.runner import PlannedJob
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
+TWO_CORES = Devices("cpu", 2, 2)
+FIRST = "batches-padded-to-their-longest-text"
 
 
-def test_a_turn_has_its_sides_in_an_order_of_its_own_and_what_changes_is_refused(tmp_path):
-    made = []
-
-    def train(folder, changes, seed):
-        made.append(folder)
-        return {"changes": changes, "seed": seed}
-
-    found = in_turns("x", 8, {"before": None, "after": {"batch_size": 32}}, train)
-    assert found["before"] == [{"changes": None, "seed": turn} for turn in range(8)]
-    assert sorted(made) == sorted(f"x/{side}/s{turn}" for side in found for turn in range(8))
-    assert 0 < sum("before" in folder for folder in made[::2]) < 8
-    for _ in range(2):
-        speed_ladder.refuse_others(tmp_path / "settings.json", {"turns": 3, "device": "cpu"})
-    with pytest.raises(UsageError, match=r"other settings \(turns\); type another --out"):
-        speed_ladder.refuse_others(tmp_path / "settings.json", {"turns": 5, "device": "cpu"})
+def config_of(*settings, is_quick=True):
+    """The shipped config with some settings."""
+    config = read_config(CONFIGS / "speed_ladder.yaml")
+    if is_quick:
+        config = quick_of(config, "speed_ladder.yaml")
+    for setting in settings:
+        config = with_setting(config, setting)
+    return typed(config, LadderConfig, "speed_ladder.yaml")
 
 
-def test_a_rung_without_gain_or_without_memory_is_not_in_the_stack_of_the_next_one(tmp_path):
-    """bf16 is slower, the batch is faster, micro-batches are not measured, a larger batch has no memory."""
-    seen = []
+def verdicts(**words):
+    """A verdict for each rung that is named, by the beginning of its folder; the others are not measured yet."""
 
-    def rate(samples_per_second):
-        return {"samples_per_second": samples_per_second, "loss": 1.0, "score": 1.0}
+    def verdict(before, after):
+        rung = after.name.split("/")[1]
+        return next((word for name, word in words.items() if rung.startswith(name.replace("_", "-"))), "")
 
-    def train(folder, changes, turn):
-        if changes is None:
-            return rate(10.0 + turn)
-        seen.append(changes)
-        size = changes.get("batch_size", 16)
-        if size == 64:
-            raise RunError(f"a training ended FAILED: {OUT_OF_MEMORY}")
-        return rate(100 * (1 + 0.01 * turn) * (0.5 if "precision" in changes else 1.0) * size / 16)
+    return verdict
 
-    steps = [
-        Step("library", "L", {}),
-        Step("bf16", "A", {"precision": "bf16"}),
-        Step("parts", "B", {"micro_batches": 2}),
-        Step("batch", "C", {"batch_size": 32}),
-        Step("larger", "D", {"batch_size": 64}),
+
+ALL_PAY = verdicts(
+    **dict.fromkeys(["batches", "bf16", "fp16", "2", "activations", "DataParallel", "dataparallel"], PAYS),
+    **dict.fromkeys(["synchronous", "asynchronous", "compiled"], PAYS),
+)
+
+
+def test_a_rung_that_does_not_pay_or_has_no_memory_is_not_in_the_stack_of_the_next_one():
+    verdict = verdicts(
+        batches_padded=DOES_NOT_PAY,
+        batches_of_similar=PAYS,
+        batches_of_32=NO_MEMORY,
+        bf16=DOES_NOT_PAY,
+        batches_made=DIVERGED,
+    )
+    found = climb(config_of(), "masked_lm", TWO_CORES, verdict)
+    words = [(one.rung.name, one.word) for one in found.rungs if not one.word.startswith("it is for cuda")]
+    assert words == [
+        ("batches padded to their longest text", DOES_NOT_PAY),
+        ("batches of similar lengths", PAYS),
+        ("batches of 32", NO_MEMORY),
+        ("bf16", DOES_NOT_PAY),
+        ("batches made ahead", DIVERGED),
+        ("2 micro-batches", ""),
     ]
-    kept, rungs = climb("task", train, steps, 3, lambda step: "not here" if step.box == "B" else "", tmp_path)
-    assert changes_of(kept) == {"batch_size": 32}
-    assert [rung["reason"] for rung in rungs] == ["", "", "not here", "", NO_MEMORY]
-    assert [len(rung["before"]) for rung in rungs] == [3, 3, 0, 3, 0]
-    assert {"batch_size": 32, "precision": "bf16"} not in seen
+    first, *_, last = found.rungs
+    assert (first.before.loop, first.after.loop) == ("naive", "library")
+    assert last.before.settings["sampling"] == "group_by_length"  # the first rung stays, though it does not pay
+    assert last.before.settings["batch_size"] == 16
+    assert not {"precision", "prefetch", "micro_batches"} & last.before.settings.keys()
+    assert {**last.before.settings, "micro_batches": 2} == last.after.settings
+    assert found.proof == []
 
 
 def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were():
-    kept = [
-        Step("library", "", {}),
-        Step("lengths", "", {"sampling": "group_by_length"}, False),
-        Step("bf16", "", {"precision": "bf16"}),
-        Step("async", "", {"workers": "async"}, False),
+    found = climb(config_of(), "classification", TWO_CORES, ALL_PAY)
+    names = [[rung.name for rung in stack] for stack, _ in found.proof]
+    naive, safe, *others = names
+    assert naive == []
+    assert safe == [
+        *("batches padded to their longest text", "bf16", "batches made ahead", "2 micro-batches"),
+        *("activations computed again", "synchronous workers"),
     ]
-    names = [[step.name for step in steps] for steps in tried(kept)]
-    safe = ["library", "bf16"]
-    assert names == [safe, [*safe, "lengths"], [*safe, "lengths", "async"]]
+    added = ["batches of similar lengths", "batches of 32", "asynchronous workers"]
+    assert others == [[*safe, *added[:1]], [*safe, *added[:2]], [*safe, *added]]
+    assert [arm.name.rpartition("/")[2] for _, arm in found.proof] == [
+        "naive",
+        "stack-0",
+        "stack-1",
+        "stack-2",
+        "stack-3",
+    ]
+    assert stacks_of([]) == [[]]
 
 
-def test_a_rung_is_left_out_with_a_reason(capsys):
-    *_, last = steps = steps_of("classification", "cpu")
-    assert reason_not_to(steps[1], "cpu", QUICK, [steps[1].box]) == "left out by --leave-out"
-    assert reason_not_to(steps[1], "cpu", QUICK, []) == ""
-    assert reason_not_to(last, "cpu", speed_ladder.FULL, []) == ""
-    assert "too long for --quick" in reason_not_to(last, "cpu", QUICK, [])
-    assert speed_ladder.main(["--margin", "0"]) == 2
-    assert "--margin must be a number above 0" in capsys.readouterr().err
+def test_a_larger_batch_has_a_rate_larger_by_the_square_root_and_workers_share_batch_and_cores():
+    found = climb(config_of(), "masked_lm", TWO_CORES, ALL_PAY)
+    seen = []
+    for _, arm in found.proof:
+        values = arm.settings
+        seen.append((values["mode"], values["batch_size"], values["learning_rate"], values["threads"]))
+    rate = 1e-3 * 2**0.5
+    assert seen == [
+        ("single", 16, 1e-3, 2),
+        ("sync", 8, 1e-3, 1),
+        ("sync", 8, 1e-3, 1),
+        ("sync", 16, rate, 1),
+        ("async", 32, rate, 1),
+    ]
+    assert {arm.settings["samples"] for _, arm in found.proof} == {96}
+    assert {one.after.settings["samples"] for one in found.rungs} == {256 + 16}
+
+
+@pytest.mark.parametrize(
+    ("devices", "left_out"),
+    [
+        (
+            Devices("cpu", 1, 1),
+            {
+                "batches of 128": "it is for cuda, and this is cpu",
+                "fp16": "it is for cuda, and this is cpu",
+                "DataParallel": "it is for cuda, and this is cpu",
+                "synchronous workers": "it needs 2 cores, and here are 1",
+                "asynchronous workers": "it needs 2 cores, and here are 1",
+            },
+        ),
+        (
+            Devices("cuda", 1, 8),
+            {
+                "batches of 32": "it is for cpu, and this is cuda",
+                "DataParallel": "it needs 2 GPUs, and here are 1",
+                "synchronous workers": "it needs 2 GPUs, and here are 1",
+                "asynchronous workers": "it needs 2 GPUs, and here are 1",
+            },
+        ),
+        (Devices("cuda", 4, 8), {"batches of 32": "it is for cpu, and this is cuda"}),
+    ],
+    ids=["1-core", "1-gpu", "4-gpus"],
+)
+def test_a_rung_that_the_devices_cannot_do_is_left_out_with_the_reason(devices, left_out):
+    found = climb(config_of(is_quick=False), "masked_lm", devices, ALL_PAY)
+    assert {one.rung.name: one.word for one in found.rungs if one.word != PAYS} == left_out
+    last = found.proof[-1][1].settings
+    assert last.get("nproc") == (4 if devices.number == 4 else None)
+    assert ("data_parallel" in last) is False
+
+
+def test_what_the_config_leaves_out_is_not_planned_and_a_box_that_no_rung_has_is_refused():
+    found = grown(config_of("ladder.leave_out={Length buckets: too few texts}"), TWO_CORES, ALL_PAY)
+    assert found.words["masked_lm, batches of similar lengths"] == "left out: too few texts"
+    assert "too long for --quick" in found.words["masked_lm, compiled loss"]
+    assert not [run for run in found.runs if "similar" in run.folder or "compiled" in run.folder]
+    with pytest.raises(UsageError, match="no rung has the box 'Length bucket'; did you mean 'Length buckets'"):
+        config_of("ladder.leave_out={Length bucket: x}")
+
+
+def test_the_plan_that_grows_keeps_all_that_was_planned_and_is_the_same_again():
+    words = {}
+    planned = []
+    for name in ("batches_padded", "batches_of_similar", "batches_of_32", "bf16", "batches_made", "2", "activations"):
+        runs = grown(config_of(), TWO_CORES, verdicts(**words)).runs
+        assert runs == grown(config_of(), TWO_CORES, verdicts(**words)).runs
+        assert {*planned} < {*runs}
+        planned = runs
+        words[name] = PAYS
+    assert {run.stage for run in planned} == {"climb"}
+    whole = grown(config_of(), TWO_CORES, ALL_PAY)
+    assert {*planned} < {*whole.runs}
+    assert {arm.name for arm in whole.arms} == {run.arm for run in whole.runs}
+    assert len({run.folder for run in whole.runs}) == len(whole.runs)
+    proof = [run for run in whole.runs if run.stage == "proof"]
+    assert len(proof) == 2 * 2 * 5  # tasks, seeds, the naive loop and four stacks
+
+
+def test_within_a_turn_the_sides_come_in_an_order_of_its_own():
+    runs = grown(config_of("ladder.turns=16"), TWO_CORES, verdicts()).runs
+    of_task = [run for run in runs if run.folder.startswith("masked_lm/")]
+    for turn in range(16):
+        assert {run.seed for run in of_task[2 * turn : 2 * turn + 2]} == {turn}
+    first = ["/before/" in run.folder for run in of_task[::2]]
+    assert 0 < sum(first) < 16
+
+
+def test_a_plan_knows_no_runs_before_it_has_a_folder_and_its_hash_is_that_of_its_config():
+    config = quick_of(read_config(CONFIGS / "speed_ladder.yaml"), "speed_ladder.yaml")
+    plan = make_plan(config)
+    assert (plan.runs, plan.name) == ((), "speed_ladder-quick")
+    assert plan.config_sha256 != make_plan(with_setting(config, "ladder.turns=4")).config_sha256
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--jobs", "2"], "the runs of a speed ladder are timed against each other, one at a time"),
+        (["--shard", "1/2"], "which come next follows from all before them"),
+        (["--print-commands"], "leave --jobs, --shard and --print-commands out"),
+        (["--set", "ladder.tasks.masked_lm.margin=0"], "Expected `float` > 0.0"),
+        (["--set", "ladder.turn=2"], "there is no 'turn' there; did you mean 'turns'"),
+        (["--set", "base.batch_size="], "write batch_size into base, or into the settings of classification"),
+        (["--set", "base.batch_sizes=3"], "batch_sizes"),
+    ],
+    ids=["jobs", "shard", "commands", "margin", "key", "missing", "setting"],
+)
+def test_what_a_ladder_cannot_do_is_refused_with_the_reason(tmp_path, words, told):
+    ended = cli(["speed_ladder.py", "--quick", "--out", str(tmp_path / "out"), *words])
+    assert ended.code == 2
+    assert told in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_ladder_that_was_begun_on_another_machine_is_refused(tmp_path):
+    machine = {"gpus": [], "cpu": "another one", "cores": 2, "versions": {}}
+    (tmp_path / "facts.json").write_text(json.dumps({"machine": machine, "tasks": {}}))
+    ended = cli(["speed_ladder.py", "--quick", "--out", str(tmp_path), "--dry-run"])
+    assert ended.code == 2
+    assert "was begun with another " in ended.err
+    assert "type another --out" in ended.err
 
 
 def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
@@ -114,71 +253,121 @@ def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
 
 
 @pytest.fixture
-def text(tmp_path):
-    (tmp_path / "text.txt").write_text(sentences(120, seed=0))
-    return str(tmp_path / "text.txt")
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_small_ladder_of_both_tasks_is_measured_and_reported(text, tmp_path, monkeypatch, capsys):
+def words(tmp_path, monkeypatch):
+    """What is typed for a small ladder of both tasks, in a folder that has the data; three rungs are left out."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    small = QUICK._replace(turns=2, climb_samples=32, warmup=16, eval_samples=16)
-    monkeypatch.setattr("speed_ladder.QUICK", small._replace(proof_samples=dict.fromkeys(QUICK.proof_samples, 64)))
+    Path("text.txt").write_text(sentences(120, seed=0))
     rows = [f"{line},{'AB'[number % 2]}" for number, line in enumerate(sentences(120, seed=1).splitlines())]
     Path("labelled").mkdir()
     for side, part in (("train", rows[:90]), ("test", rows[90:])):
         Path("labelled", f"{side}.csv").write_text("\n".join(["text,label", *part]))
-    words = ["--quick", "--out", "out", "--device", "cpu", "--cache-dir", "cache"]
-    words += ["--classification-data", "labelled", "--masked-lm-data", text, "--leave-out", "Mixed precision"]
-    for box in ("Gradient checkpointing", "Loaders, pinned memory", "Gradient accumulation"):
-        words += ["--leave-out", box]
-    train = Trainings.train
+    left_out = ("Mixed precision", "Gradient checkpointing", '"Loaders, pinned memory"', "Gradient accumulation")
+    settings = [
+        *("ladder.turns=2", "ladder.samples=32", "ladder.warmup=16", "ladder.eval_samples=16"),
+        *("ladder.tasks.classification.samples=64", "ladder.tasks.masked_lm.samples=64"),
+        *("ladder.tasks.classification.data=[labelled]", "ladder.tasks.masked_lm.data=[text.txt]"),
+        *("base.device=cpu", "base.cache_dir=cache"),
+        *(f"ladder.leave_out={{{box}: not here}}" for box in left_out),
+    ]
+    typed = ["speed_ladder", "--quick", "--out", "out"]
+    for setting in settings:
+        typed += ["--set", setting]
+    return typed
 
-    def interrupted(trainings, folder, changes, seed):
-        if folder.startswith("masked_lm") and changes is not None:
-            raise KeyboardInterrupt
-        return train(trainings, folder, changes, seed)
 
-    monkeypatch.setattr(Trainings, "train", interrupted)
-    assert speed_ladder.main(words) == 130
-    monkeypatch.setattr(Trainings, "train", train)
-    before = {file: file.stat().st_mtime_ns for file in Path("out/classification").rglob("summary.json")}
-    assert before
-    assert speed_ladder.main(words) == 0
-    assert before == {file: file.stat().st_mtime_ns for file in Path("out/classification").rglob("summary.json")}
-    printed = capsys.readouterr().out
+def planned():
+    """The folders of the runs of plan.json, in their order."""
+    return [run["folder"] for run in json.loads(Path("out/plan.json").read_text())["runs"]]
+
+
+def finished():
+    """When each run that has ended wrote its summary."""
+    return {file.parent: file.stat().st_mtime_ns for file in Path("out").rglob("summary.json")}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_naive_run_is_the_plain_loop_bit_for_bit_and_is_recorded_as_every_run_is(words, tmp_path):
+    """The training is ended after its first run of the naive loop, which needs no other one."""
+    running = Command([sys.executable, "-m", "asyncsgd", "study", *words], tmp_path)
+    folder = Path("out/masked_lm") / FIRST / "before/s0"
+    try:
+        until((folder / "summary.json").is_file, "a run of the naive loop", 300)
+    finally:
+        running.end()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["experiment"], summary["num_samples"]) == ("DONE", "naive_loop", 48)
+    arrivals = [record for record in read_events(folder / "events.jsonl") if record["kind"] == "arrival"]
+    assert [record["total_samples"] for record in arrivals] == [16, 32, 48]
+
+    from transformers import AutoTokenizer
+
+    from asyncsgd.core.flat import FlatModel, parameters_sha256
+
+    texts = "out/texts/masked_lm/climb"
+    values = {"data": texts, "vocab_size": 4096, "eval_samples": 0, "seq_len": 256, "dropout": 0.1}
+    task = PlannedJob("", "masked_lm", values).settings.task.prepare(0, Path("cache"))
+    model = task.model(0)
+    lines = Path(texts, "train.jsonl").read_text().splitlines()
+    rows = [json.loads(line)["text"] for line in lines]
+    losses = []
+    tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    naive_loop(rows, None, tokenizer, model, 1e-3, 48, 0, "cpu", lambda samples, loss, seconds: losses.append(loss))
+    torch.set_num_threads(threads)
+    assert [record["loss"] for record in arrivals] == losses
+    flat = FlatModel(model)
+    assert parameters_sha256(flat.layout, flat.parameters) == summary["parameters_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_small_ladder_of_both_tasks_that_is_killed_goes_on_with_its_plan_and_is_reported(words, tmp_path):
+    known = []
+    for number in (3, 20):
+        running = Command([sys.executable, "-m", "asyncsgd", "study", *words], tmp_path)
+        try:
+            until(lambda number=number: len(finished()) >= number, f"{number} runs", 600)
+        finally:
+            running.end()
+        assert {*known} <= {*planned()}
+        known = planned()
+    before = finished()
+    ended = cli(["study", *words])
+    assert ended.code == 0, ended.err
+    assert before.items() <= finished().items()
+    assert {*known} <= {*planned()}
+    assert {folder.relative_to("out").as_posix() for folder in finished() if ".before-" not in str(folder)} == {
+        *planned()
+    }
+    assert "report.html" in ended.out
+    assert not Path("out/ladder.json").exists()
     found = read(Path("out"))
     assert [ladder.given["task"] for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
         for told in ladder.not_compared:
             assert ": seconds of " in told
             assert "other programs used" in told
-        assert [*ladder.rungs["name"]] == [step.name for step in steps_of(ladder.given["task"], "cpu")]
         left_out = ladder.rungs[ladder.rungs["box"] == "Mixed precision"]
-        assert [*left_out["reason"]] == ["left out by --leave-out"]
+        assert [*left_out["reason"]] == ["left out: not here"] * 2
         assert (ladder.rungs["reason"][ladder.rungs["word"] == "not measured"] != "").all()
         assert len(ladder.naive) == 2
         assert len(ladder.final.trainings) == 2
         assert ladder.final is ladder.stacks[-1]
         assert ladder.final.word == "too few seeds"
-    for part in (
-        "TRAINING SPEED COMPARISON",
-        "Theoretical speed-up",
-        "no claim, 2 seeds are too few",
-        "Before and after",
-    ):
-        assert part in printed
-    assert json.loads(Path("out/ladder.json").read_text())["quick"]
+    reported = subprocess.run([sys.executable, "-m", "analysis", "speed_ladder", "out"], capture_output=True, text=True)
+    for part in ("TRAINING SPEED COMPARISON", "Theoretical speed-up", "2 seeds are too few", "Before and after"):
+        assert part in reported.stdout
     assert "Theoretical speed-up" in Path("out/report.html").read_text()
-    first, *cells = notebook()  # the first cell climbs the whole quick ladder, in eight minutes
+    first, *cells = notebook()  # the first cell climbs the whole quick ladder
     program = "\n\n".join(["from pathlib import Path\nimport asyncsgd\nOUT = Path('out')", *cells])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "TRAINING SPEED COMPARISON" in done.stdout
     (flags,) = re.findall(r"^FLAGS = (.*)$", first, re.MULTILINE)
-    assert speed_ladder.parser().parse_args([*ast.literal_eval(flags), "--out", "out"]).quick
+    assert cli(["study", "speed_ladder", *ast.literal_eval(flags), "--dry-run", "--out", "other"]).code == 0
 
 
 def notebook():

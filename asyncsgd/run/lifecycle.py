@@ -69,6 +69,8 @@ EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
 _EXIT_GRACE_SECONDS = 20.0
 """How long a process that must end may still write a checkpoint and the summary, while its main thread stands still."""
+Train = Callable[[Live, World | None], Result]
+"""What trains a run that is prepared, as `asyncsgd.run.execute.execute` does."""
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
 
@@ -79,9 +81,10 @@ def lead(
     context: ForkServerContext | None,
     stop: StopRequest | None = None,
     tracking: Tracking | None = None,
+    train: Train = execute,
 ) -> int:
     """`carry_out` for a script: print what goes wrong to stderr, and return the exit code."""
-    ended = carry_out(run, launch, folder, context, stop, tracking=tracking)
+    ended = carry_out(run, launch, folder, context, stop, tracking=tracking, train=train)
     if ended.unexpected is not None:
         traceback.print_exception(ended.unexpected)
     if ended.result.message and ended.result.status != DONE:
@@ -116,6 +119,7 @@ def carry_out(
     receivers: Sequence[Callable[[Record], None]] = (),
     callbacks: Sequence[Callback] = (),
     tracking: Tracking | None = None,
+    train: Train = execute,
 ) -> Ended:
     """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
 
@@ -128,6 +132,7 @@ def carry_out(
         receivers: called with each record, in order.
         callbacks: called at each evaluation, in order.
         tracking: not started; None: the run is shown in no tracker.
+        train: the training itself, between its preparation and its end.
 
     Raises:
         UsageError: if the user has to change something. A new run's folder then holds a FAILED summary; that of a run
@@ -187,7 +192,7 @@ def carry_out(
                 on_second=opened.machine.kill_others,
                 at_last=lambda: _leave(opened),
             ):
-                result = execute(opened, board)
+                result = train(opened, board)
             if live.saver is not None:
                 live.saver.finish()  # within the listener, so that a second signal can end this wait too
             return result, None

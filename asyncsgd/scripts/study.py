@@ -137,7 +137,13 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     if wanted:
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
+    if plan.ladder is not None and (flags.jobs not in (None, 1) or shard != (1, 1) or flags.print_commands):
+        raise UsageError(
+            "the runs of a speed ladder are timed against each other, one at a time, and which come next follows from "
+            "all before them; leave --jobs, --shard and --print-commands out"
+        )
     sweep = Sweep(plan, text, out, flags.track, typed.door)
+    plan = sweep.plan  # of a ladder with all that follows from what has ended
     go_offline(*plan.models_and_data())
 
     if flags.dry_run or flags.print_commands:
@@ -163,11 +169,13 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
         sweep.open()
         announce(plan, sweep, out)
         failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
+    plan = sweep.plan
     folders_of_shard = {folder for stage in STAGES for folder in share(plan, stage, shard)}
-    failing = {job.folder for job in failed}
+    failing = {job.folder for job in failed} - sweep.given_up
     num_finished = 0
     num_without_model = 0
-    for run in plan.runs:
+    runs = [run for run in plan.runs if run.folder not in sweep.given_up]
+    for run in runs:
         status = sweep.status(run)
         if status == FAILED and run.folder in folders_of_shard:
             failing.add(run.folder)
@@ -184,8 +192,8 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
             "since its pretraining run is not DONE",
             file=sys.stderr,
         )
-    state = "done" if num_finished == len(plan.runs) else "so far"
-    print(f"{state}   {out}: {num_finished} of {len(plan.runs)} runs")
+    state = "done" if num_finished == len(runs) else "so far"
+    print(f"{state}   {out}: {num_finished} of {len(runs)} runs")
     if num_finished and config.get("report") is not None:
         print(f"page   {page_of(out)}")
     else:
@@ -270,6 +278,8 @@ def announce(plan: SweepPlan, sweep: Sweep, out: Path) -> None:
             job = sweep.job(run, pretend=True)
             if job is not None and job.lacks:
                 print(f"          {run.folder} is left out: {job.lacks}")
+    if plan.ladder is not None and not plan.of_stage("proof"):
+        print("note   what these runs show decides which come next")
     for reference, seconds in sorted(sweep.budgets.items()):
         print(budget_text(plan, reference, f"{seconds:.6g}"))
     power = power_text(plan)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import flag_of
@@ -29,6 +29,9 @@ NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"
 references.
 """
 
+Loop = Literal["library", "naive"]
+"""What trains a run: this library, or the plain loop of `asyncsgd.studies.naive_loop`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
@@ -43,6 +46,7 @@ class Arm:
     settings: Mapping[str, Any]
     trials: tuple[Mapping[str, Any], ...] = ()
     task: str = "masked_lm"
+    loop: Loop = "library"
 
     @property
     def virtual(self) -> bool:
@@ -99,12 +103,12 @@ def arms_of(
             continue
         nproc = whole.get("nproc", 1)
         from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
-        settings = _filled({**from_base, **condition, **own}, nproc, where)
+        settings = filled({**from_base, **condition, **own}, nproc, where)
         grid = given.get("tune", config.tuning.grid)
         trials: list[Settings] = [{}] if tuned_around[1] else []
         if grid is not None:
             trials = crossed(grid_of(grid, f"{where}.tune"))
-        points.append((algorithm, condition, settings, [_filled(trial, nproc, where) for trial in trials]))
+        points.append((algorithm, condition, settings, [filled(trial, nproc, where) for trial in trials]))
     if len(used) < len(excluded) or not points:
         useless = [entry for i, entry in enumerate(excluded) if i not in used]
         raise UsageError(f"exclude must leave an arm, and every entry take one out; {useless} is no arm's")
@@ -175,7 +179,7 @@ def crossed(settings: Mapping[str, Any]) -> list[Settings]:
     return [dict(zip(settings, point, strict=True)) for point in itertools.product(*axes)]
 
 
-def _filled(values: Settings, nproc: Any, where: str) -> Settings:
+def filled(values: Settings, nproc: Any, where: str) -> Settings:
     return {key: fill_in(one, nproc, f"{where}.{key}") if isinstance(one, str) else one for key, one in values.items()}
 
 

@@ -137,7 +137,7 @@ class Finetune(Keys, frozen=True, kw_only=True):
     """The first of the task's scores, which says by itself whether higher is better."""
 
 
-Report = Literal["dose_response", "lab_notes", "language_model", "parallelism"]
+Report = Literal["dose_response", "lab_notes", "language_model", "parallelism", "speed_ladder"]
 """The special reports, by name."""
 
 
@@ -252,6 +252,71 @@ class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
             raise ValueError(f"it names neither comparisons nor a grid; see {CONFIGS}")
         if self.grid is not None and set(self.grid.threshold) != set(self.models):
             raise ValueError(f"grid.threshold must give a loss for each model: {', '.join(self.models)}")
+
+
+class Rung(Keys, frozen=True, kw_only=True):
+    """One step of a speed ladder: settings that may make a training faster."""
+
+    name: str
+    box: str
+    """Its line in the checklist of the guide."""
+    change: Settings = {}
+    """``{nproc}`` in a text stands for 2 processes, or for one on each GPU; null takes a setting out."""
+    same_updates: bool = True
+    """Whether updates stay as they were, up to rounding and what is drawn."""
+    device: Literal["cpu", "cuda"] | None = None
+    """What it is for; None: both."""
+    devices: int = 1
+    """It is left out with fewer GPUs, or with fewer cores where there is none."""
+
+
+class LadderTask(Keys, frozen=True, kw_only=True):
+    """What is learned in a speed ladder, and what its score is judged by."""
+
+    data: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """The first of them that is there is taken, else the last."""
+    score: str
+    """``loss``, of which less is better, or a score of the task."""
+    margin: Positive
+    """Of equivalence, in the unit of the score."""
+    samples: Whole
+    """Of a training of the proof."""
+    settings: Settings = {}
+
+
+class LadderKeys(Keys, frozen=True, kw_only=True):
+    """What a speed ladder climbs; see `asyncsgd.studies.ladder`."""
+
+    tasks: Annotated[dict[Part, LadderTask], Meta(min_length=1)]
+    rungs: Annotated[tuple[Rung, ...], Meta(min_length=1)]
+    turns: Annotated[int, Meta(ge=2)]
+    """How often each rung is measured beside those kept before it."""
+    samples: Whole
+    """Texts that a training of the climb goes through once. A multiple of the samples in a run of batches of one
+    length, so that stacks with different batches train on the same lengths. In few runs, lengths differ within each."""
+    warmup: Whole
+    """Samples before a rate is measured; a training of the climb has them besides."""
+    eval_samples: Whole
+    loss_margin: Positive
+    """In nats, for the validation checklist."""
+    leave_out: dict[str, str] = {}
+    """Lines of the checklist that are not measured, each with the reason."""
+
+    def __post_init__(self) -> None:
+        boxes = {rung.box for rung in self.rungs}
+        for box in self.leave_out:
+            if box not in boxes:
+                raise ValueError(f"leave_out: no rung has the box {box!r}{nearest(box, boxes)}")
+
+
+class LadderConfig(AnyConfig, frozen=True, kw_only=True):
+    """The file of a study that measures settings one on top of the other; see `asyncsgd.studies.ladder`."""
+
+    name: Name
+    base: Settings = {}
+    seeds: Seeds
+    """Of the proof."""
+    ladder: LadderKeys
 
 
 def typed(given: object, kind: Any, name: str) -> Any:

@@ -22,6 +22,9 @@ from asyncsgd.studies.config import (
     Comparison,
     ComparisonsConfig,
     Config,
+    LadderConfig,
+    LadderKeys,
+    LadderTask,
     Primary,
     Settings,
     TrainingGrid,
@@ -39,6 +42,8 @@ STRUCTS: Mapping[tuple[str, ...], type[msgspec.Struct]] = MappingProxyType(
         ("analysis", "primary"): Primary,
         ("grid",): TrainingGrid,
         ("comparisons", ANY): Comparison,
+        ("ladder",): LadderKeys,
+        ("ladder", "tasks", ANY): LadderTask,
     }
 )
 """The parts of a config that have keys of their own."""
@@ -49,6 +54,7 @@ NAMES = (
     ("comparisons", ANY, "arms"),
     ("stages",),
     ("stages", ANY, "arms"),
+    ("ladder", "tasks"),
 )
 """The parts whose keys are names. The keys of any other part are settings, which the plan checks."""
 
@@ -168,7 +174,11 @@ def _known(part: Mapping[str, Any], above: Sequence[str]) -> list[str]:
 
 def _of_a_config(config: Mapping[str, Any]) -> list[str]:
     """The keys that a config of this kind may have, without ``quick``: that block was laid over it, or does nothing."""
-    kind = ComparisonsConfig if "models" in config else Config
+    kind: type[msgspec.Struct] = Config
+    if "models" in config:
+        kind = ComparisonsConfig
+    elif "ladder" in config:
+        kind = LadderConfig
     known = [key for key in kind.__struct_fields__ if key != QUICK]
     if "stages" in config:
         known = ["stages", *(key for key in known if key not in OF_TWO_STAGES)]

@@ -37,6 +37,8 @@ A config with `stages` in place of `algorithms` is a chain of several stages; se
 
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
 
+A config with `ladder` in place of `algorithms` is a speed ladder; see `asyncsgd.studies.ladder`.
+
 A config with `models` in place of `algorithms` has comparisons of arms that differ in settings, and a grid: test runs
 alone, of any task. docs/study.md has its keys.
 
@@ -71,6 +73,7 @@ from asyncsgd.studies.config import (
     ComparisonsConfig,
     Config,
     Finetune,
+    LadderConfig,
     Settings,
     settings_of,
     typed,
@@ -100,6 +103,8 @@ class SweepPlan:
     config_sha256: str
     chain: Chain = dataclasses.field(default_factory=Chain)
     """The stages before and after that of the arms."""
+    ladder: LadderConfig | None = None
+    """Of a plan that grows: its arms and runs are those that are known by now."""
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -220,6 +225,8 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> SweepPlan:
     task = None
     if "models" in given:
         return _comparisons(typed(given, ComparisonsConfig, name), sha256)
+    if "ladder" in given:
+        return _ladder(typed(given, LadderConfig, name), sha256)
     if "stages" in given:
         given, chain = two_stages(given)
         given = _by_its_last_stage(given)
@@ -261,6 +268,12 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> SweepPlan:
         runs += [PlannedRun(f"{arm.name}/s{n}", "test", arm.name, n) for n in seeds for arm in shuffled(own, word, n)]
     whole = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
     return SweepPlan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
+
+
+def _ladder(config: LadderConfig, sha256: str) -> SweepPlan:
+    """No runs yet: `Sweep.grow` plans those that follow from what has ended."""
+    whole = Config(algorithms={"naive": {}}, name=config.name, seeds=config.seeds)
+    return SweepPlan(config.name, whole, {}, None, (), (), None, None, (), {}, sha256, ladder=config)
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from asyncsgd.records.trackers import Identity, names_in
 from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summary, set_aside
 from asyncsgd.settings.task import task_flags
-from asyncsgd.studies.arms import words_of
+from asyncsgd.studies.arms import Loop, words_of
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.tasks import class_named
@@ -72,6 +72,8 @@ class PlannedJob:
     study: str = ""
     door: str = ""
     """How the library's command is typed, e.g. ``asyncsgd``; empty: its runs are those of a script of experiments/."""
+    loop: Loop = "library"
+    """What trains it."""
 
     @property
     def path(self) -> Path:
@@ -103,10 +105,14 @@ class PlannedJob:
 
     @property
     def experiment(self) -> str:
+        if self.loop == "naive":
+            return "naive_loop"
         return "stilt_mlm" if self.task == "masked_lm" else class_named(self.task).name
 
     @property
     def command(self) -> list[str]:
+        if self.loop == "naive":  # a part of its study alone
+            return ["asyncsgd", "study", self.study]
         if self.door:
             return [*self.door.split(), "train", self.task, *words_of(self.values)]
         script = ["stilt_mlm.py"] if self.task == "masked_lm" else ["train.py", self.task]
@@ -257,16 +263,20 @@ def _make_run_in_child(job: PlannedJob) -> None:
 
 def _make_run(job: PlannedJob, context: ForkServerContext | None, stop: StopRequest | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
+    from asyncsgd.run.execute import execute
     from asyncsgd.run.lifecycle import lead
     from asyncsgd.run.run import run_of
 
+    train = execute
+    if job.loop == "naive":  # of a closed table, so no config and no folder can name code that is run
+        from asyncsgd.studies.naive import train_naively as train
     identity = Identity(job.out.absolute(), job.folder, {"study": job.study, **job.tags})
     try:
         settings = job.settings
         run = dataclasses.replace(run_of(job.experiment, settings), saves_model=job.saves_model)
         folder = _folder_of(job, run)
         tracking = Tracking(names_in(job.values.get("track")), identity)
-        code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking)
+        code = lead(run, Launch(settings.job.nproc, None, False), folder, context, stop, tracking, train)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from asyncsgd.studies.arms import Arm
 from asyncsgd.studies.chain import CHOSEN, Chain, ChainStage
 from asyncsgd.studies.config import FINETUNE_SEEDS, Analysis, Config, Finetune
 
-Stage = Literal["base", "before", "tuning", "trial", "pilot", "test", "after", "finetune"]
-STAGES: tuple[Stage, ...] = ("base", "before", "tuning", "trial", "pilot", "test", "after", "finetune")
+Stage = Literal["base", "before", "tuning", "trial", "pilot", "test", "after", "finetune", "climb", "proof"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 """Of ``tuning`` are the trials of arms, of ``trial`` those of the stages behind them. Trials of the stages in front of
-them are ``before``."""
-TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test")
+them are ``before``. A speed ladder has the last two alone."""
+TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test", "climb", "proof")
 """Stages in which a run's seconds are a result, unless its clock is virtual."""
 BASE = "base"
 """Folder, and arm, of the run that makes the base model."""

@@ -50,7 +50,7 @@ def carry_out(
     shard: tuple[int, int],
     again: str = "type the same command with --retry",
 ) -> list[PlannedJob]:
-    """Run everything that is left, stage by stage; return the runs that failed.
+    """Run everything that is left, stage by stage, and what the plan grows by; return the runs that failed.
 
     Args:
         context, jobs: see `Runner`.
@@ -90,6 +90,14 @@ def carry_out(
                 finally:
                     progress.clear()  # whatever is said next has a line of its own
                 failed += runner.failed
+    known = sweep.words
+    if sweep.grow():
+        for rung, word in sweep.words.items():
+            if rung not in known:
+                print(f"{rung}: {word}", flush=True)
+        sweep.choose()
+        sweep.write_plan()
+        failed += carry_out(sweep, context, stop, jobs=jobs, retry=False, shard=shard, again=again)
     return failed
 
 

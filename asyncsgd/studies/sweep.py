@@ -31,7 +31,7 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import read_summary
 from asyncsgd.settings.groups import BUILT_IN
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.studies.arms import Arm, resolve, valid
+from asyncsgd.studies.arms import Arm, Loop, resolve, valid
 from asyncsgd.studies.chain import Tuned
 from asyncsgd.studies.config import Analysis, Finetune, read_config
 from asyncsgd.studies.files import PlanFile, PlannedArm, PlannedStage, RegisteredQuestion, Registration, Tried
@@ -67,8 +67,24 @@ class Sweep:
         """Seconds of the test runs that a reference arm times, by its name; without those that are not known yet."""
         self.looks: dict[str, int] = {}
         """Samples after which these runs evaluate once more, likewise."""
+        self.given_up: frozenset[str] = frozenset()
+        """Folders of runs that a ladder does without."""
+        self.words: Mapping[str, str] = {}
+        """What the rungs of a ladder have shown."""
         self._targets: dict[str, float] = {}
         self._analysis_sha256: str | None = None
+        self.grow()
+
+    def grow(self) -> bool:
+        """Plan the runs of a ladder that follow from those that have ended; whether there are new ones."""
+        if self.plan.ladder is None:
+            return False
+        from asyncsgd.studies.ladder_texts import grown_in
+
+        number = len(self.plan.runs)
+        arms, runs, self.given_up, self.words = grown_in(self.plan.ladder, self.out)
+        self.plan = dataclasses.replace(self.plan, arms=arms, runs=runs)
+        return len(runs) > number
 
     def look(self) -> None:
         """Read how far the sweep is, and write nothing."""
@@ -93,6 +109,10 @@ class Sweep:
         self.look()
         write_text(self.out / "config.yaml", self._config_text)
         self.write_plan()
+        if self.plan.ladder is not None:
+            from asyncsgd.studies.ladder_texts import write_texts
+
+            write_texts(self.plan.ladder, self.out)
 
     def status(self, run: PlannedRun) -> str:
         return status_of(self.out / run.folder)
@@ -112,6 +132,8 @@ class Sweep:
         """
         skipped = FINISHED if retry else (*FINISHED, FAILED)
         mine = share(self.plan, stage, shard)
+        if not retry:
+            mine -= self.given_up
         left = [run for run in self.plan.of_stage(stage) if run.folder in mine and self.status(run) not in skipped]
         jobs = [self.job(run, pretend=pretend) for run in left]
         return [job for job in jobs if job is not None and not job.lacks]
@@ -140,12 +162,21 @@ class Sweep:
             if (tuning := plan.tuning_of(run, chosen)) is None:
                 return None
             values = {**settings, **tuning, "model": origin, "seed": run.finetune_seed}
+        loop: Loop = "library"
+        if plan.ladder is not None:
+            arm = plan.arm(run.arm)
+            loop = arm.loop
+            texts = self.out / "texts" / arm.task / run.stage
+            if texts.is_dir():  # else nothing is run yet
+                values["data"] = str(texts)
         measures = run.stage in TIMED and values.get("clock") != "virtual"
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
         values["run_dir"] = str(self.out / run.folder)
         tags = {"stage": run.stage, "arm": run.arm}
-        kept = run.stage != "finetune"
-        return PlannedJob(run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name, self._door)
+        kept = run.stage not in ("finetune", "climb", "proof")
+        return PlannedJob(
+            run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name, self._door, loop
+        )
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""

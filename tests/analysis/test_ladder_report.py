@@ -6,18 +6,24 @@ import math
 
 import pytest
 import yaml
+from pandas import DataFrame
 from synthetic import SyntheticArm, edit_json, straight, write_run
 
-from analysis.ladder import NO_MEMORY, NOT_COMPARABLE, NOT_KNOWN, SETTINGS, pays, read, speed_up
+from analysis.gate import Between, Compared
+from analysis.ladder import NOT_COMPARABLE, TRAINING, Ladders, Sides, ladder_of, read, speed_up
+from analysis.ladder_sections import addition_of, publication_table, tables_of
+from analysis.ladder_sections import text as text_of
+from analysis.load import load
 from analysis.speed_ladder import main as report
-from analysis.speed_ladder import page, publication_table, tables_of
-from analysis.speed_ladder import text as text_of
+from asyncsgd.errors import OUT_OF_MEMORY, UsageError
+from asyncsgd.studies.arms import Arm
+from asyncsgd.studies.config import Rung
+from asyncsgd.studies.ladder import DOES_NOT_PAY, NO_MEMORY, PAYS, Climbed
 
 MACHINE = {
     "cores": 2,
     "cpu": "A",
-    "device": "cpu",
-    "devices": 2,
+    "gpus": [],
     "memory_bytes": 2**32,
     "versions": {"torch": "2.13.0"},
 }
@@ -28,7 +34,7 @@ SEEDS = range(8)
 def training(rate, loss=1.0, score=0.6):
     return {
         **{"samples_per_second": rate, "warmup_seconds": 0.5, "loss": loss, "score": score},
-        **{"memory_bytes": 2**30, "gpu_bytes": 0, "busy_cores": 1.5, "busy_gpu": None},
+        **{"memory_gib": 1.0, "gpu_gib": 0.0, "busy_cores": 1.5, "busy_gpu": None},
     }
 
 
@@ -39,16 +45,16 @@ def rung(name, box, times, spread=0.01, loss=0.0):
     after = []
     for k, each in enumerate(before):
         after.append(training(each["samples_per_second"] * times * noise[k], 1.0 + loss))
-    return {"name": name, "box": box, "flags": f"--{name}", "reason": "", "before": before, "after": after}
+    return {"name": name, "box": box, "reason": "", "before": before, "after": after}
 
 
 def ladder(**changes):
     """Three rungs that pay, 4 x 2 x 1.5; one that costs, one that is noise, one that was not measured."""
-    skipped = {"name": "compile", "box": "torch.compile", "flags": "--compile", "reason": "too long", "before": []}
+    skipped = {"name": "compile", "box": "torch.compile", "reason": "too long", "before": []}
     noise = [0.002 * (-1) ** seed for seed in SEEDS]
     found = {
         **{"task": "classification", "data": "posts", "model": "tiny", "epoch": 20_000, "climb_samples": 512},
-        **{"proof_samples": 4096, "score": "macro_f1", "lower_is_better": False, "margin": 0.03},
+        **{"samples": 4096, "score": "macro_f1", "margin": 0.03},
         "score_at_start": 0.2,
         "rungs": [
             rung("padding", "Dynamic padding", 4.0),
@@ -96,7 +102,7 @@ SLOW_START = [rung("padding", "Dynamic padding", 0.9), rung("fused", "Fused opti
 LARGE = {**rung("large", "Larger batch", 2.0), "reason": NO_MEMORY, "before": [], "after": []}
 LADDERS = {
     "made up": ladder(),
-    "a loss": ladder(task="masked_lm", score="loss", lower_is_better=True),
+    "a loss": ladder(task="masked_lm", score="loss"),
     "a first rung that does not pay stays": ladder(rungs=SLOW_START, stacks=ladder()["stacks"][:1]),
     "a rung ran out of memory": ladder(rungs=[*ladder()["rungs"], LARGE]),
     "the loss is lost": ladder(stacks=lossy(loss=1.1)),
@@ -111,16 +117,29 @@ LADDERS = {
 }
 
 
-def written(folder, *names, **changes):
-    found = {"quick": False, "machine": MACHINE, "ladders": [LADDERS[name] for name in names]}
-    (folder / "ladder.json").write_text(json.dumps(found | changes))
+def sides(before, after):
+    """Trainings of which all turns are compared."""
+    pairs = {(turn, 0): Compared({}, {}, {}) for turn in range(len(after))}
+    frames = [DataFrame(one, columns=[*TRAINING]).astype(float) for one in (before, after)]
+    return Sides(*frames, Between(pairs))
 
 
-def test_what_is_said_of_a_ladder_and_how_it_differs_for_others(tmp_path, approved):
+def built(given):
+    """What such measurements of one task show."""
+    rungs = []
+    for each in given["rungs"]:
+        measured = sides(each["before"], each["after"])
+        word = each["reason"] or (PAYS if measured.speed.pays else DOES_NOT_PAY)
+        step = Rung(name=each["name"], box=each["box"], change={each["name"]: True})
+        rungs.append((Climbed(step, Arm("before", "", {}), Arm("after", "", {}), word), measured))
+    proof = [(stack["rungs"], sides(given["naive"], stack["trainings"])) for stack in given["stacks"]]
+    return ladder_of(given, rungs, proof)
+
+
+def test_what_is_said_of_a_ladder_and_how_it_differs_for_others(approved):
     said = {}
-    for name in LADDERS:
-        written(tmp_path, name)
-        said[name] = text_of(read(tmp_path)).splitlines()
+    for name, given in LADDERS.items():
+        said[name] = text_of(Ladders(MACHINE, [built(given)])).splitlines()
     first, *others = LADDERS
     lines = said[first]
     for name in others:
@@ -129,15 +148,17 @@ def test_what_is_said_of_a_ladder_and_how_it_differs_for_others(tmp_path, approv
 
 
 def test_the_command_writes_what_it_says_and_a_page(tmp_path, capsys):
-    machine = {key: value for key, value in MACHINE.items() if key != "memory_bytes"}
-    written(tmp_path, "two seeds", "a loss", machine=machine, quick=True)
+    climbed(tmp_path, name="made-quick", seeds=[0, 1])
+    edit_json(tmp_path / "facts.json", machine={key: MACHINE[key] for key in MACHINE if key != "memory_bytes"})
     assert report([str(tmp_path)]) == 0
     said = capsys.readouterr().out
     page = (tmp_path / "report.html").read_text()
     assert (tmp_path / "ladder.md").read_text() in said
-    for told in ("A quick ladder: short trainings", "2 seeds bear no verdict", "TRAINING SPEED COMPARISON: masked_lm"):
+    for told in ("2 seeds bear no verdict", "TRAINING SPEED COMPARISON: masked_lm"):
         assert told in said
         assert told in page
+    assert "2 seeds</span>" in page
+    assert "masked_lm on posts: 8.00\u00d7 (median of 2" in str(load(tmp_path))
 
 
 def test_a_rung_pays_only_with_the_whole_interval_of_its_ratios():
@@ -147,56 +168,69 @@ def test_a_rung_pays_only_with_the_whole_interval_of_its_ratios():
     assert not speed_up([1.0], [2.0]).pays
 
 
-def test_a_folder_without_a_ladder_is_refused_with_what_to_type(tmp_path, capsys):
+def test_a_folder_without_a_finished_ladder_is_refused_with_what_to_type(tmp_path, capsys):
     assert report([str(tmp_path)]) == 2
-    assert "python experiments/speed_ladder.py --quick" in capsys.readouterr().err
-    (tmp_path / SETTINGS).write_text("{}")
-    assert report([str(tmp_path)]) == 2
+    assert "asyncsgd study speed_ladder --quick" in capsys.readouterr().err
+    folder = climbed(tmp_path / "begun")
+    (folder / "masked_lm/proof/stack-0/s3/summary.json").unlink()
+    assert report([str(folder)]) == 2
     assert "is not finished; type the command again that began it" in capsys.readouterr().err
 
 
-SMALL = {"mode": "single", "batch_size": 16}
-LARGE = {"mode": "single", "batch_size": 32}
-TOLD = "weight_decay of wide/after: 0.5; of wide/before: 0.01"
+QUIET = {"own_share": 0.75, "others_share": 0.0, "stolen_share": 0.0, "cores": 2}
+TOLD = "weight_decay of masked_lm/wide/after: 0.5; of masked_lm/wide/before: 0.01"
 AGAINST = {
-    "rungs": ("times the rung before", "95 % interval", "cumulative, product", "loss - before"),
+    "rungs": ("times the rung before", "95 % interval", "loss - before"),
     "stacks": ("times the naive loop", "95 % interval", "difference, 90 % interval"),
     "published": ("before against after",),
 }
 """Table -> its columns that set trainings against each other, beside those of words."""
 
 
-def side(folder, name, asked, rates, score=0.6, **settings):
-    """A side of a rung or of the proof: its run folders, and what ladder.json says of them."""
-    trainings = []
+def side(folder, rates, loss=5.0, batch_size=16, **settings):
+    """The runs of an arm, each with so many samples a second from its first to its last one."""
     for seed, rate in enumerate(rates):
-        own = {**asked, "learning_rate": 5e-4}
-        arm = SyntheticArm("single", 1, "measured", None, asked["batch_size"], settings=own | settings)
-        write_run(folder / name / f"s{seed}", arm, straight(6.0, 5.0, seconds=10.0), seed=seed)
-        measured = training(rate, score=score + 0.001 * (-1) ** seed)
-        trainings.append({"run": f"{name}/s{seed}", "asked": {**own, "seed": seed}, **measured})
-    return trainings
+        arm = SyntheticArm("single", 1, "measured", None, batch_size, settings={"learning_rate": 5e-4} | settings)
+        curve = straight(6.0, loss + 0.001 * (-1) ** seed, seconds=160 / rate)
+        used = {"memory": {"leader": [2**30, 0], "workers": []}, "machine_load": QUIET, "usage": None}
+        write_run(folder / f"s{seed}", arm, curve, seed=seed, delays=[0] * 10, **used)
 
 
-def climbed(folder, wrong=None):
-    """A rung that is the library, one of twice the batch, and a stack of both; `wrong` is in every training with it."""
+def climbed(folder, name="made", seeds=tuple(SEEDS), **change):
+    """A rung that is the library, one of twice the batch, and a stack of both.
+
+    Args:
+        change: what the second rung changes besides.
+    """
+    task = {"data": ["pydocs"], "score": "loss", "margin": 0.05, "samples": 160, "settings": {"learning_rate": 5e-4}}
+    wide = {"name": "wide", "box": "wide", "change": {"batch_size": 32, **change}}
+    keys = {"turns": len(TURNS), "samples": 144, "warmup": 16, "eval_samples": 8, "loss_margin": 0.05}
+    config = {
+        "name": name,
+        "report": "speed_ladder",
+        "base": {"mode": "single", "batch_size": 16, "sampling": "random"},
+        "seeds": list(seeds),
+        "ladder": {"tasks": {"masked_lm": task}, "rungs": [{"name": "padding", "box": "padding"}, wide], **keys},
+    }
+    operations = {"tiny at 256 tokens": 1e9, "tiny at 512 tokens": 2.5e9, "small at 256 tokens": 4e9}
+    facts = {"data": "posts", "epoch": 20_000, "longest": 80, "operations": operations}
     turns = [10.0 + turn for turn in TURNS]
-    seeds = [10.0 for _ in SEEDS]
-    changes = wrong or {}
-    rungs = []
-    for name, times, before, after, other in (
-        ("padding", 4, SMALL, SMALL, {}),
-        ("wide", 2, SMALL, LARGE, changes),
-    ):
-        rung = {"name": name, "box": name, "flags": "", "reason": ""}
-        rung["before"] = side(folder, f"{name}/before", before, turns)
-        rung["after"] = side(folder, f"{name}/after", after, [times * rate for rate in turns], **other)
-        rungs.append(rung)
-    stack = side(folder, "stack-0", LARGE, [80.0 + seed for seed in SEEDS], 0.601, **changes)
-    found = ladder(rungs=rungs, naive=side(folder, "naive", SMALL, seeds))
-    found["stacks"] = [{"rungs": ["padding", "wide"], "trainings": stack}]
-    (folder / "ladder.json").write_text(json.dumps({"quick": False, "machine": MACHINE, "ladders": [found]}))
+    large = {"batch_size": 32}
+    own = folder / "masked_lm"
+    side(own / "padding/before", turns)
+    side(own / "padding/after", [4 * rate for rate in turns])
+    side(own / "wide/before", [4 * rate for rate in turns])
+    side(own / "wide/after", [8 * rate for rate in turns], **large)
+    side(own / "proof/naive", [10.0 for _ in seeds])
+    side(own / "proof/stack-0", [80.0 for _ in seeds], 4.999, **large)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "facts.json").write_text(json.dumps({"machine": MACHINE, "tasks": {"masked_lm": facts}}))
     return folder
+
+
+def words(folder):
+    """Of the rungs."""
+    return read(folder).ladders[0].rungs["word"].to_list()
 
 
 def tables(folder):
@@ -211,10 +245,15 @@ def blank(value):
 
 
 def test_a_setting_that_no_rung_changes_empties_all_that_sets_trainings_against_each_other(tmp_path):
-    before, boxes, told = tables(climbed(tmp_path / "alike"))
+    """A rung that is not comparable is in no stack, so the stack of the first one has the setting too."""
+    alike = climbed(tmp_path / "alike")
+    before, boxes, told = tables(alike)
     assert NOT_COMPARABLE not in told
-    assert NOT_KNOWN not in told
-    after, gated, said = tables(climbed(tmp_path / "unlike", {"weight_decay": 0.5}))
+    unlike = climbed(tmp_path / "unlike")
+    for at in ("proof/stack-0", "wide/after"):
+        for path in unlike.glob(f"masked_lm/{at}/*/settings.yaml"):
+            path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"weight_decay": 0.5}))
+    after, gated, said = tables(unlike)
     after["rungs"], before["rungs"] = after["rungs"][1:], before["rungs"][1:]
     for name, columns in AGAINST.items():
         for column in columns:
@@ -222,66 +261,60 @@ def test_a_setting_that_no_rung_changes_empties_all_that_sets_trainings_against_
             assert all(map(blank, after[name][column])), f"{column} of {name} is not empty"
     assert after["rungs"]["word"].to_list() == [f"{NOT_COMPARABLE} ({TOLD})"]
     assert after["stacks"]["word"].to_list() == [NOT_COMPARABLE]
-    words = []
+    said_of = []
     for one in (boxes, gated):
-        words.append(dict(zip(one["box"], one["in a word"], strict=True)))
-    changed = {box for box, word in words[0].items() if words[1][box] != word}
-    assert changed == {box for box in words[0] if box.startswith(("loss as", "score as", "seconds an epoch"))}
-    assert {words[1][box] for box in changed} == {"not known"}
-    assert "The stack up to wide is not comparable with what it is set against: weight_decay of stack-0: 0.5" in said
+        said_of.append(dict(zip(one["box"], one["in a word"], strict=True)))
+    changed = {box for box, word in said_of[0].items() if said_of[1][box] != word}
+    assert changed == {box for box in said_of[0] if box.startswith(("loss as", "score as"))}
+    assert {said_of[1][box] for box in changed} == {"not known"}
+    assert "The stack up to padding is not comparable with what it is set against: " in said
+    assert "weight_decay of masked_lm/proof/stack-0: 0.5" in said
     assert "Speed-up:   not comparable" in said
-    assert f"wide {NOT_COMPARABLE}" in page(read(tmp_path / "unlike"), "")
+    assert f"wide {NOT_COMPARABLE}" in "".join(addition_of(read(unlike)).sections[0].lead)
     assert "More data" not in said
-
-
-def test_a_rung_of_unlike_trainings_does_not_pay_while_it_is_climbed(tmp_path):
-    for wrong, paid in (({}, True), ({"weight_decay": 0.5}, False)):
-        folder = climbed(tmp_path / str(paid), wrong)
-        (given,) = json.loads((folder / "ladder.json").read_text())["ladders"]
-        assert [pays(rung, folder) for rung in given["rungs"]] == [True, paid]
 
 
 def test_seconds_of_turns_on_a_busy_machine_are_in_no_ratio(tmp_path):
     folder = climbed(tmp_path)
-    load = {"own_share": 0.5, "others_share": 0.2, "stolen_share": 0.0, "cores": 2}
+    load = QUIET | {"others_share": 0.2}
     for turn in (1, 3):
-        edit_json(folder / f"wide/after/s{turn}/summary.json", machine_load=load)
+        edit_json(folder / f"masked_lm/wide/after/s{turn}/summary.json", machine_load=load)
     (found,) = read(folder).ladders
     assert [speed.n for speed in found.rungs["speed"]] == [5, 3]
     assert found.not_compared == [
-        "wide: seconds of 2 turns are not compared: other programs used 20 % of the machine during wide/after/s1."
+        "wide: seconds of 2 turns are not compared: other programs used 20 % of the machine during "
+        "masked_lm/wide/after/s1."
     ]
 
 
-@pytest.mark.parametrize("lost", ["run", "folder"])
-def test_without_the_runs_it_is_said_that_what_they_were_given_is_not_known(tmp_path, lost):
-    folder = climbed(tmp_path, {"weight_decay": 0.5})
-    content = json.loads((folder / "ladder.json").read_text())
-    if lost == "run":
-        for rung in content["ladders"][0]["rungs"]:
-            for one in (*rung["before"], *rung["after"]):
-                del one["run"]
-        (folder / "ladder.json").write_text(json.dumps(content))
-    else:
-        for path in folder.glob("wide/after/*/summary.json"):
-            path.unlink()
-    found = read(folder)
-    assert found.ladders[0].rungs["word"].to_list()[1] != NOT_COMPARABLE
-    assert NOT_KNOWN in found.ladders[0].not_compared
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        ({"status": "FAILED", "message": f"FAILED: {OUT_OF_MEMORY}"}, "ran out of memory"),
+        ({"status": "DIVERGED"}, "a training diverged"),
+    ],
+    ids=["memory", "diverged"],
+)
+def test_a_rung_with_a_training_without_result_is_reported_and_in_no_stack(tmp_path, ended, reason):
+    folder = climbed(tmp_path)
+    edit_json(folder / "masked_lm/wide/after/s2/summary.json", **ended)
+    (found,) = read(folder).ladders
+    assert found.rungs["reason"].to_list() == ["", reason]
+    assert [stack.rungs for stack in found.stacks] == [["padding"]]
+
+
+def test_a_run_that_failed_otherwise_leaves_the_ladder_unfinished(tmp_path):
+    folder = climbed(tmp_path)
+    edit_json(folder / "masked_lm/wide/after/s2/summary.json", status="FAILED", message="a worker was lost")
+    with pytest.raises(UsageError, match="a ladder that is not finished"):
+        read(folder)
 
 
 def test_sampling_tells_trainings_apart_and_changes_nothing_else(tmp_path):
-    folder = climbed(tmp_path)
-    for path in folder.glob("wide/after/*/settings.yaml"):
-        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"sampling": "group_by_length"}))
-    for path in folder.glob("*/*/*/settings.yaml"):
-        settings = yaml.safe_load(path.read_text())
-        path.write_text(yaml.safe_dump({"sampling": "random"} | settings))
-    content = json.loads((folder / "ladder.json").read_text())
-    assert read(folder).ladders[0].rungs["word"].to_list()[1] == NOT_COMPARABLE
-    for rung in content["ladders"][0]["rungs"]:
-        for name in ("before", "after"):
-            for one in rung[name]:
-                one["asked"]["sampling"] = "group_by_length" if (rung["name"], name) == ("wide", "after") else "random"
-    (folder / "ladder.json").write_text(json.dumps(content))
-    assert read(folder).ladders[0].rungs["word"].to_list() == ["kept", "kept"]
+    for wanted, change in ((NOT_COMPARABLE, {}), ("kept", {"sampling": "group_by_length"})):
+        folder = climbed(tmp_path / str(len(change)), **change)
+        for path in folder.glob("*/*/*/*/settings.yaml"):
+            settings = yaml.safe_load(path.read_text())
+            settings["sampling"] = "group_by_length" if "wide/after" in str(path) else "random"
+            path.write_text(yaml.safe_dump(settings))
+        assert words(folder) == ["kept", wanted]

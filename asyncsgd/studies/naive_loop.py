@@ -1,4 +1,6 @@
-"""The loop of a tutorial, plain PyTorch that knows no part of this library. The speed ladder begins with it."""
+"""The loop of a tutorial: plain PyTorch that imports no part of this library, to be read and copied. The speed ladder
+begins with it; `asyncsgd.studies.naive` records it as a run.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-BATCH_SIZE = 16
-SEQ_LEN = 256
 
 
 def naive_loop(
@@ -22,23 +21,25 @@ def naive_loop(
     samples: int,
     seed: int,
     device: str,
-    arrived: Callable[[int, float], None],
+    arrived: Callable[[int, float, float], None],
+    batch_size: int = 16,
+    seq_len: int = 256,
 ) -> None:
     """The guide's loop as it stands in a tutorial, in place on `model`.
 
     Args:
         labels: the class of each text; None: masked words are predicted.
-        arrived: called after every step with the samples and seconds so far.
+        seed: of torch's default generator: of the order of the texts, the dropout and the masks.
+        arrived: called after every step with the samples so far, the mean loss of the batch, and the seconds so far.
     """
-    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=SEQ_LEN, return_tensors="pt")
+    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=seq_len, return_tensors="pt")
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     torch.manual_seed(seed)
     model.train()
     done = 0
-    total_loss = 0.0
     began = time.perf_counter()
     while done < samples:
-        for rows in torch.randperm(len(texts)).split(BATCH_SIZE):
+        for rows in torch.randperm(len(texts)).split(batch_size):
             input_ids = encoded["input_ids"][rows]
             attention_mask = encoded["attention_mask"][rows]
             if labels is None:
@@ -51,9 +52,9 @@ def naive_loop(
             optimizer.zero_grad()
             outputs.loss.backward()
             optimizer.step()
-            total_loss += outputs.loss.item()
+            loss = outputs.loss.item()
             done += len(rows)
-            arrived(done, time.perf_counter() - began)
+            arrived(done, loss, time.perf_counter() - began)
             if done >= samples:
                 break
 

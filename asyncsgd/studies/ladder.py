@@ -1,0 +1,204 @@
+"""A speed ladder as a plan that grows: what comes next follows from what the runs that have ended show.
+
+    name: speed_ladder
+    base: {mode: single, batch_size: 16}
+    seeds: [0, 1, 2, 3, 4, 5, 6, 7]            # of the proof
+    ladder:
+      tasks: {masked_lm: {data: [pydocs], score: loss, margin: 0.05, samples: 3072, settings: {learning_rate: 1.0e-3}}}
+      rungs:                                  # in the order in which they are climbed; the first one always stays
+        - {name: the library, box: Dynamic padding}
+        - {name: batches of 32, box: Larger batch, change: {batch_size: 32}, same_updates: false}
+      turns: 5                                # of the climb
+      samples: 1024                           # and so on; `asyncsgd.studies.config.LadderKeys` has all keys
+
+The climb: each rung is trained in turns with the rungs kept before it, the first one with the naive loop. Whether it
+pays is the verdict that `climb` is given. The proof: the naive loop and stacks of the rungs that pay, on other seeds.
+
+Pure: nothing is run, and nothing read but whether data are there. So a ladder that was killed has the same plan again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asyncsgd.errors import UsageError
+from asyncsgd.studies.arms import Arm, Loop, filled, valid
+from asyncsgd.studies.config import LadderConfig, Rung, settings_of
+from asyncsgd.studies.runs import PlannedRun, Stage, shuffled
+
+PAYS = "pays"
+DOES_NOT_PAY = "does not pay"
+NO_MEMORY = "ran out of memory"
+DIVERGED = "a training diverged"
+VERDICTS = ("", PAYS, DOES_NOT_PAY, NO_MEMORY, DIVERGED)
+"""What is known of a rung whose trainings are planned; of any other one it is why they are not. Empty: nothing yet."""
+FACTS = "facts.json"
+"""The file of a ladder with what is known of its texts and its machine."""
+
+Verdict = Callable[[Arm, Arm], str]
+"""What the trainings of two arms show, of the rungs kept before a rung and of these with it."""
+
+
+class Devices(NamedTuple):
+    """What trainings compute on."""
+
+    kind: str
+    """``cpu`` or ``cuda``."""
+    number: int
+    """GPUs, or cores where there is none."""
+    cores: int
+
+
+def devices_of(machine: Mapping[str, Any]) -> Devices:
+    """What trainings compute on, from the file `FACTS`."""
+    gpus = len(machine["gpus"])
+    return Devices("cuda" if gpus else "cpu", gpus or machine["cores"], machine["cores"])
+
+
+class Climbed(NamedTuple):
+    """A rung that is climbed, or left out."""
+
+    rung: Rung
+    before: Arm
+    after: Arm
+    word: str
+    """The verdict, or why the rung is left out."""
+
+
+class Climb(NamedTuple):
+    """The rungs of one task up to the first that is not measured yet."""
+
+    rungs: list[Climbed]
+    proof: list[tuple[list[Rung], Arm]]
+    """The naive loop, without rungs, and every stack, the safest first; empty while a rung is not measured."""
+
+
+def slug_of(name: str) -> str:
+    """The name of a rung in the name of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
+
+
+def reason_not_to(rung: Rung, config: LadderConfig, devices: Devices) -> str:
+    """Why a rung is not measured here; empty where it is."""
+    if rung.box in config.ladder.leave_out:
+        return f"left out: {config.ladder.leave_out[rung.box]}"
+    if rung.device not in (None, devices.kind):
+        return f"it is for {rung.device}, and this is {devices.kind}"
+    if devices.number < rung.devices:
+        kind = "cores" if devices.kind == "cpu" else "GPUs"
+        return f"it needs {rung.devices} {kind}, and here are {devices.number}"
+    return ""
+
+
+def arm_of(
+    config: LadderConfig, devices: Devices, task: str, name: str, rungs: Sequence[Rung] | None, samples: int
+) -> Arm:
+    """What some rungs train together; None: the naive loop.
+
+    A rate grows with the square root of the batch, which keeps the noise of AdamW's steps (Malladi et al. 2022, "On the
+    SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+
+    Raises:
+        UsageError: for settings that cannot be, or are missing.
+    """
+    where = f"arm {task}/{name}"
+    given = config.ladder.tasks[task]
+    plain = settings_of({**config.base, **given.settings}, where)
+    if missing := [key for key in ("mode", "batch_size", "learning_rate") if key not in plain]:
+        raise UsageError(f"{where}: write {missing[0]} into base, or into the settings of {task}")
+    data = next((name for name in given.data if Path(name).exists()), given.data[-1])
+    settings = {**plain, "data": data, "samples": samples}
+    for rung in rungs or ():
+        settings |= filled(settings_of(rung.change, where), 2 if devices.kind == "cpu" else devices.number, where)
+    settings = {key: value for key, value in settings.items() if value is not None}
+    all_settings = valid(where, settings, task)
+    settings = {key: all_settings[key] for key in settings}
+    settings["learning_rate"] *= math.sqrt(settings["batch_size"] / plain["batch_size"])
+    number = settings.get("nproc", 1)
+    settings["threads"] = max(1, devices.cores // number)
+    if settings["mode"] == "sync":
+        settings["batch_size"] //= number
+    loop: Loop = "naive" if rungs is None else "library"
+    return Arm(f"{task}/{name}", name.rpartition("/")[2], settings, task=task, loop=loop)
+
+
+def stacks_of(kept: Sequence[Rung]) -> list[list[Rung]]:
+    """The stacks of the proof: first the rungs that leave updates as they were, then one more at a time.
+
+    The order is that of the climb. It is decided before any score is known, as a test of one after the other needs it.
+    """
+    same = [rung for rung in kept if rung.same_updates]
+    others = [rung for rung in kept if not rung.same_updates]
+    return [[*same, *others[:number]] for number in range(len(others) + 1)]
+
+
+def climb(config: LadderConfig, task: str, devices: Devices, verdict: Verdict) -> Climb:
+    """How far a task has climbed, by the verdicts that are known."""
+    kept: list[Rung] = []
+    rungs: list[Climbed] = []
+    arm = functools.partial(arm_of, config, devices, task)
+    samples = config.ladder.samples + config.ladder.warmup
+    for rung in config.ladder.rungs:
+        folder = slug_of(rung.name)
+        before = arm(f"{folder}/before", kept or None, samples)
+        after = arm(f"{folder}/after", [*kept, rung], samples)
+        word = reason_not_to(rung, config, devices) if kept else ""
+        word = word or verdict(before, after)
+        rungs.append(Climbed(rung, before, after, word))
+        if not word:
+            return Climb(rungs, [])
+        if word == PAYS or (word == DOES_NOT_PAY and not kept):
+            kept.append(rung)
+    samples = config.ladder.tasks[task].samples
+    proof: list[tuple[list[Rung], Arm]] = [([], arm("proof/naive", None, samples))]
+    for number, stack in enumerate(stacks_of(kept)):
+        proof.append((stack, arm(f"proof/stack-{number}", stack, samples)))
+    return Climb(rungs, proof)
+
+
+class Grown(NamedTuple):
+    """A ladder's plan as far as it is known."""
+
+    arms: tuple[Arm, ...]
+    runs: tuple[PlannedRun, ...]
+    given_up: frozenset[str]
+    """Folders of the runs of rungs that ran out of memory, whatever became of the runs."""
+    words: Mapping[str, str]
+    """By task and rung, what each rung has shown, or why it is left out."""
+
+
+def grown(config: LadderConfig, devices: Devices, verdict: Verdict) -> Grown:
+    """The plan that follows from the verdicts that are known."""
+    arms: list[Arm] = []
+    runs: list[PlannedRun] = []
+    given_up: list[str] = []
+    words = {}
+    for task in config.ladder.tasks:
+        found = climb(config, task, devices, verdict)
+        for one in found.rungs:
+            if one.word:
+                words[f"{task}, {one.rung.name}"] = one.word
+            if one.word not in VERDICTS:
+                continue
+            sides = [one.before, one.after]
+            of_rung = _in_turns(sides, f"{task}/{slug_of(one.rung.name)}", "climb", range(config.ladder.turns))
+            arms += sides
+            runs += of_rung
+            if one.word == NO_MEMORY:
+                given_up += [run.folder for run in of_rung]
+        of_proof = [arm for _, arm in found.proof]
+        arms += of_proof
+        runs += _in_turns(of_proof, f"{task}/proof", "proof", config.seeds)
+    return Grown(tuple(arms), tuple(runs), frozenset(given_up), words)
+
+
+def _in_turns(arms: Sequence[Arm], name: str, stage: Stage, seeds: Iterable[int]) -> list[PlannedRun]:
+    """The runs of arms; within a turn they come in an order of its own, since machines drift."""
+    return [
+        PlannedRun(f"{arm.name}/s{seed}", stage, arm.name, seed) for seed in seeds for arm in shuffled(arms, name, seed)
+    ]

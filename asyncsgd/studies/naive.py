@@ -1,0 +1,93 @@
+"""The naive loop as a run: trained by plain PyTorch, recorded as every run is, so that it can be compared with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from asyncsgd.backends.launch import World
+from asyncsgd.core.limits import Interrupted, Result
+from asyncsgd.records.events import APPLIED, DONE, INTERRUPTED, Event
+from asyncsgd.run.execute import Live
+from asyncsgd.studies.naive_loop import naive_loop
+from asyncsgd.tasks.labelled_task import LabelledTask
+from asyncsgd.worker.evaluation import measured
+
+DEFAULT_THREADS = torch.get_num_threads()
+"""Torch's own, since this module is imported before a run has changed them."""
+
+
+def train_naively(live: Live, torchrun_world: World | None) -> Result:
+    """Train as the naive loop does, with the batches, the learning rate, the samples and the seed of the run.
+
+    Args:
+        live: a run of text classification or of masked words.
+    """
+    from transformers import AutoTokenizer
+
+    run = live.run
+    task: Any = run.task
+    worker = live.worker(live.flat)
+    samples = run.limits.samples
+    assert samples is not None
+    corpus = task.read(run.cache)
+    labels = None
+    if isinstance(task, LabelledTask):
+        labels = [corpus.labels.index(name) for name in corpus.train.labels]
+    tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
+
+    def evaluate() -> None:
+        totals = live.record.totals
+        now = measured(task, worker.evaluate(0, 1))
+        counts = {"version": totals.num_updates, "num_samples": totals.num_samples}
+        live.record(now.record(**counts, train_seconds=totals.train_seconds))
+
+    def arrived(total: int, loss: float, seconds: float) -> None:
+        number = live.record.totals.num_updates
+        of_batch = total - live.record.totals.num_samples
+        live.record(
+            Event(
+                dispatch=number,
+                worker=0,
+                batches=(),
+                read_version=number,
+                version=number + 1,
+                arrival_delay=0,
+                outcome=APPLIED,
+                uses=((number, 0),),
+                drops=(),
+                abandoned=(),
+                started=(),
+                loss=loss,
+                weight=of_batch,
+                num_samples=of_batch,
+                learning_rate=run.steps.learning_rate,
+                train_seconds=seconds,
+                total_samples=total,
+            )
+        )
+        if live.stop_requested.begin_step():
+            raise Interrupted
+
+    live.stop_requested.begin_step()
+    torch.set_num_threads(DEFAULT_THREADS)
+    evaluate()
+    try:
+        naive_loop(
+            corpus.train.texts,
+            labels,
+            tokenizer,
+            live.flat.model,
+            run.steps.learning_rate,
+            samples,
+            run.seed,
+            run.device,
+            arrived,
+            batch_size=task.batch_size,
+            seq_len=task.seq_len,
+        )
+    except Interrupted:
+        return Result(INTERRUPTED, "interrupted by the user")
+    evaluate()
+    return Result(DONE)
