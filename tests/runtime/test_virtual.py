@@ -217,6 +217,24 @@ def test_a_target_loss_ends_the_run_at_the_first_evaluation_that_reaches_it(budg
     assert done.result.status == "DONE"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "losses", "is_stopped"),
+    [(2.5, [1 / 2, 8.0], False), (3.5, [1 / 2, 32.0], True)],
+    ids=["by the budget", "by patience"],
+)
+def test_an_evaluation_at_the_end_of_the_budget_does_not_stop_a_run_early(seconds, losses, is_stopped):
+    """x goes to -2 x every second: losses 1/2, 2, 8, 32, of which none is a new lowest one after the first.
+
+    An evaluation comes after three samples, and one at the end.
+    """
+    budget = Limits(seconds=seconds, evaluate_every=3, patience=1)
+    done = run(Asynchronous(), Constant().on(1, 0), instance=Mode().on(1, 0), budget=budget, learning_rate=3.0).done
+    assert [evaluation.loss for evaluation in done.evaluations] == losses
+    assert done.result.status == "DONE"
+    assert (done.result.stopped_early is not None) == is_stopped
+    assert bool(done.result.message) == is_stopped
+
+
 def test_evaluations_at_points_of_time_include_all_that_arrived_up_to_then_and_nothing_later():
     # Arrivals at 1, 1 and 1; 2, 2 and 2; ...; evaluations at 0.75, 1.5, 2.25, 3.
     sampler = Constant().on(3, 0)
