@@ -118,7 +118,7 @@ def drawing(picture: gallery.Picture) -> Drawing:
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{picture.name}-", svg)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), svg)  # and no text: 0.694
     width = picture.figure.get_figwidth()
     about = markupsafe.escape(picture.about or picture.title)
     element = f'<svg role="img" style="min-width:{4 * width:.0f}em" aria-label="{about}"{svg}'

@@ -290,3 +290,12 @@ def test_what_cannot_be_used_is_told_with_exit_code_2(study, arguments, told):
     assert ended.code == 2
     assert told in ended.err
     assert ended.err.startswith("error: ")
+
+
+def test_the_numbers_at_an_axis_keep_their_digits(tmp_path):
+    curves = [ends_at(5.0, first=5.0 + number / 1000) for number in range(10, 16)]
+    page = two_arms(tmp_path, curves, curves).report(tmp_path / "page.html").read_text("utf-8")
+    picture = page.partition('<figure id="loss-samples"')[2].partition("</figure>")[0]
+    numbers = re.findall(r"text-anchor: end[^>]*>([\d.]+)</text>", picture)
+    assert len(numbers) > 3
+    assert len(set(numbers)) == len(numbers)
