@@ -322,6 +322,11 @@ def start(
     task = run.task
     runtime = run.runtime
     recipe = run.recipe
+    if folder is not None and not dataclasses.is_dataclass(task):
+        raise UsageError(
+            f"{type(task).__name__} is no dataclass, so its fields cannot be written into settings.yaml; write "
+            f"@dataclasses.dataclass(frozen=True) above the class, or give no folder"
+        )
     trackers = names_in(run.output.track)
     launch = _launch(runtime, run.output)
     if not launch.is_needed(has_server=runtime.has_server):

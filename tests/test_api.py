@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from doors import (
     InProcess,
     Processes,
     Ringmaster,
+    Task,
     UsageError,
     Virtual,
     load_run,
@@ -101,6 +103,45 @@ def test_every_run_of_a_task_of_one_s_own_says_what_it_began_from(tmp_path):
     for run in runs[:4]:
         assert run.summary["initial_model_sha256"] == of_model
     assert [run.summary["normalises_over_batch"] for run in runs] == [False] * 4 + [True]
+
+
+class Plain(Task):
+    """Is no dataclass, and says no name."""
+
+    batch_size = 8
+
+    def model(self, seed):
+        return Plane().model(seed)
+
+    def data(self, seed):
+        return Plane().data(seed)
+
+    def outputs(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, outputs, batch):
+        return Plane().loss(outputs, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLines(Plain):
+    """A dataclass that says none either."""
+
+
+def test_a_task_that_says_no_name_is_called_after_its_class(tmp_path):
+    """And one that inherits a name keeps it."""
+    run = train(TwoLines(), samples=16, folder=tmp_path / "run", quiet=True)
+    assert run.summary["data"] == "two_lines"
+    header = (tmp_path / "run" / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(header)["task"] == "two_lines"
+    assert type("Further", (Plane,), {}).name == "plane"
+
+
+def test_a_task_that_is_no_dataclass_gets_no_folder(tmp_path):
+    with pytest.raises(UsageError, match=r"Plain is no dataclass, .* write @dataclasses.dataclass\(frozen=True\)"):
+        train(Plain(), samples=16, folder=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    assert train(Plain(), samples=16, quiet=True).status == "DONE"
 
 
 def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path):

@@ -25,6 +25,15 @@ def parameter(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
+def name_of_class(cls: type) -> str:
+    """The name of a class as it is typed.
+
+    >>> name_of_class(Named)
+    'named'
+    """
+    return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+
+
 @dataclasses.dataclass(frozen=True)
 class Named:
     """Base of what has a name and parameters; its text is read back to an equal object.
@@ -40,7 +49,7 @@ class Named:
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
-            cls.name = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+            cls.name = name_of_class(cls)
         cls.summary = (cls.__doc__ or "").partition("\n")[0].replace("`", "")
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.choices import name_of_class
 from asyncsgd.settings.groups import Defaults
 
 if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch and numpy
@@ -81,6 +82,10 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
+    """In records and tables: that of the class, ``two_spirals`` for `TwoSpirals`, if neither it nor a class that it
+    inherits from says another one."""
+    _says_its_name: ClassVar[bool] = False
+    """Whether the class, or one that it inherits from, says a name."""
     better: ClassVar[Directions] = {}
     """Its metrics; the first is the primary one. See `scored_by`, where they follow from the task's settings."""
     preload: ClassVar[tuple[str, ...]] = ()
@@ -95,6 +100,13 @@ class Task(abc.ABC):
     """Samples of every training batch."""
     sample_order: int | None = None
     """The number of the order of its samples, see `asyncsgd.data.order`; None where it has no such choice."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in vars(cls):
+            cls._says_its_name = True
+        elif not cls._says_its_name:
+            cls.name = name_of_class(cls)
 
     def check_names(self) -> None:
         """Refuse mistakes that show before any data are read and a folder is made, e.g. a file that is not there.
