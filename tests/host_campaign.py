@@ -2,11 +2,13 @@
 
     python tests/host_campaign.py --runs 20 --seed 0
 
-Each run is asynchronous, with up to two workers on each of two hosts that are network namespaces (see hosts.py).
+Each run is asynchronous, with up to two workers on each of two hosts that are network namespaces (see hosts.py). In
+about every second one host 1 is a mirror.
 
 1. Unless host 0 is lost the run ends DONE, with every sample of its budget; no batch is counted twice or left out.
 2. The run is replayed bit for bit.
-3. Where host 0 is lost, the other host says so and ends with another exit code than 0.
+3. Where host 0 is lost, the other host says so and ends with another exit code than 0. From a mirror that has a
+   checkpoint the run goes on there, and 1 and 2 hold of it.
 4. No process is left but for torchrun, which waits for a lost host.
 
 Exit code 1 where a promise was broken; the folder of that run stays. Needs root and Linux."""
@@ -32,14 +34,22 @@ from doors import marked
 TOKEN = "0123456789abcdef" * 2
 BATCH = 4
 DEADLINE = 6
-RULES = ("asynchronous", "ssp:slack=2", "rennala:batch=3", "delay_adaptive", "local_sgd:num_local_steps=2")
+RULES = (
+    *("asynchronous", "ssp:slack=2", "rennala:batch=3", "delay_adaptive", "local_sgd:num_local_steps=2"),
+    "ringmaster:threshold=4",
+)
+TASKS = ("masked_lm", "causal_lm")
+SCRIPT = hosts.ROOT / "experiments" / "train.py"
+MIRROR = ("--mirror", "1", "--checkpoint-every", "160")
 # To a worker or the whole of a host, once a share of the batches has arrived.
 Harm = namedtuple("Harm", "kind host moment seconds")
 KINDS = ("worker killed", "worker killed", "worker stopped", "host lost", "hosts cut off", "hosts cut off for too long")
 
 
 def drawn(rng):
-    """The rule, the workers of each host, and what happens when."""
+    """The task, the rule, the workers of each host, whether there is a mirror, and what happens when."""
+    task = rng.choice(TASKS)
+    has_mirror = rng.random() < 0.5
     rule = rng.choice(RULES)
     workers = (rng.choice((1, 2)), rng.choice((1, 2)))
     harms = []
@@ -50,12 +60,12 @@ def drawn(rng):
         if kind.startswith("worker"):
             host = rng.choice((0, 1))
         harms.append(Harm(kind, host, rng.uniform(0.05, 0.8), seconds.get(kind, 0.0)))
-    return rule, workers, sorted(harms, key=lambda harm: harm.moment)
+    return task, rule, workers, has_mirror, sorted(harms, key=lambda harm: harm.moment)
 
 
-def batches_of(two):
+def batches_of(two, host=0):
     """The batches of all arrivals, in the order of the record."""
-    path = two.folders[0] / "run" / "events.jsonl"
+    path = two.folders[host] / "run" / "events.jsonl"
     if not path.exists():
         return []
     lines = path.read_text(errors="replace").splitlines()
@@ -113,12 +123,11 @@ def do(two, harm, rng):
     return True
 
 
-def broken_promises(two, folder, flags, rule, workers, harms, rng):
+def broken_promises(two, words, workers, harms, rng):
     """Train, harm, and look; the promises that were broken, in words."""
     wrong = []
-    words = [*flags, "--rule", rule, "--worker-deadline", str(DEADLINE)]
-    leader, other = two.torchrun(hosts.SCRIPT, *words, workers=workers, tokens=(TOKEN, TOKEN))
-    num_batches = int(flags[flags.index("--samples") + 1]) // BATCH
+    leader, other = two.torchrun(SCRIPT, *words, workers=workers, tokens=(TOKEN, TOKEN))
+    num_batches = int(words[words.index("--samples") + 1]) // BATCH
     summary_path = two.folders[0] / "run" / "summary.json"
     leader_lost = False
     for harm in harms:
@@ -139,16 +148,27 @@ def broken_promises(two, folder, flags, rule, workers, harms, rng):
             wrong.append(f"host 1 ended with {other.poll()} after host 0 was lost")
         if "with it the run" not in two.said(1):
             wrong.append("host 1 does not say that rank 0 is lost")
+        if "goes on on this host with" in two.said(1):
+            resumed = two.start(1, sys.executable, SCRIPT, words[0], "--resume", "run")
+            if two.ended(resumed) != 0:
+                wrong.append(f"the run does not go on from the mirror: {two.said(1)[-300:]}")
+            wrong += broken_by_the_end(two, 1, num_batches)
         return wrong
     try:
         until(summary_path.exists, "the run ends", 240)
         until(lambda: not workers_on(two, 0), "the workers of host 0 end", 60)
     except AssertionError as error:
         return [*wrong, str(error)]
-    summary = json.loads(summary_path.read_text())
+    return [*wrong, *broken_by_the_end(two, 0, num_batches)]
+
+
+def broken_by_the_end(two, host, num_batches):
+    """What of the first two promises and the last does not hold of the run in the folder of a host."""
+    wrong = []
+    summary = json.loads((two.folders[host] / "run" / "summary.json").read_text())
     if (summary["status"], summary["num_samples"]) != ("DONE", num_batches * BATCH):
         wrong.append(f"{summary['status']} with {summary['num_samples']} samples: {summary['message']}")
-    batches = batches_of(two)
+    batches = batches_of(two, host)
     if len(batches) != len(set(batches)):
         wrong.append(f"{len(batches) - len(set(batches))} batches counted twice")
     if len(batches) != num_batches:
@@ -157,9 +177,9 @@ def broken_promises(two, folder, flags, rule, workers, harms, rng):
         until(lambda: not left_of(two), "all processes end")
     if left := left_of(two):
         wrong.append(f"left: {left}")
-    replay = two.start(0, sys.executable, "-m", "asyncsgd", "replay", "run")
-    if two.ended(replay) != 0 or "identical" not in two.said(0):
-        wrong.append(f"the replay: {two.said(0)[-300:]}")
+    replay = two.start(host, sys.executable, "-m", "asyncsgd", "replay", "run")
+    if two.ended(replay) != 0 or "identical" not in two.said(host):
+        wrong.append(f"the replay: {two.said(host)[-300:]}")
     return wrong
 
 
@@ -174,17 +194,20 @@ def main():
     num_broken = 0
     for number in range(arguments.first, arguments.first + arguments.runs):
         rng = random.Random(f"{arguments.seed} {number}")
-        rule, workers, harms = drawn(rng)
+        task, rule, workers, has_mirror, harms = drawn(rng)
         folder = Path(tempfile.mkdtemp(prefix="campaign-"))
         text = folder / "text.txt"
         text.write_text("\n".join(f"line {line} has the words {line % 7} and {line % 11}" for line in range(600)))
-        flags = f"--mode async --data {text} --seq-len 32 --batch-size {BATCH} --vocab-size 512 --eval-samples 8"
-        flags += " --evaluations 1 --run-dir run --samples 1600"
+        words = [task, "--mode", "async", "--data", str(text), "--rule", rule, "--run-dir", "run", "--samples", "1600"]
+        words += f"--seq-len 32 --batch-size {BATCH} --vocab-size 512 --eval-samples 8 --evaluations 1".split()
+        words += ["--worker-deadline", str(DEADLINE), *(MIRROR if has_mirror else ())]
         with hosts.Hosts(folder, delay=rng.choice((0.0, 0.005))) as two:
-            wrong = broken_promises(two, folder, flags.split(), rule, workers, harms, rng)
+            wrong = broken_promises(two, words, workers, harms, rng)
             said = [two.said(host)[-1500:] for host in (0, 1)]
         told = "; ".join(f"{harm.kind} (host {harm.host}) at {harm.moment:.0%}" for harm in harms)
-        print(f"{number:3} {rule}, {workers} workers, {told}: {'; '.join(wrong) or 'as promised'}", flush=True)
+        mirrored = ", a mirror" if has_mirror else ""
+        run = f"{task}, {rule}, {workers} workers{mirrored}, {told}"
+        print(f"{number:3} {run}: {'; '.join(wrong) or 'as promised'}", flush=True)
         if wrong:
             num_broken += 1
             print(folder, *said, sep="\n", flush=True)

@@ -161,6 +161,7 @@ class Hosts:
                 link.send(Stop())
         if self._thread is not None:
             self._wait_for_answers_to_stop()
+            self._wait_until_all_have_left()
 
     def _address_of(self, host: int, stop: Callable[[], None]) -> str:
         """The address that another host has written into the store. Nothing is sent there before it has proved that
@@ -193,6 +194,16 @@ class Hosts:
         while waiting and awake() - began < self._signs.deadline:
             wait([link.fileno() for link in waiting], POLL_SECONDS)
             waiting = [link for link in waiting if not _has_left(link)]
+
+    def _wait_until_all_have_left(self) -> None:
+        """Wait for the threads of the pairs with hosts that are not lost."""
+        pairs = list(self._links.values())
+        pairs += [pair for worker, pair in self._workers.items() if self.host_of(worker) in self._links]
+        if self._mirror is not None and self._mirrors_on in self._links:
+            pairs.append(self._mirror)
+        began = awake()
+        for pair in pairs:
+            pair.join(max(0.0, began + self._signs.deadline - awake()))
 
     def _check_versions(self) -> None:
         ours = versions()

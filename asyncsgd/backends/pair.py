@@ -128,7 +128,8 @@ class Pair(Link):
         self._early: list[bytes] = []  # messages for a peer that is not there yet
         self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=4096)
         """What gloo may still be sending; it forgets what nobody holds."""
-        threading.Thread(target=self._run, daemon=True, name=name).start()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self._thread.start()
 
     def send_vector(self, vector: Tensor) -> None:
         """Send a vector, which must not change before the other end answers; returns at once."""
@@ -165,6 +166,11 @@ class Pair(Link):
                 self._posted.popleft()[0].wait()
         except RuntimeError as error:
             raise Gone(self.ended) from error
+
+    def join(self, seconds: float) -> None:
+        """Wait until the thread has ended, as it does when the other end has left; at most so long. A thread that
+        comes out of gloo while the interpreter ends would end this process by a signal."""
+        self._thread.join(seconds)
 
     def give_up(self, reason: str) -> None:
         """Let whoever receives from this end hear that the other one is gone; from any thread."""
