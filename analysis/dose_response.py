@@ -278,7 +278,11 @@ def addition(study: Study) -> Addition:
         tables.append(table(_responses(own), f"{clock_of(speeds)}, {seeds}", notes))
         told.append(f"{speeds}, seconds to the same loss: {answer(crossing_point(*_by_delay(own, WHOLE)))}")
     slope = about_slope(dose)
-    caption = "How old a gradient may be: seconds and losses against the delay, on the clocks of three declared speeds."
+    caption = (
+        "How old a gradient may be: seconds and losses against the delay, on the clocks of three declared speeds. "
+        f"Means over {dose.runs['seed'].nunique()} seeds with 95 % t intervals; learning rates are tuned per delay. "
+        "At delay 0 both are one process. The same loss: the lowest that both reach, or a share of the way to it."
+    )
     picture = gallery.Picture("dose-response", "Dose and response", draw(dose, pairs), caption, slope)
     return Addition(
         (Section("responses", "How old a gradient may be", tables=tuple(tables)),),
@@ -395,7 +399,8 @@ def draw(dose: Dose, pairs: DataFrame) -> Figure:
     ):
         losses = dose.runs[dose.runs["algorithm"] == algorithm].groupby("delay")["loss"].agg(t_interval)
         _points(right, losses, 0.0, {"color": colour, "marker": "o", "label": label})
-    right.legend(fontsize=8, frameon=False)
+    right.margins(y=0.25)  # room for the legend, which would lie on intervals
+    right.legend(fontsize=8, frameon=False, loc="upper center")
     delays = sorted(dose.runs["delay"].unique())
     for axes, label in (
         (left, "seconds to the same loss, delayed / sync"),
@@ -404,11 +409,6 @@ def draw(dose: Dose, pairs: DataFrame) -> Figure:
     ):
         axes.set_xticks(np.log2(np.array(delays) + 1), delays)
         axes.set(xlabel="delay tau (updates)", ylabel=label)
-    told = (
-        f"means over {dose.runs['seed'].nunique()} seeds with 95 % t intervals; learning rate tuned per delay; at "
-        "delay 0 both are one process; the same loss: the lowest that both reach, or a share of the way to it"
-    )
-    figure.supxlabel(told, fontsize=7, color=plots.MUTED)
     return figure
 
 

@@ -121,7 +121,8 @@ def drawing(picture: gallery.Picture) -> Drawing:
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), svg)  # and no text: 0.694
     width = picture.figure.get_figwidth()
     about = markupsafe.escape(picture.about or picture.title)
-    element = f'<svg role="img" style="min-width:{4 * width:.0f}em" aria-label="{about}"{svg}'
+    style = f"min-width:{4 * width:.0f}em; max-width:{8 * width:.0f}em"  # letters stay as large as those of the text
+    element = f'<svg role="img" style="{style}" aria-label="{about}"{svg}'
     return Drawing(picture.name, picture.title, markupsafe.Markup(element), picture.caption)
 
 
@@ -162,9 +163,10 @@ def page(study: Study, out: Path) -> Page:
     more = ""
     if len(study.tests) > MOST_TESTS:
         more = f"{len(study.tests) - MOST_TESTS} more tests are in Table 2."
+    counts = f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds"
     return Page(
         title=study.plan.name,
-        counts=f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
+        counts=re.sub(r"\b1 (arm|test run|seed)s", r"1 \1", counts),
         headlines=_headlines(study),
         warnings=warnings,
         first=_first_pictures(study),

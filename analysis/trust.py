@@ -241,9 +241,14 @@ def comparable(seen: Seen) -> Row:
     return f"not in {len(apart)} of {len(seen.tests)} tests", "bad", "; ".join(reasons)
 
 
+FIXED_DELAY = "fixed_delay"
+"""A rule that has nothing to alter where every delay is by itself what it is to be, as on a clock without spread."""
+
+
 def acted(seen: Seen) -> Row:
     used = seen.used[seen.used["usable"]]
     has_rule = (used["mode"] == "async") & ~used["algorithm"].isin(("async", "sync"))
+    has_rule &= ~used["rule"].str.startswith(FIXED_DELAY)
     ruled = used[has_rule & (used["workers"] > 1)]
     if not len(ruled):
         return NOWHERE

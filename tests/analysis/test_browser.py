@@ -20,7 +20,9 @@ frame.onload = () => {{
   const style = frame.contentWindow.getComputedStyle(page.body);
   const shown = page.documentElement.clientWidth, outside = (part) => part.getBoundingClientRect().right > shown + 1;
   const wide = [...page.body.querySelectorAll(":not(.scroll *, pre *)")].filter(outside).map((part) => part.outerHTML);
-  document.title = "measured " + JSON.stringify({{shown, wide, ink: style.color, paper: style.backgroundColor}});
+  const isLarge = (svg) => svg.clientWidth > 2 * svg.viewBox.baseVal.width;
+  const large = [...page.querySelectorAll("figure svg")].filter(isLarge).map((svg) => svg.closest("figure").id);
+  document.title = "measured " + JSON.stringify({{shown, wide, large, ink: style.color, paper: style.backgroundColor}});
 }};
 frame.srcdoc = {page};
 </script>"""
@@ -53,5 +55,6 @@ def test_a_screen_shows_the_whole_width_in_its_own_colours(page, width, scheme, 
     seen, console = measured(page, width, scheme, tmp_path)
     assert seen["shown"] == pytest.approx(width, abs=20)
     assert seen["wide"] == []
+    assert seen["large"] == []  # letters of twice their size, as a picture alone in its row had
     assert console == []
     assert (brightness(seen["ink"]) < brightness(seen["paper"])) == (scheme == LIGHT)

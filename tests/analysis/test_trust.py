@@ -71,6 +71,15 @@ def test_a_rule_that_never_acted_is_asynchronous_sgd(num_workers, altered, value
     assert trust_of(study, "rules that acted").value == value
 
 
+def test_a_fixed_delay_that_altered_nothing_was_there_by_itself(tmp_path):
+    arms = []
+    for algorithm in ("sync", "delayed"):
+        arms.append(dataclasses.replace(ASYNC, algorithm=algorithm, num_workers=4))
+    change = every(arms[1], rule="fixed_delay:delay=3", rule_acted={"arrivals": 9, "altered": 0})
+    study = two_arms(tmp_path, *CURVES, arms=arms, afterwards=change)
+    assert trust_of(study, "rules that acted").value == "does not apply"
+
+
 def tuned(arm, rates, losses, seeds=(0,)):
     return dataclasses.replace(arm, learning_rates=rates, trial_losses=losses, tuning_seeds=seeds)
 
