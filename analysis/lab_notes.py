@@ -1,4 +1,4 @@
-"""``python -m analysis lab_notes RUNS_DIR``: our runs in the terms of the reference lab notes, beside their rows.
+"""``python -m analysis lab_notes RUNS_DIR``: our runs in the terms of the lab notes, each next to the notes' own row.
 
 One row per mode, number of workers and batch size: devices, processes x batch, perplexity, seconds. The notes gave one
 perplexity per process, measured on its own share of the evaluation data and with its own random masks. Here all
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.commands import begun
-from analysis.compare import counted, left_out, notes
+from analysis.compare import counted, left_out
+from analysis.compare import notes as comparability_notes
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     from pandas import DataFrame, Series
@@ -52,7 +53,7 @@ AGREES = (
 )
 
 
-class Reference(NamedTuple):
+class NotesRow(NamedTuple):
     """A row of the lab notes: masked language models on hate-speech posts."""
 
     mode: str
@@ -70,23 +71,28 @@ class Reference(NamedTuple):
     def key(self) -> tuple[str, int, int]:
         return self.mode, self.processes, self.batch_size
 
+    @property
+    def condition(self) -> tuple[int, int, int]:
+        """What an asynchronous and a synchronous row have in common that are compared."""
+        return self.devices, self.processes, self.batch_size
 
-REFERENCE = (
-    Reference("async", 1, 2, 32, (356.05,), 1442.69),
-    Reference("async", 1, 4, 16, (364.44,), 1530.95),
-    Reference("async", 2, 2, 32, (252.46, 256.68), 670.78),
-    Reference("async", 3, 3, 32, (263.60, 274.92, 265.68), 448.63),
-    Reference("async", 4, 4, 32, (271.13, 276.38, 282.15, 277.05), 340.29),
-    Reference("single", 1, 1, 32, (274.37,), 1294.01),
-    Reference("single", 1, 1, 64, (258.66,), 1259.63),
-    Reference("DataParallel", 2, 1, 64, (248.02,), 1126.58),
-    Reference("sync", 2, 2, 32, (239.79, 256.04), 819.22),
-    Reference("sync", 3, 3, 32, (248.08, 246.70, 251.14), 581.81),
-    Reference("sync", 4, 4, 32, (254.05, 254.65, 263.18, 248.94), 453.15),
+
+NOTES_ROWS = (
+    NotesRow("async", 1, 2, 32, (356.05,), 1442.69),
+    NotesRow("async", 1, 4, 16, (364.44,), 1530.95),
+    NotesRow("async", 2, 2, 32, (252.46, 256.68), 670.78),
+    NotesRow("async", 3, 3, 32, (263.60, 274.92, 265.68), 448.63),
+    NotesRow("async", 4, 4, 32, (271.13, 276.38, 282.15, 277.05), 340.29),
+    NotesRow("single", 1, 1, 32, (274.37,), 1294.01),
+    NotesRow("single", 1, 1, 64, (258.66,), 1259.63),
+    NotesRow("DataParallel", 2, 1, 64, (248.02,), 1126.58),
+    NotesRow("sync", 2, 2, 32, (239.79, 256.04), 819.22),
+    NotesRow("sync", 3, 3, 32, (248.08, 246.70, 251.14), 581.81),
+    NotesRow("sync", 4, 4, 32, (254.05, 254.65, 263.18, 248.94), 453.15),
 )
 
 
-def row_beside(mode: str, processes: int | None, batch_size: int | None, devices: int | None) -> Reference | None:
+def row_beside(mode: str, processes: int | None, batch_size: int | None, devices: int | None) -> NotesRow | None:
     """The row of the notes with the same mode, processes and batch; of several, the one on as many devices.
 
     >>> row_beside("async", 2, 32, devices=1).seconds, row_beside("async", 2, 32, devices=2).seconds
@@ -94,30 +100,35 @@ def row_beside(mode: str, processes: int | None, batch_size: int | None, devices
     >>> row_beside("async", 5, 32, devices=5) is None
     True
     """
-    rows = [row for row in REFERENCE if row.key == (mode, processes, batch_size)]
-    return min(rows, key=lambda row: abs(row.devices - (devices or row.devices)), default=None)
+    rows = [row for row in NOTES_ROWS if row.key == (mode, processes, batch_size)]
+    if not rows:
+        return None
+    if not devices:
+        return rows[0]
+    return min(rows, key=lambda row: abs(row.devices - devices))
 
 
 def _async_and_sync(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The asynchronous rows, each with the synchronous ones on as many processes (and GPUs) and the same batch (and
-    clock).
-    """
-    pairs = itertools.product(rows, rows)
-    return [(a, s) for a, s in pairs if (a.mode, s.mode) == ("async", "sync") and a[1:4] == s[1:4]]
+    """Each asynchronous row with each synchronous row of the same condition."""
+    pairs = []
+    for ours, other in itertools.product(rows, rows):
+        if ours.mode == "async" and other.mode == "sync" and ours.condition == other.condition:
+            pairs.append((ours, other))
+    return pairs
 
 
-def reference_ratios() -> dict[tuple[int, int], tuple[float, float]]:
-    """(processes, batch) -> seconds and perplexity of asynchronous processes over those of as many synchronous ones, of
-    the rows with one process on each GPU.
+def notes_ratios() -> dict[tuple[int, int], tuple[float, float]]:
+    """(processes, batch) -> the notes' seconds and perplexity, of asynchronous processes over synchronous ones.
 
-    >>> {key[0]: (round(seconds, 2), round(perplexity, 3)) for key, (seconds, perplexity) in reference_ratios().items()}
+    >>> {key[0]: (round(seconds, 2), round(perplexity, 3)) for key, (seconds, perplexity) in notes_ratios().items()}
     {2: (0.82, 1.027), 3: (0.77, 1.078), 4: (0.75, 1.084)}
     """
-    means = [row._replace(perplexities=(statistics.fmean(row.perplexities),)) for row in REFERENCE]
-    return {
-        (ours.processes, ours.batch_size): (ours.seconds / other.seconds, ours.perplexities[0] / other.perplexities[0])
-        for ours, other in _async_and_sync(means)
-    }
+    ratios = {}
+    for ours, other in _async_and_sync(NOTES_ROWS):
+        seconds = ours.seconds / other.seconds
+        perplexity = statistics.fmean(ours.perplexities) / statistics.fmean(other.perplexities)
+        ratios[ours.processes, ours.batch_size] = (seconds, perplexity)
+    return ratios
 
 
 class Row(NamedTuple):
@@ -131,20 +142,25 @@ class Row(NamedTuple):
     """The arm's other settings; those in which no rows of one clock differ are not shown."""
     device: str
     """What the processes computed on: ``2 cores``, ``4 GPUs``; ``virtual`` where one process computes for all."""
-    beside: Reference | None
+    beside: NotesRow | None
     """The row of the notes with the same processes and batch."""
     runs: DataFrame
     done: DataFrame
     """Those that are in the means."""
-    shares: list[float]
-    """Of each process the mean loss over runs, each on its own share; empty where no run recorded any."""
+    share_losses: list[float]
+    """The loss of each process on its own share of the data, the mean over runs; empty where no run recorded any."""
 
     @property
     def arm(self) -> str:
         return str(self.runs["arm"].iloc[0])
 
+    @property
+    def condition(self) -> tuple[int | None, int | None, str]:
+        """What an asynchronous and a synchronous row have in common that are compared."""
+        return self.workers, self.batch_size, self.clock
 
-def rows_of(runs: DataFrame, plan: Plan) -> list[Row]:
+
+def table_rows(runs: DataFrame, plan: Plan) -> list[Row]:
     """A row for every arm of a study: its test runs, or all pretraining runs of a plain folder.
 
     Only runs with status DONE are in a mean; first replicates only, so that every seed counts once.
@@ -157,7 +173,10 @@ def rows_of(runs: DataFrame, plan: Plan) -> list[Row]:
 
 def _order(arm: str) -> tuple[int, str]:
     modes = ("single", "sync", "pipeline", "async")
-    return next((place for place, mode in enumerate(modes) if arm.startswith(mode)), len(modes)), arm
+    for position, mode in enumerate(modes):
+        if arm.startswith(mode):
+            return position, arm
+    return len(modes), arm
 
 
 def _row(runs: DataFrame) -> Row:
@@ -166,26 +185,42 @@ def _row(runs: DataFrame) -> Row:
 
     first = runs.iloc[0]
     done = where(runs, status="DONE", diverged=False)
-    recorded = [losses for one in done["details"] if None not in (losses := one.get("worker_losses") or [None])]
-    settings = {key: value for key, value in first["settings"].items() if key not in NOT_OF_AN_ARM}
+    recorded = []
+    for details in done["details"]:
+        losses = details.get("worker_losses")
+        if losses and None not in losses:
+            recorded.append(losses)
+    settings = dict(first["settings"])
+    is_data_parallel = settings.pop("data_parallel", False)
     if done["learning_rate"].nunique() != 1:
         settings.pop("learning_rate", None)
-    device, number = _devices(runs)
-    several = settings.pop("data_parallel", False) and device.endswith("GPUs")
-    mode = "DataParallel" if several else first["algorithm"]
-    workers, batch = (None if value != value else int(value) for value in (first["workers"], first["batch_size"]))
+    shown = {}
+    for key, value in sorted(settings.items()):
+        if key not in NOT_OF_AN_ARM:
+            shown[key] = f"{value:g}" if isinstance(value, float) else str(value)
+    device, num_devices = _devices(runs)
+    mode = first["algorithm"]
+    if is_data_parallel and device.endswith("GPUs"):
+        mode = "DataParallel"
+    workers = _whole(first["workers"])
+    batch_size = _whole(first["batch_size"])
     return Row(
-        mode,
-        workers,
-        batch,
-        first["clock"],
-        {key: f"{one:g}" if isinstance(one, float) else str(one) for key, one in sorted(settings.items())},
-        device,
-        row_beside(mode, workers, batch, number),
-        runs,
-        done,
-        list(map(statistics.fmean, zip(*recorded, strict=False))),
+        mode=mode,
+        workers=workers,
+        batch_size=batch_size,
+        clock=first["clock"],
+        settings=shown,
+        device=device,
+        beside=row_beside(mode, workers, batch_size, num_devices),
+        runs=runs,
+        done=done,
+        share_losses=[statistics.fmean(losses) for losses in zip(*recorded, strict=False)],
     )
+
+
+def _whole(value: float) -> int | None:
+    """A number of a table, in which nan stands for none."""
+    return None if math.isnan(value) else int(value)
 
 
 def _devices(runs: DataFrame) -> tuple[str, int | None]:
@@ -193,10 +228,12 @@ def _devices(runs: DataFrame) -> tuple[str, int | None]:
     if runs["clock"].iloc[0] == "virtual":
         return "virtual", None
     for run in runs.itertuples():
-        if run.device and run.num_devices == run.num_devices:
+        if run.device and not math.isnan(run.num_devices):
             number = int(run.num_devices)
-            kind = "core" if run.device == "cpu" else "GPU"
-            return f"{number} {kind}{'s' * (number != 1)}", number
+            unit = "core" if run.device == "cpu" else "GPU"
+            if number != 1:
+                unit += "s"
+            return f"{number} {unit}", number
     return MISSING, None
 
 
@@ -209,20 +246,22 @@ def _warnings(runs: DataFrame, plan: Plan) -> list[str]:
     lines = []
     if first["clock"].nunique() > 1:
         lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
-    lines += notes(first)
+    lines += comparability_notes(first)
     if tests["from_scratch"].any():
         lines.append("NOTE: from scratch: not STILT")
-    told = set(zip(tests.loc[tests["data"] != "", "data"], tests.loc[tests["data"] != "", "evaluation"], strict=True))
-    if len(told) > 1:
+    known = tests[tests["data"] != ""]
+    evaluations = set(zip(known["data"], known["evaluation"], strict=True))
+    if len(evaluations) > 1:
         lines.append(
-            f"WARNING: the runs were evaluated on {len(told)} different data sets, or with different masks; their "
-            f"losses must not be compared"
+            f"WARNING: the runs were evaluated on {len(evaluations)} different data sets, or with different masks; "
+            f"their losses must not be compared"
         )
     if done["samples"].nunique() > 1:
         lines.append(f"NOTE: budgets differ, from {done['samples'].min():g} to {done['samples'].max():g} samples")
     lines += left_out(tests)
     if plan.problems:
-        lines += ["problems:", *(f"  {one}" for one in plan.problems)]
+        lines.append("problems:")
+        lines += [f"  {problem}" for problem in plan.problems]
     return lines
 
 
@@ -230,7 +269,7 @@ def addition(study: Study) -> Addition:
     """What a study of the lab notes has on its page: our rows beside theirs, and where both agree."""
     from analysis.page import Addition, Section, table
 
-    rows = rows_of(study.runs, study.plan)
+    rows = table_rows(study.runs, study.plan)
     agreement, reasons = _agreement(rows, study.plan)
     notes = [PERPLEXITY, about_processes(rows), THE_NOTES, *_warnings(study.runs, study.plan), *reasons]
     tables = [table(agreement, "Async / sync, beside the notes", (AGREES,))]
@@ -240,7 +279,7 @@ def addition(study: Study) -> Addition:
 
 
 def about_processes(rows: Sequence[Row]) -> str:
-    return PER_PROCESS if any(row.shares for row in rows) else EXACT_ONLY
+    return PER_PROCESS if any(row.share_losses for row in rows) else EXACT_ONLY
 
 
 def render(rows: Sequence[Row], lines: Sequence[str], form: str, plan: Plan) -> str:
@@ -262,130 +301,169 @@ def _drawn(table: DataFrame, form: str) -> str:
 
 def _agreement(rows: Sequence[Row], plan: Plan) -> tuple[DataFrame, list[str]]:
     """The ratios of asynchronous to synchronous rows, beside those of the notes; and why some are not compared."""
-    import pandas as pd
     from pandas import DataFrame
-
-    from analysis.gate import between, told_apart
 
     lines = []
     reasons = []
-    for (workers, batch), there in reference_ratios().items():
-        pairs = [pair for pair in _async_and_sync(rows) if pair[0][1:3] == (workers, batch)]
-        name = f"{workers} x {batch}"
-        theirs = (f"{there[0]:.2f}", f"{there[1]:.3f}")
-        if not pairs:
-            lines.append([name, MISSING, MISSING, theirs[0], MISSING, theirs[1], MISSING])
-        for ours, other in pairs:
-            gated = between(ours.done, other.done, told_apart(ours.arm, other.arm, plan))
-            if why := gated.unlike or gated.untimed:
-                what = "not comparable" if gated.unlike else "their seconds are not comparable"
-                reasons.append(f"WARNING: async and sync, {name}, {ours.clock} clock: {what}: {why}")
-            if gated.unlike:
-                lines.append([name, ours.clock, MISSING, theirs[0], MISSING, theirs[1], "not comparable"])
+    for (workers, batch_size), notes_ratio in notes_ratios().items():
+        name = f"{workers} x {batch_size}"
+        line = {
+            "processes": name,
+            "clock": MISSING,
+            "seconds, async / sync": MISSING,
+            "notes: seconds": f"{notes_ratio[0]:.2f}",
+            "perplexity, async / sync": MISSING,
+            "notes: perplexity": f"{notes_ratio[1]:.3f}",
+            "agrees": MISSING,
+        }
+        is_measured = False
+        for ours, other in _async_and_sync(rows):
+            if ours.workers != workers or ours.batch_size != batch_size:
                 continue
-            known = [one.done.set_index("seed")[["loss", "seconds"]].dropna() for one in (ours, other)]
-            both = pd.concat(known, axis=1, join="inner", keys=(0, 1))
-            # logarithms of ratios; a loss is the logarithm of a perplexity already
-            logs = (both[0]["seconds"] / both[1]["seconds"]).map(math.log), both[0]["loss"] - both[1]["loss"]
-            if gated.untimed:
-                logs = (logs[0].iloc[:0], logs[1])
-            seconds, perplexity = map(_ratio, logs, (".2f", ".3f"))
-            lines.append([name, ours.clock, seconds, theirs[0], perplexity, theirs[1], _agrees(there, logs)])
-    header = ["processes", "clock", "seconds, async / sync", "notes: seconds", "perplexity, async / sync"]
-    header += ["notes: perplexity", "agrees"]
-    return DataFrame(lines, columns=header), reasons
+            is_measured = True
+            cells, why = _compared(ours, other, notes_ratio, plan)
+            lines.append(line | cells)
+            if why:
+                reasons.append(f"WARNING: async and sync, {name}, {ours.clock} clock: {why}")
+        if not is_measured:
+            lines.append(line)
+    return DataFrame(lines), reasons
+
+
+def _compared(ours: Row, other: Row, notes_ratio: tuple[float, float], plan: Plan) -> tuple[dict[str, str], str]:
+    """The cells of an asynchronous row beside a synchronous one, and what is not compared, with its reason."""
+    import pandas as pd
+
+    from analysis.gate import between, told_apart
+
+    gated = between(ours.done, other.done, told_apart(ours.arm, other.arm, plan))
+    cells = {"clock": ours.clock}
+    if gated.unlike:
+        cells["agrees"] = "not comparable"
+        return cells, f"not comparable: {gated.unlike}"
+    known = [row.done.set_index("seed")[["loss", "seconds"]].dropna() for row in (ours, other)]
+    both = pd.concat(known, axis=1, join="inner", keys=("async", "sync"))
+    log_perplexity = both["async"]["loss"] - both["sync"]["loss"]
+    log_seconds = (both["async"]["seconds"] / both["sync"]["seconds"]).map(math.log)
+    why = ""
+    if gated.untimed:
+        why = f"their seconds are not comparable: {gated.untimed}"
+        log_seconds = log_seconds.iloc[:0]
+    cells["seconds, async / sync"] = _ratio(log_seconds, ".2f")
+    cells["perplexity, async / sync"] = _ratio(log_perplexity, ".3f")
+    cells["agrees"] = _agrees(notes_ratio, log_seconds, log_perplexity)
+    return cells, why
 
 
 def _ratio(logs: Series, form: str) -> str:
+    """The geometric mean of ratios whose logarithms are given, and their range."""
     if not len(logs):
         return MISSING
     mean = f"{math.exp(logs.mean()):{form}}"
-    return mean if len(logs) == 1 else f"{mean} ({math.exp(min(logs)):{form}} to {math.exp(max(logs)):{form}})"
+    if len(logs) == 1:
+        return mean
+    return f"{mean} ({math.exp(min(logs)):{form}} to {math.exp(max(logs)):{form}})"
 
 
-def _agrees(there: tuple[float, float], logs: tuple[Series, Series]) -> str:
-    """In which of the two our mean lies on the same side of 1."""
-    if not (len(logs[0]) and len(logs[1])):
+def _agrees(notes_ratio: tuple[float, float], log_seconds: Series, log_perplexity: Series) -> str:
+    """In which of the two our mean lies on the same side of 1 as the ratio of the notes."""
+    if not (len(log_seconds) and len(log_perplexity)):
         return MISSING
-    both = zip(("seconds", "perplexity"), there, logs, strict=True)
-    same = [name for name, ratio, own in both if math.log(ratio) * own.mean() > 0]
-    return "yes" if len(same) == 2 else f"{same[0]} only" if same else "no"
+    notes_seconds, notes_perplexity = notes_ratio
+    seconds_agree = math.log(notes_seconds) * log_seconds.mean() > 0
+    perplexity_agrees = math.log(notes_perplexity) * log_perplexity.mean() > 0
+    if seconds_agree and perplexity_agrees:
+        return "yes"
+    if seconds_agree:
+        return "seconds only"
+    if perplexity_agrees:
+        return "perplexity only"
+    return "no"
 
 
 def _cells(rows: Sequence[Row]) -> DataFrame:
     from pandas import DataFrame
 
     shown = _differing(rows)
-    lines = []
-    for row in rows:
-        losses, seconds = (row.done[name].dropna().tolist() for name in ("loss", "seconds"))
-        several = row.shares[1:]
-        virtual = row.clock == "virtual" and len(seconds) > 0
-        line = {
-            "mode": row.mode,
-            "settings": ", ".join(f"{key} {value}" for key, value in row.settings.items() if key in shown) or MISSING,
-            "devices": row.device,
-            "processes x batch": f"{row.workers or MISSING} x {row.batch_size or MISSING}",
-            "perplexity": f"{math.exp(statistics.fmean(losses)):.2f}" if losses else MISSING,
-            "per process": " to ".join(f"{math.exp(end(row.shares)):.2f}" for end in (min, max))
-            if several
-            else MISSING,
-            "eval loss (exact)": _mean(losses, ".4f"),
-            "seconds": f"{_mean(seconds, '.1f')} virtual" if virtual else _mean(seconds, ".1f"),
-            "runs": counted(len(row.done), len(row.runs), int(row.runs["diverged"].sum())),
-        }
-        lines.append(line | _of_the_notes(row.beside))
+    lines = [_cells_of(row, shown) | _cells_of_notes(row.beside) for row in rows]
     beside = [row.beside for row in rows]
-    for there in REFERENCE:
-        if there not in beside:
-            place = {"mode": there.mode, "processes x batch": f"{there.processes} x {there.batch_size}"}
-            lines.append(place | _of_the_notes(there))
+    for row in NOTES_ROWS:
+        if row not in beside:
+            name = {"mode": row.mode, "processes x batch": f"{row.processes} x {row.batch_size}"}
+            lines.append(name | _cells_of_notes(row))
     table = DataFrame(lines).fillna(MISSING)
     return table if shown else table.drop(columns="settings")
 
 
-def _of_the_notes(row: Reference | None) -> dict[str, str]:
+def _cells_of(row: Row, shown: set[str]) -> dict[str, str]:
+    """The cells of one of our rows, with the settings that are shown."""
+    losses = row.done["loss"].dropna().tolist()
+    seconds_of_runs = row.done["seconds"].dropna().tolist()
+    seconds = _mean(seconds_of_runs, ".1f")
+    if row.clock == "virtual" and seconds_of_runs:
+        seconds += " virtual"
+    settings = [f"{key} {value}" for key, value in row.settings.items() if key in shown]
+    perplexity = MISSING
+    if losses:
+        perplexity = f"{math.exp(statistics.fmean(losses)):.2f}"
+    per_process = MISSING
+    if len(row.share_losses) > 1:
+        per_process = f"{math.exp(min(row.share_losses)):.2f} to {math.exp(max(row.share_losses)):.2f}"
+    return {
+        "mode": row.mode,
+        "settings": ", ".join(settings) or MISSING,
+        "devices": row.device,
+        "processes x batch": f"{row.workers or MISSING} x {row.batch_size or MISSING}",
+        "perplexity": perplexity,
+        "per process": per_process,
+        "eval loss (exact)": _mean(losses, ".4f"),
+        "seconds": seconds,
+        "runs": counted(len(row.done), len(row.runs), int(row.runs["diverged"].sum())),
+    }
+
+
+def _cells_of_notes(row: NotesRow | None) -> dict[str, str]:
     if row is None:
         return {}
-    told = ", ".join(f"{value:.2f}" for value in row.perplexities)
-    return {"notes: GPUs": str(row.devices), "notes: perplexity": told, "notes: seconds": f"{row.seconds:.2f}"}
+    perplexities = ", ".join(f"{value:.2f}" for value in row.perplexities)
+    return {"notes: GPUs": str(row.devices), "notes: perplexity": perplexities, "notes: seconds": f"{row.seconds:.2f}"}
 
 
 def _differing(rows: Sequence[Row]) -> set[str]:
     """The settings in which rows of one clock differ."""
     from asyncsgd.studies.arms import differing
 
-    clocks = {row.clock for row in rows}
-    alike = [[row.settings for row in rows if row.clock == clock] for clock in clocks]
-    return {key for settings in alike for key in differing(settings, frozenset())}
+    found: set[str] = set()
+    for clock in {row.clock for row in rows}:
+        settings = [row.settings for row in rows if row.clock == clock]
+        found.update(differing(settings, frozenset()))
+    return found
 
 
 def _mean(values: Sequence[float], form: str) -> str:
     if not values:
         return MISSING
-    told = format(statistics.fmean(values), form)
-    return told if len(values) == 1 else f"{told} ± {statistics.stdev(values):{form}}"
+    mean = format(statistics.fmean(values), form)
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):{form}}"
 
 
 def _run(runs_dir: Path, form: str) -> None:
     from analysis.read import read
 
     runs, _, plan = read(runs_dir)
-    print(render(rows_of(runs, plan), _warnings(runs, plan), form, plan), end="")
+    rows = table_rows(runs, plan)
+    print(render(rows, _warnings(runs, plan), form, plan), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code (2 for what the user has to change)."""
-    return begun(
-        _run,
-        __doc__,
-        arguments,
-        {
-            "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or one with run folders"},
-            "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
-        },
-        EXAMPLE,
-    )
+    flags: dict[str, dict[str, Any]] = {
+        "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or one with run folders"},
+        "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
+    }
+    return begun(_run, __doc__, arguments, flags, EXAMPLE)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from doors import Finished
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.lab_notes import PER_PROCESS, REFERENCE, main
+from analysis.lab_notes import NOTES_ROWS, PER_PROCESS, main
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.plan import make_plan
 
@@ -100,7 +100,7 @@ def test_the_config_has_every_row_of_the_notes_but_the_one_that_needs_two_gpus(n
     for arm in arms:
         settings = {"batch_size": 32, "nproc": 1} | arm.settings
         ours.add((settings["mode"], settings["nproc"], settings["batch_size"]))
-    assert {row.key for row in REFERENCE} - ours == {("DataParallel", 1, 64)}
+    assert {row.key for row in NOTES_ROWS} - ours == {("DataParallel", 1, 64)}
 
 
 def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path, capsys):
