@@ -1,4 +1,4 @@
-"""Ways to spread one training over processes: what stages wait for, what is sent, and scores, beside the losses."""
+"""Ways to spread one training over processes: the tables of the bubble, the bytes sent and the scores of each way."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 ROUNDING = 1e-4
 """Nats by which a loss may miss another one: a pipeline has that of one process up to rounding."""
-POINTS = 0.03
-"""Of F1 above a model that never answers, from which on something was learned."""
+MIN_GAIN_F1 = 0.03
+"""A model has learned something if its F1 is this much or more above that of one that never answers."""
 WAYS = {
     "model": "name in the config",
     "name": "of the way to spread a training over processes",
@@ -35,13 +35,13 @@ WAYS = {
     "oversubscribed": "whether there were more busy threads than cores, so that its seconds are no speed",
     "seconds": "of training, to equal samples",
     "bubble": "1 - (mean seconds that a stage computed) / (seconds of the first stage)",
-    "formula": "(p - 1) / (m + p - 1); none with two buffers of a group of batches",
+    "formula": "(p - 1) / (m + p - 1); nan for the schedule 2bw",
     "exchange": "share of the training clock in which gradients were exchanged; none where backward passes do it",
     "bytes_per_sample": "sent by all processes: counted in a pipeline, else 2 (N - 1) / N of the gradient by each of N "
     "ranks, or the parameters and the gradient for each gradient of a server",
     "samples_to_target": "as a multiple of the reference's: samples until the highest loss at which one of its runs "
     "ended; geometric mean over the seeds whose run came there",
-    "reached": "seeds whose run came there",
+    "reached": "seeds whose run reached that loss",
     "silent": "F1 of a model that never answers: the share of questions without an answer",
     "loss": "on the evaluation set, at the end",
     "answerable": "F1 of the questions that have an answer",
@@ -63,7 +63,7 @@ HEADINGS = {
 }
 """Columns of the table of ways."""
 STAGES = ("replica", "stage", "computed", "passed", "exchanged", "sent")
-"""What a stage of a pipeline records."""
+"""What a stage of a pipeline records: seconds computed, passed and exchanged, and bytes sent."""
 ABOUT_WAYS = (
     "Bubble: 1 - (mean seconds that a stage computed) / (seconds of the first stage). Beside the formula's wait it "
     "has transfers, unequal stages, and other processes on the same cores. Exchanging: share of the training "
@@ -92,7 +92,7 @@ def ways_of(found: Comparisons) -> DataFrame:
 
 
 def finished(found: Comparisons, arm: Any, name: str) -> DataFrame:
-    """The runs of an arm beside `arm` that did not diverge."""
+    """The runs of arm `name`, in the comparison and of the model of the row `arm`, that did not diverge."""
     runs = of_arm(found.runs, arm.comparison, arm.model, name)
     return runs[~runs["diverged"]]
 
@@ -100,8 +100,14 @@ def finished(found: Comparisons, arm: Any, name: str) -> DataFrame:
 def _way(runs: DataFrame, reference: DataFrame, measure: Measure) -> dict[str, Any]:
     rows = runs.to_dict("records")
     first = rows[0]
-    ratios = list(_samples_to_target(runs, reference, measure))
-    counted = DataFrame([_of_run(row) for row in rows]).astype(float).mean()
+    logarithms = list(_samples_to_target(runs, reference, measure))
+    samples_to_target = math.nan
+    if logarithms:
+        samples_to_target = math.exp(statistics.fmean(logarithms))
+    num_reached = math.nan
+    if len(reference):
+        num_reached = len(logarithms)
+    traffic = DataFrame([_traffic_of_run(row) for row in rows]).astype(float).mean()
     metrics = first["summary"].get("metrics") or {}
     scores = {}
     for name, value in metrics.items():
@@ -112,10 +118,10 @@ def _way(runs: DataFrame, reference: DataFrame, measure: Measure) -> dict[str, A
         "oversubscribed": bool(first["oversubscribed"]),
         "seconds": t_interval(runs["seconds"]),
         "formula": _formula(first["settings"]),
-        **counted,
-        "samples_to_target": math.exp(statistics.fmean(ratios)) if ratios else math.nan,
-        "reached": len(ratios) if len(reference) else math.nan,
-        "silent": _silent(first["summary"]),
+        **traffic,
+        "samples_to_target": samples_to_target,
+        "reached": num_reached,
+        "silent": _f1_without_answers(first["summary"]),
         "loss": t_interval(runs["loss"]),
         "answerable": _detail(rows, "has_answer", "f1"),
         "best_f1": _detail(rows, "best_f1", "score"),
@@ -145,36 +151,41 @@ def _formula(settings: Mapping[str, Any]) -> float:
 
 
 def _detail(rows: Sequence[Mapping[str, Any]], group: str, name: str) -> Any:
+    """The mean of a score in the details of the runs; nan where none has it."""
     known = []
     for row in rows:
         details = row["summary"].get("details") or {}
-        score = (details.get(group) or {}).get(name)
+        of_group = details.get(group) or {}
+        score = of_group.get(name)
         if score is not None:
             known.append(score)
     return t_interval(known) if known else math.nan
 
 
-def _silent(summary: Mapping[str, Any]) -> float:
+def _f1_without_answers(summary: Mapping[str, Any]) -> float:
     """F1 of a model that never answers; nan for other tasks."""
     details = summary.get("details") or {}
     without = details.get("no_answer")
     answerable = details.get("has_answer")
     if not without or not answerable:
         return math.nan
-    number = without["num_questions"] + answerable["num_questions"]
-    return float(without["num_questions"] / max(1, number))
+    num_unanswerable = without["num_questions"]
+    number = num_unanswerable + answerable["num_questions"]
+    return float(num_unanswerable / max(1, number))
 
 
-def _of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
+def _traffic_of_run(run: Mapping[str, Any]) -> dict[str, float | None]:
     """Bubble, exchange and bytes a sample of one run."""
-    stages = DataFrame(columns=[*STAGES])
+    rows = []
     for event in read_events(run["path"] / EVENTS):
         if event["kind"] == "stages":
-            stages = DataFrame([*stages.to_numpy(), *event["stages"]], columns=[*STAGES])
-    return _of_stages(run, stages) if len(stages) else _of_whole_models(run)
+            rows += event["stages"]
+    if rows:
+        return _traffic_counted(run, DataFrame(rows, columns=[*STAGES]))
+    return _traffic_estimated(run)
 
 
-def _of_stages(run: Mapping[str, Any], stages: DataFrame) -> dict[str, float | None]:
+def _traffic_counted(run: Mapping[str, Any], stages: DataFrame) -> dict[str, float | None]:
     """As the stages of a pipeline counted them."""
     processes = len(stages[["replica", "stage"]].drop_duplicates())
     first = stages[stages["stage"] == 0]
@@ -187,20 +198,25 @@ def _of_stages(run: Mapping[str, Any], stages: DataFrame) -> dict[str, float | N
     }
 
 
-def _of_whole_models(run: Mapping[str, Any]) -> dict[str, float | None]:
+def _traffic_estimated(run: Mapping[str, Any]) -> dict[str, float | None]:
     """As they follow from the number of parameters, where no process has a part of the model."""
     summary = run["summary"]
     workers = run["workers"]
     size = 4.0 * summary["num_parameters"]
-    exchange = 0.0 if workers == 1 else None
     sent = 0.0
+    exchange = None
+    if workers == 1:
+        exchange = 0.0
     if run["mode"] == "sync":
         sent = 2 * (workers - 1) * size / (workers * run["batch_size"])
     elif run["mode"] == "async":
         sent = 2 * size / run["batch_size"]
-        used = summary.get("seconds") or {}
-        seconds = [used.get(part, 0.0) for part in ("compute", "wait", "communicate")]
-        exchange = seconds[2] / sum(seconds) if sum(seconds) else None
+        seconds = summary.get("seconds") or {}
+        communicating = seconds.get("communicate", 0.0)
+        total = seconds.get("compute", 0.0) + seconds.get("wait", 0.0) + communicating
+        exchange = None
+        if total:
+            exchange = communicating / total
     return {"bubble": None, "exchange": exchange, "bytes_per_sample": sent}
 
 
@@ -208,22 +224,28 @@ def f1_curve(curves: DataFrame) -> list[tuple[int, float]]:
     """(samples, mean F1) where all runs of `curves` were evaluated; empty for other tasks."""
     if "metric.f1" not in curves:
         return []
-    looks = curves.dropna(subset="metric.f1").groupby("samples")["metric.f1"].agg(["size", "mean"])
-    whole = looks[looks["size"] == curves["run"].nunique()]
-    return [(int(samples), float(score)) for samples, score in whole["mean"].items()]
+    scored = curves.dropna(subset="metric.f1")
+    evaluations = scored.groupby("samples")["metric.f1"].agg(["size", "mean"])
+    of_all_runs = evaluations[evaluations["size"] == curves["run"].nunique()]
+    return [(int(samples), float(score)) for samples, score in of_all_runs["mean"].items()]
 
 
 def about_silence(ways: DataFrame) -> list[str]:
     """What a model that never answers would score, and which models are above it; empty for other tasks."""
-    told = []
-    answering = ways[ways["silent"].notna() & (ways["curve"].map(len) > 0)]
+    sentences = []
+    has_curve = ways["curve"].map(len) > 0
+    answering = ways[ways["silent"].notna() & has_curve]
     for model, own in answering.groupby("model", sort=False):
         silent = own["silent"].iloc[0]
-        above = [way["name"] for way in own.to_dict("records") if way["curve"][-1][1] >= silent + POINTS]
+        above = []
+        for way in own.to_dict("records"):
+            _, last_f1 = way["curve"][-1]
+            if last_f1 >= silent + MIN_GAIN_F1:
+                above.append(way["name"])
         names = ", ".join(above) or "none"
         lead = f"{model}: a model that never answers has F1 {silent:.3f}"
-        told.append(f"{lead}; {100 * POINTS:.0f} points or more above it: {names}.")
-    return told
+        sentences.append(f"{lead}; {100 * MIN_GAIN_F1:.0f} points or more above it: {names}.")
+    return sentences
 
 
 def parts_of(found: Comparisons, ways: DataFrame) -> list[TablePart]:
@@ -250,9 +272,11 @@ def exchanges_of(ways: DataFrame) -> TablePart:
 
 def scores_of(ways: DataFrame, pictures: tuple[Drawing, ...] = ()) -> TablePart:
     """Scores beside the loss and the seconds."""
+    names = ways[["model", "name"]]
     metrics = DataFrame([*ways["metrics"]])
-    beside = ways[["answerable", "best_f1", "loss", "seconds"]]
-    scores = pd.concat([ways[["model", "name"]], metrics, beside], axis=1).dropna(axis=1, how="all")
+    others = ways[["answerable", "best_f1", "loss", "seconds"]]
+    scores = pd.concat([names, metrics, others], axis=1)
+    scores = scores.dropna(axis=1, how="all")
     scores = scores.rename(columns={"name": "way", "answerable": "HasAns f1", "best_f1": "best f1"})
     notes = about_silence(ways)
     if "best f1" in scores:
@@ -264,9 +288,12 @@ def f1_pictures(found: Comparisons, ways: DataFrame) -> Iterator[Drawing]:
     """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
     caption = "Means over seeds. Dashes: a model that never answers."
     cast = cast_of(found)
-    for model, own in ways[ways["curve"].map(len) > 0].groupby("model", sort=False):
+    has_curve = ways["curve"].map(len) > 0
+    for model, own in ways[has_curve].groupby("model", sort=False):
         name = f"f1-{slug(str(model))}"
-        yield drawing(gallery.drawn(name, f"F1 against samples: {model}", caption, _draw_f1, own, cast))
+        title = f"F1 against samples: {model}"
+        picture = gallery.drawn(name, title, caption, _draw_f1, own, cast)
+        yield drawing(picture)
 
 
 def _draw_f1(axes: Any, ways: DataFrame, cast: Mapping[str, Any]) -> str:
@@ -276,7 +303,7 @@ def _draw_f1(axes: Any, ways: DataFrame, cast: Mapping[str, Any]) -> str:
         cast[way["name"]].line(axes, samples, scores, label=way["name"])
         ends.append(f"{way['name']} {scores[-1]:.3f}")
     silent = ways["silent"].iloc[0]
-    if silent == silent:
+    if not math.isnan(silent):
         axes.axhline(silent, **DASHED)
     axes.set(xlabel="samples", ylabel="F1")
     return "; ".join(ends)
