@@ -1,9 +1,10 @@
 """Dose and response: what a delay of exactly tau updates costs, and up to which tau asynchrony still pays in seconds.
 
 Made from the folder of ``asyncsgd study dose_response``: an algorithm `delayed` (rule fixed_delay) and a reference
-`sync` on the same numbers of workers N = tau + 1. Both are put on the clocks of declared speeds: update v of `delayed`
-happens with arrival v of N asynchronous workers that never wait, round v of `sync` with arrival N v of synchronous
-ones. Two responses of a pair, neither of them censored:
+`sync` on the same numbers of workers N = tau + 1. The runs are made once, and this report gives every update the second
+at which a simulation with declared speeds has made it: update v of `delayed` comes with arrival v of N asynchronous
+workers that never wait, round v of `sync` with arrival N v of synchronous ones. Two responses of a pair, neither of
+them censored:
 
     log(T_delayed / T_sync),   T the seconds to a share of the improvement down to the lowest loss that both runs reach
     L_delayed(t) - L_sync(t),  t the seconds at which the shorter of the two budgets ends
@@ -53,7 +54,7 @@ SHARES = (0.5, 0.8, 0.9, 1.0)
 """Of the improvement from the first evaluation to the lowest loss that both runs of a seed reach."""
 RATIOS = {f"log_ratio_at_{100 * share:g}_percent": f"to {100 * share:g} %" for share in SHARES}
 """Columns of the pairs, in words."""
-WHOLE = [*RATIOS][-1]
+RATIO_TO_LOWEST = [*RATIOS][-1]
 """The column of the times to the lowest loss that both reach."""
 PAIRS = {
     "speeds": "declared; empty: seconds of real processes",
@@ -109,27 +110,44 @@ def read_dose(folder: Path) -> Dose:
                 f"{run.run} is {run.status} and has no loss at every evaluation; take its learning rates out of the "
                 "config and choose another --out"
             )
-    runs = runs.assign(delay=runs["workers"].astype(int) - 1, edge=[at_edge(plan.arms[arm]) for arm in runs["arm"]])
-    if 0 not in set(runs.loc[runs["algorithm"] == REFERENCE, "delay"]):  # one process under either name
-        runs = pd.concat([runs, runs[runs["delay"] == 0].assign(algorithm=REFERENCE)])
-    first, *others = (own.drop_duplicates("seed") for _, own in runs.groupby("arm", sort=False))
-    for own in others:  # pairs of a delay are set against each other, and delays by the slope over them
-        if why := _between(own, first, plan).unlike:
-            names = " and ".join(side["arm"].iloc[0] for side in (own, first))
-            raise UsageError(f"the runs of {names} are not comparable: {why}")
-    targets = {plan.arms[arm].num_workers - 1: loss for arm, loss in plan.targets.items()}
+    is_at_edge = [at_edge(plan.arms[arm]) for arm in runs["arm"]]
+    runs = runs.assign(delay=runs["workers"].astype(int) - 1, edge=is_at_edge)
+    of_reference = runs[runs["algorithm"] == REFERENCE]
+    if 0 not in set(of_reference["delay"]):  # with one worker both algorithms are the same run
+        of_one_worker = runs[runs["delay"] == 0]
+        runs = pd.concat([runs, of_one_worker.assign(algorithm=REFERENCE)])
+    _check_comparable(runs, plan)
+    targets = {}
+    for arm, loss in plan.targets.items():
+        delay = plan.arms[arm].num_workers - 1
+        targets[delay] = loss
     return Dose(runs, by_run, targets, unit_of(runs["details"].iloc[0]), _untimed(runs, plan))
 
 
+def _check_comparable(runs: DataFrame, plan: Plan) -> None:
+    """Refuse arms that are not comparable with the first one.
+
+    The ratios compare the two arms of a delay, and the slope compares the delays.
+    """
+    first, *others = [own.drop_duplicates("seed") for _, own in runs.groupby("arm", sort=False)]
+    for own in others:
+        why = _between(own, first, plan).unlike
+        if why:
+            names = f"{own['arm'].iloc[0]} and {first['arm'].iloc[0]}"
+            raise UsageError(f"the runs of {names} are not comparable: {why}")
+
+
 def _between(ours: DataFrame, theirs: DataFrame, plan: Plan) -> Between:
-    return between(ours, theirs, told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan))
+    allowed_differences = told_apart(ours["arm"].iloc[0], theirs["arm"].iloc[0], plan)
+    return between(ours, theirs, allowed_differences)
 
 
 def _untimed(runs: DataFrame, plan: Plan) -> dict[tuple[int, int], str]:
     """By delay and seed, why the seconds of a pair of real processes are not compared."""
     reasons = {}
     for delay, own in runs[runs["delay"] > 0].groupby("delay"):
-        ours, theirs = (own[own["algorithm"] == name] for name in (DELAYED, REFERENCE))
+        ours = own[own["algorithm"] == DELAYED]
+        theirs = own[own["algorithm"] == REFERENCE]
         for (seed, _), pair in _between(ours, theirs, plan).pairs.items():
             if pair.untimed:
                 reasons[delay, seed] = "; ".join(pair.untimed.values())
@@ -147,56 +165,75 @@ def pairs_of(dose: Dose, speeds: str = "", arrivals: Arrivals | None = None) -> 
         UsageError: if a run never gets below its first loss: there is nothing to reach.
     """
     rows = []
-    for (delay, seed), pair in dose.runs[dose.runs["delay"] > 0].groupby(["delay", "seed"]):
-        runs = pair.set_index("algorithm")
-        target = dose.targets[delay]
-        timed = [_timed(runs.loc[name], dose.curves, speeds, arrivals) for name in (DELAYED, REFERENCE)]
+    of_delays = dose.runs[dose.runs["delay"] > 0]
+    for (delay, seed), pair in of_delays.groupby(["delay", "seed"]):
+        delayed = _timed(pair[pair["algorithm"] == DELAYED].iloc[0], dose.curves, speeds, arrivals)
+        sync = _timed(pair[pair["algorithm"] == REFERENCE].iloc[0], dose.curves, speeds, arrivals)
         try:
-            logs, gap = compare(*timed)
+            logs, gap = compare_curves(delayed, sync)
         except ValueError as error:
             raise UsageError(f"delay {delay}, seed {seed}: {error}") from error
-        why = dose.untimed.get((delay, seed), "") if arrivals is None else ""
-        if why:
+        why_untimed = ""
+        if arrivals is None:
+            why_untimed = dose.untimed.get((delay, seed), "")
+        if why_untimed:
             logs = [math.nan] * len(SHARES)
             gap = math.nan
-        ends = [one[1][-1] for one in timed]
-        there = [lowest_held(one) <= target for one in timed]
-        rows.append((speeds, delay, int(seed), *logs, gap, target, *ends, *there, why))
+        target = dose.targets[delay]
+        row = {"speeds": speeds, "delay": delay, "seed": int(seed), "gap": gap, "target_loss": target}
+        row |= dict(zip(RATIOS, logs, strict=True))
+        for name, (_, losses) in (("delayed", delayed), ("sync", sync)):
+            row[f"{name}_loss"] = losses[-1]
+        row["delayed_reached"] = lowest_held(delayed) <= target
+        row["sync_reached"] = lowest_held(sync) <= target
+        row["untimed"] = why_untimed
+        rows.append(row)
     return DataFrame(rows, columns=[*PAIRS, *REACHED, "untimed"])
 
 
 def _timed(run: Any, curves: Mapping[str, DataFrame], speeds: str, arrivals: Arrivals | None) -> Curve:
     """Losses against seconds; the first evaluation, before any update, is at 0 seconds."""
     frame = curves[run.run]
-    if arrivals is not None:
-        rule, step = ("asynchronous", 1) if run.name == DELAYED else ("synchronous", run.delay + 1)
-        # the last round of a budget that is no multiple of the workers has fewer gradients
-        needed = np.minimum(frame["updates"].astype(int) * step, int(frame["samples"].iloc[-1] // run.batch_size))
-        clock = [0.0, *arrivals(speeds, rule, int(run.delay) + 1, int(run.seed), int(needed.iloc[-1]))]
-        frame = frame.assign(seconds=[clock[number] for number in needed])
-    return curve(frame, "seconds")
+    if arrivals is None:
+        return curve(frame, "seconds")
+    num_workers = int(run.delay) + 1
+    if run.algorithm == DELAYED:
+        rule = "asynchronous"
+        gradients_an_update = 1
+    else:
+        rule = "synchronous"
+        gradients_an_update = num_workers
+    # the last round of a budget that is no multiple of the workers has fewer gradients
+    most_arrivals = int(frame["samples"].iloc[-1] // run.batch_size)
+    num_arrivals = np.minimum(frame["updates"].astype(int) * gradients_an_update, most_arrivals)
+    clock = [0.0, *arrivals(speeds, rule, num_workers, int(run.seed), int(num_arrivals.iloc[-1]))]
+    seconds = [clock[number] for number in num_arrivals]
+    return curve(frame.assign(seconds=seconds), "seconds")
 
 
-def compare(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
+def compare_curves(ours: Curve, theirs: Curve) -> tuple[list[float], float]:
     """log(our seconds / their seconds) to each of `SHARES`, and our loss less theirs when the shorter budget ends.
 
     Raises:
         ValueError: if one of them never gets below its first loss.
 
     >>> ours, theirs = ((np.array([0.0, end]), np.array([9.0, 7.0])) for end in (4.0, 2.0))
-    >>> logs, gap = compare(ours, theirs)
+    >>> logs, gap = compare_curves(ours, theirs)
     >>> [round(math.exp(log), 6) for log in logs], gap
     ([2.0, 2.0, 2.0, 2.0], 1.0)
     """
-    both = on_common_looks([ours, theirs])
+    our_looks, their_looks = on_common_looks([ours, theirs])
     # both start from the same model; on real processes the two first losses may differ by rounding
     first = min(ours[1][0], theirs[1][0])
-    lowest = max(map(lowest_held, both))
+    lowest = max(lowest_held(our_looks), lowest_held(their_looks))
     if lowest >= first:
         raise ValueError("one of the two runs never gets below its first loss, so that there is no time to compare")
-    # the last target may miss the lowest loss by rounding
-    targets = [max(first - share * (first - lowest), lowest) for share in SHARES]
-    logs = [math.log(reached(both[0], target) / reached(both[1], target)) for target in targets]
+    logs = []
+    for share in SHARES:
+        # the last target may miss the lowest loss by rounding
+        target = max(first - share * (first - lowest), lowest)
+        ratio = reached(our_looks, target) / reached(their_looks, target)
+        logs.append(math.log(ratio))
     end = min(ours[0][-1], theirs[0][-1])
     return logs, loss_at(ours, end) - loss_at(theirs, end)
 
@@ -231,9 +268,10 @@ def clock_of(speeds: str) -> str:
 
 
 def about_slope(dose: Dose) -> str:
-    """What a doubling of the number of workers costs, which have one gradient in flight each."""
-    delayed = dose.runs[dose.runs["algorithm"] == DELAYED].pivot(index="delay", columns="seed", values="loss")
-    slopes, _ = np.polyfit(np.log2(delayed.index + 1), delayed, 1)
+    """The slope of the final loss over log2(tau + 1): what a doubling of the number of workers costs."""
+    delayed = dose.runs[dose.runs["algorithm"] == DELAYED]
+    losses = delayed.pivot(index="delay", columns="seed", values="loss")
+    slopes, _ = np.polyfit(np.log2(losses.index + 1), losses, 1)
     return f"each doubling of tau + 1 adds {t_interval(slopes):.4f} {dose.unit} at equal samples"
 
 
@@ -253,8 +291,8 @@ def answers(pairs: DataFrame) -> list[str]:
         lines.append(f"tau {row.delay}, seed {row.seed}: its seconds are not compared: {row.untimed}")
     if pairs["speeds"].iloc[0]:
         for column, name in RATIOS.items():
-            lines.append(f"seconds {name}: {answer(crossing_point(*_by_delay(pairs, column)))}")
-        lines.append(f"loss at equal seconds: {answer(crossing_point(*_by_delay(pairs, 'gap')))}")
+            lines.append(f"seconds {name}: {_crossing_of(pairs, column)}")
+        lines.append(f"loss at equal seconds: {_crossing_of(pairs, 'gap')}")
     return lines
 
 
@@ -276,7 +314,7 @@ def addition(study: Study) -> Addition:
     for speeds, own in zip(SPEEDS, of_speeds, strict=True):
         notes = (f"{ABOUT_RESPONSES}; {AHEAD}", *answers(own))
         tables.append(table(_responses(own), f"{clock_of(speeds)}, {seeds}", notes))
-        told.append(f"{speeds}, seconds to the same loss: {answer(crossing_point(*_by_delay(own, WHOLE)))}")
+        told.append(f"{speeds}, seconds to the same loss: {_crossing_of(own, RATIO_TO_LOWEST)}")
     slope = about_slope(dose)
     caption = (
         "How old a gradient may be: seconds and losses against the delay, on the clocks of three declared speeds. "
@@ -298,12 +336,16 @@ def _losses(dose: Dose) -> DataFrame:
         row = {"tau": delay}
         for algorithm, name in ((DELAYED, "delayed"), (REFERENCE, "sync, tau + 1 workers")):
             runs = own[own["algorithm"] == algorithm]
+            mark = "*" if runs["edge"].any() else " "
             row[name] = f"{t_interval(runs['loss'].to_numpy()):.4f}"
-            row[f"rate, {algorithm}"] = f"{runs['learning_rate'].iloc[0]:g}{'*' if runs['edge'].any() else ' '}"
+            row[f"rate, {algorithm}"] = f"{runs['learning_rate'].iloc[0]:g}{mark}"
         if own["arm"].nunique() == 1:
             row["sync, tau + 1 workers"] = "the same run"
             row[f"rate, {REFERENCE}"] = ""
-        rows.append(row | {"target": f"{dose.targets[delay]:.4f}" if delay in dose.targets else "-"})
+        row["target"] = "-"
+        if delay in dose.targets:
+            row["target"] = f"{dose.targets[delay]:.4f}"
+        rows.append(row)
     return DataFrame(rows)
 
 
@@ -315,7 +357,8 @@ def _responses(pairs: DataFrame) -> DataFrame:
         for column, name in RATIOS.items():
             row[f"seconds {name}"] = _cell(_ratio(own[column]), ".3f")
         row["loss at equal seconds, - sync"] = _cell(t_interval(own["gap"]), ".4f")
-        row["target reached"] = " and ".join(f"{own[name].sum()}/{len(own)}" for name in REACHED)
+        shares = [f"{own[name].sum()}/{len(own)}" for name in REACHED]
+        row["target reached"] = " and ".join(shares)
         rows.append(row)
     return DataFrame(rows)
 
@@ -329,26 +372,40 @@ def _ratio(logs: Numbers) -> Interval:
     return t_interval(logs).mapped(math.exp)
 
 
-def _by_delay(pairs: DataFrame, column: str) -> tuple[Any, Any]:
-    """The delays, and a row for each seed."""
+def _crossing_of(pairs: DataFrame, column: str) -> str:
+    """The delay at which a column of the pairs crosses 0, in a sentence."""
     table = pairs.pivot(index="seed", columns="delay", values=column)
-    return table.columns, table.to_numpy()
+    point = crossing_point(table.columns, table.to_numpy())
+    return crossing_in_words(point)
 
 
-def answer(point: Crossing) -> str:
+def crossing_in_words(point: Crossing) -> str:
     """The crossing point in a sentence."""
+    interval = _interval_in_words(point)
+    if math.isnan(point.at):
+        sentence = f"no crossing: {point.reason}"
+        if interval:
+            sentence += f"; not excluded: {interval}"
+        return sentence
+    if len(point.all) == 1:
+        sentence = f"the advantage is lost at tau = {point.at:.2g}"
+    else:
+        between = f"between tau = {min(point.all):.2g} and {max(point.all):.2g}"
+        sentence = f"no single crossing (the mean crosses {len(point.all)} times, {between})"
+    if interval:
+        sentence += f", {interval}"
+    if point.reason and len(point.all) == 1:
+        sentence += f" ({point.reason})"
+    return sentence
+
+
+def _interval_in_words(point: Crossing) -> str:
+    """The interval of a crossing point; empty where it has none."""
+    if math.isnan(point.low):
+        return ""
     low = "below the first delay" if point.low == -math.inf else f"{point.low:.2g}"
     high = "beyond the last delay" if point.high == math.inf else f"{point.high:.2g}"
-    ends = "" if math.isnan(point.low) else f"95 % interval {low} to {high}"
-    if math.isnan(point.at):
-        told = f"no crossing: {point.reason}"
-        return f"{told}; not excluded: {ends}" if ends else told
-    told = f"the advantage is lost at tau = {point.at:.2g}"
-    if len(point.all) > 1:
-        between = f"between tau = {min(point.all):.2g} and {max(point.all):.2g}"
-        told = f"no single crossing (the mean crosses {len(point.all)} times, {between})"
-    told = ", ".join(filter(None, (told, ends)))
-    return f"{told} ({point.reason})" if point.reason and len(point.all) == 1 else told
+    return f"95 % interval {low} to {high}"
 
 
 def save(dose: Dose, pairs: DataFrame, folder: Path) -> list[Path]:
@@ -361,59 +418,75 @@ def save(dose: Dose, pairs: DataFrame, folder: Path) -> list[Path]:
         tables["measured.csv"] = measured[["delay", *RATIOS, "gap"]]
     for name, frame in tables.items():
         frame.to_csv(folder / name, index=False, lineterminator="\r\n")
-    pictures = plots.save(draw(dose, virtual), folder / "dose_response", ("png", "svg"))
-    return [*(folder / name for name in tables), *pictures]
+    paths = [folder / name for name in tables]
+    paths += plots.save(draw(dose, virtual), folder / "dose_response", ("png", "svg"))
+    return paths
 
 
 def draw(dose: Dose, pairs: DataFrame) -> Figure:
     """Seconds to the same loss, loss at equal seconds, loss at equal samples, against the delay."""
     figure, (left, middle, right) = plots.figure(4.4, 4.0, columns=3)
-    colours = sns.color_palette("colorblind")
-    clocks = pairs["speeds"].unique()
-    others = [column for column in RATIOS if column != WHOLE]
-    lighter = dict(zip(others, [(1, 3), (1, 1.5), (3, 1)], strict=True))  # without intervals in the picture
-    for number, (speeds, own) in enumerate(pairs.groupby("speeds", sort=False)):
-        # a little apart, so that intervals do not hide one another
-        look = {"color": colours[(number + 2) % len(colours)], "marker": "o^sDvP"[number % 6], "label": speeds}
-        apart = 0.05 * (number - (len(clocks) - 1) / 2)
-        for column, dashes in lighter.items():
-            at = own.groupby("delay")[column].mean()
-            left.plot(np.log2(at.index + 1) + apart, np.exp(at), color=look["color"], dashes=dashes, linewidth=1.0)
-        _points(left, own.groupby("delay")[WHOLE].agg(_ratio), apart, look)
-        _points(middle, own.groupby("delay")["gap"].agg(t_interval), apart, look)
-    left.axhline(1.0, color=plots.MUTED, linewidth=1)
-    left.set_yscale("log")
-    for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-        axis(lambda value, place: f"{value:g}")
-    left.set_ylim(top=left.get_ylim()[1] ** 2)  # room for the legend, the axis being one of logarithms
-    handles = left.get_legend_handles_labels()[0]
-    handles += [
-        Line2D([], [], color=plots.MUTED, dashes=dashes, linewidth=1.0, label=f"{RATIOS[column]} of the way")
-        for column, dashes in lighter.items()
-    ]
-    left.legend(handles=handles, title="speeds (virtual clock)", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
-    middle.axhline(0.0, color=plots.MUTED, linewidth=1)
-    for algorithm, colour, label in (
-        (DELAYED, colours[1], "delayed by exactly tau"),
-        (REFERENCE, colours[0], "synchronous, tau + 1 workers"),
-    ):
-        losses = dose.runs[dose.runs["algorithm"] == algorithm].groupby("delay")["loss"].agg(t_interval)
-        _points(right, losses, 0.0, {"color": colour, "marker": "o", "label": label})
-    right.margins(y=0.25)  # room for the legend, which would lie on intervals
-    right.legend(fontsize=8, frameon=False, loc="upper center")
-    delays = sorted(dose.runs["delay"].unique())
+    _draw_clocks(left, middle, pairs)
+    _draw_losses(right, dose)
+    delays = np.array(sorted(dose.runs["delay"].unique()))
     for axes, label in (
         (left, "seconds to the same loss, delayed / sync"),
         (middle, f"loss at equal seconds, delayed - sync ({dose.unit})"),
         (right, f"evaluation loss at equal samples ({dose.unit})"),
     ):
-        axes.set_xticks(np.log2(np.array(delays) + 1), delays)
+        axes.set_xticks(np.log2(delays + 1), delays.tolist())
         axes.set(xlabel="delay tau (updates)", ylabel=label)
     return figure
 
 
-def _points(axes: Axes, intervals: Series, apart: float, look: Mapping[str, Any]) -> None:
+def _draw_clocks(left: Axes, middle: Axes, pairs: DataFrame) -> None:
+    """The ratios of seconds and the differences of losses at equal seconds, each on every declared clock."""
+    colours = sns.color_palette("colorblind")
+    num_clocks = pairs["speeds"].nunique()
+    other_ratios = [column for column in RATIOS if column != RATIO_TO_LOWEST]
+    dashes_of = dict(zip(other_ratios, [(1, 3), (1, 1.5), (3, 1)], strict=True))  # without intervals in the picture
+    for number, (speeds, own) in enumerate(pairs.groupby("speeds", sort=False)):
+        colour = colours[(number + 2) % len(colours)]
+        style = {"color": colour, "marker": "o^sDvP"[number % 6], "label": speeds}
+        offset = 0.05 * (number - (num_clocks - 1) / 2)  # so that intervals do not hide one another
+        by_delay = own.groupby("delay")
+        for column, dashes in dashes_of.items():
+            mean = by_delay[column].mean()
+            left.plot(np.log2(mean.index + 1) + offset, np.exp(mean), color=colour, dashes=dashes, linewidth=1.0)
+        _points(left, by_delay[RATIO_TO_LOWEST].agg(_ratio), offset, style)
+        _points(middle, by_delay["gap"].agg(t_interval), offset, style)
+    left.axhline(1.0, color=plots.MUTED, linewidth=1)
+    middle.axhline(0.0, color=plots.MUTED, linewidth=1)
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
+    _, top = left.get_ylim()
+    left.set_ylim(top=top**2)  # room for the legend, the axis being one of logarithms
+    handles, _ = left.get_legend_handles_labels()
+    for column, dashes in dashes_of.items():
+        label = f"{RATIOS[column]} of the way"
+        handles.append(Line2D([], [], color=plots.MUTED, dashes=dashes, linewidth=1.0, label=label))
+    left.legend(handles=handles, title="speeds (virtual clock)", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
+
+
+def _draw_losses(axes: Axes, dose: Dose) -> None:
+    """The final losses of both algorithms at equal samples."""
+    synchronous, delayed, *_ = sns.color_palette("colorblind")
+    for algorithm, colour, label in (
+        (DELAYED, delayed, "delayed by exactly tau"),
+        (REFERENCE, synchronous, "synchronous, tau + 1 workers"),
+    ):
+        runs = dose.runs[dose.runs["algorithm"] == algorithm]
+        losses = runs.groupby("delay")["loss"].agg(t_interval)
+        _points(axes, losses, 0.0, {"color": colour, "marker": "o", "label": label})
+    axes.margins(y=0.25)  # room for the legend, which would lie on intervals
+    axes.legend(fontsize=8, frameon=False, loc="upper center")
+
+
+def _points(axes: Axes, intervals: Series, offset: float, style: Mapping[str, Any]) -> None:
     """Means against the delay, with their intervals where there are any."""
-    estimates, low, high = np.array([one[:3] for one in intervals]).T
-    arms = np.nan_to_num([estimates - low, high - estimates])
-    axes.errorbar(np.log2(intervals.index + 1) + apart, estimates, yerr=arms, capsize=3, **look)
+    estimates = np.array([interval.estimate for interval in intervals])
+    low = np.array([interval.low for interval in intervals])
+    high = np.array([interval.high for interval in intervals])
+    bar_lengths = np.nan_to_num([estimates - low, high - estimates])
+    axes.errorbar(np.log2(intervals.index + 1) + offset, estimates, yerr=bar_lengths, capsize=3, **style)

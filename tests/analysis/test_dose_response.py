@@ -13,7 +13,7 @@ import yaml
 from gallery import sentences
 
 from analysis.crossing import crossing_point
-from analysis.dose_response import DELAYED, RATIOS, REFERENCE, Dose, answer, pairs_of, read_dose, text
+from analysis.dose_response import DELAYED, RATIOS, REFERENCE, Dose, crossing_in_words, pairs_of, read_dose, text
 from asyncsgd.errors import UsageError
 from asyncsgd.simulation.simulate import arrival_seconds
 
@@ -98,7 +98,7 @@ def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
     pairs = pairs_of(dose_of({1: 1.0, 3: 8.0, 7: 4.0, 15: 32.0}), "constant:1", arrival_seconds)
     logs = pairs.pivot(index="seed", columns="delay", values=WHOLE)
     crossing = crossing_point(logs.columns, logs)
-    told = answer(crossing)
+    told = crossing_in_words(crossing)
     first, second, third = crossing.all
     assert 1 < first < 3 < second < 7 < third < 15
     ends = f"between tau = {first:.2g} and {third:.2g}"
