@@ -1,6 +1,7 @@
 """Arms against a reference on the same seeds, and seconds to a loss on a grid, as two tables.
 
-They are of folders that ``experiments/language_model.py`` and ``experiments/parallelism.py`` fill."""
+They are made for the two special reports, `language_model` and `parallelism`, whose runs lie in
+COMPARISON/MODEL/ARM/sSEED, and whose arms are read from the config and not from a plan.json."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pandas import DataFrame
 
 from analysis.curves import reached, unit_of
 from analysis.gate import MOST_LOAD, between, set_apart
-from analysis.judge import EXPLAINED, about_margin, answer, of_numbers
+from analysis.judge import EXPLAINED, Tested, about_margin, answer, of_numbers
 from analysis.measure import Measure
 from analysis.read import read as read_study
 from analysis.runs import where
@@ -28,7 +29,7 @@ CONFIG = "config.yaml"
 JUDGING = ("language_model", "parallelism", "speed_ladder")
 """Special reports that judge in the place of the page; `analysis.special` has all of them."""
 OF_COMPARISONS = "language_model"
-"""The report of a study of comparisons that names none."""
+"""The report of a study whose config has models and names no report."""
 ARMS = {
     "comparison": "name in the config",
     "model": "name in the config",
@@ -44,7 +45,7 @@ ARMS = {
     "p_holm": "of the difference, over all arms of the comparison",
     "word": "what the difference shows",
     "why": "what makes runs of the arm and of the reference not comparable",
-    "about_margin": "why it is not used, or its share of what the reference improved by where that is above 10 %",
+    "about_margin": "why the margin is not used, or its share of the reference's improvement where that is above 10 %",
     "speed": "geometric mean of the ratios of samples a second, arm / reference",
     "no_speed": "what makes their seconds not comparable",
     "samples_per_second": "mean and t interval over seeds",
@@ -58,7 +59,10 @@ ARMS = {
     "memory_gib": "sum of the peaks of a run's processes",
     "gpu_gib": "the same on GPUs",
 }
-COSTS = (*list(ARMS)[list(ARMS).index("computing") :],)
+COSTS = (
+    *("computing", "waiting", "communicating", "applying"),
+    *("tokens_per_second", "mfu", "busy_cores", "memory_gib", "gpu_gib"),
+)
 GRID = ("model", "unit", "learning_rate", "batch", "length", "threshold", "seconds", "reached", "runs", "why", "loss")
 
 
@@ -78,7 +82,7 @@ class Comparisons(NamedTuple):
         return int(self.runs.groupby(["comparison", "model", "arm"], dropna=False).size().max())
 
 
-PLACE = r"^(?P<comparison>[^/]+)/(?:(?P<model>[^/]+)/)?(?P<arm>[^/]+)/s(?P<seed>\d+)$"
+RUN_FOLDER = r"^(?P<comparison>[^/]+)/(?:(?P<model>[^/]+)/)?(?P<arm>[^/]+)/s(?P<seed>\d+)$"
 
 
 def report_of(folder: Path) -> str | None:
@@ -114,15 +118,15 @@ def read(folder: Path) -> Comparisons:
         UsageError: if it is no folder of ``experiments/language_model.py``, or holds no finished run.
     """
     config = _config(folder)
-    every, curves, _ = read_study(folder)
+    all_runs, curves, _ = read_study(folder)
     left_out = []
-    for run in every.itertuples():
+    for run in all_runs.itertuples():
         why = run.left_out or run.notes
         if why:
             left_out.append(f"{run.run}: {why}")
-    places = every["run"].str.extract(PLACE)
-    is_finished = every["status"].isin(FINISHED) & places["seed"].notna()
-    runs = every.assign(**places)[is_finished]
+    places = all_runs["run"].str.extract(RUN_FOLDER)
+    is_finished = all_runs["status"].isin(FINISHED) & places["seed"].notna()
+    runs = all_runs.assign(**places)[is_finished]
     if runs.empty:
         raise UsageError(f"{folder} holds no finished run; run the experiment again")
     summaries = [read_json(path / "summary.json") for path in runs["path"]]
@@ -130,7 +134,7 @@ def read(folder: Path) -> Comparisons:
     models = list(config["models"])
     arms = []
     for name, given in (config.get("comparisons") or {}).items():
-        arms += _compared(runs, name, given, models)
+        arms += _rows_of_comparison(runs, name, given, models)
     points = []
     if config.get("grid"):
         points = _grid(runs, Measure(curves), config["grid"], models)
@@ -150,26 +154,36 @@ def of_arm(runs: DataFrame, comparison: str, model: str, arm: str) -> DataFrame:
     return own.set_index("seed", drop=False).sort_index()
 
 
-def _compared(runs: DataFrame, name: str, given: Mapping[str, Any], models: list[str]) -> list[dict[str, Any]]:
+def _rows_of_comparison(
+    runs: DataFrame, name: str, given: Mapping[str, Any], models: list[str]
+) -> list[dict[str, Any]]:
     """The rows of one comparison, their p corrected for all of its arms whose differences vary."""
     rows = []
+    judged_rows = []
+    questions = []
+    reference = given["reference"]
     for model, arm in itertools.product(models, given["arms"]):
         own = of_arm(runs, name, model, arm)
         if own["diverged"].all():
             continue
-        row = {"comparison": name, "model": model, "arm": arm} | _alone(own, given)
-        if arm != given["reference"]:
-            theirs = of_arm(runs, name, model, given["reference"])
-            seeds = own.index.intersection(theirs.index)
-            if len(seeds):
-                apart = _told_apart(given["arms"], arm, given["reference"])
-                row |= _against(own.loc[seeds], theirs.loc[seeds], apart, given)
+        row = {"comparison": name, "model": model, "arm": arm} | _row_alone(own, given)
         rows.append(row)
-    _judge([row for row in rows if "question" in row])
+        if arm == reference:
+            continue
+        theirs = of_arm(runs, name, model, reference)
+        seeds = own.index.intersection(theirs.index)
+        if len(seeds):
+            allowed_differences = _allowed_differences(given["arms"], arm, reference)
+            cells, question = _beside_reference(own.loc[seeds], theirs.loc[seeds], allowed_differences, given)
+            row |= cells
+            if question is not None:
+                judged_rows.append(row)
+                questions.append(question)
+    _judge(judged_rows, questions)
     return rows
 
 
-def _alone(own: DataFrame, given: Mapping[str, Any]) -> dict[str, Any]:
+def _row_alone(own: DataFrame, given: Mapping[str, Any]) -> dict[str, Any]:
     """What an arm is and what it reached and cost, whatever its reference did."""
     alive = own[~own["diverged"]]
     row: dict[str, Any] = {
@@ -188,12 +202,11 @@ def _alone(own: DataFrame, given: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _judge(rows: list[dict[str, Any]]) -> None:
-    """Answer the questions of the arms of one comparison, which are a family."""
+def _judge(rows: list[dict[str, Any]], questions: list[Tested]) -> None:
+    """Answer the questions of the arms of one comparison, which are a family, in their rows."""
     if not rows:
         return
-    answers = answer([row["question"] for row in rows])
-    for row, judged in zip(rows, answers, strict=True):
+    for row, judged in zip(rows, answer(questions), strict=True):
         row["p_holm"] = judged.p_holm
         row["word"] = judged.word
         if judged.margin > EXPLAINED * judged.gained:
@@ -201,8 +214,8 @@ def _judge(rows: list[dict[str, Any]]) -> None:
             row["about_margin"] = refused or about_margin(judged, row["reference"])
 
 
-def _told_apart(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:
-    """The settings that tell two arms of a config."""
+def _allowed_differences(arms: Mapping[str, Mapping[str, Any]], ours: str, theirs: str) -> set[str]:
+    """The settings in which the config has two arms differ."""
     return set_apart(_with_underscores(arms[ours]), _with_underscores(arms[theirs]))
 
 
@@ -210,30 +223,34 @@ def _with_underscores(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in settings.items()}
 
 
-def _against(ours: DataFrame, theirs: DataFrame, apart: set[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What sets an arm against its reference; nothing but the reason where their runs are not comparable."""
-    gated = between(ours, theirs, apart)
+def _beside_reference(
+    ours: DataFrame, theirs: DataFrame, allowed_differences: set[str], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], Tested | None]:
+    """The cells of an arm beside its reference, and what is asked of their losses, where anything is.
+
+    Where their runs are not comparable, the reason is the only cell.
+    """
+    gated = between(ours, theirs, allowed_differences)
     if gated.unlike:
-        return {"word": "not comparable", "why": gated.unlike}
+        return {"word": "not comparable", "why": gated.unlike}, None
     if (ours["diverged"] | theirs["diverged"]).any():
-        return {}
-    difference = t_interval(np.round(ours["loss"] - theirs["loss"], 12))
-    row: dict[str, Any] = {"word": "undecided", "difference": difference}
-    is_constant = math.isnan(difference.low)
-    if difference.n < 2 or not is_constant:
-        gained = float((theirs["first_loss"] - theirs["loss"]).mean())
-        row["question"] = of_numbers(
-            ours["loss"],
-            theirs["loss"],
-            margin=float(given["margin"]),
-            margin_reason=given.get("margin_reason", ""),
-            gained=gained,
-        )
-    row["no_speed"] = gated.untimed
+        return {}, None
+    difference = t_interval(np.round(ours["loss"] - theirs["loss"], 12))  # without what only rounds
     ratios = ours["samples_per_second"] / theirs["samples_per_second"]
-    logarithms = np.log(ratios.loc[gated.timed])
-    row["speed"] = t_interval(logarithms).mapped(math.exp)
-    return row
+    speed = t_interval(np.log(ratios.loc[gated.timed])).mapped(math.exp)
+    row = {"word": "undecided", "difference": difference, "no_speed": gated.untimed, "speed": speed}
+    is_constant = difference.n >= 2 and math.isnan(difference.low)
+    if is_constant:
+        return row, None
+    gained = float((theirs["first_loss"] - theirs["loss"]).mean())
+    question = of_numbers(  # which says of one pair that there are too few seeds
+        ours["loss"],
+        theirs["loss"],
+        margin=float(given["margin"]),
+        margin_reason=given.get("margin_reason", ""),
+        gained=gained,
+    )
+    return row, question
 
 
 def _costs(runs: DataFrame) -> dict[str, float]:
@@ -242,9 +259,12 @@ def _costs(runs: DataFrame) -> dict[str, float]:
     busy_cores = []
     for summary in runs["summary"]:
         seconds = summary.get("seconds") or {}
-        usage = summary.get("usage")
         applying.append(seconds.get("apply", math.nan))
-        busy_cores.append(sum(usage["cores"].values()) if usage else math.nan)
+        usage = summary.get("usage")
+        if usage:
+            busy_cores.append(sum(usage["cores"].values()))
+        else:
+            busy_cores.append(math.nan)
     table = runs.assign(applying=np.array(applying) / runs["seconds"], busy_cores=busy_cores)
     is_shared = table["other_load"] > MOST_LOAD
     table.loc[is_shared, ["mfu", "busy_cores"]] = math.nan
@@ -263,13 +283,14 @@ def _grid(runs: DataFrame, measure: Measure, given: Mapping[str, Any], models: l
         own = of_arm(runs, "grid", model, f"lr{rate:g}-b{batch}-l{length}")
         if own.empty:
             continue
-        other = first.setdefault((model, length), own)
-        gated = between(own, other, {"learning_rate", "batch_size"})
+        first_of_length = first.setdefault((model, length), own)
+        gated = between(own, first_of_length, {"learning_rate", "batch_size"})
         threshold = float(given["threshold"][model])
         alive = own[~own["diverged"]]
         times = []
         for run in alive["run"]:
-            seconds = reached(measure.curve(run, "seconds"), threshold)
+            curve = measure.curve(run, "seconds")
+            seconds = reached(curve, threshold)
             if math.isfinite(seconds):
                 times.append(seconds)
         row = {
