@@ -31,9 +31,10 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 
 TONES = {"better": "#0a7d57", "worse": "#c0400c", "equivalent": "#0b6cae", "different but negligible": "#0b6cae"}
 MUTED = "#78828c"
 """Readable on white and on black."""
-MOST_POINTS = 200
-MOST_ROWS = 24
-"""Of a line; of a forest plot."""
+MAX_LINE_POINTS = 200
+MAX_FOREST_ROWS = 24
+OPEN_END_FACTOR = 8
+"""How many times a ratio an interval without an end is drawn to."""
 DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": "--"}
 STYLE = {
     **sns.axes_style("ticks", {"grid.color": MUTED, "axes.grid": True, "axes.edgecolor": MUTED}),
@@ -56,13 +57,16 @@ class Look(NamedTuple):
     dash: Any
 
     def line(self, axes: Axes, x: Any, y: Any, **options: Any) -> None:
-        axes.plot(x, y, color=self.colour, linestyle=self.dash, marker=self.marker, markersize=4, **options)
+        style = {"color": self.colour, "linestyle": self.dash, "marker": self.marker, "markersize": 4}
+        axes.plot(x, y, **style, **options)
 
     def steps(self, axes: Axes, x: Any, y: Any, label: str) -> None:
-        axes.step(x, y, where="post", color=self.colour, linestyle=self.dash, label=label)
+        style = {"color": self.colour, "linestyle": self.dash}
+        axes.step(x, y, where="post", label=label, **style)
 
     def band(self, axes: Axes, x: Any, low: Any, high: Any, **options: Any) -> None:
-        axes.fill_between(x, low, high, color=self.colour, alpha=0.16, linewidth=0, **options)
+        style = {"color": self.colour, "alpha": 0.16, "linewidth": 0}
+        axes.fill_between(x, low, high, **style, **options)
 
 
 def looks(arms: DataFrame) -> dict[str, Look]:
@@ -75,7 +79,8 @@ def looks(arms: DataFrame) -> dict[str, Look]:
         names.append(f"{algorithm} {n}" if n else str(algorithm))
     others = sorted(set(names) - set(FIXED))
     order = [*FIXED, *others]
-    colours = sns.color_palette("colorblind", 10) + sns.color_palette("dark", len(order))
+    colours = sns.color_palette("colorblind", 10)
+    colours += sns.color_palette("dark", len(order))  # for more arms than there are colours for the colour-blind
     found = {}
     for arm, name in zip(arms.index, names, strict=True):
         number = order.index(name)
@@ -85,7 +90,7 @@ def looks(arms: DataFrame) -> dict[str, Look]:
     return found
 
 
-class Literal(Figure):
+class FigureWithoutMath(Figure):
     """A figure whose texts are texts and never formulas, however it is shown: a name may hold dollar signs."""
 
     def draw(self, renderer: Any) -> None:
@@ -98,7 +103,7 @@ class Literal(Figure):
 def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[Figure, NDArray[Any]]:
     """A figure in the style of all, with its axes beside each other."""
     with matplotlib.rc_context(STYLE):
-        drawn = Literal(figsize=(width * columns, height))
+        drawn = FigureWithoutMath(figsize=(width * columns, height))
         axes = drawn.subplots(1, columns, squeeze=False)[0]
         for one in axes:
             one.tick_params(color=MUTED)
@@ -108,11 +113,13 @@ def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[F
 def forest(tests: DataFrame, labels: Mapping[str, str], axes: Iterable[Axes]) -> str:
     """Every comparison as a point with its interval, in the colour of its word: time ratio left, loss right."""
     left, right = axes
-    arms = tests[["treatment", "reference"]].drop_duplicates().head(MOST_ROWS)
+    arms = tests[["treatment", "reference"]].drop_duplicates()
+    arms = arms.head(MAX_FOREST_ROWS)
     pairs = list(arms.itertuples(index=False, name=None))
     times = tests[tests["endpoint"] == "time_to_target"]
     losses = tests[tests["endpoint"].str.startswith("loss")]
-    losses = losses[losses["endpoint"].isin(losses["endpoint"].head(1))]
+    first_endpoint = losses["endpoint"].head(1)
+    losses = losses[losses["endpoint"].isin(first_endpoint)]
     sentences = _ratios(times, pairs, labels, left)
     sentences += _differences(losses, pairs, labels, right)
     names = []
@@ -139,27 +146,26 @@ def _versus(ours: str, theirs: str) -> str:
     return f"{name} vs {other}, {where}"
 
 
-OPEN = 8
-
-
 def _ratios(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], axes: Axes) -> list[str]:
     """The left half of a forest: the time to the target as a share of the reference's."""
     sentences = []
     for row in tests.itertuples():
         if (row.treatment, row.reference) not in pairs:
             continue
-        place = pairs.index((row.treatment, row.reference))
-        sentence = _word(row, place, labels, axes)
+        row_number = pairs.index((row.treatment, row.reference))
+        sentence = _annotate_word(row, row_number, labels, axes)
         if not math.isnan(row.ratio):
             share, low, high = _share_of_time(row)
-            _point(row, place, (share, low, high), axes)
+            _point(row, row_number, (share, low, high), axes)
             sentence += f", {share:.3g} of the time"
         sentences.append(sentence)
-    _rows(axes, len(pairs), even=1.0)
+    _rows(axes, len(pairs), no_difference=1.0)
     axes.set_xscale("log")
     first, last = axes.get_xlim()
-    is_narrow = last < 5 * first  # too near for two of 1, 2, 5
-    axes.xaxis.set_major_locator(MaxNLocator(5) if is_narrow else LogLocator(subs=(1, 2, 5)))
+    if last < 5 * first:  # too near for two of 1, 2, 5
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    else:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())  # labels of more ticks would touch
     axes.set_xlabel("time to the target / the reference's")
@@ -169,10 +175,12 @@ def _ratios(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], a
 def _share_of_time(row: Any) -> tuple[float, float, float]:
     """The share of the reference's time, and its ends; an open end lies so far that it is seen to be one."""
     share = 1 / row.ratio
-    most = 1 / row.ratio_low if row.ratio_low else math.inf
+    most = math.inf
+    if row.ratio_low:
+        most = 1 / row.ratio_low
     least = 1 / row.ratio_high
-    ends = np.clip((most, least), share / OPEN, OPEN / row.ratio)
-    return share, ends[0], ends[1]
+    low, high = np.clip((most, least), share / OPEN_END_FACTOR, OPEN_END_FACTOR / row.ratio)
+    return share, low, high
 
 
 def _differences(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, str], axes: Axes) -> list[str]:
@@ -181,16 +189,16 @@ def _differences(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, st
     for row in tests.itertuples():
         if (row.treatment, row.reference) not in pairs:
             continue
-        place = pairs.index((row.treatment, row.reference))
-        sentence = _word(row, place, labels, axes)
+        row_number = pairs.index((row.treatment, row.reference))
+        sentence = _annotate_word(row, row_number, labels, axes)
         if not math.isnan(row.estimate):
-            _point(row, place, (row.estimate, row.low, row.high), axes)
+            _point(row, row_number, (row.estimate, row.low, row.high), axes)
             sentence += f", {row.estimate:+.3g} {row.unit}"
         sentences.append(sentence)
     if tests["margin"].notna().any():
         margin = tests["margin"].max()
         axes.axvspan(-margin, margin, color="#0b6cae", alpha=0.12, linewidth=0)
-    _rows(axes, len(pairs), even=0.0)
+    _rows(axes, len(pairs), no_difference=0.0)
     endpoint = next(iter(tests["endpoint"]), "loss")
     axes.set_xlabel(f"{endpoint.replace('_', ' ')} - the reference's")
     axes.locator_params(axis="x", nbins=5)
@@ -199,18 +207,26 @@ def _differences(tests: DataFrame, pairs: Sequence[Any], labels: Mapping[str, st
 
 def _tone(row: Any) -> str:
     """The colour of a comparison: that of its word where it was registered."""
-    return TONES.get(row.word, MUTED) if row.family == "primary" else MUTED
+    if row.family != "primary":
+        return MUTED
+    return TONES.get(row.word, MUTED)
 
 
-def _word(row: Any, place: int, labels: Mapping[str, str], axes: Axes) -> str:
-    """Write the word of a comparison beside its row of a forest; the beginning of the sentence on it."""
-    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-    axes.annotate(f" {row.word}", (1.0, place), fontsize=8, color=_tone(row), **beside)
+def _annotate_word(row: Any, row_number: int, labels: Mapping[str, str], axes: Axes) -> str:
+    """Write the word of a comparison next to its row of a forest.
+
+    Returns:
+        The beginning of the sentence on the comparison.
+    """
+    style: dict[str, Any] = {"fontsize": 8, "color": _tone(row), "va": "center"}
+    at_the_edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    axes.annotate(f" {row.word}", (1.0, row_number), **style, **at_the_edge)
+    name = labels.get(row.treatment, row.treatment)
     endpoint = row.endpoint.replace("_", " ")
-    return f"{labels.get(row.treatment, row.treatment)}, {endpoint}: {row.word}"
+    return f"{name}, {endpoint}: {row.word}"
 
 
-def _point(row: Any, place: int, interval: tuple[float, float, float], axes: Axes) -> None:
+def _point(row: Any, row_number: int, interval: tuple[float, float, float], axes: Axes) -> None:
     """Draw an estimate with its ends; what was registered is larger, and a square."""
     estimate, low, high = interval
     tone = _tone(row)
@@ -221,18 +237,15 @@ def _point(row: Any, place: int, interval: tuple[float, float, float], axes: Axe
         marker = "s"
         size = 5.5
         width = 2.4
-    axes.plot([low, high], [place, place], color=tone, linewidth=width, solid_capstyle="butt")
-    axes.plot(estimate, place, marker, color=tone, markersize=size)
+    axes.plot([low, high], [row_number, row_number], color=tone, linewidth=width, solid_capstyle="butt")
+    axes.plot(estimate, row_number, marker, color=tone, markersize=size)
 
 
-def _rows(axes: Axes, number: int, even: float) -> None:
+def _rows(axes: Axes, number: int, no_difference: float) -> None:
     """The rows of a forest, from the top, and a dashed line where both arms are alike."""
-    axes.axvline(even, **DASHED)
+    axes.axvline(no_difference, **DASHED)
     axes.set_ylim(number - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-
-
-"""How many times a ratio an interval without an end is drawn to."""
 
 
 def loss(
@@ -260,22 +273,24 @@ def loss(
                 alive.append(of_run)
         grid, mean, low, high = band(alive)
         name = f"{labels.get(str(arm), arm)} (n = {len(alive)})"
+        step = max(1, len(grid) // 5)
         look.band(axes, grid, low, high)
-        look.line(axes, grid, mean, linewidth=1.7, markevery=max(1, len(grid) // 5), label=name)
+        look.line(axes, grid, mean, linewidth=1.7, markevery=step, label=name)
         if len(grid):
             sentences.append(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g} at {grid[-1]:.4g} {x}")
     if target is not None and not math.isnan(target):
         axes.axhline(target, **DASHED)
         sentences.append(f"target {target:.4g}")
-    axes.set_xlabel(_seconds_of(runs) if x == "seconds" else x)
-    axes.set_ylabel("evaluation loss" if y == "loss" else y.removeprefix("metric."))
+    x_label = _seconds_of(runs) if x == "seconds" else x
+    y_label = "evaluation loss" if y == "loss" else y.removeprefix("metric.")
+    axes.set(xlabel=x_label, ylabel=y_label)
     return "; ".join(sentences)
 
 
 def _thin_line(axes: Axes, of_run: Curve, look: Look, is_diverged: bool) -> None:
-    """The line of one run, of at most `MOST_POINTS` points or a few more."""
+    """The line of one run, of at most `MAX_LINE_POINTS` points or a few more."""
     x, y = of_run
-    step = max(1, len(x) // MOST_POINTS)
+    step = max(1, len(x) // MAX_LINE_POINTS)
     x = x[::step]
     y = y[::step]
     axes.plot(x, y, color=look.colour, linewidth=0.6, alpha=0.4)
@@ -303,31 +318,36 @@ def reached(
         times = []
         ends = []
         for row in of_arm.itertuples():
-            ((_, seen),) = measure.crossings([row], target)
-            times.append(seen)
-            ends.append(math.inf if row.diverged else measure.end(row.run, "seconds"))
+            ((_, seen_at),) = measure.crossings([row], target)
+            times.append(seen_at)
+            if row.diverged:
+                ends.append(math.inf)
+            else:
+                ends.append(measure.end(row.run, "seconds"))
         name = labels.get(str(arm), str(arm))
-        there = np.isfinite(times)
-        sentences.append(f"{name}: {there.sum()} of {len(times)}")
-        if there.any():
-            at, share = _share_there(np.array(times), np.array(ends))
-            cast[str(arm)].steps(axes, at, share, name)
+        is_reached = np.isfinite(times)
+        sentences.append(f"{name}: {is_reached.sum()} of {len(times)}")
+        if is_reached.any():
+            seconds, share = _share_reached(np.array(times), np.array(ends))
+            cast[str(arm)].steps(axes, seconds, share, name)
     axes.set(ylim=(-0.03, 1.05), xlabel=_seconds_of(runs))
     axes.set_ylabel(f"share of runs seen at or below {target:.3g}")
     return "; ".join(sentences)
 
 
-def _share_there(times: NDArray[Any], ends: NDArray[Any]) -> tuple[list[float], list[float]]:
+def _share_reached(times: NDArray[Any], ends: NDArray[Any]) -> tuple[list[float], list[float]]:
     """The times at which a run came to the target, and the share of runs that had by then (Kaplan and Meier).
 
     Args:
         times: of each run, inf where it never came there.
         ends: until when it was watched.
     """
-    there = np.isfinite(times)
-    last = max([*times[there], *ends[np.isfinite(ends)]])
-    censored = np.minimum(ends, last)[~there]
-    sample = scipy_stats.CensoredData(uncensored=times[there], right=censored)
+    is_reached = np.isfinite(times)
+    finite_times = times[is_reached]
+    finite_ends = ends[np.isfinite(ends)]
+    last = max([*finite_times, *finite_ends])
+    watched = np.minimum(ends, last)
+    sample = scipy_stats.CensoredData(uncensored=finite_times, right=watched[~is_reached])
     share = scipy_stats.ecdf(sample).cdf
     return [0, *share.quantiles], [0, *share.probabilities]
 
@@ -341,23 +361,28 @@ def against(
     *,
     log: bool = False,
 ) -> str:
-    """`y` against `x`: means over seeds with t intervals, a line for each algorithm."""
+    """`y` against `x`: means over seeds with t intervals, a line for each algorithm.
+
+    A setting, of which an arm has one value, gives a point for each value. A measured `x` gives a point for each arm,
+    at its mean.
+    """
     sentences = []
-    for name, own in runs.dropna(subset=[x, y]).groupby("algorithm", sort=False):
-        look = cast[own["arm"].iloc[0]]
-        is_chosen = own[x].nunique() <= own["arm"].nunique()  # workers, rates; else an arm is a point at its mean
+    known = runs.dropna(subset=[x, y])
+    for name, own in known.groupby("algorithm", sort=False):
+        is_setting = own[x].nunique() <= own["arm"].nunique()
         points = []
-        for _, alike in own.groupby(x if is_chosen else "arm"):
+        for _, alike in own.groupby(x if is_setting else "arm"):
             points.append((alike[x].mean(), t_interval(alike[y])))
         points.sort(key=lambda point: point[0])
-        at = [place for place, _ in points]
-        intervals = [interval for _, interval in points]
-        look.line(axes, at, [interval.estimate for interval in intervals], label=str(name))
-        low = [interval.low for interval in intervals]
-        high = [interval.high for interval in intervals]
-        axes.vlines(at, low, high, color=look.colour, linewidth=1.2)
-        shown = ", ".join(f"{interval.estimate:.3g} at {place:.3g}" for place, interval in points)
-        sentences.append(f"{name}: {shown}")
+        positions = [position for position, _ in points]
+        estimates = [interval.estimate for _, interval in points]
+        low = [interval.low for _, interval in points]
+        high = [interval.high for _, interval in points]
+        look = cast[own["arm"].iloc[0]]
+        look.line(axes, positions, estimates, label=str(name))
+        axes.vlines(positions, low, high, color=look.colour, linewidth=1.2)
+        shown = [f"{interval.estimate:.3g} at {position:.3g}" for position, interval in points]
+        sentences.append(f"{name}: {', '.join(shown)}")
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     if log:
         logarithmic(axes, base=2 if x == "workers" else 10)
@@ -376,9 +401,9 @@ def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[st
     sentences = []
     for arm, of_arm in counts.items():
         total = sum(of_arm.values())
-        at = sorted(of_arm)
-        shares = [of_arm[delay] / total for delay in at]
-        cast[arm].line(axes, at, shares, label=arm)
+        delays_of_arm = sorted(of_arm)
+        shares = [of_arm[delay] / total for delay in delays_of_arm]
+        cast[arm].line(axes, delays_of_arm, shares, label=arm)
         sentences.append(f"{arm}: at most {max(of_arm)}")
     axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
     axes.set_ylim(bottom=0)
@@ -391,7 +416,8 @@ def heat(axes: Axes, counts: DataFrame) -> str:
     shares = counts.div(counts.sum(axis=1), axis=0)
     sns.heatmap(shares, annot=True, fmt=".0%", cmap="Blues", cbar=False, square=True, ax=axes)
     axes.set(xlabel="predicted", ylabel="true")
-    return "; ".join(f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index)
+    sentences = [f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index]
+    return "; ".join(sentences)
 
 
 def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look]) -> str:
@@ -400,12 +426,13 @@ def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look
     # below 0 is worse than before training, and how far below would only squeeze the rest
     least = max(0.0, scores.min())
     most = max(scores.max(), 1.0)
-    beside = 0.05 * (most - least)
-    left = least - beside
-    right = most + beside
+    padding = 0.05 * (most - least)
+    left = least - padding
+    right = most + padding
     for name, steps in found.items():
         look = cast[name]
-        x = [min(left, steps["score"].iloc[0]), *steps["score"], right]
+        first = min(left, steps["score"].iloc[0])
+        x = [first, *steps["score"], right]
         look.steps(axes, x, [1.0, *steps["share"], 0.0], name)
         if steps["low"].notna().any():
             low = [1.0, *steps["low"], 0.0]
@@ -420,24 +447,30 @@ def profiles(axes: Axes, found: Mapping[str, DataFrame], cast: Mapping[str, Look
 
 def bars(axes: Axes, intervals: Mapping[str, Interval], even: float, label: str, cast: Mapping[str, Look]) -> str:
     """One horizontal bar an algorithm from low to high, a line at the estimate, and a dashed one at `even`."""
-    for place, (name, interval) in enumerate(intervals.items()):
+    sentences = []
+    for row_number, (name, interval) in enumerate(intervals.items()):
         colour = cast[name].colour
         width = interval.high - interval.low
-        axes.barh(place, width, 0.6, interval.low, color=colour, alpha=0.4, linewidth=0)
-        axes.vlines(interval.estimate, place - 0.3, place + 0.3, color=colour, linewidth=2.2)
+        bottom = row_number - 0.3
+        top = row_number + 0.3
+        axes.barh(row_number, width, 0.6, interval.low, color=colour, alpha=0.4, linewidth=0)
+        axes.vlines(interval.estimate, bottom, top, color=colour, linewidth=2.2)
+        sentences.append(f"{name}: {interval:.3f}")
     axes.axvline(even, **DASHED)
     axes.set(xlabel=label, ylim=(len(intervals) - 0.4, -0.6))
     axes.set_yticks(range(len(intervals)), list(intervals))
-    return "; ".join(f"{name}: {interval:.3f}" for name, interval in intervals.items())
+    return "; ".join(sentences)
 
 
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
 
 
-def save(figure: Figure, path: Path, ends: Sequence[str] = ("pdf", "svg")) -> list[Path]:
+def save(figure: Figure, path: Path, suffixes: Sequence[str] = ("pdf", "svg")) -> list[Path]:
     """Write a picture with its fonts in it, by default as PDF and SVG; equal pictures give equal bytes."""
-    paths = [path.with_name(f"{path.name}.{end}") for end in ends]
+    paths = []
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "asyncsgd", "pdf.fonttype": 42}):
-        for one in paths:
-            figure.savefig(one, dpi=150, metadata=METADATA[one.suffix[1:]])
+        for suffix in suffixes:
+            file = path.with_name(f"{path.name}.{suffix}")
+            figure.savefig(file, dpi=150, metadata=METADATA[suffix])
+            paths.append(file)
     return paths
