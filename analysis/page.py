@@ -1,6 +1,7 @@
 """One page of a study: the headline, one forest plot, the curves, the tests, how far to trust them; the rest is folded.
 
-The page is one file without scripts, fonts or addresses. Sections are data, so the other reports use the same page.
+The page is one file without scripts, fonts or links to other sites. Sections are data, so the other reports use the
+same page.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Addition(NamedTuple):
     first: tuple[Drawing, ...] = ()
     """Pictures that stand on top."""
     tests: dict[str, Any] | None = None
-    """A table of tests. With one, the report judges in the place of the page."""
+    """A table of tests. If it is given, it stands in place of the page's own tests and verdicts."""
     counts: str = ""
     """How much was measured; empty: what the page says of test runs."""
 
@@ -113,12 +114,17 @@ def drawing(picture: gallery.Picture) -> Drawing:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": picture.name}):
         picture.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue().partition("<svg")[2]
+    _, _, svg = buffer.getvalue().partition("<svg")
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    # the names of XML, which no HTML needs
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    svg = svg.replace("xlink:href", "href")
+    # ids begin with the picture's name, so that no two pictures of a page share one
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{picture.name}-", svg)
+    # the size of the whole picture, which the page decides
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), svg)  # and no text: 0.694
+    # two digits behind the point are enough for coordinates; texts keep theirs, as in 0.694
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), svg)
     width = picture.figure.get_figwidth()
     about = markupsafe.escape(picture.about or picture.title)
     style = f"min-width:{4 * width:.0f}em; max-width:{8 * width:.0f}em"  # letters stay as large as those of the text
@@ -131,12 +137,16 @@ def table(
 ) -> dict[str, Any]:
     """A DataFrame for the template."""
     shown = tables.text(frame)
-    numeric = {place for place, name in enumerate(frame) if frame[name].map(_is_number).all()}
+    numeric = set()
+    for number, name in enumerate(frame):
+        if frame[name].map(_is_number).all():
+            numeric.add(number)
     rows = []
     for row, cells in zip(frame.to_dict("records"), shown.to_numpy().tolist(), strict=True):
         tone = ""
         if row.get("family") == "primary":
-            tone = TONES.get(row.get("word", ""), "")
+            word = row.get("word", "")
+            tone = TONES.get(word, "")
         rows.append({"cells": cells, "tone": tone})
     return {"title": title, "columns": list(shown), "rows": rows, "numeric": numeric, "notes": notes, "links": links}
 
@@ -154,15 +164,18 @@ def page(study: Study, out: Path) -> Page:
         warnings.append(f"Exploratory: {study.exploratory}.")
     failed = study.trust[study.trust["level"] == "bad"]
     if len(failed):
-        warnings.append(f"Checks that failed: {', '.join(failed['title'])}.")
+        titles = ", ".join(failed["title"])
+        warnings.append(f"Checks that failed: {titles}.")
     checks = []
     for check in study.trust.to_dict("records"):
         if check["level"] == "good":
             check["detail"] = ""
         checks.append(check)
     more = ""
-    if len(study.tests) > MOST_TESTS:
-        more = f"{len(study.tests) - MOST_TESTS} more tests are in Table 2."
+    num_more = len(study.tests) - MOST_TESTS
+    if num_more > 0:
+        more = f"{num_more} more tests are in Table 2."
+    _, tests = made["tests"]
     counts = f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds"
     return Page(
         title=study.plan.name,
@@ -170,7 +183,7 @@ def page(study: Study, out: Path) -> Page:
         headlines=_headlines(study),
         warnings=warnings,
         first=_first_pictures(study),
-        tests=_first_tests(made["tests"][1]),
+        tests=_first_tests(tests),
         sections=_sections(study, made, out),
         footer="Made by python -m analysis report. One file, no scripts, nothing is loaded.",
         marks=_marks(used),
@@ -210,39 +223,60 @@ def _marks(used: DataFrame) -> list[str]:
 
 def _sections(study: Study, made: Mapping[str, tuple[str, DataFrame]], out: Path) -> list[Section]:
     """The folded parts of the page that hold anything."""
-    runs = study.runs
-    prefix = Path(os.path.relpath(study.folder.resolve(), out.parent.resolve())).as_posix()
-    links = {name: quote(f"{prefix}/{name}/") for name in runs.index[runs["status"] != "MISSING"]}
+    sections: list[Section] = []
 
-    def table_of(*names: str, **options: Any) -> tuple[dict[str, Any], ...]:
-        return tuple(table(made[name][1], made[name][0], **options) for name in names if len(made[name][1]))
-
-    def pictures(found: Iterable[gallery.Picture]) -> tuple[Drawing, ...]:
-        return tuple(map(drawing, found))
+    def add(
+        key: str,
+        title: str,
+        pictures: Iterable[gallery.Picture] = (),
+        names: Sequence[str] = (),
+        lead: Iterable[str] = (),
+        **options: Any,
+    ) -> None:
+        """Add a section, unless it would be empty; `options` are those of its tables."""
+        drawings = tuple(map(drawing, pictures))
+        shown = []
+        for name in names:
+            table_title, frame = made[name]
+            if len(frame):
+                shown.append(table(frame, table_title, **options))
+        section = Section(key, title, drawings, tuple(shown), tuple(lead))
+        if drawings or shown or section.lead:
+            sections.append(section)
 
     others: list[gallery.Picture] = []
     for number, group in enumerate(gallery.groups_of(study)[1:], 1):
         others += gallery.curves(study, group, number)
-    note = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
-    scored = table_of("downstream", notes=(note,))
-    of_differences = tuple(map(differences.sentence, study.differences.itertuples()))
-    left_out = tuple(tables.left_out(runs, study.tests))
-    sections = [
-        Section("differences", "Differences of differences", (), table_of("differences"), of_differences),
-        Section("curves", "Loss curves of the other groups", pictures(others)),
-        Section("times", "Time to the target", pictures(gallery.times(study))),
-        Section("workers", "Throughput, delay, learning rate", pictures(gallery.against(study)), table_of("tuning")),
-        Section("downstream", "Downstream scores", pictures(gallery.confusions(study)), scored),
-        Section("tables", "Tables", (), table_of("arms", "sets", "settings", "tests"), ABOUT_TESTS),
-        Section("runs", "Every run", (), table_of("runs", links=links)),
-        Section("environment", "Machines and code", (), table_of("environments")),
-        Section("left-out", "What is left out, and why", lead=left_out),
-        Section("problems", "What could not be read", lead=study.plan.problems),
-        Section("again", "How to make this again", lead=_declared(study), commands=(_command(study, out),)),
-    ]
-    return [section for section in sections if any(section[2:])]
+    add(
+        "differences",
+        "Differences of differences",
+        names=["differences"],
+        lead=map(differences.sentence, study.differences.itertuples()),
+    )
+    add("curves", "Loss curves of the other groups", others)
+    add("times", "Time to the target", gallery.times(study))
+    add("workers", "Throughput, delay, learning rate", gallery.against(study), ["tuning"])
+    add("downstream", "Downstream scores", gallery.confusions(study), ["downstream"], notes=(ABOUT_SCORES,))
+    add("tables", "Tables", names=["arms", "sets", "settings", "tests"], lead=ABOUT_TESTS)
+    add("runs", "Every run", names=["runs"], links=_links(study, out))
+    add("environment", "Machines and code", names=["environments"])
+    add("left-out", "What is left out, and why", lead=tables.left_out(study.runs, study.tests))
+    add("problems", "What could not be read", lead=study.plan.problems)
+    again = Section("again", "How to make this again", lead=_declared(study), commands=(_command(study, out),))
+    return [*sections, again]
 
 
+def _links(study: Study, out: Path) -> dict[str, str]:
+    """The address of the folder of each run that is there, relative to the page."""
+    folder = os.path.relpath(study.folder.resolve(), out.parent.resolve())
+    prefix = Path(folder).as_posix()
+    links = {}
+    for name in study.runs.index[study.runs["status"] != "MISSING"]:
+        links[name] = quote(f"{prefix}/{name}/")
+    return links
+
+
+ABOUT_SCORES = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
 ABOUT_TESTS = (
     "An interval holds what its test does not reject at alpha / family size. Holm's method may find more than that.",
     "Only the primary family was registered. Each other family holds a difference by chance in alpha of studies.",
@@ -253,16 +287,20 @@ ABOUT_TESTS = (
 
 
 def _headlines(study: Study) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """The sentence of every headline with its conditions and small type; the lines of several are told once."""
+    """The sentence of every headline with its conditions and small type.
+
+    A line that stands below an earlier headline is not repeated.
+    """
     found = []
-    told: set[str] = set()
+    earlier: set[str] = set()
     for headline in study.headlines:
         lines = list(headline.details)
-        place = conditions(headline.row.group) if headline.row is not None else ""
-        if place:
-            lines.insert(0, f"{place[0].upper()}{place[1:]}.")
-        new = tuple(line for line in lines if line not in told)
-        told.update(new)
+        if headline.row is not None:
+            words = conditions(headline.row.group)
+            if words:
+                lines.insert(0, f"{words[0].upper()}{words[1:]}.")
+        new = tuple(line for line in lines if line not in earlier)
+        earlier.update(new)
         found.append((headline.text, new))
     return found
 
@@ -272,7 +310,12 @@ def _declared(study: Study) -> tuple[str, ...]:
     if study.plan.registered is UNREGISTERED:
         return ()
     registered = msgspec.to_builtins(study.plan.registered)
-    return tuple(f"{key.replace('_', ' ')}: {value}" for key, value in registered.items() if value)
+    lines = []
+    for key, value in registered.items():
+        if value:
+            name = key.replace("_", " ")
+            lines.append(f"{name}: {value}")
+    return tuple(lines)
 
 
 def _command(study: Study, out: Path) -> str:
