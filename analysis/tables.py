@@ -76,15 +76,19 @@ def _to_the_target(to_target: DataFrame, arm: str) -> dict[str, Any]:
 
 
 def _over_one_worker(used: DataFrame, own: DataFrame, plan: Plan) -> dict[str, Any]:
-    """Throughput as a multiple of one worker's and its share per worker, and why there is none."""
+    """The throughput of an arm over one worker's, that ratio over the number of workers, and why both are nan."""
     first = own.iloc[0]
     alone = where(used, workers=1, clock=first["clock"], task=first["task"])
     reasons = []
     for arm, of_arm in alone.groupby("arm", sort=False):
-        apart = told_apart(first["arm"], str(arm), plan)
-        gated = between(own, of_arm, apart)
+        allowed_differences = told_apart(first["arm"], str(arm), plan)
+        gated = between(own, of_arm, allowed_differences)
         reasons.append(gated.unlike or gated.untimed)
-    why = next(filter(None, reasons), "")
+    why = ""
+    for reason in reasons:
+        if reason:
+            why = reason
+            break
     if why or not reasons:
         return {"speed_up": math.nan, "efficiency": math.nan, "no_speed_up": why}
     rate = own["samples_per_second"].mean()
@@ -105,28 +109,31 @@ def settings(runs: DataFrame) -> DataFrame:
     return every.loc[:, differs].reset_index()
 
 
-ASKED = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
-
-
-ANSWERED = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "reason", "left_out")
+QUESTION_COLUMNS = ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
+ANSWER_COLUMNS = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "reason", "left_out")
 
 
 def comparisons(tests: DataFrame) -> DataFrame:
     """Table 2: every question with its answer."""
-    table = tests[[*ASKED]].copy()
-    table["better"] = [f"{row.wins} of {row.n}" if row.test else "" for row in tests.itertuples()]
+    table = tests[[*QUESTION_COLUMNS]].copy()
+    better = []
+    for row in tests.itertuples():
+        better.append(f"{row.wins} of {row.n}" if row.test else "")
+    table["better"] = better
     table["difference"] = _intervals(tests, "estimate", "low", "high")
     table["ratio"] = _intervals(tests, "ratio", "ratio_low", "ratio_high")
-    for name in ANSWERED:
+    for name in ANSWER_COLUMNS:
         table[name] = tests[name]
     return table
 
 
-def _intervals(tests: DataFrame, *columns: str) -> Series:
+def _intervals(tests: DataFrame, estimate: str, low: str, high: str) -> Series:
     """An interval for every row, of the columns of its estimate and its two ends."""
     level = 1 - tests["alpha"] / tests["family_size"]
-    parts = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
-    return Series([Interval(*row) for row in parts], index=tests.index, dtype=object)
+    intervals = []
+    for parts in zip(tests[estimate], tests[low], tests[high], level, tests["n"], strict=True):
+        intervals.append(Interval(*parts))
+    return Series(intervals, index=tests.index, dtype=object)
 
 
 def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
@@ -138,7 +145,7 @@ def paper(runs: DataFrame, tests: DataFrame, plan: Plan) -> DataFrame:
         own = where(without_baseline, treatment=row["arm"])
         word = "reference"
         if len(own):
-            word = own.iloc[0]["word"]
+            word = own.iloc[0]["word"]  # the tests are sorted, the primary one first
         name = named.get(row["arm"], row["arm"])
         is_simulated = row["clock"] == "virtual"
         time = _three_digits(row.get("time", UNKNOWN))
@@ -249,9 +256,12 @@ def _on_sets(run: RunRow) -> list[dict[str, Any]]:
     if not others:
         return []
     described = run.details.get("evaluation_sets") or [{"name": "main"}]
-    texts = {described_set["name"]: described_set.get("fingerprint", run.data) for described_set in described}
+    texts = {}
+    for described_set in described:
+        texts[described_set["name"]] = described_set.get("fingerprint", run.data)
+    main_name = described[0]["name"]  # the first set is the one that the run is judged by
     main = {"loss": run.loss, "metrics": run.details.get("metrics") or {}}
-    evaluated = {described[0]["name"]: main} | others
+    evaluated = {main_name: main} | others
     rows = []
     for name, found in evaluated.items():
         row = {"set": name, "stage": run.stage, "arm": run.arm, "texts": texts.get(name, run.data)}
@@ -263,7 +273,8 @@ def _on_sets(run: RunRow) -> list[dict[str, Any]]:
 def _over_seeds(rows: list[dict[str, Any]], by: list[str]) -> DataFrame:
     """Means over the rows of a seed, then over the seeds of what shares the columns `by`, with t intervals."""
     by_seed = DataFrame(rows).groupby([*by, "seed"], sort=False).mean()
-    return by_seed.groupby(by, sort=False).agg(t_interval).reset_index()
+    intervals = by_seed.groupby(by, sort=False).agg(t_interval)
+    return intervals.reset_index()
 
 
 def confusion(runs: DataFrame, arm: str) -> DataFrame | None:
@@ -293,8 +304,13 @@ def environments(runs: DataFrame) -> DataFrame:
     """The machines and code that runs were made on."""
     is_known = (runs["machine"] != "") | (runs["commit"] != "")
     alike = runs[is_known].groupby(["machine", "device", "threads", "commit"], dropna=False)
-    table = alike["arm"].agg(runs="size", arms=lambda names: ", ".join(sorted(set(names))))
+    table = alike["arm"].agg(runs="size", arms=_joined)
     return table.reset_index()
+
+
+def _joined(names: Iterable[str]) -> str:
+    """The names, each once and in their order, as one cell."""
+    return ", ".join(sorted(set(names)))
 
 
 def left_out(runs: DataFrame, tests: DataFrame) -> list[str]:
@@ -403,16 +419,20 @@ def _markdown_row(cells: Iterable[str]) -> str:
 def latex(table: DataFrame, name: str, title: str = "") -> str:
     """A LaTeX table with booktabs' rules, small, so that `paper` fits a column of one; no cell can be a command."""
     style = text(table).style.hide(axis="index")
-    style = style.format(escape="latex").format_index(escape="latex", axis=1)
-    written = style.to_latex(
+    style = style.format(escape="latex")
+    style = style.format_index(escape="latex", axis=1)
+    column_format = None
+    if list(table) == PAPER:
+        column_format = PAPER_COLUMNS
+    document = style.to_latex(
         hrules=True,
-        column_format=PAPER_COLUMNS if list(table) == PAPER else None,
+        column_format=column_format,
         label=f"tab:{name}",
         caption=_escaped(title or name),
         position_float="centering",
     )
-    written = written.replace(r"\_", r"\_\allowbreak ")
-    return written.replace(r"\centering", r"\centering\footnotesize\setlength{\tabcolsep}{2pt}", 1)
+    document = document.replace(r"\_", r"\_\allowbreak ")
+    return document.replace(r"\centering", r"\centering\footnotesize\setlength{\tabcolsep}{2pt}", 1)
 
 
 def _escaped(words: str) -> str:
