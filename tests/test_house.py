@@ -30,9 +30,9 @@ class Limits(NamedTuple):
 
 LIMITS = {
     "asyncsgd": Limits(216_000, 10.2, 5.0),
-    "analysis": Limits(76_800, 11.4, 5.0),
+    "analysis": Limits(77_500, 11.1, 1.0),
     "experiments": Limits(34_500, 11.5, 1.0),
-    "tests": Limits(270_000, 12.6, 1.0),
+    "tests": Limits(270_000, 12.5, 1.0),
 }
 FLAG_PRODUCTS = 12
 """In asyncsgd, analysis and experiments together: a text or list that is multiplied by a truth value."""

@@ -113,7 +113,7 @@ def tables(kind, folder):
         return {name: of(study) for name, (_, of) in TABLES.items()}, study.verdict
     if kind == "lab_notes":
         runs, _, plan = comparisons.read_study(folder)
-        table, reasons = lab_notes._agreement(lab_notes.rows_of(runs, plan), plan)
+        table, reasons = lab_notes._agreement(lab_notes.table_rows(runs, plan), plan)
         return {"agreement": table[table["clock"] == "measured"]}, " ".join(reasons)
     found = comparisons.read(folder)
     parts = comparison_sections.parts_of(found)
