@@ -28,7 +28,9 @@ from asyncsgd.studies.ladder import (
     DIVERGED,
     DOES_NOT_PAY,
     FACTS,
+    MEASURED,
     NO_MEMORY,
+    NOT_COMPARABLE,
     PAYS,
     Climbed,
     Devices,
@@ -37,7 +39,6 @@ from asyncsgd.studies.ladder import (
     devices_of,
 )
 
-NOT_COMPARABLE = "not comparable"
 NOT_MEASURED = "not measured"
 UTILISATION = 0.9
 MEMORY = 0.9
@@ -226,7 +227,7 @@ def _read_task(folder: Path, config: LadderConfig, task: str, facts: Mapping[str
     rungs = []
     for one in found.rungs:
         sides = UNMEASURED
-        if one.word in (PAYS, DOES_NOT_PAY):
+        if one.word in MEASURED:
             sides = sides_of(folder, config, one.before, one.after, range(config.ladder.turns))
         rungs.append((one, sides))
     proof = []
@@ -299,7 +300,10 @@ def verdict_in(folder: Path, config: LadderConfig) -> Verdict:
             return ""
         if statuses != {DONE}:
             return DIVERGED
-        return PAYS if sides_of(folder, config, before, after, turns).speed.pays else DOES_NOT_PAY
+        speed = sides_of(folder, config, before, after, turns).speed
+        if not speed.n:
+            return NOT_COMPARABLE
+        return PAYS if speed.pays else DOES_NOT_PAY
 
     return verdict
 
@@ -375,7 +379,7 @@ def _rungs(measured: Sequence[tuple[Climbed, Sides]], final: Sequence[str]) -> D
     for one, own in measured:
         rung = one.rung
         speed = own.speed
-        reason = "" if one.word in (PAYS, DOES_NOT_PAY) else one.word
+        reason = "" if one.word in MEASURED else one.word
         in_stack = not reason and rung.name in final
         product *= speed.median if in_stack else 1.0
         word = "kept" if in_stack else "left out for the score"

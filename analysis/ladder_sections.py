@@ -13,11 +13,11 @@ from pandas import DataFrame
 
 from analysis import gallery, plots, tables
 from analysis import page as pages
-from analysis.ladder import EPOCH, MEMORY, NOT_COMPARABLE, UTILISATION, Ladder, Ladders, Speed, Stack, read
+from analysis.ladder import EPOCH, MEMORY, UTILISATION, Ladder, Ladders, Speed, Stack, read
 from analysis.questions import TIMES
 from analysis.stats import MINIMUM_PAIRS
 from analysis.tables import written
-from asyncsgd.studies.ladder import NO_MEMORY
+from asyncsgd.studies.ladder import NO_MEMORY, NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from analysis.load import Study

@@ -33,9 +33,11 @@ from asyncsgd.studies.runs import PlannedRun, Stage, shuffled
 
 PAYS = "pays"
 DOES_NOT_PAY = "does not pay"
+NOT_COMPARABLE = "not comparable"
 NO_MEMORY = "ran out of memory"
 DIVERGED = "a training diverged"
-VERDICTS = ("", PAYS, DOES_NOT_PAY, NO_MEMORY, DIVERGED)
+MEASURED = (PAYS, DOES_NOT_PAY, NOT_COMPARABLE)
+VERDICTS = ("", *MEASURED, NO_MEMORY, DIVERGED)
 """What is known of a rung whose trainings are planned; of any other one it is why they are not. Empty: nothing yet."""
 FACTS = "facts.json"
 """The file of a ladder with what is known of its texts and its machine."""
@@ -152,7 +154,7 @@ def climb(config: LadderConfig, task: str, devices: Devices, verdict: Verdict) -
         rungs.append(Climbed(rung, before, after, word))
         if not word:
             return Climb(rungs, [])
-        if word == PAYS or (word == DOES_NOT_PAY and not kept):
+        if word == PAYS or (word in MEASURED and not kept):
             kept.append(rung)
     samples = config.ladder.tasks[task].samples
     proof: list[tuple[list[Rung], Arm]] = [([], arm("proof/naive", None, samples))]

@@ -10,15 +10,15 @@ from pandas import DataFrame
 from synthetic import SyntheticArm, edit_json, straight, write_run
 
 from analysis.gate import Between, Compared
-from analysis.ladder import NOT_COMPARABLE, TRAINING, Ladders, Sides, ladder_of, read, speed_up
+from analysis.ladder import TRAINING, Ladders, Sides, ladder_of, read, speed_up, verdict_in
 from analysis.ladder_sections import addition_of, publication_table, tables_of
 from analysis.ladder_sections import text as text_of
 from analysis.load import load
 from analysis.speed_ladder import main as report
 from asyncsgd.errors import OUT_OF_MEMORY, UsageError
 from asyncsgd.studies.arms import Arm
-from asyncsgd.studies.config import Rung
-from asyncsgd.studies.ladder import DOES_NOT_PAY, NO_MEMORY, PAYS, Climbed
+from asyncsgd.studies.config import LadderConfig, Rung, typed
+from asyncsgd.studies.ladder import DOES_NOT_PAY, NO_MEMORY, NOT_COMPARABLE, PAYS, Climbed, devices_of, grown
 
 MACHINE = {
     "cores": 2,
@@ -261,6 +261,9 @@ def test_a_setting_that_no_rung_changes_empties_all_that_sets_trainings_against_
             assert all(map(blank, after[name][column])), f"{column} of {name} is not empty"
     assert after["rungs"]["word"].to_list() == [f"{NOT_COMPARABLE} ({TOLD})"]
     assert after["stacks"]["word"].to_list() == [NOT_COMPARABLE]
+    config = typed(yaml.safe_load((unlike / "config.yaml").read_text()), LadderConfig, "config.yaml")
+    said_of_rungs = grown(config, devices_of(MACHINE), verdict_in(unlike, config)).words
+    assert said_of_rungs == {"masked_lm, padding": "pays", "masked_lm, wide": NOT_COMPARABLE}
     said_of = []
     for one in (boxes, gated):
         said_of.append(dict(zip(one["box"], one["in a word"], strict=True)))
