@@ -82,6 +82,15 @@ def test_a_scorer_that_fails_at_the_first_evaluation_is_told_before_anything_is_
     assert not any(record.kind == "arrival" for record in arrived)
 
 
+class Misspelled(Scored):
+    better = {"eror": "lower", "share": "higher"}  # noqa: RUF012
+
+
+def test_a_score_that_no_metric_has_the_name_of_is_told_before_anything_is_trained(tmp_path):
+    with pytest.raises(UsageError, match=r"it gives error, share and not eror, which `better` names"):
+        train(Misspelled(), samples=64, folder=tmp_path / "run", **GIVEN)
+
+
 @pytest.mark.parametrize("fails", ["metrics", "details", "final"])
 def test_a_scorer_that_fails_later_costs_the_score_alone(fails, tmp_path):
     given = GIVEN | {"samples": 400, "runtime": Virtual(1)}

@@ -110,13 +110,22 @@ def _numbers(task: Task, name: str, sums: Sums, errors: list[str]) -> dict[str, 
     """Loss, weight and metrics of the evaluation set `name`; metrics that could not be computed are NaN."""
     if not sums["weight"]:
         raise UsageError(f"no batch of the evaluation set {name!r} has a loss term; give it targets that count")
-    said = scored("metrics", lambda: _plain_metrics(task.metrics(sums)), errors)
+    said = scored("metrics", lambda: _plain_metrics(task, task.metrics(sums)), errors)
     metrics = said or dict.fromkeys(task.scored_by(), math.nan)
     return {"loss": sums["loss"] / sums["weight"], "weight": float(sums["weight"]), "metrics": metrics}
 
 
-def _plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """Numbers of Python; None for a score that is undefined."""
+def _plain_metrics(task: Task, metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Numbers of Python; None for a score that is undefined.
+
+    Raises:
+        ValueError: if a score that the task names is not among them.
+    """
+    missing = [name for name in task.scored_by() if name not in metrics]
+    if missing:
+        raise ValueError(
+            f"it gives {', '.join(metrics) or 'nothing'} and not {', '.join(missing)}, which `better` names"
+        )
     return {name: None if value is None else float(value) for name, value in metrics.items()}
 
 
