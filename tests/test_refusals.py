@@ -142,7 +142,7 @@ def test_what_cannot_be_meant_is_one_line_and_leaves_nothing_behind(line, words,
 
 def test_a_host_without_the_folder_to_go_on_from_has_to_know_the_mode(folder, monkeypatch):
     monkeypatch.setenv("GROUP_RANK", "1")  # as torchrun numbers the second host
-    said = refused("stilt_mlm.py --resume elsewhere", folder)
+    said = refused_line("stilt_mlm.py --resume elsewhere", folder)
     assert "this host has no elsewhere/settings.yaml" in said
     assert "type --mode async or --mode sync" in said
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the methods of arrays are enough
 def accuracy(confusion: np.ndarray) -> float:
     """The share of the samples predicted right.
 
+    >>> import numpy as np
     >>> accuracy(np.array([[1, 1], [0, 2]]))
     0.75
     """
@@ -26,6 +27,7 @@ def per_class_f1(confusion: np.ndarray) -> list[float | None]:
 
     A class that occurs and is never predicted right has 0.
 
+    >>> import numpy as np
     >>> per_class_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))
     [0.6666666666666666, 0.8, None]
     """
@@ -42,6 +44,7 @@ def macro_f1(confusion: np.ndarray) -> float:
 
     This is scikit-learn's ``f1_score(average="macro")`` without a list of labels.
 
+    >>> import numpy as np
     >>> macro_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))
     0.7333333333333334
     """
@@ -64,6 +67,7 @@ def matthews(confusion: np.ndarray) -> float:
 
     It is 0 where only one class is true or predicted, as scikit-learn's ``matthews_corrcoef`` has it.
 
+    >>> import numpy as np
     >>> matthews(np.array([[2, 0], [0, 3]])), matthews(np.array([[2, 0], [3, 0]]))
     (1.0, 0.0)
     """
