@@ -144,7 +144,9 @@ def _read(events: Path, trace: Path) -> Drawn:
     with open(trace, "wb") as file:
         try:
             return write_trace(spans_of(read_events(events)), file)
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        except FileNotFoundError as error:
+            raise UsageError(f"{events.parent} holds no run: it has no {events.name}; name a run's folder") from error
+        except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{events.parent} holds no event log that can be read: {error}") from error
 
 

@@ -106,8 +106,8 @@ def test_settings_are_laid_over_the_quick_block_one_after_the_other(study):
         (COMPARISON, "--set comparisons.of.margn=.2", "there is no 'margn' there; did you mean 'margin'?"),
         (COMPARISON, "--quick", "mine.yaml has no quick: block that --quick could lay over the rest"),
         ({**CONFIG, "quick": {"base": {"warmup": None}}}, "--quick", "mine.yaml: quick.base takes warmup out, which"),
-        ({**CONFIG, "quick": [1]}, "--quick", "mine.yaml: quick: Expected `object`"),
-        ({**CONFIG, "quick": {"sedes": [1]}}, "--quick", "mine.yaml: Object contains unknown field `sedes`"),
+        ({**CONFIG, "quick": [1]}, "--quick", "mine.yaml: quick: expected keys with values"),
+        ({**CONFIG, "quick": {"sedes": [1]}}, "--quick", "mine.yaml: unknown key `sedes`"),
     ],
 )
 def test_what_cannot_be_laid_over_is_refused_by_its_name(config, words, message, study):

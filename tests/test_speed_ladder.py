@@ -207,7 +207,7 @@ def test_a_plan_knows_no_runs_before_it_has_a_folder_and_its_hash_is_that_of_its
         (["--jobs", "2"], "the runs of a speed ladder are timed against each other, one at a time"),
         (["--shard", "1/2"], "which come next follows from all before them"),
         (["--print-commands"], "leave --jobs, --shard and --print-commands out"),
-        (["--set", "ladder.tasks.masked_lm.margin=0"], "Expected `float` > 0.0"),
+        (["--set", "ladder.tasks.masked_lm.margin=0"], "margin: expected a number > 0.0"),
         (["--set", "ladder.turn=2"], "there is no 'turn' there; did you mean 'turns'"),
         (["--set", "base.batch_size="], "write batch_size into base, or into the settings of classification"),
         (["--set", "base.batch_sizes=3"], "batch_sizes"),

@@ -304,7 +304,7 @@ def test_a_difference_of_differences_is_registered_before_the_runs_and_read_from
             "names 'sgd', which is none of the algorithms sgd_0,",
         ),
         ({"treatment": ["sgd_1", "adamw_0"]}, "must name four algorithms, got sgd_1, adamw_0, adamw_1, adamw_0"),
-        ({"treatment": ["sgd_1"]}, "Expected `array` of length"),
+        ({"treatment": ["sgd_1"]}, "expected a list of length"),
     ],
 )
 def test_a_difference_of_differences_of_other_arms_is_refused(difference, told, small):

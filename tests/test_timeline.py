@@ -69,7 +69,7 @@ def test_the_picture_has_in_each_row_the_colours_of_what_it_did_in_their_order(r
     [
         ("runs/first --seconds 0", "--seconds must be more than 0, got 0"),
         ("runs/first --begin 99", "--begin 99 is outside the run, which trained for 12.0 seconds"),
-        ("runs", "runs holds no event log that can be read"),
+        ("runs", "runs holds no run: it has no events.jsonl"),
         ("second", "second is no folder, and no run in runs/ begins so"),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import UsageError, reason
 
 FORMAT = "settings_format"
 """The key of a run folder's settings.yaml that says in which form its settings are written."""
@@ -60,7 +60,8 @@ def read_of_run(folder: Path, name: str) -> dict[str, Any]:
         text = (folder / name).read_text(encoding="utf-8")
         content = read_yaml(text, name) if name.endswith(".yaml") else json.loads(text)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} holds no finished run ({name}: {error}); name a folder below runs/") from error
+        why = reason(error) if isinstance(error, OSError) else error
+        raise UsageError(f"{folder} holds no finished run ({name}: {why}); name a folder below runs/") from error
     if not isinstance(content, dict):
         raise UsageError(f"{folder / name} is damaged: it holds no keys and values; name another run")
     return content

@@ -319,6 +319,21 @@ class LadderConfig(AnyConfig, frozen=True, kw_only=True):
     ladder: LadderKeys
 
 
+_OF_YAML = {
+    "Expected": "expected",
+    "`array`": "a list",
+    "`object`": "keys with values",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`null`": "nothing",
+    "Object contains unknown field": "unknown key",
+    "Object missing required field": "missing key",
+}
+"""What msgspec says, in the words of who writes a config."""
+
+
 def typed(given: object, kind: Any, name: str) -> Any:
     """`given` as `kind`, a type that msgspec knows.
 
@@ -328,12 +343,27 @@ def typed(given: object, kind: Any, name: str) -> Any:
     >>> typed({"reference": "sync", "alpha": 0.7}, Analysis, "my.yaml")
     Traceback (most recent call last):
         ...
-    asyncsgd.errors.UsageError: my.yaml: Expected `float` < 0.5 - at `$.alpha`
+    asyncsgd.errors.UsageError: my.yaml: alpha: expected a number < 0.5
     """
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}") from error
+        raise UsageError(f"{name}: {_in_words_of_yaml(str(error))}") from error
+
+
+def _in_words_of_yaml(said: str) -> str:
+    """What msgspec says of a value, with its place first.
+
+    >>> _in_words_of_yaml("Expected `int`, got `str` - at `$.seeds[0]`")
+    'seeds[0]: expected a whole number, got a text'
+    >>> _in_words_of_yaml("Object contains unknown field `sedes`")
+    'unknown key `sedes`'
+    """
+    said, _, path = said.partition(" - at `$")
+    for name, words in _OF_YAML.items():
+        said = said.replace(name, words)
+    place = path.rstrip("`").lstrip(".")
+    return f"{place}: {said}" if place else said
 
 
 def read_config(path: Path) -> dict[str, Any]:
