@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hmac
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tasks import Classes, Plane
 
@@ -293,6 +294,7 @@ def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it
 
 
 @given(st.builds(Computed, st.integers(0, 2**62), st.integers(0, 2**62), st.builds(Gradient), st.builds(Taken)))
+@example(Computed(1, 2, Gradient(math.nan, 1.0, 1), Taken()))
 def test_a_message_comes_back_bit_for_bit(computed):
     assert repr(decode(encode(computed))) == repr(computed)  # NaN is not equal to itself
 
