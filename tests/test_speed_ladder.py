@@ -335,7 +335,7 @@ def test_a_small_ladder_of_both_tasks_that_is_killed_goes_on_with_its_plan_and_i
         assert {*known} <= {*planned()}
         known = planned()
     before = finished()
-    ended = cli(["study", *words])
+    ended = cli(["asyncsgd", "study", *words])
     assert ended.code == 0, ended.err
     assert before.items() <= finished().items()
     assert {*known} <= {*planned()}
@@ -367,7 +367,7 @@ def test_a_small_ladder_of_both_tasks_that_is_killed_goes_on_with_its_plan_and_i
     assert done.returncode == 0, done.stderr
     assert "TRAINING SPEED COMPARISON" in done.stdout
     (flags,) = re.findall(r"^FLAGS = (.*)$", first, re.MULTILINE)
-    assert cli(["study", "speed_ladder", *ast.literal_eval(flags), "--dry-run", "--out", "other"]).code == 0
+    assert cli(["asyncsgd", "study", "speed_ladder", *ast.literal_eval(flags), "--dry-run", "--out", "other"]).code == 0
 
 
 def notebook():
