@@ -59,7 +59,8 @@ def test_a_hangup_that_nohup_ignores_stays_ignored_and_handlers_are_as_before_th
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_signal_frees_a_main_thread_that_waits_in_c_and_hears_nothing():
+def lock_in_c():
+    """A lock of pthread, its library, a list, and a function that frees the lock and notes its argument in the list."""
     lock = ctypes.create_string_buffer(64)
     libc = ctypes.CDLL(None)
     called = []
@@ -68,6 +69,11 @@ def test_a_second_signal_frees_a_main_thread_that_waits_in_c_and_hears_nothing()
         called.append(name)
         libc.pthread_mutex_unlock(lock)
 
+    return lock, libc, called, let_go
+
+
+def test_a_second_signal_frees_a_main_thread_that_waits_in_c_and_hears_nothing():
+    lock, libc, called, let_go = lock_in_c()
     for seconds in (0.2, 0.4):
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)).start()
     listens = (functools.partial(let_go, name) for name in ("note", "free", "leave"))
@@ -81,14 +87,7 @@ def test_after_one_signal_a_step_that_does_not_end_is_noted_and_then_ended(monke
     monkeypatch.setattr("asyncsgd.core.signals._NOTE_SECONDS", 0.2)
     monkeypatch.setattr("asyncsgd.core.signals._PATIENCE", 0.6)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    lock = ctypes.create_string_buffer(64)
-    libc = ctypes.CDLL(None)
-    called = []
-
-    def let_go(name):
-        called.append(name)
-        libc.pthread_mutex_unlock(lock)
-
+    lock, libc, called, let_go = lock_in_c()
     listens = (functools.partial(called.append, "note"), functools.partial(let_go, "free"), called.clear)
     too_late = threading.Timer(30.0, let_go, ["too late"])  # so that the test ends also where nobody frees it
     too_late.start()
