@@ -243,6 +243,8 @@ def test_shards_are_a_partition_of_every_stage_and_a_measured_block_stays_on_one
 
 
 REFERENCE = {"reference": "sync", "target_loss": 6.2}
+# An arm that stands before its reference in the config, and has other seconds.
+LESS = {"algorithms": {"async": {"seconds": 10}, "sync": SYNC}, "base": {"seconds": 20, "schedule": "constant"}}
 
 
 @pytest.mark.parametrize(
@@ -262,6 +264,7 @@ REFERENCE = {"reference": "sync", "target_loss": 6.2}
         ({"analysis": {**REFERENCE, "primary": {"endpoint": "macro_f1"}}}, "macro_f1 finetune"),
         ({"analysis": {"reference": "sync"}}, "analysis pilots target_loss"),
         ({**FULL, "base": {"samples": 64}}, "sync-w2 seconds schedule: constant"),
+        ({**LESS, "analysis": REFERENCE}, "async-w2 seconds 10"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):

@@ -339,21 +339,27 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
     if analysis.primary.endpoint != "time_to_target":
         return {}
     references = references_of(arms, base, analysis.reference)
-    budgets: dict[str, float | None] = {}
-    for arm in (arm for arm in arms if arm.name in references):
+    seconds = {}
+    for arm in arms:
+        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}), arm.task)
+        seconds[arm.name] = settings["seconds"]
+    is_timed = bool(config.pilots or config.tuning.seeds)
+    for arm in arms:
+        if arm.name not in references:
+            continue
+        has_budget_of_reference = seconds[arm.name] == seconds[references[arm.name]]
         for trial in arm.trials or ({},):
             settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}), arm.task)
             named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
-            budgets[arm.name] = seconds = named["seconds"]
-            told = bool(config.pilots or config.tuning.seeds) and bool(named["samples"]) and seconds is None
-            one = budgets.setdefault(references[arm.name], seconds) == seconds and (told or not named["samples"])
-            if named["schedule"] != "constant" or named["target_loss"] is not None or not one:
+            is_constant = named["schedule"] == "constant" and named["target_loss"] is None
+            samples_are_timed = is_timed and named["samples"] and named["seconds"] is None
+            if not (is_constant and has_budget_of_reference and (samples_are_timed or not named["samples"])):
                 raise UsageError(
                     f"arm {arm.name}: time_to_target compares runs of one budget in seconds; write schedule: constant, "
                     f"no target_loss, and in base either samples, whose seconds pilots or tuning tell, or seconds; got "
                     f"{named}"
                 )
-    return {name: reference for name, reference in references.items() if budgets[name] is None}
+    return {name: reference for name, reference in references.items() if seconds[name] is None}
 
 
 def share(plan: SweepPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
