@@ -34,116 +34,118 @@ from torch import distributed as dist
 from asyncsgd.backends import mirror
 from asyncsgd.backends.copies import ListedFolder
 from asyncsgd.backends.copies import send as send_files
-from asyncsgd.backends.host import Host, Signs, name_of_address, own_address, versions
+from asyncsgd.backends.host import SignsOfLife, ThisHost, name_of_address, own_address, versions
 from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Link, Message, Prepared, Refused, Stop
-from asyncsgd.backends.pair import MEETING, Meeting, Pair
+from asyncsgd.backends.pair import RENDEZVOUS_TIMEOUT, Pair, Rendezvous
 from asyncsgd.backends.segment import Segment
 from asyncsgd.core.awake import awake
 from asyncsgd.core.limits import POLL_SECONDS
 from asyncsgd.errors import RunError
 
-_BEFORE_A_WORD = 15.0
-"""Seconds that rank 0 waits for a host before it says so."""
+_WAIT_NOTICE_SECONDS = 15.0
+"""Seconds that rank 0 waits for a host before it tells the user."""
 
 
 class Hosts:
-    """The other hosts, at rank 0. A context manager that lets them go at the end.
+    """The other hosts, as rank 0 sees them. A context manager that lets them go at the end.
 
     Args:
-        place: of this process.
-        token: that all hosts have; empty where the network is trusted.
-        interface: whose address gloo listens on; None: that of the way to each host.
-        signs: of life.
-        stop: raises when the user has asked to stop.
+        this_host: the host of rank 0.
+        token: the token that all hosts have; empty where the network is trusted.
+        interface: the network interface whose address gloo listens on; None: that of the way to each host.
+        signs: when hosts send signs of life.
+        check_stop: raises when the user has asked to stop.
         tell: says a line to the user.
     """
 
     def __init__(
         self,
-        place: Host,
+        this_host: ThisHost,
         token: bytes,
         interface: str | None,
-        signs: Signs,
-        stop: Callable[[], None],
+        signs: SignsOfLife,
+        check_stop: Callable[[], None],
         tell: Callable[[str], None],
     ) -> None:
-        self.place = place
+        self.this_host = this_host
         self._signs = signs
         self._tell = tell
-        # Where torchrun has no store of its own, rank 0 opens the one in which all meet, for as long as it lives.
+        # Under some launchers this call opens the store in which all meet. The store lives as long as this object.
         self._store, _, _ = next(iter(dist.rendezvous("env://")))
-        self._meetings: dict[int, Meeting] = {}
+        self._rendezvous: dict[int, Rendezvous] = {}
         self._links: dict[int, Pair] = {}
         self._workers: dict[int, Pair] = {}
         self._mirror: Pair | None = None
         self._mirrors_on: int | None = None
         self.greetings: dict[int, Hello] = {}
         """What each other host has said of itself."""
+        self._heard_at: dict[int, float] = {}
+        """When each other host has last sent a sign of life, on the clock `awake`."""
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        for host in range(1, place.num_hosts):
-            address = own_address(interface, self._address_of(host, stop))
-            self._meetings[host] = place.meeting(address, token)
-            self._links[host] = Pair(self._meetings[host], f"host{host}", serves=True)
-        for host, hello in self._answers(Hello, stop):
-            if isinstance(hello, Hello):
-                self.greetings[host] = hello
+        for host in range(1, this_host.num_hosts):
+            address = own_address(interface, self._address_of(host, check_stop))
+            self._rendezvous[host] = this_host.rendezvous(address, token)
+            self._links[host] = Pair(self._rendezvous[host], f"host{host}", serves=True)
+        for host, hello in self._answers((Hello,), check_stop):
+            assert isinstance(hello, Hello)
+            self.greetings[host] = hello
         self._check_versions()
-
-    @property
-    def workers_here(self) -> range:
-        """The workers of this host."""
-        return range(self.place.first, self.place.first + self.place.num_workers)
 
     def host_of(self, worker: int) -> int:
         """The number of the host of a worker on another one."""
         for host, hello in self.greetings.items():
-            if hello.first <= worker < hello.first + hello.number:
+            if hello.first_worker <= worker < hello.first_worker + hello.num_workers:
                 return host
         raise RunError(f"no host has worker {worker}: torchrun's numbers of ranks do not agree; start the run again")
 
     def hardware_of_ranks(self, here: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """The hardware of every worker, in order."""
-        hardware = [here] * self.place.num_workers
+        hardware = [here] * self.this_host.num_workers
         for _, hello in sorted(self.greetings.items()):
-            hardware += [hello.hardware] * hello.number
+            hardware += [hello.hardware] * hello.num_workers
         return hardware
 
-    def begin(self, notice: Begin, stop: Callable[[], None]) -> None:
+    def begin(self, notice: Begin, check_stop: Callable[[], None]) -> None:
         """Have every other host prepare the run, and wait for all.
 
         Args:
-            stop: raises when the user has asked to stop.
+            check_stop: raises when the user has asked to stop.
 
         Raises:
             RunError: if one of them has other data, another model or other settings.
         """
         for link in self._links.values():
-            with contextlib.suppress(Gone):  # it is heard below that nobody is there
+            with contextlib.suppress(Gone):  # `_answers` raises for a host that is gone
                 link.send(notice)
-        for host, answer in self._answers(Prepared, stop, notice.folders):
+        for host, answer in self._answers((Prepared, Refused), check_stop, notice.folders):
             if isinstance(answer, Refused):
                 raise RunError(f"{self._called(host)}: {answer.reason}")
 
-    def pairs(self, segment: Segment, num_workers: int) -> dict[int, Link]:
-        """A link to each worker of another host, whose vectors are received into its slot of the segment. From now on
-        a host that is silent is lost."""
+    def connect_workers(self, segment: Segment, num_workers: int) -> dict[int, Link]:
+        """Connect the workers of the other hosts, and watch these hosts from now on.
+
+        Returns:
+            A link to each of these workers. The worker's gradient, and its effect on running statistics, are received
+            into the segment.
+        """
         for worker in range(num_workers):
-            if worker in self.workers_here:
+            if worker in self.this_host.workers:
                 continue
             slot = [segment.slots[worker]]
             if len(segment.statistics):
                 slot.append(segment.moved[worker])
             self._workers[worker] = Pair(
-                self._meetings[self.host_of(worker)], f"worker{worker}", serves=True, slot=slot
+                self._rendezvous[self.host_of(worker)], f"worker{worker}", serves=True, slot=slot
             )
+        self._heard_at = dict.fromkeys(self._links, awake())
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
         self._thread.start()
         return dict(self._workers)
 
     def mirror(self, host: int) -> Pair:
         """A pair with another host for copies of checkpoints; see `asyncsgd.backends.mirror`."""
-        self._mirror = Pair(self._meetings[host], mirror.PAIR, serves=True)
+        self._mirror = Pair(self._rendezvous[host], mirror.PAIR, serves=True)
         self._mirrors_on = host
         return self._mirror
 
@@ -159,36 +161,36 @@ class Hosts:
         for link in self._links.values():
             with contextlib.suppress(Gone):
                 link.send(Stop())
-        if self._thread is not None:
+        if self._thread is not None:  # only hosts that were watched answer `Stop`
             self._wait_for_answers_to_stop()
             self._wait_until_all_have_left()
 
-    def _address_of(self, host: int, stop: Callable[[], None]) -> str:
-        """The address that another host has written into the store. Nothing is sent there before it has proved that
-        it has the token."""
-        store = dist.PrefixStore(self.place.prefix, self._store)
+    def _address_of(self, host: int, check_stop: Callable[[], None]) -> str:
+        """The address that another host has written into the store. Nothing secret is sent to this address before the
+        host has proved that it has the token."""
+        store = dist.PrefixStore(self.this_host.prefix, self._store)
         name = name_of_address(host)
         began = time.monotonic()
         has_told = False
         while not store.check([name]):
-            stop()
+            check_stop()
             waited = time.monotonic() - began
-            if waited > _BEFORE_A_WORD and not has_told:
+            if waited > _WAIT_NOTICE_SECONDS and not has_told:
                 has_told = True
                 self._tell(f"waits for host {host}: type the same command there, with --node-rank {host}")
-            if waited > MEETING.total_seconds():
-                raise RunError(f"host {host} has not come within {MEETING}; start torchrun there as well")
+            if waited > RENDEZVOUS_TIMEOUT.total_seconds():
+                raise RunError(f"host {host} has not come within {RENDEZVOUS_TIMEOUT}; start torchrun there as well")
             time.sleep(0.05)
         try:
             return str(ipaddress.ip_address(store.get(name).decode()))
         except ValueError as error:
-            raise RunError(f"the address of host {host} is none ({error}); start the run again") from error
+            raise RunError(f"the address of host {host} cannot be read ({error}); start the run again") from error
 
     def _wait_for_answers_to_stop(self) -> None:
         """Wait until every host has heard that all is over, or is gone.
 
-        What has not reached a host when this process ends is lost with its connection, and the host would believe that
-        rank 0 is lost."""
+        A message that has not reached a host when this process ends is lost. The host would then believe that rank 0 is
+        lost."""
         waiting = list(self._links.values())
         began = awake()
         while waiting and awake() - began < self._signs.deadline:
@@ -196,7 +198,7 @@ class Hosts:
             waiting = [link for link in waiting if not _has_left(link)]
 
     def _wait_until_all_have_left(self) -> None:
-        """Wait for the threads of the pairs with hosts that are not lost."""
+        """Wait for the threads of the pairs that connect this process with hosts that are not lost."""
         pairs = list(self._links.values())
         pairs += [pair for worker, pair in self._workers.items() if self.host_of(worker) in self._links]
         if self._mirror is not None and self._mirrors_on in self._links:
@@ -221,18 +223,21 @@ class Hosts:
         return f"host {host}" if hello is None else f"host {host} ({hello.host})"
 
     def _answers(
-        self, kind: type[Message], stop: Callable[[], None], folders: Sequence[ListedFolder] = ()
+        self,
+        kinds: tuple[type[Message], ...],
+        check_stop: Callable[[], None],
+        folders: Sequence[ListedFolder] = (),
     ) -> list[tuple[int, Message]]:
-        """The next message of every other host: of this kind, or `Refused`. Who lacks some of `folders` is sent them
-        first.
+        """Wait for the next message of every other host, and return these messages with the numbers of the hosts. A
+        host that lacks some of `folders` is sent them first.
 
         Raises:
-            RunError: if one is gone before it answers, or says something else.
+            RunError: if a host is gone before it answers, or sends a message of another kind.
         """
         answers: list[tuple[int, Message]] = []
         waiting = dict(self._links)
         while waiting:
-            stop()
+            check_stop()
             wait([link.fileno() for link in waiting.values()], POLL_SECONDS)
             for host, link in list(waiting.items()):
                 if not link.is_readable():
@@ -244,7 +249,7 @@ class Hosts:
                         continue
                 except Gone as gone:
                     raise RunError(f"{self._called(host)} does not take part: {gone}") from gone
-                if not isinstance(message, kind | Refused):
+                if not isinstance(message, kinds):
                     raise RunError(f"{self._called(host)} does not take part: it says {type(message).__name__}")
                 answers.append((host, message))
                 del waiting[host]
@@ -258,40 +263,38 @@ class Hosts:
 
     def _watch(self) -> None:
         """Send signs of life and look for those of the hosts, until all is over."""
-        heard = dict.fromkeys(self._links, awake())
-        while not self._over.wait(self._signs.between):
-            for host in list(heard):
-                reason = _exchange_signs(self._links[host], heard, host, self._signs.deadline)
+        while not self._over.wait(self._signs.interval):
+            for host in list(self._links):
+                reason = self._exchange_signs(host)
                 if reason is not None:
-                    del heard[host]
                     self._lose(host, reason)
+
+    def _exchange_signs(self, host: int) -> str | None:
+        """Send a host a sign of life and read those that it has sent. Return why it is lost; None: it lives."""
+        link = self._links[host]
+        try:
+            link.send(Alive())
+            while link.is_readable():
+                link.receive()
+                self._heard_at[host] = awake()
+        except Gone as gone:
+            return str(gone)
+        if awake() - self._heard_at[host] > self._signs.deadline:
+            return f"no sign of life for {self._signs.deadline:g} s"
+        return None
 
     def _lose(self, host: int, reason: str) -> None:
         hello = self.greetings[host]
         del self._links[host]
         lost = f"its host {hello.host} is lost: {reason}"
-        for worker in range(hello.first, hello.first + hello.number):
+        for worker in range(hello.first_worker, hello.first_worker + hello.num_workers):
             self._workers[worker].give_up(lost)
         if self._mirror is not None and host == self._mirrors_on:
             self._mirror.give_up(lost)
 
 
-def _exchange_signs(link: Pair, heard: dict[int, float], host: int, deadline: float) -> str | None:
-    """Send a sign of life, and note when the other end has sent one; why it is lost, if it is."""
-    try:
-        link.send(Alive())
-        while link.is_readable():
-            link.receive()
-            heard[host] = awake()
-    except Gone as gone:
-        return str(gone)
-    if awake() - heard[host] > deadline:
-        return f"no sign of life for {deadline:g} s"
-    return None
-
-
 def _has_left(link: Pair) -> bool:
-    """Whether the other end has answered `Stop`, or is gone; signs of life before that are passed over."""
+    """Whether the other end has answered `Stop`, or is gone. Signs of life that came before are skipped."""
     try:
         while link.is_readable():
             if isinstance(link.receive(), Stop):

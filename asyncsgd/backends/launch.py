@@ -1,8 +1,8 @@
-"""How the processes of a run come about and find each other: a process is (rank, number of ranks, store).
+"""Starts the processes of a run, or recognises those that torchrun has started, and lets them find each other.
 
-Torchrun has made all ranks where WORLD_SIZE is more than 1. Otherwise this process is rank 0 and starts the others from
-a fork server. Imports nothing heavy, so that the fork server can be started, and import, while this process still does
-its own imports."""
+Torchrun has started all ranks if WORLD_SIZE is more than 1. Otherwise this process is rank 0 and starts the others from
+a fork server. This module imports nothing heavy, so that the fork server can start early and do its imports while this
+process does its own."""
 
 from __future__ import annotations
 
@@ -31,27 +31,35 @@ from asyncsgd.core.signals import held
 from asyncsgd.errors import UsageError
 from asyncsgd.records.best_effort import best_effort
 
-_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for its own ranks. Processes that this library starts must not see it, or they would act as such
-ranks.
-"""
+_TORCHRUN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""The variables that torchrun sets for its ranks. Processes that this library starts must not see them, or they would
+act as such ranks."""
 _LOOK_SECONDS = 1.0
+"""A process looks so often whether its launcher is still there."""
 _STOP_SECONDS = 30.0
-"""Between two looks for the launcher; that rank 0 has to stop the others when it is gone."""
+"""When the launcher is gone, rank 0 has so long to stop the other ranks."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 TIMEOUT = datetime.timedelta(minutes=30)
-"""Longest wait for another rank: a large corpus, a gradient or an evaluation shard may take as long. It is for ranks
-that hang, and for hosts that vanish. The others notice at once that the process of a rank has ended.
-"""
+"""The longest wait for another rank. A rank whose process has ended is noticed at once; this limit is for ranks that
+hang and hosts that vanish. Loading a large corpus, a gradient or an evaluation shard may take almost as long."""
 OUT_OF_MEMORY = 4
 NO_BATCH_LEFT = 6
-"""Exit codes of processes for which the leader has a sentence."""
+"""With these exit codes a process tells the leader why it ended; `REASONS` has a sentence for each."""
 REASONS = {
     OUT_OF_MEMORY: errors.OUT_OF_MEMORY,
-    NO_BATCH_LEFT: "the data end with the budget, and it was given a batch behind it",
+    NO_BATCH_LEFT: "the data end with the budget, and the worker was given a batch after their end",
 }
 _FORK_SERVER_GONE = 255
-"""The exit code that is seen when the fork server has ended, since only the fork server knows the true one."""
+"""A process seems to have this exit code if the fork server has ended, since only the fork server knows the true
+one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +69,19 @@ class Launch:
     >>> Launch.read({}, 4, nproc_given=True)
     Launch(num_workers=4, rank=None, local_rank=0, ranks_here=0)
     >>> second = Launch.read({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, nproc_given=False)
-    >>> second.several_hosts, second.leads, second.is_needed(has_server=True), second.is_needed(has_server=False)
-    (False, False, False, True)
+    >>> second.several_hosts, second.leads
+    (False, False)
+    >>> second.is_needed(has_server=True), second.is_needed(has_server=False)
+    (False, True)
     """
 
     num_workers: int
     rank: int | None
-    """This process's rank among torchrun's, or None where this script starts its workers itself."""
+    """The rank that torchrun has given this process; None: this process starts its workers itself."""
     local_rank: int = 0
-    """Its number among the ranks of its host."""
+    """The number of this process among the ranks of its host."""
     ranks_here: int = 0
-    """Ranks of its host; 0 where torchrun has made none."""
+    """The number of ranks on this host; 0 if torchrun has started none."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str], nproc: int, *, nproc_given: bool) -> Launch:
@@ -113,24 +123,24 @@ class Launch:
 
     @property
     def leads_host(self) -> bool:
-        """Whether this process starts the workers of its host, which is not that of rank 0."""
+        """Whether this process starts the workers of a host other than that of rank 0."""
         return self.several_hosts and not self.leads and self.local_rank == 0
 
     def is_needed(self, *, has_server: bool) -> bool:
-        """Whether this process has a part in the run. Where there is a server, the first rank of each host starts the
-        workers itself, since torchrun ends all ranks when one of them dies; so the other ranks end at once."""
+        """Whether this process has a part in the run. If the run has a server, the other ranks of a host end at once:
+        its first rank starts the workers itself, since torchrun ends all ranks when one of them dies."""
         return self.leads or self.leads_host or not has_server
 
     def starts_workers(self, *, has_server: bool) -> bool:
-        """Whether the leader starts the other processes of the run; else torchrun has made them."""
+        """Whether the leader starts the other processes of the run. If not, torchrun has started them."""
         return self.rank is None or has_server
 
 
 def refuse_ranks() -> None:
-    """Refuse ranks of torchrun's for a study, which would begin in each of them.
+    """Refuse a study that torchrun has started, since the study would begin in each rank.
 
     Raises:
-        UsageError: with what to type.
+        UsageError: if this process is a rank of torchrun; the message says what to type.
     """
     if Launch.read(os.environ, 1, nproc_given=False).rank is not None:
         raise UsageError(
@@ -141,10 +151,11 @@ def refuse_ranks() -> None:
 
 @functools.cache  # once in a process
 def end_with_launcher(*, leads: bool) -> None:
-    """Look, from a thread, for the torchrun that started this process; do nothing where none did.
+    """End this process when the torchrun that started it is gone. A thread looks for it; without torchrun there is
+    none.
 
-    When it is gone, rank 0 stops in good order, as at SIGTERM, and stops the others. They end by themselves if that
-    takes too long.
+    Rank 0 then stops in good order, as at SIGTERM, and stops the other ranks. These end by themselves if that takes too
+    long.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -169,11 +180,11 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
         model: as `asyncsgd.tasks.models.build_model` takes it; None: workers need no transformers.
         modules: further modules to import there; none may run a tensor operation.
 
-    It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
-    once. It imports the model's own module: a plain import of transformers gains nothing, since that loads models
-    at first use."""
+    The fork server never runs a tensor operation, so it has one thread and its children may use OpenMP. Call this
+    function early, and once. The fork server imports the model's own module: a plain import of transformers gains
+    nothing, since that loads models at first use."""
     kind = None if model is None else _kind_of_model(model)
-    return fork_server_of(
+    return fork_server_importing(
         "asyncsgd.backends.ranks",
         "asyncsgd.backends.worker_main",
         *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
@@ -181,7 +192,7 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
     )
 
 
-def fork_server_of(*modules: str) -> ForkServerContext:
+def fork_server_importing(*modules: str) -> ForkServerContext:
     """Start a fork server that imports `modules` and nothing else; see `fork_server`."""
     from multiprocessing import forkserver, resource_tracker
 
@@ -189,19 +200,19 @@ def fork_server_of(*modules: str) -> ForkServerContext:
         raise UsageError(f"TMPDIR={tempfile.gettempdir()} is too long for the paths of sockets; export TMPDIR=/tmp")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
-    # Inherited by all that it starts: Ctrl-C, and the SIGTERM that a batch system sends to every process of a job, are
-    # for the leader, which stops the others in good order.
     with _clean_environment():
-        resource_tracker.ensure_running()  # lets all signals through when it starts, so it comes first
+        # The start of the resource tracker unblocks all signals of this process, so it must come before `held`.
+        resource_tracker.ensure_running()
+        # The fork server starts with signals blocked, and its children inherit that. Only the leader handles Ctrl-C,
+        # and the SIGTERM that a batch system sends to every process of a job; it stops the others in good order.
         with held():
             forkserver.ensure_running()
     return context
 
 
 def _kind_of_model(model: str) -> str:
-    """The transformers family of a local folder; bert where it cannot be known yet, which costs a worker an import
-    at most.
-    """
+    """The transformers family of the model in a local folder. It is bert if the family is not known yet, which costs a
+    worker an import at most."""
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
         return str(config["model_type"]).replace("-", "_")
@@ -211,13 +222,12 @@ def _kind_of_model(model: str) -> str:
 
 @contextlib.contextmanager
 def _clean_environment() -> Iterator[None]:
-    """Within it, processes are started without a launcher's variables, on one OpenMP thread, without parallel
-    tokenizers.
-    """
-    # Each process then sets the number of OpenMP threads that it was told.
-    here = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    before = {name: os.environ.pop(name, None) for name in (*_LAUNCHED, *here)}
-    os.environ.update(here)
+    """A context in which processes are started without a launcher's variables, on one OpenMP thread, and without
+    parallel tokenizers."""
+    # Each process sets the number of its OpenMP threads later, as it was told.
+    set_here = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    before = {name: os.environ.pop(name, None) for name in (*_TORCHRUN_VARIABLES, *set_here)}
+    os.environ.update(set_here)
     try:
         yield
     finally:
@@ -228,9 +238,8 @@ def _clean_environment() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the process that started it has ended, also if this one computes, or waits for a peer
-    that will never answer.
-    """
+    """End this process as soon as the process that started it has ended. A thread does it, so that it happens also
+    while this process computes, or waits for a peer that will never answer."""
 
     def watch() -> None:
         parent = parent_process()
@@ -248,20 +257,20 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
 
 
 class ChildProcesses:
-    """A group of worker processes, numbered from 0; a context manager that ends them all on the way out.
+    """A group of numbered worker processes. A context manager that ends them all at its end.
 
     Args:
-        context: of `fork_server`.
+        context: the fork server, see `fork_server`.
     """
 
     def __init__(self, context: ForkServerContext) -> None:
         self._context = context
         self.stop_seconds = 10.0
-        """How long processes may take to end by themselves."""
+        """At the end, processes may take so long to end by themselves."""
         self._processes: dict[int, BaseProcess] = {}
 
     def start(self, number: int, target: Callable[..., None], *arguments: object) -> None:
-        """Start process `number`: ``target(*arguments)``, both pickled."""
+        """Start process `number`, which calls ``target(*arguments)``. Both are pickled."""
         process = self._context.Process(target=_run, args=(target, arguments), name=f"worker{number}", daemon=True)
         process.start()
         self._processes[number] = process
@@ -277,7 +286,7 @@ class ChildProcesses:
         return self._processes[number].exitcode
 
     def how_it_ended(self, number: int, seconds: float) -> str | None:
-        """How process `number` ended, in words; None while it lives (looked at for `seconds`) or if it is not ours."""
+        """How process `number` ended, in words. Wait up to `seconds` for its end. None: it lives, or it is not ours."""
         process = self._processes.get(number)
         if process is None:
             return None
@@ -293,7 +302,7 @@ class ChildProcesses:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Wait for all to end, then make them."""
+        """Wait for all processes to end, then kill those that have not."""
         deadline = time.monotonic() + (self.stop_seconds if exception[0] is None else 1.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -304,28 +313,28 @@ class ChildProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         for process in self._processes.values():
-            process.join(5.0)  # not for ever: the fork server tells, and it may itself be stopped
+            process.join(5.0)  # with a limit: the fork server reports the end, and may be suspended itself
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """Which rank a process is, and the store in which it meets the others. Can be pickled until it is used."""
+    """Which rank a process is, and the store in which it meets the others. Can be pickled until it has opened the
+    store."""
 
     rank: int
-    number: int
-    """Of ranks."""
+    num_ranks: int
     folder: str | None
-    """Where ranks meet that rank 0 has started, private to the user; None: in the store that torchrun opens, which
-    anybody on the network can write to.
-    """
+    """The folder of the store, which only this user can enter, if rank 0 has started the ranks. None: the store is that
+    of torchrun, to which anybody on the network can write."""
 
     @classmethod
     def of_torchrun(cls) -> World:
-        """This process's; called where torchrun has made it."""
+        """The world of this process, which torchrun has started."""
         return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None)
 
     @property
-    def several_hosts(self) -> bool:
+    def may_span_hosts(self) -> bool:
+        """Whether ranks may be on several hosts. A launcher that does not say how many are here counts as such."""
         return self.folder is None and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
 
     @functools.cached_property
@@ -334,7 +343,7 @@ class World:
 
         if self.folder is None:
             return dist.PrefixStore("asyncsgd", next(iter(dist.rendezvous("env://")))[0])
-        store = dist.FileStore(f"{self.folder}/store", self.number)
+        store = dist.FileStore(f"{self.folder}/store", self.num_ranks)
         store.set_timeout(TIMEOUT)
         return store
 
@@ -348,12 +357,13 @@ class World:
         return notice
 
     def arrive(self) -> None:
+        """Tell rank 0, which is in `wait_for_all`, that this rank is ready."""
         self._store.add("arrived", 1)
 
-    def complete(self, seconds: float) -> bool:
-        """Wait so long at most for all ranks from 1 on; whether they are ready."""
+    def wait_for_all(self, seconds: float) -> bool:
+        """Wait at most `seconds` until all other ranks have arrived. Return whether they have."""
         until = time.monotonic() + seconds
-        while self._store.add("arrived", 0) < self.number - 1:
+        while self._store.add("arrived", 0) < self.num_ranks - 1:
             if time.monotonic() > until:
                 return False
             time.sleep(0.01)
@@ -365,18 +375,20 @@ class World:
         Gloo would resolve the host's name, which may have no address, or one that other hosts cannot reach.
 
         Args:
-            wanted: by the user.
+            wanted: the interface that the user has named, for the way to other hosts.
         """
         if sys.platform != "linux":
             return None
-        if not self.several_hosts:
-            return "lo"  # an interface that the user has named is for hosts
-        if wanted is not None or _INTERFACE in os.environ:
-            return wanted or os.environ[_INTERFACE]
+        if not self.may_span_hosts:
+            return "lo"
+        named = wanted or os.environ.get(_INTERFACE)
+        if named is not None:
+            return named
         from asyncsgd.backends.addresses import address_towards, interface_of, is_loopback
 
         address = address_towards(os.environ["MASTER_ADDR"])
-        if is_loopback(address):  # here the leader's name means this host: the way to another one is asked for
+        if is_loopback(address):
+            # This is the leader's own host. Here the way to another host is looked for, whose rank has put its address.
             other = str(ipaddress.ip_address(self.get("an address").decode()))
             address = address_towards(other)
         else:
@@ -385,8 +397,8 @@ class World:
 
     @contextlib.contextmanager
     def group(self, device: str, interface: str | None = None) -> Iterator[None]:
-        """Within it, this process is a rank of the process group: of NCCL where every rank has a GPU of its own (it
-        refuses two on one), of gloo elsewhere.
+        """A context in which this process is a rank of the process group. The group is NCCL's if every rank has a GPU
+        of its own, since NCCL refuses two ranks on one GPU. Otherwise it is gloo's.
 
         Args:
             interface: the network interface to other hosts; None: that of the way to them.
@@ -394,7 +406,7 @@ class World:
         import torch
         from torch import distributed as dist
 
-        nccl = device.startswith("cuda") and torch.cuda.device_count() >= self.number
+        nccl = device.startswith("cuda") and torch.cuda.device_count() >= self.num_ranks
         before = os.environ.get(_INTERFACE)
         chosen = self._interface(interface)
         if chosen is not None:
@@ -404,7 +416,7 @@ class World:
                 "nccl" if nccl else "gloo",
                 store=self._store,
                 rank=self.rank,
-                world_size=self.number,
+                world_size=self.num_ranks,
                 timeout=TIMEOUT,
             )
             yield

@@ -1,14 +1,14 @@
-"""What a server and a worker say to each other, and the pipe through which it travels.
+"""The messages that a server and a worker send each other, and the pipe through which they travel.
 
-Messages are JSON of known tuples; what is received is never unpickled, and whoever sends anything else is lost. A
-worker inherits its end of a pipe, which nobody else has. Where vectors travel too, the two are the ends of a pair; see
-`asyncsgd.backends.pair`.
+Messages are JSON of known tuples. What is received is never unpickled, and a worker that sends anything else is lost. A
+worker inherits its end of a pipe, which nobody else has. Where vectors travel too, server and worker have the ends of a
+pair in place of a pipe; see `asyncsgd.backends.pair`.
 
 A worker obeys: it receives a command, carries it out, answers, and receives the next. So it never waits for another
 worker. It has at most one gradient, one `Wake` and the shards of one evaluation unanswered, for which every pipe has
 room: a worker that stands still blocks nobody.
 
-Vectors lie in a segment, or travel through the pair in front of what they belong to."""
+Vectors lie in a segment, or travel through the pair before the message that they belong to."""
 
 from __future__ import annotations
 
@@ -27,60 +27,61 @@ from asyncsgd.backends.segment import Segment
 from asyncsgd.records.events import Gradient, Range, Taken
 
 
-class Told(Struct, array_like=True, tag=True, forbid_unknown_fields=True):
-    """A message: a tuple behind its name."""
+class MessageBase(Struct, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The base of all messages. A message is encoded as a list: its name, then its fields."""
 
 
-class Compute(Told):
+class Compute(MessageBase):
     """Pull the parameters and compute the gradient of one batch, or take a local step on each of several."""
 
     dispatch: int
     batches: tuple[Range, ...]
     learning_rate: float | None
-    """Of the local steps; None: one gradient, and no step."""
-    exact_version: int | None
-    """If given, the starting point lies in the worker's slot, and this is its version."""
+    """The learning rate of the local steps; None: one gradient, and no step."""
+    version_in_slot: int | None
+    """The version of the parameters that lie in the worker's slot, from which it starts. None: it pulls the newest."""
     first_draw: int
-    """Where times are drawn for gradients: the number of the first of them."""
+    """The number of the first computing time that is drawn for these batches; see `asyncsgd.simulation.speeds`."""
 
 
-class Evaluate(Told):
+class Evaluate(MessageBase):
     """Pull the parameters and evaluate shard `shard` of `num_shards`."""
 
     shard: int
     num_shards: int
 
 
-class Wake(Told):
-    """Wait no longer: the gradient is abandoned, or the parameters are frozen."""
+class Wake(MessageBase):
+    """End `Link.sleep_unless_woken`, in which a worker waits for its declared time to pass: its gradient is
+    abandoned, or the parameters are frozen."""
 
 
-class Proceed(Told):
+class Proceed(MessageBase):
     """Go on after `Holding`."""
 
 
-class Stop(Told):
+class Stop(MessageBase):
     """Stop work. This is the last command to a worker."""
 
 
-class Ready(Told):
+class Ready(MessageBase):
     """The worker has built its model and waits for commands."""
 
     layout: str
-    """`Layout.fingerprint`; another one than the server's means another model."""
+    """`Layout.fingerprint`. If it differs from the server's, the worker has another model."""
 
 
-class Computed(Told):
-    """A gradient lies in the worker's slot, or a step is taken."""
+class Computed(MessageBase):
+    """The gradient lies in the worker's slot. Of a worker that steps the parameters: the step is taken."""
 
     dispatch: int
     read_version: int
     gradient: Gradient
     taken: Taken
-    """Without the seconds that the server takes to apply it."""
+    """The seconds that it took, without those that the server takes to apply it."""
 
 
-class ShardEvaluated(Told):
+class ShardEvaluated(MessageBase):
     """The sums of one shard."""
 
     shard: int
@@ -97,89 +98,92 @@ class EvaluatedAgain(ShardEvaluated):
     """float64 `(S,)`."""
 
 
-class Holding(Told):
+class Holding(MessageBase):
     """Hogwild only: a gradient is ready, and the worker waits for `Proceed` before it steps."""
 
 
-class GradientFollows(Told):
-    """A gradient comes through the pair, before its `Computed`."""
+class GradientFollows(MessageBase):
+    """A gradient comes next through the pair. Its `Computed` follows."""
 
 
-class Refused(Told):
-    """The model cannot be trained so, whoever computes; the worker ends. Of a host: it cannot take part."""
+class Refused(MessageBase):
+    """From a worker: no worker can train the model so, and this one ends. From a host: it cannot take part. From rank
+    0: the host must not take part."""
 
     reason: str
 
 
-class Hello(Told):
-    """The first that another host says."""
+class Hello(MessageBase):
+    """The first message of another host."""
 
     host: str
-    """Its name."""
-    first: int
-    number: int
-    """Its workers: the number of the first, and how many."""
+    """The name of the host."""
+    first_worker: int
+    """The number of its first worker."""
+    num_workers: int
+    """The number of its workers."""
     versions: dict[str, str]
-    """Of the packages that must be equal on all hosts."""
+    """The versions that must be equal on all hosts."""
     hardware: dict[str, Any]
     """See `asyncsgd.worker.profile.hardware`."""
 
 
-class Begin(Told):
+class Begin(MessageBase):
     """What rank 0 has prepared. A host compares it with what it has, and answers with `Prepared` or `Refused`."""
 
     settings: dict[str, Any]
-    """Of the run, by name."""
+    """The settings of the run, by name."""
     began_from: dict[str, Any]
-    """Fingerprints of its data and initial parameters."""
+    """The fingerprints of the run's data and initial parameters."""
     hardware: dict[str, Any]
-    """Of rank 0; see `asyncsgd.worker.profile.hardware`."""
+    """The hardware of rank 0; see `asyncsgd.worker.profile.hardware`."""
     found: dict[str, Any]
-    """What the task's `prepare` has found, where it lies in folders of which hosts get copies."""
+    """What the task's `prepare` has found, if it lies in `folders`."""
     folders: tuple[ListedFolder, ...]
-    """These folders; none: each host prepares the task itself."""
+    """The folders of which hosts get copies. If there is none, each host prepares the task itself."""
     micro_batches: int
-    moving: tuple[str, ...] | None
-    """See `asyncsgd.run.run.Run`."""
+    changing_buffers: tuple[str, ...] | None
+    """As in `asyncsgd.run.run.Run`."""
     mirror: int | None = None
-    """Number of the host that keeps a copy of each checkpoint; None: no host does."""
+    """The number of the host that keeps a copy of each checkpoint; None: no host does."""
 
 
-class Lacking(Told):
-    """A host lacks these folders of `Begin`, by number, and receives their files next."""
+class Lacking(MessageBase):
+    """A host lacks some folders of `Begin`, and receives their files next."""
 
     folders: tuple[int, ...]
+    """The positions of these folders in `Begin.folders`."""
 
 
-class Prepared(Told):
+class Prepared(MessageBase):
     """A host has the data and the model of the run, and starts its workers."""
 
 
-class Alive(Told):
+class Alive(MessageBase):
     """A sign of life."""
 
 
 class PartOfFile(Struct, array_like=True, forbid_unknown_fields=True):
-    """What is sent of a file in a run folder."""
+    """A part of a file in a run folder, which is sent to the mirror."""
 
     name: str
-    """Its path within the folder, with slashes."""
+    """The path of the file within the folder, with slashes."""
     first: int
-    """The byte with which it begins."""
+    """The position in the file at which the part begins, in bytes."""
     num_bytes: int
 
 
-class Copy(Told):
+class Copy(MessageBase):
     """A checkpoint, for the host that keeps copies. The bytes of the parts follow as vectors."""
 
     name: str
     parts: tuple[PartOfFile, ...]
-    """In the order in which they are written."""
+    """The parts, in the order in which they are written."""
     kept: tuple[str, ...]
-    """Names of the checkpoints that rank 0 has; others are removed."""
+    """The names of the checkpoints that rank 0 has. The mirror removes all others."""
 
 
-class CopyDone(Told):
+class CopyDone(MessageBase):
     """The copy of a checkpoint is durable."""
 
 
@@ -207,18 +211,18 @@ Message = (
 
 
 def encode(message: Message) -> bytes:
-    """JSON, with NaN, which a loss may be."""
+    """Encode a message as JSON. It may hold NaN, which a loss may be."""
     return json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
 
 
 def decode(payload: bytes) -> Message:
-    """Raises ValueError if it is no message."""
+    """Decode a message. Raises ValueError if it is no message."""
     message: Message = msgspec.convert(json.loads(payload), Message)
     return message
 
 
 class Gone(EOFError):
-    """The other side has ended, or is none of ours."""
+    """The other end has ended, or is not a process of this run."""
 
 
 class Link:
@@ -231,17 +235,18 @@ class Link:
     """
 
     ended = "its process ended"
-    """Why `Gone` is raised."""
+    """The reason that `Gone` gives."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._ahead: collections.deque[Message] = collections.deque()
+        self._received: collections.deque[Message] = collections.deque()
+        """The messages that `receive` has not returned yet."""
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def close(self) -> None:
-        """The other end hears of it."""
+        """Close this end. The other end sees that it is gone."""
         self._connection.close()
 
     def send(self, message: Message) -> None:
@@ -250,12 +255,16 @@ class Link:
 
     def receive(self) -> Message:
         """Wait for the next message. Raises `Gone`."""
-        if not self._ahead:
+        if not self._received:
             self._read()
-        return self._ahead.popleft()
+        return self._received.popleft()
 
-    def rest(self, seconds: float) -> bool:
-        """Let `seconds` pass, or less if `Wake` or `Stop` comes: then True. What else comes is kept for `receive`."""
+    def sleep_unless_woken(self, seconds: float) -> bool:
+        """Sleep for `seconds`, but at most until `Wake` or `Stop` comes. Other messages are kept for `receive`.
+
+        Returns:
+            Whether one of the two has come.
+        """
         end = time.monotonic() + seconds
         while not self._woken():
             left = end - time.monotonic()
@@ -266,18 +275,18 @@ class Link:
 
     def is_readable(self) -> bool:
         """Whether `receive` would return, or raise, at once."""
-        return bool(self._ahead) or self._connection.poll(0)
+        return bool(self._received) or self._connection.poll(0)
 
     def check(self) -> None:
-        """Raise `Gone` if nobody is there."""
+        """Raise `Gone` if the other end is gone."""
         while self._connection.poll(0):
             self._read()
 
     def _woken(self) -> bool:
-        if Wake() in self._ahead:
-            self._ahead.remove(Wake())
+        if Wake() in self._received:
+            self._received.remove(Wake())
             return True
-        return Stop() in self._ahead
+        return Stop() in self._received
 
     def _put(self, payload: bytes) -> None:
         try:
@@ -287,7 +296,7 @@ class Link:
 
     def _read(self) -> None:
         try:
-            self._ahead.append(decode(self._connection.recv_bytes()))
+            self._received.append(decode(self._connection.recv_bytes()))
         except (OSError, EOFError) as error:
             raise Gone(self.ended) from error
         except (ValueError, RecursionError) as error:
@@ -296,11 +305,12 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Inherited:
-    """A child's end of its pipe, and the segment; can be pickled for a child alone."""
+    """A worker's end of its pipe, and the segment. It can only be pickled while a process is started, for that
+    process."""
 
     connection: Connection
     segment: Segment
 
-    def join(self, worker: int) -> tuple[Link, Segment | None]:
-        """The worker's end, and the segment that it shares with the server."""
+    def connect(self, worker: int) -> tuple[Link, Segment | None]:
+        """Return the worker's end, and the segment that it shares with the server."""
         return Link(self.connection), self.segment

@@ -1,8 +1,9 @@
-"""The first rank of another host than that of rank 0; see `asyncsgd.backends.hosts` for what the two say."""
+"""The side of a host that follows rank 0: `asyncsgd.backends.hosts` is the other side, and says what the two send."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -11,7 +12,7 @@ from typing import Any
 
 from asyncsgd.backends import mirror
 from asyncsgd.backends.copies import ListedFolder, found_here, receive
-from asyncsgd.backends.host import Host, Signs, name_of_address, own_address, versions
+from asyncsgd.backends.host import SignsOfLife, ThisHost, name_of_address, own_address, versions
 from asyncsgd.backends.link import Alive, Begin, Gone, Hello, Lacking, Prepared, Refused, Stop
 from asyncsgd.backends.pair import Pair
 from asyncsgd.core.awake import awake
@@ -20,50 +21,55 @@ from asyncsgd.errors import RunError
 
 
 class Member:
-    """Another host than that of rank 0, in its first rank.
+    """The part of another host than that of rank 0 in a run, taken by the first rank of that host.
 
     Args:
-        place: of this process.
-        token, interface, signs: as of `Hosts`.
-        hardware: of this host.
+        this_host: the host of this process.
+        token, interface, signs: as in `Hosts`.
+        hardware: the hardware of this host.
     """
 
     def __init__(
-        self, place: Host, token: bytes, interface: str | None, signs: Signs, hardware: dict[str, Any]
+        self, this_host: ThisHost, token: bytes, interface: str | None, signs: SignsOfLife, hardware: dict[str, Any]
     ) -> None:
-        self.place = place
+        self.this_host = this_host
         self._signs = signs
-        address = own_address(interface, place.leader)
-        self.meeting = place.meeting(address, token)
-        self.meeting.open().set(name_of_address(place.number), address)
-        self._link = Pair(self.meeting, f"host{place.number}", serves=False)
-        hello = Hello(socket.gethostname(), place.first, place.num_workers, versions(), hardware)
+        address = own_address(interface, this_host.leader)
+        self.rendezvous = this_host.rendezvous(address, token)
+        self.rendezvous.open().set(name_of_address(this_host.number), address)
+        self._link = Pair(self.rendezvous, f"host{this_host.number}", serves=False)
+        hello = Hello(socket.gethostname(), this_host.first_worker, this_host.num_workers, versions(), hardware)
         self._link.send(hello)
 
-    def told(self) -> Begin:
-        """Wait for what rank 0 has prepared.
+    def wait_for_begin(self) -> Begin:
+        """Wait for what rank 0 has prepared, and return it.
 
         Raises:
-            RunError: if it is gone, or refuses this host.
+            RunError: if rank 0 is gone, or refuses this host.
         """
         try:
             message = self._link.receive()
         except Gone as gone:
-            raise RunError(f"rank 0 on {self.place.leader} does not begin: {gone}") from gone
+            raise RunError(f"rank 0 on {self.this_host.leader} does not begin: {gone}") from gone
         if isinstance(message, Begin):
             return message
         if isinstance(message, Refused):
             raise RunError(message.reason)
-        raise RunError(f"rank 0 on {self.place.leader} has stopped before the run began")
+        raise RunError(f"rank 0 on {self.this_host.leader} has stopped before the run began")
 
-    def places_of(self, folders: Sequence[ListedFolder], cache: Path, tell: Callable[[str], None]) -> dict[str, str]:
-        """Where this host has folders of rank 0, by their paths there; what it lacks it receives into `cache`.
+    def fetch_folders(
+        self, folders: Sequence[ListedFolder], cache: Path, tell: Callable[[str], None]
+    ) -> dict[str, str]:
+        """Find folders of rank 0 on this host, and receive those that it lacks into `cache`.
 
         Args:
             tell: says a line to the user.
 
+        Returns:
+            The paths on this host, by the paths on the host of rank 0.
+
         Raises:
-            RunError: if rank 0 is gone, or a file comes otherwise than it is there.
+            RunError: if rank 0 is gone, or a file was changed or damaged on its way.
             UsageError: if the cache folder cannot be written.
         """
         places = {}
@@ -81,37 +87,38 @@ class Member:
             for number in lacking:
                 folder = folders[number]
                 size = f"{len(folder.files)} files, {folder.num_bytes / 1e6:.1f} MB"
-                tell(f"host {self.place.number}: receives {Path(folder.path).name} from rank 0 ({size})")
+                tell(f"host {self.this_host.number}: receives {Path(folder.path).name} from rank 0 ({size})")
                 places[folder.path] = receive(folder, cache, self._link.receive_vector)
         except Gone as gone:
-            raise RunError(f"rank 0 on {self.place.leader} does not begin: {gone}") from gone
+            raise RunError(f"rank 0 on {self.this_host.leader} does not begin: {gone}") from gone
         return places
 
     def answer(self, message: Prepared | Refused | Stop) -> None:
+        """Send rank 0 an answer, and wait until it is sent. Nothing happens if rank 0 is gone."""
         with contextlib.suppress(Gone):
             self._link.send(message)
             self._link.flush()
 
     def mirror(self) -> Pair:
         """The pair with rank 0 through which copies of checkpoints come."""
-        return Pair(self.meeting, mirror.PAIR, serves=False)
+        return Pair(self.rendezvous, mirror.PAIR, serves=False)
 
     def stay(self, left: Callable[[], str]) -> None:
-        """Return when rank 0 lets this host go.
+        """Exchange signs of life with rank 0, and return when it lets this host go.
 
         Args:
-            left: says what is left of the run where rank 0 is lost.
+            left: says what is left of the run if rank 0 is lost.
 
         Raises:
             RunError: if rank 0 is lost.
         """
         heard = awake()
-        said = 0.0
+        sent = -math.inf
         while True:
             try:
-                if awake() - said > self._signs.between:
+                if awake() - sent > self._signs.interval:
                     self._link.send(Alive())
-                    said = awake()
+                    sent = awake()
                 if wait([self._link.fileno()], POLL_SECONDS):
                     if isinstance(self._link.receive(), Stop):
                         self.answer(Stop())
@@ -123,4 +130,4 @@ class Member:
                 raise RunError(self._lost(f"no sign of life for {self._signs.deadline:g} s", left()))
 
     def _lost(self, reason: str, left: str) -> str:
-        return f"rank 0 on {self.place.leader} is lost ({reason}), and with it the run; {left}"
+        return f"rank 0 on {self.this_host.leader} is lost ({reason}), and with it the run; {left}"

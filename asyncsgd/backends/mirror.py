@@ -35,12 +35,12 @@ _NAMES = re.compile(rf"settings\.yaml|environment(\.resumed-\d+)?\.json|events\.
 
 
 class Sender:
-    """The end of rank 0.
+    """The end of the pair at rank 0, which sends copies of checkpoints.
 
     Args:
-        link: to the mirror.
-        host: the mirror's number.
-        folder: of the run.
+        link: the end of the pair.
+        host: the number of the mirror.
+        folder: the run folder.
         tell: says a line to the user.
     """
 
@@ -50,31 +50,31 @@ class Sender:
         self._folder = folder
         self._tell = tell
         self._events_bytes = 0
-        """Of events.jsonl, that the mirror has."""
+        """The mirror has so many bytes of events.jsonl."""
         self._is_lost = False
 
     def send(self, checkpoint: Checkpoint) -> None:
-        """Have a durable checkpoint copied, and wait until its copy is durable. Where that fails, the user is told and
-        the run goes on."""
+        """Have a durable checkpoint copied, and wait until its copy is durable. If that fails, the user is told and the
+        run goes on."""
         if self._is_lost:
             return
-        why = None
+        failure = None
         try:
-            answer = self._sent(checkpoint)
+            answer = self._send_parts(checkpoint)
             if isinstance(answer, Refused):
-                why = answer.reason
+                failure = answer.reason
         except Gone as gone:
             self._is_lost = True
-            why = f"{gone}; no more copies are made"
+            failure = f"{gone}; no more copies are made"
         except (OSError, RunError) as error:
             self._is_lost = True
             self._link.give_up("rank 0 could not read a file of the run")
-            why = f"{error}; no more copies are made"
-        if why is not None:
-            self._tell(f"host {self._host} has no copy of checkpoint {checkpoint.name} ({why}); the run goes on")
+            failure = f"{error}; no more copies are made"
+        if failure is not None:
+            self._tell(f"host {self._host} has no copy of checkpoint {checkpoint.name} ({failure}); the run goes on")
 
-    def _sent(self, checkpoint: Checkpoint) -> object:
-        """Send a checkpoint; the answer."""
+    def _send_parts(self, checkpoint: Checkpoint) -> object:
+        """Send a checkpoint, and return the mirror's answer."""
         parts = list(self._parts(checkpoint))
         kept = sorted(path.stem for path in (self._folder / FOLDER).glob("[0-9]*.json"))
         self._link.send(Copy(checkpoint.name, tuple(parts), tuple(kept)))
@@ -98,12 +98,12 @@ class Sender:
 
 
 class Keeper:
-    """The end of the mirror.
+    """The end of the pair at the mirror, which writes the copies.
 
     Args:
-        link: to rank 0.
-        folder: where the copies are written.
-        events: its events.jsonl, by which this process owns it.
+        link: the end of the pair.
+        folder: the folder for the copies.
+        events: the open events.jsonl of this folder; who holds it owns the folder.
     """
 
     def __init__(self, link: Pair, folder: Path, events: BinaryIO) -> None:
@@ -111,26 +111,26 @@ class Keeper:
         self._link = link
         self._events = events
         self.last: str | None = None
-        """The name of the newest checkpoint that is here."""
+        """The name of the newest checkpoint that has a copy here."""
 
     def start(self) -> None:
-        """Keep copies in a thread."""
+        """Start a thread that keeps copies."""
         threading.Thread(target=self.keep, name="mirror", daemon=True).start()
 
     def keep(self) -> None:
         """Write copies until rank 0 is gone, or sends what no run folder has."""
         with contextlib.suppress(Gone):
             while isinstance(copy := self._link.receive(), Copy):
-                failure = self._written(copy)
+                failure = self._write(copy)
                 self._link.send(CopyDone() if failure is None else Refused(failure))
 
-    def _written(self, copy: Copy) -> str | None:
-        """Receive the parts of a copy and write them; why it is not whole, if it is not."""
+    def _write(self, copy: Copy) -> str | None:
+        """Receive the parts of a copy and write them. Return why the copy is not whole; None: it is."""
         failure = None
         for part in copy.parts:
             pieces = received_part(part.num_bytes, self._link.receive_vector)
             if failure is None:
-                failure = self._failure_of(part, pieces)
+                failure = self._write_part(part, pieces)
             for _ in pieces:
                 pass  # what is not written has to be received all the same
         if failure is None:
@@ -138,8 +138,8 @@ class Keeper:
             self._remove_all_but(copy.kept)
         return failure
 
-    def _failure_of(self, part: PartOfFile, pieces: Iterator[bytes]) -> str | None:
-        """Write a part; why it cannot be, if it cannot."""
+    def _write_part(self, part: PartOfFile, pieces: Iterator[bytes]) -> str | None:
+        """Write a part. Return why it cannot be written; None: it is."""
         if _NAMES.fullmatch(part.name) is None:
             return f"no run has a file called {part.name!r}"
         try:
@@ -151,7 +151,7 @@ class Keeper:
         return None
 
     def _append(self, first: int, pieces: Iterator[bytes]) -> str | None:
-        """Write records behind byte `first`."""
+        """Write records from byte `first` on. Return why they do not belong there; None: they are written."""
         num_bytes = os.fstat(self._events.fileno()).st_size
         if num_bytes < first:
             return f"{self.folder / EVENTS} has {num_bytes} bytes, and what came belongs behind byte {first}"

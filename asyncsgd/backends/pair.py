@@ -30,8 +30,8 @@ from asyncsgd.backends.link import Gone, GradientFollows, Inherited, Link, encod
 from asyncsgd.backends.segment import Segment
 
 LOOPBACK = "127.0.0.1"
-MEETING = datetime.timedelta(minutes=30)
-"""Longest wait for the other side to come up."""
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=30)
+"""The longest wait for the other end to come up."""
 _SILENCE = datetime.timedelta(days=30)
 """Of a living peer, which may be stopped. A dead one is noticed at once."""
 _SERVER = 0
@@ -61,39 +61,39 @@ class Greeting(Struct, forbid_unknown_fields=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
-    """Where the two ends of a pair find each other. Can be pickled for a child, which is told the folder by its parent,
-    who may have set another folder for temporary files since children are forked.
+class Rendezvous:
+    """Where the two ends of a pair find each other. Can be pickled for a child. The parent tells the child the folder,
+    since the fork server may have another folder for temporary files.
     """
 
     folder: str = ""
-    """Private to this user; empty: in torchrun's store."""
+    """A folder that only this user can enter; empty: the ends find each other in torchrun's store."""
     store: tuple[str, int] = ("", 0)
-    """Address and port of torchrun's store."""
+    """The address and the port of torchrun's store."""
     prefix: str = ""
-    """Of names in the store: the start of the run by torchrun."""
+    """The prefix of names in the store, which tells apart two starts by torchrun."""
     address: str = LOOPBACK
-    """Of this host, on which gloo listens."""
+    """The address of this host on which gloo listens."""
     token: bytes = dataclasses.field(default=b"", repr=False)
-    """Empty: who can meet here is trusted."""
+    """The token of the run; empty: every process that comes here is trusted."""
 
     def open(self) -> Any:
-        """The store."""
+        """Open the store in which the two ends find each other, and return it."""
         if self.folder:
             store: Any = dist.FileStore(f"{self.folder}/store")
         else:
             host, port = self.store
-            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=MEETING)
-        store.set_timeout(MEETING)
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=RENDEZVOUS_TIMEOUT)
+        store.set_timeout(RENDEZVOUS_TIMEOUT)
         return dist.PrefixStore(self.prefix, store)
 
-    def join(self, worker: int) -> tuple[Link, Segment | None]:
-        """The worker's end, which shares no segment with the server."""
+    def connect(self, worker: int) -> tuple[Link, Segment | None]:
+        """Return the worker's end, which shares no segment with the server."""
         return Pair(self, f"worker{worker}", serves=False), None
 
 
-Way = Inherited | Meeting
-"""How a worker comes to its link."""
+LinkSource = Inherited | Rendezvous
+"""How a worker comes to its link with the server."""
 
 
 class Pair(Link):
@@ -103,17 +103,17 @@ class Pair(Link):
     gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
 
     Args:
-        meeting: where the two meet.
+        rendezvous: where the two meet.
         name: whose pair it is, such as ``worker3``.
         serves: whether it is the server's end.
         slot: at the server, where the worker's vectors are received, `(P,)`, and behind it what its gradients make of
             running statistics, where a model has some; empty: no vectors come.
     """
 
-    def __init__(self, meeting: Meeting, name: str, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
+    def __init__(self, rendezvous: Rendezvous, name: str, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
         ours, self._handed_on = multiprocessing.Pipe(duplex=False)
         super().__init__(ours)
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._name = name
         self._slot = slot
         self._serves = serves
@@ -240,9 +240,9 @@ class Pair(Link):
 
     def _connected(self) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in the stub
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._meeting.address)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._rendezvous.address)]
         options._timeout = _SILENCE
-        return dist.ProcessGroupGloo(dist.PrefixStore(self._name, self._meeting.open()), self._rank, 2, options)
+        return dist.ProcessGroupGloo(dist.PrefixStore(self._name, self._rendezvous.open()), self._rank, 2, options)
 
     def _greet(self) -> None:
         """Greet, and have the other end prove that it has the token.
@@ -250,7 +250,7 @@ class Pair(Link):
         Raises:
             Forged: if it has not.
         """
-        token = self._meeting.token
+        token = self._rendezvous.token
         ours = Greeting(os.urandom(32), seal.available() if token else ())
         sent = msgspec.json.encode(ours)
         self._post_bytes(sent)
@@ -273,7 +273,7 @@ class Pair(Link):
         theirs = msgspec.json.decode(came, type=Greeting)
         greetings = (sent, came) if self._serves else (came, sent)
         algorithm = seal.common(algorithms, theirs.algorithms)
-        of_server, of_worker = seal.seals(self._meeting.token, self._name, greetings, algorithm)
+        of_server, of_worker = seal.seals(self._rendezvous.token, self._name, greetings, algorithm)
         if self._serves:
             self._sending = of_server
             self._receiving = of_worker

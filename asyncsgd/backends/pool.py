@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from asyncsgd.backends.launch import end_with_parent, fork_server_of
+from asyncsgd.backends.launch import end_with_parent, fork_server_importing
 from asyncsgd.errors import RunError
 
 
@@ -39,7 +39,7 @@ def mapping(
         begin(0)
         yield map
         return
-    context = fork_server_of(*modules)
+    context = fork_server_importing(*modules)
     numbers = context.SimpleQueue()
     for number in range(processes):
         numbers.put(number)

@@ -288,21 +288,21 @@ class ProcessBackend:
         """
         worker = work.worker
         point = work.point
-        exact_version = None if work.point is None else work.version
+        version_in_slot = None if work.point is None else work.version
         segment = self._segment
         statistics = work.statistics
         if point is None and isinstance(self._links[worker], Pair):
             # The worker does not see the segment, so it cannot read the newest parameters when it begins. It is sent
             # those of now, and their version is the one that it has read.
             point = segment.parameters
-            exact_version = segment.version
+            version_in_slot = segment.version
             statistics = segment.statistics
         if point is not None:
             segment.slots[worker].copy_(point)
             if statistics is not None:
                 segment.moved[worker, 0].copy_(statistics)
         self._computing.add(worker)
-        command = Compute(work.dispatch, work.batches, work.rate, exact_version, work.draw)
+        command = Compute(work.dispatch, work.batches, work.rate, version_in_slot, work.draw)
         vectors = self._vectors(segment.slots[worker], segment.moved[worker, 0]) if segment.slots else ()
         self._send(worker, command, vectors)
 

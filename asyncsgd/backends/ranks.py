@@ -1,10 +1,10 @@
-"""Ranks in step as a backend of the one loop: what synchronous training and pipelines share.
+"""Ranks in step as a backend of `asyncsgd.core.loop.Loop`: what synchronous training and pipelines share.
 
-Rank 0 leads: it runs the loop, and before each thing that all ranks do together it tells the others what that is. They
-only obey, and know no budget, no point of evaluation and no clock. The ranks step by themselves, each its own
-parameters, so the server of such a run counts on an empty vector: rounds, batches and records are its rule's.
+Rank 0 leads. It runs the loop, and before all ranks do something together it tells the others what that is. These only
+obey, and know no budget, no point of evaluation and no clock. Every rank steps its own parameters. So the server of
+such a run has an empty parameter vector: its rule counts rounds and batches, and it writes the records.
 
-Counts, losses and evaluation sums always go through gloo. A dead rank fails the others' next collective at once, a
+Counts, losses and evaluation sums always go through gloo. A dead rank makes the others' next collective fail at once, a
 silent one after `TIMEOUT`."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncsgd.core.optimizers import StepTakenByWorker
 from asyncsgd.core.protocol import Arrived, Measured
 from asyncsgd.core.state import State, restore, state_of
 from asyncsgd.errors import RunError
-from asyncsgd.records.events import Gradient, Taken
+from asyncsgd.records.events import Gradient, StageUse, Taken
 from asyncsgd.run.run import Run
 from asyncsgd.tasks.base import Sums, decode_sums, encode_sums
 from asyncsgd.worker.evaluation import measured_in_shards
@@ -50,22 +50,22 @@ class AllRanks:
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
-        self.number = dist.get_world_size()
+        self.num_ranks = dist.get_world_size()
         self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
-    def take(self, tensor: Tensor, source: int) -> None:
+    def broadcast(self, tensor: Tensor, source: int) -> None:
         """Fill `tensor`, on the CPU, with what it holds on the rank `source`."""
         dist.broadcast(tensor, source, group=self._gloo)
 
-    def told(self, *numbers: int) -> tuple[int, ...]:
-        """Rank 0's numbers, on every rank."""
+    def from_rank_0(self, *numbers: int) -> tuple[int, ...]:
+        """Return the numbers of rank 0 on every rank. Those of other ranks only say how many they are."""
         row = torch.tensor(numbers)
-        self.take(row, 0)
+        self.broadcast(row, 0)
         return tuple(row.tolist())
 
     def gather(self, row: Tensor) -> Tensor:
         """Every rank's row, `(N, len(row))`, on every rank; `row` lies on the CPU."""
-        rows = [torch.empty_like(row) for _ in range(self.number)]
+        rows = [torch.empty_like(row) for _ in range(self.num_ranks)]
         dist.all_gather(rows, row, group=self._gloo)
         return torch.stack(rows)
 
@@ -81,58 +81,69 @@ class AllRanks:
         return [content.decode() for content in self.gather_bytes(text.encode())]
 
 
-Computed = tuple[Gradient, Taken]
-"""A batch whose gradient is in the parameters of all ranks, and how long its parts took."""
+GradientAndTimes = tuple[Gradient, Taken]
+"""A gradient along which all ranks have stepped, and how long its parts took."""
 
 LONGEST_GROUP = 8
-"""Batches of ``2bw``: a bubble of (p - 1) / (8 m + p - 1), and buffers for the hidden states of all of them."""
+"""``2bw`` computes at most so many batches in one group. With g batches of m micro-batches on p stages the bubble is
+(p - 1) / (g m + p - 1), so a longer group would have a smaller one, and would need more buffers for hidden states."""
 
 
 class Replica(abc.ABC):
-    """A model that is trained, as one of its ranks sees it: every replica steps along the mean of all gradients.
+    """A replica of the model, as one of its ranks sees it. Every replica steps along the mean of all gradients.
 
         x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = loss terms of its batch
 
     Replica r takes batch t N + r at step t. A replica is one rank (`DataParallel`) or a row of them
     (`asyncsgd.pipeline.replica`). All ranks of a run construct it and call its methods together, on the initialised
-    process group. Gradients take as long as the run's speeds say, before they are exchanged. What a gradient
-    would have taken is known from the step before, so the first is not stretched by a factor.
+    process group. Before gradients are exchanged, they take as long as the run's speeds say. A declared factor is
+    applied to the seconds of the step before, so the first step is not slowed by one.
 
     Args:
-        stages: ranks of a replica, of which the last knows its losses and the sums of its evaluations.
+        stages: the number of ranks of a replica. Its last rank knows its losses and the sums of its evaluations.
     """
 
     norm: float | None = None
-    """Of the last direction; see `asyncsgd.core.optimizers.Optimizer.norm`."""
+    """The norm of the last direction; see `asyncsgd.core.optimizers.Optimizer.norm`."""
 
     def __init__(self, run: Run, stages: int = 1) -> None:
         self.task = run.task
         self.device = torch.device(run.device)
         self.ranks = AllRanks()
-        self.number, self.speakers = self.ranks.rank // stages, [*range(stages - 1, self.ranks.number, stages)]
-        self._rate, self._straggling = run.schedule, Straggling.of(run, self.number)
+        self.replica_number = self.ranks.rank // stages
+        self.last_ranks = [*range(stages - 1, self.ranks.num_ranks, stages)]
+        """The last rank of each replica."""
+        self._rate = run.schedule
+        self._straggling = Straggling.of(run, self.replica_number)
         self._own_seconds = 0.0
+        """The seconds that this rank's last gradient took, without waiting."""
 
     @abc.abstractmethod
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all. `weigh` tells
-        the share of the batch's loss terms in those of all replicas.
+        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all.
+
+        Args:
+            weigh: returns the share of the batch's loss terms in those of all replicas. Every rank must call it once.
+                It blocks until all ranks have called it.
         """
 
     @abc.abstractmethod
     def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
-        """Step along the gradient all but the parameters `frozen`."""
+        """Step all parameters but those that are `frozen` along the gradient."""
 
     def follow_statistics(self, weights: Tensor) -> None:
-        """Let running statistics follow those of the first of the batches with these loss terms that has some; where
-        the model has none, as in pipelines, nothing moves.
+        """Set the running statistics to those of the first replica whose batch has loss terms. Nothing happens where
+        the model has none, as in pipelines.
+
+        Args:
+            weights: the number of loss terms of each replica's batch.
         """
         return
 
     @abc.abstractmethod
     def sums(self) -> Sums:
-        """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing.
-        Asserts that every parameter lies where it should.
+        """The sums of this replica's shard of the evaluation sets, on its last rank; on its other ranks sums over
+        nothing. Asserts that every parameter lies where it should.
         """
 
     @abc.abstractmethod
@@ -141,54 +152,52 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def state_dict(self) -> State:
-        """Its part of a checkpoint, the same on every rank."""
+        """The part of a checkpoint that the ranks keep. Every rank returns the same."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Go on from the state of a whole run."""
+        """Continue from `state`, a checkpoint's state of a whole run."""
 
-    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
-        """What stages have done since the call before; see `asyncsgd.records.events.StagesUsed`."""
+    def used(self) -> tuple[StageUse, ...]:
+        """What each stage of each replica has done since the last call."""
         return ()
 
-    def update(self, first: int, count: int) -> list[Computed]:
-        """Take the step of batches `first` to ``first + count - 1``, or the steps of some of them, and say what became
-        of each. Replicas from `count` on have no batch left and add nothing.
+    def update(self, first: int, count: int) -> list[GradientAndTimes]:
+        """Take the step of batches `first` to ``first + count - 1``, or the steps of some of them. Replicas from
+        `count` on have no batch left and add nothing.
+
+        Returns:
+            What became of each batch of which a step was taken, in order.
         """
+        has_batch = self.replica_number < count
+        # A replica without a batch computes the first one too, with weight 0: the exchange needs all ranks.
+        index = first + self.replica_number if has_batch else first
         began = time.perf_counter()
-        waited = stretched = 0.0
-        weights = torch.empty(0)
-
-        def weigh(weight: float) -> float:
-            nonlocal weights, waited, stretched
-            stretched = self._straggling.wait_seconds(self._own_seconds, first // len(self.speakers))
-            time.sleep(stretched)  # before the exchange, in which the others wait for this rank
-            asked = time.perf_counter()
-            row = torch.tensor([weight if self.number < count else 0.0], dtype=torch.float64)
-            weights = self.ranks.gather(row)[self.speakers, 0]
-            waited = time.perf_counter() - asked
-            total = float(weights.sum())
-            return float(row[0]) / total if total else 0.0
-
-        gradient = self.gradient(first + (self.number if self.number < count else 0), weigh)
+        straggling_seconds = self._straggling.wait_seconds(self._own_seconds, first // len(self.last_ranks))
+        weighing = _Weighing(self, has_batch, straggling_seconds)
+        gradient = self.gradient(index, weighing.weigh)
         computed = time.perf_counter()
-        self._own_seconds = computed - began - waited - stretched
-        if bool(weights.any()):
+        compute_seconds = computed - began - weighing.waited_seconds
+        self._own_seconds = compute_seconds - straggling_seconds
+        if bool(weighing.weights.any()):
             self.step(self._rate((first + count) * self.task.batch_size), gradient.frozen)
-        self.follow_statistics(weights[:count])
+        weights = weighing.weights[:count]
+        self.follow_statistics(weights)
         frozen = json.dumps(gradient.frozen)
         digest = zlib.crc32(frozen.encode())
-        row = [gradient.loss, computed - began - waited, waited, time.perf_counter() - computed, digest]
-        rows = self.ranks.gather(torch.tensor(row, dtype=torch.float64))[self.speakers].tolist()
-        if len({row.pop() for row in rows}) > 1:
+        apply_seconds = time.perf_counter() - computed
+        row = [gradient.loss, compute_seconds, weighing.waited_seconds, apply_seconds, digest]
+        rows = self.ranks.gather(torch.tensor(row, dtype=torch.float64))[self.last_ranks].tolist()
+        if len({digest for *_, digest in rows}) > 1:
             raise RunError(
                 f"ranks have frozen (requires_grad) different parameters in one update: "
                 f"{', '.join(self.ranks.gather_texts(frozen))}; freeze the same ones on all of them at the same step"
             )
-        return [
-            (Gradient(loss, weight, self.task.batch_size), Taken(compute=compute, wait=wait, apply=apply))
-            for weight, (loss, compute, wait, apply) in zip(weights.tolist()[:count], rows, strict=False)
-        ]
+        updates = []
+        for weight, (loss, compute, wait, apply, _) in zip(weights.tolist(), rows, strict=False):
+            taken = Taken(compute=compute, wait=wait, apply=apply)
+            updates.append((Gradient(loss, weight, self.task.batch_size), taken))
+        return updates
 
     def evaluate(self) -> Measured:
         """Evaluate the parameters exactly, a shard per replica."""
@@ -198,8 +207,39 @@ class Replica(abc.ABC):
         peaks = tuple((rank, resident, cuda) for rank, (resident, cuda) in enumerate(rows))
         seconds = time.perf_counter() - began
         stages = self.used()
-        shards = [decode_sums(texts[rank]) for rank in self.speakers]
+        shards = [decode_sums(texts[rank]) for rank in self.last_ranks]
         return measured_in_shards(self.task, shards, seconds, peaks, stages)
+
+
+class _Weighing:
+    """The exchange of the numbers of loss terms in one update.
+
+    Args:
+        replica: the replica of this rank.
+        has_batch: whether its loss terms count.
+        straggling_seconds: the rank sleeps so long before the exchange, in which the others wait for it.
+    """
+
+    def __init__(self, replica: Replica, has_batch: bool, straggling_seconds: float) -> None:
+        self._replica = replica
+        self._has_batch = has_batch
+        self._straggling_seconds = straggling_seconds
+        self.waited_seconds = 0.0
+        """The seconds of the exchange, in which this rank waits for the others."""
+        self.weights = torch.empty(0)
+        """The number of loss terms of each replica's batch."""
+
+    def weigh(self, weight: float) -> float:
+        """Exchange the number of loss terms, and return this replica's share of all; see `Replica.gradient`."""
+        if not self._has_batch:
+            weight = 0.0
+        time.sleep(self._straggling_seconds)
+        began = time.perf_counter()
+        row = torch.tensor([weight], dtype=torch.float64)
+        self.weights = self._replica.ranks.gather(row)[self._replica.last_ranks, 0]
+        self.waited_seconds = time.perf_counter() - began
+        total = float(self.weights.sum())
+        return weight / total if total else 0.0
 
 
 class DataParallel(Replica):
@@ -219,26 +259,26 @@ class DataParallel(Replica):
         self._flat.check()
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        return self._worker.gradient(index, lambda weight: self.ranks.number * weigh(weight))
+        return self._worker.gradient(index, lambda weight: self.ranks.num_ranks * weigh(weight))
 
     def step(self, learning_rate: float, frozen: tuple[str, ...]) -> None:
         self._optimizer.step(self._flat.gradients, learning_rate, frozen=frozen)
         self.norm = self._optimizer.norm
 
     def follow_statistics(self, weights: Tensor) -> None:
-        """As DistributedDataParallel does, which sends rank 0's buffers to the others."""
+        """Broadcast the statistics of that replica, as DistributedDataParallel broadcasts the buffers of rank 0."""
         statistics = self._flat.statistics
         if statistics is None or not bool(weights.any()):
             return
         first = int(weights.nonzero()[0])
         if self.ranks.rank == first:
             statistics.values.copy_(statistics.moved[0])
-        self.ranks.take(statistics.values, first)
+        self.ranks.broadcast(statistics.values, first)
         statistics.reestimated = None
 
     def sums(self) -> Sums:
         self._flat.check()
-        return self._worker.evaluate(self.number, self.ranks.number)
+        return self._worker.evaluate(self.replica_number, self.ranks.num_ranks)
 
     def parameters(self) -> Tensor:
         return self._flat.parameters
@@ -252,45 +292,53 @@ class DataParallel(Replica):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
-        gradient that nobody uses is computed first, where the run before had computed one.
+        """Continue from `state`. DDP orders its buckets anew after the first backward pass, and the order decides how
+        sums are rounded. So a gradient that nobody uses is computed first, if the run had computed one before.
         """
         kept = KeptState(state)
         assert kept.of_ranks is not None
         if kept.version > 0:
             self._worker.gradient(0, lambda weight: 1.0)
-        own = kept.of_ranks
+        of_ranks = kept.of_ranks
         with torch.no_grad():
-            self._flat.parameters.copy_(own["parameters"])
+            self._flat.parameters.copy_(of_ranks["parameters"])
         if self._flat.statistics is not None:
-            restore(self._flat.statistics, own["statistics"])
-        restore(self._optimizer, own["optimizer"])
-        restore(self._worker, json.loads(own["workers"][self.number]))
+            restore(self._flat.statistics, of_ranks["statistics"])
+        restore(self._optimizer, of_ranks["optimizer"])
+        restore(self._worker, json.loads(of_ranks["workers"][self.replica_number]))
 
 
 STOP, UPDATE, EVALUATE, PARAMETERS, STATE = range(5)
 
 
 class InStep:
-    """What the ranks of a run do together, see `Replica`: rank 0 by the other methods, the others by `follow`."""
+    """What the ranks of a run do together, see `Replica`. Rank 0 calls the methods. The other ranks call `follow`, and
+    so carry out each of these methods too."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
 
     def follow(self) -> None:
         """Obey rank 0 until it says that the run has ended."""
-        while (told := self.replica.ranks.told(STOP, 0, 0))[0] != STOP:
-            self._do(*told)
+        while True:
+            command, first, count = self.replica.ranks.from_rank_0(STOP, 0, 0)
+            if command == STOP:
+                return
+            self._carry_out(command, first, count)
 
-    def _lead(self, what: int, first: int = 0, count: int = 0) -> Any:
-        return self._do(*self.replica.ranks.told(what, first, count))
+    def _lead(self, command: int, first: int = 0, count: int = 0) -> Any:
+        """Tell the other ranks a command, and carry it out like them."""
+        self.replica.ranks.from_rank_0(command, first, count)
+        return self._carry_out(command, first, count)
 
-    def _do(self, what: int, first: int, count: int) -> Any:
-        if what == UPDATE:
+    def _carry_out(self, command: int, first: int, count: int) -> Any:
+        if command == UPDATE:
             return self.replica.update(first, count)
-        if what == EVALUATE:
+        if command == EVALUATE:
             return self.replica.evaluate()
-        return self.replica.parameters() if what == PARAMETERS else self.replica.state_dict()
+        if command == PARAMETERS:
+            return self.replica.parameters()
+        return self.replica.state_dict()
 
     update = partialmethod(_lead, UPDATE)
     evaluate = partialmethod(_lead, EVALUATE)
@@ -298,21 +346,22 @@ class InStep:
     state_dict = partialmethod(_lead, STATE)
 
     def load_state_dict(self, state: State) -> None:
-        """The ranks have loaded it, all of them together."""
+        """Do nothing: every rank has loaded its state in `asyncsgd.backends.rank_main.in_step`."""
 
     def stop(self) -> None:
-        """Let the others go."""
-        self.replica.ranks.told(STOP, 0, 0)
+        """Let the other ranks end."""
+        self.replica.ranks.from_rank_0(STOP, 0, 0)
 
 
 class RanksBackend(InOrder):
-    """The backend of a run whose ranks step by themselves, in rank 0.
+    """The backend, in rank 0, of a run whose ranks step by themselves.
 
     Args:
-        ranks: all of them.
-        optimizer: of the server, which tells the norm of the ranks' step.
-        num_workers: of the server.
-        ahead: given the next batch, how many the ranks compute at once; None: as many as are in flight.
+        ranks: all ranks.
+        optimizer: the server's optimizer, which reports the norm of the ranks' step.
+        num_workers: how many workers the server counts: the replicas, or two versions with ``2bw``.
+        group_size: returns how many batches the ranks compute at once, given the next batch; None: as many as are in
+            flight.
     """
 
     KEPT = ("_clock", "_started", "ranks")
@@ -323,13 +372,13 @@ class RanksBackend(InOrder):
         optimizer: StepTakenByWorker,
         clock: TrainingClock,
         num_workers: int,
-        ahead: Callable[[int], int] | None = None,
+        group_size: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(clock, num_workers)
         self.ranks = ranks
         self._optimizer = optimizer
-        self._ahead = ahead
-        self._computed: collections.deque[Computed] = collections.deque()
+        self._group_size = group_size
+        self._computed: collections.deque[GradientAndTimes] = collections.deque()
 
     def next(self, until: float) -> Arrived | None:
         if not self._clock.running:
@@ -338,7 +387,7 @@ class RanksBackend(InOrder):
             if self.now >= until:
                 return None
             first = self._started[0].batches[0].first
-            count = len(self._started) if self._ahead is None else self._ahead(first)
+            count = len(self._started) if self._group_size is None else self._group_size(first)
             self._computed.extend(self.ranks.update(first, count))
             self._optimizer.norm = self.ranks.replica.norm
         work = self._started.pop(0)
@@ -354,17 +403,18 @@ class RanksBackend(InOrder):
         return self.ranks.evaluate()
 
 
-def groups(budget: Limits, evaluations: int, batch_size: int) -> Callable[[int], int]:
-    """How many batches from the next one on ``2bw`` computes in one group: up to the next point of evaluation."""
+def group_size_function(budget: Limits, evaluations: int, batch_size: int) -> Callable[[int], int]:
+    """Make the function that returns how many batches ``2bw`` computes in one group, given the first of them. A group
+    ends at the next point of evaluation."""
     points = EvaluationPoints(budget, evaluations).in_samples
 
-    def ahead(first: int) -> int:
+    def group_size(first: int) -> int:
         if points.next == math.inf:
             return LONGEST_GROUP
         points.take_up_to(first * batch_size)
         return math.ceil(max(1, min(LONGEST_GROUP, points.next / batch_size - first)))
 
-    return ahead
+    return group_size
 
 
 def is_lost_contact(error: Exception) -> bool:

@@ -26,7 +26,7 @@ from asyncsgd.backends.link import (
     ShardEvaluated,
     Stop,
 )
-from asyncsgd.backends.pair import Pair, Way
+from asyncsgd.backends.pair import LinkSource, Pair
 from asyncsgd.backends.process_setup import Straggling, fail, set_up_process
 from asyncsgd.backends.segment import FROZEN, SAMPLES
 from asyncsgd.core.batches import indices_of
@@ -42,7 +42,7 @@ from asyncsgd.worker.profile import Profile, peak_bytes
 
 def serve(
     run: Run,
-    way: Way,
+    link_source: LinkSource,
     worker: int,
     profile: Profile | None = None,
     tells: bool = False,
@@ -51,13 +51,13 @@ def serve(
 
     Args:
         run: of `Run.at`.
-        way: to the server.
+        link_source: to the server.
         profile, tells: see `Run.worker`.
     """
     try:
         set_up_process(run.runtime.threads)
         kind = HogwildWorker if run.runtime.steps_in_workers else ServedWorker
-        kind(run, way, worker, profile, tells).obey()
+        kind(run, link_source, worker, profile, tells).obey()
     except Gone:
         os._exit(1)  # the server is gone and has said why; there is nobody to report to
     except Exception as error:
@@ -69,12 +69,12 @@ def serve(
 class ServedWorker:
     """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
 
-    def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:
+    def __init__(self, run: Run, link_source: LinkSource, number: int, profile: Profile | None, tells: bool) -> None:
         self._run = run
         self._straggling = Straggling.of(run, number)
         self._num_batches = run.limits.num_batches(run.task.batch_size)
         self._device = torch.device(run.device)
-        self._link, self._segment = way.join(number)
+        self._link, self._segment = link_source.connect(number)
         self._through = self._link if isinstance(self._link, Pair) else None
         """The link, where vectors travel through it; None: they lie in the segment."""
         self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
@@ -91,7 +91,7 @@ class ServedWorker:
 
     def _bound(self, model: torch.nn.Module) -> FlatModel:
         gradients = self._slot if self._device.type == "cpu" else None
-        return FlatModel(model, gradients=gradients, changing_buffers=self._run.moving or ())
+        return FlatModel(model, gradients=gradients, changing_buffers=self._run.changing_buffers or ())
 
     def obey(self) -> None:
         """Carry out commands in order until `Stop`."""
@@ -123,11 +123,11 @@ class ServedWorker:
         else:
             self._link.send(ShardEvaluated(command.shard, sums, peaks))
 
-    def _pull(self, exact_version: int | None) -> int:
+    def _pull(self, version_in_slot: int | None) -> int:
         """Bring one consistent version into the model, or the point that lies in the slot; return its version.
 
         Args:
-            exact_version: of the point; None: the newest version is wanted, and in an evaluation nobody asks which.
+            version_in_slot: of the point; None: the newest version is wanted, and in an evaluation nobody asks which.
         """
         parameters = self._flat.parameters
         if self._through is not None:
@@ -136,13 +136,13 @@ class ServedWorker:
                 parameters.copy_(self._staging)
             if self._statistics is not None:
                 self._through.receive_vector(self._statistics.values)
-            return exact_version or 0
-        if exact_version is not None:
+            return version_in_slot or 0
+        if version_in_slot is not None:
             assert self._slot is not None
             parameters.copy_(self._slot)
             if self._statistics is not None:
                 self._statistics.values.copy_(self._statistics.moved[0])
-            return exact_version
+            return version_in_slot
         assert self._segment is not None
         statistics = None if self._statistics is None else self._statistics.values
         return self._segment.pull(parameters, self._link.check, statistics)
@@ -161,7 +161,7 @@ class ServedWorker:
     def _compute(self, command: Compute) -> bool:
         """Answer with a gradient; False if the run is over."""
         began = time.perf_counter()
-        version = self._pull(command.exact_version)
+        version = self._pull(command.version_in_slot)
         pulled = time.perf_counter()
         indices = indices_of(command.batches)
         worker = self._worker
@@ -176,7 +176,7 @@ class ServedWorker:
             torch.cuda.synchronize(self._device)
         wait_seconds = self._straggling.wait_seconds(time.perf_counter() - pulled, command.first_draw, len(indices))
         if wait_seconds > 0:
-            self._link.rest(wait_seconds)  # an abandoned gradient need not be waited for
+            self._link.sleep_unless_woken(wait_seconds)  # an abandoned gradient need not be waited for
         computed = time.perf_counter()
         self._push(self._flat.gradients)
         pushed = time.perf_counter()
@@ -193,8 +193,8 @@ class ServedWorker:
 class HogwildWorker(ServedWorker):
     """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
 
-    def __init__(self, run: Run, way: Way, number: int, profile: Profile | None, tells: bool) -> None:
-        super().__init__(run, way, number, profile, tells)
+    def __init__(self, run: Run, link_source: LinkSource, number: int, profile: Profile | None, tells: bool) -> None:
+        super().__init__(run, link_source, number, profile, tells)
         assert self._segment is not None
         assert isinstance(run.runtime, Hogwild)
         self._shared = self._segment
@@ -207,7 +207,7 @@ class HogwildWorker(ServedWorker):
         assert self._segment is not None
         return FlatModel(model, parameters=self._segment.parameters, keep_parameters=True)
 
-    def _pull(self, exact_version: int | None) -> int:
+    def _pull(self, version_in_slot: int | None) -> int:
         return self._shared.version
 
     def _compute(self, command: Compute) -> bool:
@@ -217,7 +217,7 @@ class HogwildWorker(ServedWorker):
         gradient = self._worker.gradient(command.batches[0].first)
         until = time.perf_counter() + self._straggling.wait_seconds(time.perf_counter() - began, command.first_draw)
         while (left := until - time.perf_counter()) > 0:
-            self._link.rest(left)
+            self._link.sleep_unless_woken(left)
             held = time.perf_counter()
             if not self._may_step():
                 return False

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 from torch import Tensor
 
-from asyncsgd.records.events import Evaluation, Gradient, Range, Record, Taken
+from asyncsgd.records.events import Evaluation, Gradient, Range, Record, StageUse, Taken
 
 
 class Work(Struct, gc=False):
@@ -145,7 +145,7 @@ class Measured:
     worker_losses: tuple[float | None, ...] = ()
     peak_bytes: tuple[tuple[int, int, int], ...] = ()
     """As in `records.events.MemoryUsed`."""
-    stages: tuple[tuple[int, int, float | None, float, float, float], ...] = ()
+    stages: tuple[StageUse, ...] = ()
     """As in `records.events.StagesUsed`."""
     score_error: str | None = None
     """What is wrong with the task's `metrics` or `details`, which then say nothing."""

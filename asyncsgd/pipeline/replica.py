@@ -33,13 +33,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from asyncsgd.backends.ranks import Computed, Replica
+from asyncsgd.backends.ranks import GradientAndTimes, Replica
 from asyncsgd.core.checkpoints import KeptState
 from asyncsgd.core.state import State, restore, state_of
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
 from asyncsgd.pipeline.held_stage import HeldStage, Part, mean_loss
-from asyncsgd.records.events import Taken
+from asyncsgd.records.events import StageUse, Taken
 from asyncsgd.run import runtimes
 from asyncsgd.run.run import Run
 from asyncsgd.tasks.base import Batch, Sums, to_device
@@ -47,8 +47,7 @@ from asyncsgd.worker.evaluation import evaluate_sets
 from asyncsgd.worker.worker import Gradient
 
 COMPUTING, PASSING, EXCHANGING, SENT = range(4)
-"""The places of what a stage uses: the seconds of its passes; the seconds from the first pass of each batch to the last
-one; the seconds in which it exchanges gradients; the bytes that it sends."""
+"""The places of what a stage uses, as in `asyncsgd.records.events.StageUse` behind the two numbers."""
 
 
 class TimedStage(PipelineStage):
@@ -104,7 +103,7 @@ class Pipeline(Replica):
         assert isinstance(runtime, runtimes.Pipeline)
         super().__init__(run, runtime.stages)
         self._stages = runtime.stages
-        self._replicas = len(self.speakers)
+        self._replicas = len(self.last_ranks)
         self._stage = self.ranks.rank % self._stages
         self._data = self.task.data(run.seed)
         self._row = self._group(range(self._stages))
@@ -137,7 +136,7 @@ class Pipeline(Replica):
 
         It is None for a rank that is in no such group. All ranks call it.
         """
-        rows = torch.arange(self.ranks.number).view(-1, self._stages)
+        rows = torch.arange(self.ranks.num_ranks).view(-1, self._stages)
         members = rows[:, [*stages]] if stages else rows.T
         group, _ = dist.new_subgroups_by_enumeration(members.tolist())
         return group
@@ -291,7 +290,9 @@ class Pipeline(Replica):
             dist.send(output.contiguous(), rank + 1, group=self._row)
             return None
 
-        return evaluate_sets(self.task, stage, self._data.evaluation, self.number, self._replicas, self.device, outputs)
+        return evaluate_sets(
+            self.task, stage, self._data.evaluation, self.replica_number, self._replicas, self.device, outputs
+        )
 
     def parameters(self, held: HeldStage | None = None) -> Tensor:
         """The parameters of all stages of the first replica, `(P,)`, on the CPU of every rank.
@@ -306,10 +307,10 @@ class Pipeline(Replica):
             views[name].copy_(view)
         for stage, names in enumerate(self._names):
             for name in names:
-                self.ranks.take(views[name], stage)
+                self.ranks.broadcast(views[name], stage)
         return whole
 
-    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
+    def used(self) -> tuple[StageUse, ...]:
         table = self.ranks.gather(self._used).tolist()
         self._used.zero_()
         rows = []
@@ -322,7 +323,7 @@ class Pipeline(Replica):
     def state_dict(self) -> State:
         """The optimizers of the stages of the first replica, which are those of all, as bytes of `torch.save`."""
         file = io.BytesIO()
-        if self.number == 0:
+        if self.replica_number == 0:
             torch.save(state_of(self._optimizer), file)
         contents = self.ranks.gather_bytes(file.getvalue())
         optimizers = []
@@ -381,7 +382,7 @@ class TwoVersions(Pipeline):
     def _held(self) -> HeldStage:
         return self._copies[(self._taken - 1) % 2]
 
-    def update(self, first: int, count: int) -> list[Computed]:
+    def update(self, first: int, count: int) -> list[GradientAndTimes]:
         """Take an update with each batch from `first` on whose hidden states have one shape, `count` at most."""
         parts, weight, shape = self.parts(first, lambda weight: 1.0)
         group = [parts]
@@ -399,7 +400,7 @@ class TwoVersions(Pipeline):
         while self._exchanging:
             self._take(min(self._exchanging))
         own_losses = torch.tensor([mean_loss(parts) for parts in group], dtype=torch.float64)
-        losses = self.ranks.gather(own_losses)[self.speakers[0]]
+        losses = self.ranks.gather(own_losses)[self.last_ranks[0]]
         taken = Taken(compute=seconds / len(group))  # to apply is a part of the pipeline's own time
         computed = []
         for loss, weight in zip(losses.tolist(), weights, strict=True):

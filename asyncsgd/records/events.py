@@ -257,10 +257,16 @@ class MemoryUsed(Moment, frozen=True):
     kind: str = "memory"
 
 
+StageUse = tuple[int, int, float | None, float, float, float]
+"""What a stage of a pipeline has done: the number of its replica, its own number, the seconds of its passes (None if
+they are unknown), the seconds from the first pass of each batch to the last one, the seconds in which it exchanged
+gradients, and the bytes that it sent."""
+
+
 class StagesUsed(Moment, frozen=True):
     """What the stages of a pipeline have done since the evaluation before."""
 
-    stages: tuple[tuple[int, int, float | None, float, float, float], ...]
+    stages: tuple[StageUse, ...]
     kind: str = "stages"
 
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import ChildProcesses, World
 from asyncsgd.backends.link import Inherited, Link
-from asyncsgd.backends.pair import Meeting, Pair, Way
+from asyncsgd.backends.pair import LinkSource, Pair, Rendezvous
 from asyncsgd.backends.processes import HowItEnded, ProcessBackend
 from asyncsgd.backends.rank_main import in_step, serve_rank
 from asyncsgd.backends.ranks import (
     LOST_CONTACT,
     RanksBackend,
-    groups,
+    group_size_function,
     is_lost_contact,
 )
 from asyncsgd.backends.segment import Segment
@@ -277,30 +277,30 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
     shares = live.run.runtime.transport == "shared_memory"
     links: dict[int, Link] = {}
     with contextlib.ExitStack() as closing:
-        # The place in which the ends of a pair find each other, which nobody needs who shares memory.
-        meeting = Meeting() if shares else Meeting(closing.enter_context(_private_folder()))
+        # The ends of a pair find each other in a private folder. Without pairs nobody needs it.
+        rendezvous = Rendezvous() if shares else Rendezvous(closing.enter_context(_private_folder()))
         processes = closing.enter_context(ChildProcesses(live.context))
-        here = range(live.num_workers) if live.hosts is None else live.hosts.workers_here
+        here = range(live.num_workers) if live.hosts is None else live.hosts.this_host.workers
         for worker in here:
             pipe = None
             if shares:
                 ours, pipe = live.context.Pipe()
                 links[worker] = Link(ours)
-                way: Way = Inherited(pipe, segment)
+                link_source: LinkSource = Inherited(pipe, segment)
             else:
                 slot = [segment.slots[worker]]
                 if len(segment.statistics):
                     slot.append(segment.moved[worker])
-                links[worker] = Pair(meeting, f"worker{worker}", serves=True, slot=slot)
-                way = meeting
+                links[worker] = Pair(rendezvous, f"worker{worker}", serves=True, slot=slot)
+                link_source = rendezvous
             profile = None if worker else live.profile
             tells = worker == 0 and not live.record.quiet
-            processes.start(worker, serve, live.run.at(worker), way, worker, profile, tells)
+            processes.start(worker, serve, live.run.at(worker), link_source, worker, profile, tells)
             live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
         if live.hosts is not None:
-            links |= live.hosts.pairs(segment, live.num_workers)
+            links |= live.hosts.connect_workers(segment, live.num_workers)
         result = _serve(live, links, segment, optimizer, processes.how_it_ended)
         if result.status == INTERRUPTED:
             processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
@@ -346,7 +346,7 @@ def _interrupted_before(live: Live) -> Result:
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder in which processes meet. This user alone can enter it."""
+    """A temporary folder in which processes find each other. This user alone can enter it."""
     return tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
 
 
@@ -370,7 +370,7 @@ def _train_sync(live: Live, torchrun_world: World | None) -> Result:
                 there = World(rank, number, world.folder)
                 processes.start(rank, serve_rank, live.run.at(rank), resume, there)
                 live.machine.follow(f"worker {rank}", processes.pid(rank))
-        while not world.complete(POLL_SECONDS):
+        while not world.wait_for_all(POLL_SECONDS):
             if live.stop_requested():
                 if processes is not None:
                     processes.stop_seconds = 1.0
@@ -396,15 +396,15 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
     ranks = in_step(run.at(0), worker, resume)
     clock = TrainingClock()
     optimizer = StepTakenByWorker()
-    batches_in_group = None
-    num_workers = len(ranks.replica.speakers)  # a rank of each replica speaks for it: the one that computes the loss
+    group_size = None
+    num_workers = len(ranks.replica.last_ranks)  # the last rank of each replica computes its loss
     rule: Rule | None = None
     if runtime.has_two_versions:
         # PipeDream-2BW keeps two versions of the weights: two groups of micro-batches are under way, as gradients of
         # two asynchronous workers would be.
         rule = Asynchronous()
         num_workers = 2
-        batches_in_group = groups(run.limits, run.budget.evaluations, run.task.batch_size)
+        group_size = group_size_function(run.limits, run.budget.evaluations, run.task.batch_size)
     server = _method(
         live,
         torch.empty(0),
@@ -414,7 +414,7 @@ def _lead_ranks(live: Live, worker: Worker | None, resume: tuple[Path, str] | No
         ranks_step=True,
         optimizer=optimizer,
     )
-    backend = RanksBackend(ranks, optimizer, clock, num_workers, batches_in_group)
+    backend = RanksBackend(ranks, optimizer, clock, num_workers, group_size)
     loop = _loop(live, server, backend, ranks.parameters)
     result = loop.run()
     parameters = ranks.parameters()
@@ -473,11 +473,11 @@ class Notice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     """In how many parts a batch is computed."""
     resume: tuple[str, str] | None = None
     """(the folder of the run that is resumed, as rank 0's host has it; the name of its checkpoint). None: it is new."""
-    moving: tuple[str, ...] | None = None
-    """`Run.moving`."""
+    changing_buffers: tuple[str, ...] | None = None
+    """`Run.changing_buffers`."""
 
 
 def _notice(live: Live, resume: tuple[Path, str] | None) -> bytes:
     found = found_by(live.run.task)
     checkpoint = None if resume is None else (str(resume[0]), resume[1])
-    return msgspec.json.encode(Notice(found, live.run.micro_batches, checkpoint, live.run.moving))
+    return msgspec.json.encode(Notice(found, live.run.micro_batches, checkpoint, live.run.changing_buffers))

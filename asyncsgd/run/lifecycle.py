@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from asyncsgd.backends.host import Host, Signs
+from asyncsgd.backends.host import SignsOfLife, ThisHost
 from asyncsgd.backends.hosts import Hosts
 from asyncsgd.backends.launch import Launch, World, end_with_launcher, fork_server
 from asyncsgd.backends.mirror import Sender
@@ -162,12 +162,12 @@ def carry_out(
             hosts = None
             if launch.several_hosts:
                 # torch.distributed, which synchronous ranks use, knows no token: their network is trusted.
-                place = Host.of_torchrun(launch)
-                _check_mirror(run.output.mirror, place)
+                this_host = ThisHost.of_torchrun(launch)
+                _check_mirror(run.output.mirror, this_host)
                 token = token_of(run.output) if run.runtime.has_server else TRUSTED
-                signs = Signs.of(run.output.worker_deadline)
+                signs = SignsOfLife.of(run.output.worker_deadline)
                 tell = _silent if quiet else say
-                others = Hosts(place, token, run.output.interface, signs, stop_request.check, tell)
+                others = Hosts(this_host, token, run.output.interface, signs, stop_request.check, tell)
                 hosts = closing.enter_context(others)
             # `opened` and `live` are one object; `opened` is never None, which the lambdas below need.
             opened = _open(
@@ -235,14 +235,14 @@ def carry_out(
     return Ended(result, summary, live, unexpected)
 
 
-def _check_mirror(mirror: int | None, place: Host) -> None:
+def _check_mirror(mirror: int | None, this_host: ThisHost) -> None:
     """Refuse a mirror that is no other host.
 
     Raises:
         UsageError: with the numbers that there are.
     """
-    if mirror is not None and mirror >= place.num_hosts:
-        raise UsageError(f"--mirror {mirror}: the other hosts are 1 to {place.num_hosts - 1}; type one of them")
+    if mirror is not None and mirror >= this_host.num_hosts:
+        raise UsageError(f"--mirror {mirror}: the other hosts are 1 to {this_host.num_hosts - 1}; type one of them")
 
 
 def _silent(line: str) -> None:
@@ -323,7 +323,7 @@ def _open(
         )
     if not is_built_in(task):
         changing_buffers = _check_task(run, processes=context is not None)
-        run = dataclasses.replace(run, moving=changing_buffers)
+        run = dataclasses.replace(run, changing_buffers=changing_buffers)
     on_device = not run.runtime.has_server and not run.runtime.cuts_model
     flat = run.flat(device=device_of_worker(run.device, 0) if on_device else "cpu")
     run.check_optimizer(flat.layout)

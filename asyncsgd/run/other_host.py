@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncsgd.backends.copies import listed
-from asyncsgd.backends.host import Host, Signs
+from asyncsgd.backends.host import SignsOfLife, ThisHost
 from asyncsgd.backends.launch import ChildProcesses, Launch, World, end_with_launcher
 from asyncsgd.backends.link import Begin, Prepared, Refused
 from asyncsgd.backends.member import Member
@@ -60,7 +60,7 @@ def begin_of(run: Run, facts: Mapping[str, Any], resume: Found | None = None) ->
         found,
         tuple(folders),
         run.micro_batches,
-        run.moving,
+        run.changing_buffers,
         run.output.mirror,
     )
 
@@ -92,22 +92,21 @@ def follow_leader(
         command: that trains such a task, for a message.
     """
     end_with_launcher(leads=False)
-    place = Host.of_torchrun(launch)
-    _introduce(place, "worker")
-    last = place.first + place.num_workers - 1
+    this_host = ThisHost.of_torchrun(launch)
+    _introduce(this_host, "worker")
     try:
-        member = _member(run, place, token_of(run.output))
-        notice = member.told()
+        member = _member(run, this_host, token_of(run.output))
+        notice = member.wait_for_begin()
         try:
             if run.output.mirror not in (None, notice.mirror):
                 raise RunError(
                     f"it was started with another --mirror than {notice.mirror}; type the same on every host"
                 )
             run = as_led(run, notice.settings, typed)
-            places = member.places_of(notice.folders, run.cache, say)
+            places = member.fetch_folders(notice.folders, run.cache, say)
             run = prepared_as(run, notice, places)
             keeper = None
-            if notice.mirror == place.number:
+            if notice.mirror == this_host.number:
                 keeper = _keeper_of(run, member, Received(notice.found, places))
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
@@ -117,15 +116,15 @@ def follow_leader(
                 signal.signal(number, signal.SIG_IGN)
         with ChildProcesses(context) as processes:
             member.answer(Prepared())
-            for worker in range(place.first, last + 1):
-                processes.start(worker, serve, run.at(worker), member.meeting, worker)
+            for worker in this_host.workers:
+                processes.start(worker, serve, run.at(worker), member.rendezvous, worker)
             if keeper is None:
                 member.stay(lambda: _LEFT_THERE)
             else:
                 keeper.start()
                 member.stay(lambda: _left_here(keeper, command))
     except RunError as error:
-        print(f"host {place.number}: {error}", file=sys.stderr, flush=True)
+        print(f"host {this_host.number}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # gloo may still wait for somebody who is gone
     sys.stdout.flush()
     os._exit(0)
@@ -140,7 +139,7 @@ def _keeper_of(run: Run, member: Member, received: Received) -> Keeper:
     path, events = folder_of_copies(run)
     if received.found:
         received.write(path)
-    say(f"host {member.place.number}: keeps a copy of each checkpoint in {path}")
+    say(f"host {member.this_host.number}: keeps a copy of each checkpoint in {path}")
     return Keeper(member.mirror(), path, events)
 
 
@@ -173,7 +172,7 @@ def follow(run: Run, launch: Launch, typed: Collection[str] = frozenset()) -> No
         task = with_found(run.task, notice.found)
     except ValueError as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
-    run = dataclasses.replace(run, task=task.in_folders(places), moving=notice.moving)
+    run = dataclasses.replace(run, task=task.in_folders(places), changing_buffers=notice.changing_buffers)
     run = run.with_parts(notice.micro_batches)
     resume = None
     if notice.resume is not None:
@@ -189,15 +188,15 @@ def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection
     Raises:
         RunError: if rank 0 is gone, or this host has another run.
     """
-    place = Host.of_torchrun(launch)
-    name = f"folders on host {place.number}"
+    this_host = ThisHost.of_torchrun(launch)
+    name = f"folders on host {this_host.number}"
     if launch.local_rank == 0:
-        _introduce(place, "rank")
-        member = _member(run, place, TRUSTED)
-        notice = member.told()
+        _introduce(this_host, "rank")
+        member = _member(run, this_host, TRUSTED)
+        notice = member.wait_for_begin()
         try:
             as_led(run, notice.settings, typed)
-            places = member.places_of(notice.folders, run.cache, say)
+            places = member.fetch_folders(notice.folders, run.cache, say)
         except (RunError, UsageError, OSError, ValueError) as error:
             member.answer(Refused(str(error)))
             raise RunError(str(error)) from error
@@ -206,18 +205,20 @@ def _told_on_this_host(run: Run, launch: Launch, board: World, typed: Collection
     return msgspec.json.decode(board.get(name), type=Here)
 
 
-def _introduce(place: Host, what: str) -> None:
+def _introduce(this_host: ThisHost, what: str) -> None:
     """The first line that a host says."""
-    last = place.first + place.num_workers - 1
+    first = this_host.first_worker
+    last = this_host.workers[-1]
     numbers = f"{what} {last}"
-    if last > place.first:
-        numbers = f"{what}s {place.first} to {last}"
-    say(f"host {place.number} of {place.num_hosts}: {numbers}; {place.leader} leads, and has the run's folder")
+    if last > first:
+        numbers = f"{what}s {first} to {last}"
+    name = f"host {this_host.number} of {this_host.num_hosts}"
+    say(f"{name}: {numbers}; {this_host.leader} leads, and has the run's folder")
 
 
-def _member(run: Run, place: Host, token: bytes) -> Member:
-    signs = Signs.of(run.output.worker_deadline)
-    return Member(place, token, run.output.interface, signs, hardware(run.device))
+def _member(run: Run, this_host: ThisHost, token: bytes) -> Member:
+    signs = SignsOfLife.of(run.output.worker_deadline)
+    return Member(this_host, token, run.output.interface, signs, hardware(run.device))
 
 
 def as_led(run: Run, settings: Mapping[str, Any], typed: Collection[str]) -> Run:
@@ -263,10 +264,10 @@ def prepared_as(run: Run, notice: Begin, places: Mapping[str, str]) -> Run:
     """
     if notice.found:
         task = with_found(run.task, notice.found).in_folders(places)
-        run = dataclasses.replace(run, task=task, moving=notice.moving)
+        run = dataclasses.replace(run, task=task, changing_buffers=notice.changing_buffers)
     else:
         run.task.check_names()
-        run = dataclasses.replace(run.prepared(), moving=notice.moving)
+        run = dataclasses.replace(run.prepared(), changing_buffers=notice.changing_buffers)
     began = began_from(run, began_with(run, run.flat()))
     compared = comparable(notice.began_from, [notice.hardware], hardware(run.device))
     for what, there in compared.items():

@@ -171,7 +171,7 @@ class PreparedReplay:
         torch.set_num_threads(run.runtime.threads)
         run = run.prepared()
         if summary.get("statistics"):
-            run = dataclasses.replace(run, moving=tuple(summary["statistics"]))
+            run = dataclasses.replace(run, changing_buffers=tuple(summary["statistics"]))
         self._run = run
         order = run.task.sample_order
         recorded_order = summary.get("sample_order", FIRST)

@@ -61,7 +61,7 @@ class Run:
     shape: Shape | None = None
     """The schedule, of the user's own; None: the one that `steps` names."""
     saves_model: bool = True
-    moving: tuple[str, ...] | None = None
+    changing_buffers: tuple[str, ...] | None = None
     """Buffers that forward passes change, by name, as a dry run has seen; None: there was none."""
     received: Received | None = None
     """What another host had prepared; None: this one prepares the task."""
@@ -112,7 +112,7 @@ class Run:
         """The model of a prepared task on flat vectors, new, at its initial parameters or at these, `(P,)`, and
         where it has running statistics at these, `(S,)`.
         """
-        flat = FlatModel(self.task.model(self.seed).to(device), changing_buffers=self.moving or ())
+        flat = FlatModel(self.task.model(self.seed).to(device), changing_buffers=self.changing_buffers or ())
         if parameters is not None:
             with torch.no_grad():
                 flat.parameters.copy_(parameters)
@@ -252,7 +252,7 @@ class Run:
             micro_batches=self.micro_batches,
             all_gpus=self.all_gpus,
             savings=self.machine,
-            watches=self.moving is not None,
+            watches=self.changing_buffers is not None,
             statistics_batches=self.budget.statistics_batches or 0,
         )
         if isinstance(worker, ProfiledWorker) and profile is not None:

@@ -85,7 +85,7 @@ def make(folder: Path, given: argparse.Namespace, num_updates: int | None) -> st
     parameters = kept.parameters
     values = None
     if kept.statistics is not None:
-        run = dataclasses.replace(run, moving=tuple(kept.statistics["names"]))
+        run = dataclasses.replace(run, changing_buffers=tuple(kept.statistics["names"]))
         values = kept.statistics["values"]
     if given.best:
         best, best_parameters, values = kept.best

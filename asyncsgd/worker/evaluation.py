@@ -21,6 +21,7 @@ from asyncsgd.core.flat import FlatModel
 from asyncsgd.core.protocol import Measured
 from asyncsgd.data.random import dropout_seed, noise_seed
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import StageUse
 from asyncsgd.tasks.base import Batch, Batches, Data, Sums, Task, add_sums, plain_sums, to_device
 
 MAIN = "main"
@@ -92,7 +93,7 @@ def measured_in_shards(
     shards: Sequence[Sums],
     seconds: float,
     peak_bytes: tuple[tuple[int, int, int], ...] = (),
-    stages: tuple[tuple[int, int, float | None, float, float, float], ...] = (),
+    stages: tuple[StageUse, ...] = (),
 ) -> Measured:
     """What the sums over the workers' shards of the evaluation set, in order, come to.
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from asyncsgd.backends import seal
 from asyncsgd.backends.link import Ready
-from asyncsgd.backends.pair import Meeting, Pair
+from asyncsgd.backends.pair import Pair, Rendezvous
 
 SERVER, WORKER = 0, 1
 TOKEN = b"x" * 40
@@ -58,7 +58,7 @@ def pair_of(way, folder, rank):
         algorithms = ("hmac-sha256",)
     seal.available = lambda: algorithms
     token = b"" if way == "trusted" else TOKEN
-    pair = Pair(Meeting(folder, prefix=way, token=token), way, serves=rank == SERVER)
+    pair = Pair(Rendezvous(folder, prefix=way, token=token), way, serves=rank == SERVER)
     pair.send(Ready(""))
     pair.receive()
     return pair

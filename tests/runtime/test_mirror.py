@@ -11,7 +11,7 @@ import asyncsgd
 from asyncsgd import InProcess
 from asyncsgd.backends.link import Copy, CopyDone, Gone, PartOfFile, Refused
 from asyncsgd.backends.mirror import PAIR, Keeper, Sender
-from asyncsgd.backends.pair import Meeting, Pair
+from asyncsgd.backends.pair import Pair, Rendezvous
 from asyncsgd.core.checkpoints import find
 from asyncsgd.errors import UsageError
 from asyncsgd.records.run_folder import own
@@ -59,9 +59,9 @@ def find_called(folder, name):
 
 @contextlib.contextmanager
 def mirrored(run, copy, said):
-    meeting = Meeting(str(run.parent))
-    sender = Sender(Pair(meeting, PAIR, serves=True), 1, run, said.append)
-    link = Pair(meeting, PAIR, serves=False)
+    rendezvous = Rendezvous(str(run.parent))
+    sender = Sender(Pair(rendezvous, PAIR, serves=True), 1, run, said.append)
+    link = Pair(rendezvous, PAIR, serves=False)
     with own(copy) as events:
         keeper = Keeper(link, copy, events)
         keeper.start()
@@ -131,8 +131,8 @@ def test_a_copy_that_cannot_be_written_is_told_and_the_next_one_is_whole(run, tm
 
 def test_a_lost_mirror_is_told_once_and_the_run_goes_on(run, tmp_path):
     said = []
-    meeting = Meeting(str(run.parent))
-    link = Pair(meeting, PAIR, serves=True)
+    rendezvous = Rendezvous(str(run.parent))
+    link = Pair(rendezvous, PAIR, serves=True)
     sender = Sender(link, 1, run, said.append)
     link.give_up("its host h1 is lost: no sign of life for 60 s")
     for state in checkpoints_of(run):
@@ -144,9 +144,9 @@ def test_a_lost_mirror_is_told_once_and_the_run_goes_on(run, tmp_path):
 @pytest.mark.parametrize("name", ["../settings.yaml", "/tmp/settings.yaml", "checkpoints/../../a.json", "a.py"])
 def test_a_mirror_writes_files_of_a_run_and_no_others(name, tmp_path):
     copy = tmp_path / "in" / "copy"
-    meeting = Meeting(str(tmp_path))
-    leader = Pair(meeting, PAIR, serves=True)
-    link = Pair(meeting, PAIR, serves=False)
+    rendezvous = Rendezvous(str(tmp_path))
+    leader = Pair(rendezvous, PAIR, serves=True)
+    link = Pair(rendezvous, PAIR, serves=False)
     with own(copy) as events:
         Keeper(link, copy, events).start()
         for wanted, parts in ((Refused, [PartOfFile(name, 0, 4)]), (CopyDone, [])):
@@ -159,9 +159,9 @@ def test_a_mirror_writes_files_of_a_run_and_no_others(name, tmp_path):
 
 def test_records_that_do_not_belong_behind_what_is_there_are_refused(tmp_path):
     copy = tmp_path / "copy"
-    meeting = Meeting(str(tmp_path))
-    leader = Pair(meeting, PAIR, serves=True)
-    link = Pair(meeting, PAIR, serves=False)
+    rendezvous = Rendezvous(str(tmp_path))
+    leader = Pair(rendezvous, PAIR, serves=True)
+    link = Pair(rendezvous, PAIR, serves=False)
     with own(copy) as events:
         Keeper(link, copy, events).start()
         leader.send(Copy("000000000016", (PartOfFile("events.jsonl", 5, 4),), ()))
@@ -172,8 +172,8 @@ def test_records_that_do_not_belong_behind_what_is_there_are_refused(tmp_path):
 
 
 def test_a_keeper_ends_when_rank_0_is_gone(tmp_path):
-    meeting = Meeting(str(tmp_path))
-    link = Pair(meeting, PAIR, serves=False)
+    rendezvous = Rendezvous(str(tmp_path))
+    link = Pair(rendezvous, PAIR, serves=False)
     with own(tmp_path / "copy") as events:
         keeper = Keeper(link, tmp_path / "copy", events)
         link.give_up("rank 0 is lost")

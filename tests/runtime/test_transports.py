@@ -42,7 +42,7 @@ from asyncsgd.backends.link import (
     decode,
     encode,
 )
-from asyncsgd.backends.pair import Greeting, Meeting, Pair
+from asyncsgd.backends.pair import Greeting, Pair, Rendezvous
 from asyncsgd.backends.processes import ProcessBackend
 from asyncsgd.backends.seal import Forged, Seal, available, derive_key, seals
 from asyncsgd.backends.segment import Segment
@@ -76,8 +76,8 @@ def joined(way, segment, number, folder):
     if way == WAYS[0]:
         ours, theirs = multiprocessing.Pipe()
         return Link(ours), Inherited(theirs, segment)
-    meeting = Meeting(met_in(folder), token=TOKEN if way == WAYS[2] else b"")
-    return Pair(meeting, f"worker{number}", serves=True, slot=[segment.slots[number]]), meeting
+    rendezvous = Rendezvous(met_in(folder), token=TOKEN if way == WAYS[2] else b"")
+    return Pair(rendezvous, f"worker{number}", serves=True, slot=[segment.slots[number]]), rendezvous
 
 
 @functools.cache
@@ -105,7 +105,7 @@ class Worker(threading.Thread):
         self.start()
 
     def run(self):
-        link, segment = self.way.join(self.number)
+        link, segment = self.way.connect(self.number)
         pulled = torch.zeros(self.size)
         link.send(Ready("layout"))
         while not isinstance(command := link.receive(), Stop):
@@ -116,7 +116,7 @@ class Worker(threading.Thread):
             if isinstance(command, Evaluate):
                 link.send(ShardEvaluated(command.shard, encode_sums({"loss": 2.0, "weight": 4.0}), (0, 0)))
                 continue
-            version = command.exact_version
+            version = command.version_in_slot
             if segment is not None:
                 version = segment.pull(pulled, link.check)
                 segment.slots[self.number].fill_(-1.0)
@@ -318,7 +318,7 @@ def test_nothing_that_is_sent_is_executed_and_no_port_is_open_to_other_hosts(way
     segment = Segment(4, 2)
     ends = [joined(way, segment, number, tmp_path) for number in range(2)]
     links = {number: ours for number, (ours, _) in enumerate(ends)}
-    stranger, _ = ends[0][1].join(0)
+    stranger, _ = ends[0][1].connect(0)
     stranger._put(pickle.dumps(Bomb()))
     other = Worker(ends[1][1], 1, 4, {})
     _, result, _ = trained(links, segment, 8)
@@ -413,7 +413,7 @@ class Between(threading.Thread):
 
     def __init__(self, folder, change):
         super().__init__(daemon=True)
-        self.meetings = [Meeting(met_in(f"{folder}{side}"), token=TOKEN) for side in range(2)]
+        self.rendezvous = [Rendezvous(met_in(f"{folder}{side}"), token=TOKEN) for side in range(2)]
         self.change = change
 
     def run(self):
@@ -421,13 +421,13 @@ class Between(threading.Thread):
 
         def meet(side):
             here = Pair.__new__(Pair)
-            here._meeting, here._name, here._rank = self.meetings[side], "worker0", 1 - side
+            here._rendezvous, here._name, here._rank = self.rendezvous[side], "worker0", 1 - side
             groups[side] = here._connected()
 
-        meeting = [threading.Thread(target=meet, args=(side,)) for side in range(2)]
-        for thread in meeting:
+        threads = [threading.Thread(target=meet, args=(side,)) for side in range(2)]
+        for thread in threads:
             thread.start()
-        for thread in meeting:
+        for thread in threads:
             thread.join()
         sizes = {0: torch.empty(1024, dtype=torch.uint8), 1: torch.empty(8), 2: torch.empty(32, dtype=torch.uint8)}
         for side in range(2):
@@ -476,9 +476,9 @@ def test_what_was_changed_on_its_way_is_used_by_nobody(side, tag, number, how, t
     between = Between(tmp_path, changes(side, tag, number, how))
     between.start()
     slot = torch.zeros(8)
-    # The one between is the worker of the first meeting and the server of the second.
-    server = Pair(between.meetings[0], "worker0", serves=True, slot=[slot])
-    worker = Pair(between.meetings[1], "worker0", serves=False)
+    # The one between is the worker of the first rendezvous and the server of the second.
+    server = Pair(between.rendezvous[0], "worker0", serves=True, slot=[slot])
+    worker = Pair(between.rendezvous[1], "worker0", serves=False)
     got = torch.zeros(8)
     used = []
 
@@ -525,14 +525,14 @@ def test_what_was_changed_on_its_way_is_used_by_nobody(side, tag, number, how, t
 def test_strangers_are_gone_before_anything_of_theirs_is_read(says, tmp_path):
     slot = torch.zeros(8)
     folder = met_in(tmp_path)
-    server = Pair(Meeting(folder, token=TOKEN), "worker0", serves=True, slot=[slot])
+    server = Pair(Rendezvous(folder, token=TOKEN), "worker0", serves=True, slot=[slot])
     if says == "no greeting":
         stranger = Pair.__new__(Pair)
-        stranger._meeting, stranger._name, stranger._rank = Meeting(folder), "worker0", 1
+        stranger._rendezvous, stranger._name, stranger._rank = Rendezvous(folder), "worker0", 1
         group = stranger._connected()
         group.send([torch.full((1024,), 255, dtype=torch.uint8)], 0, 0).wait()
     else:
-        there = Pair(Meeting(folder, token=TOKEN[::-1] if says == "another token" else b""), "worker0", serves=False)
+        there = Pair(Rendezvous(folder, token=TOKEN[::-1] if says == "another token" else b""), "worker0", serves=False)
         there.send(Ready("the layout"))
     with pytest.raises(Gone) as gone:
         server.receive()
@@ -541,11 +541,11 @@ def test_strangers_are_gone_before_anything_of_theirs_is_read(says, tmp_path):
 
 
 def test_a_vector_of_several_pieces_comes_as_it_was(tmp_path):
-    meeting = Meeting(met_in(tmp_path), token=TOKEN)
+    rendezvous = Rendezvous(met_in(tmp_path), token=TOKEN)
     vector = torch.randn(5_000_003, generator=torch.Generator().manual_seed(0))
     slot = torch.zeros_like(vector)
-    server = Pair(meeting, "worker0", serves=True, slot=[slot])
-    worker = Pair(meeting, "worker0", serves=False)
+    server = Pair(rendezvous, "worker0", serves=True, slot=[slot])
+    worker = Pair(rendezvous, "worker0", serves=False)
     worker.send(GradientFollows())
     server.send(Stop())
     worker.receive()  # the pair is open now
