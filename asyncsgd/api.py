@@ -440,12 +440,12 @@ def load_run(folder: str | Path, task: Task | type[Task] | None = None) -> Train
 
 
 def load(folder: str | Path, arms: Sequence[str] = ()) -> Study:
-    """Read a folder as a study: that of a sweep, one with single runs at any depth, or that of one run.
+    """Read a folder as a study: one that `study` made, one with single runs at any depth, or that of one run.
 
     Args:
         folder: the folder of the study.
         arms: names of the settings in which the arms are meant to differ, such as learning_rate. Only for single runs;
-            the plan of a sweep has them.
+            the plan of a study has them.
 
     Returns:
         The study, whose `runs`, `curves` and `tests` are DataFrames with the columns of docs/tables.md.

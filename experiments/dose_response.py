@@ -30,7 +30,7 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.study import StudyCommand, carry_out_study, config_of, file_of, parser_of
-from asyncsgd.studies.plan import Arm, SweepPlan, make_plan
+from asyncsgd.studies.plan import Arm, StudyPlan, make_plan
 from asyncsgd.studies.runs import BASE
 
 COMMAND = StudyCommand.of_script("dose_response", __doc__)
@@ -86,7 +86,7 @@ def run(flags: argparse.Namespace, stop: StopRequest) -> int:
     return 0
 
 
-def delays_of(plan: SweepPlan, cores: int | None) -> list[int]:
+def delays_of(plan: StudyPlan, cores: int | None) -> list[int]:
     """The delays above 0; with `cores` those whose tau + 1 workers have a core for every thread.
 
     Raises:
@@ -125,7 +125,7 @@ def without(settings: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in keys}
 
 
-def measured_config(plan: SweepPlan, delays: list[int], rates: dict[str, float], out: Path) -> dict[str, Any]:
+def measured_config(plan: StudyPlan, delays: list[int], rates: dict[str, float], out: Path) -> dict[str, Any]:
     """A sweep of the same pairs as real processes, at the learning rates of the arms: nothing is tuned again."""
     of_clock = {"clock", "speeds", "network"}
     base = without(plan.base, of_clock)

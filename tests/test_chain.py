@@ -19,7 +19,7 @@ from analysis.scores import by_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.runs import STAGES
-from asyncsgd.studies.sweep import Sweep, check
+from asyncsgd.studies.study_folder import StudyFolder, check
 
 SYNC = {"mode": "sync"}
 ASYNC = {"mode": "async"}
@@ -163,7 +163,7 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
     for run in plan.of_stage("tuning"):
         value = [0.25, 0.75, None][run.trial]
         write_summary(tmp_path / run.folder, 3.0 - run.trial, **{score: value})
-    sweep = Sweep(plan, "", tmp_path)
+    sweep = StudyFolder(plan, "", tmp_path)
     sweep.choose()
     assert sweep.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
 
@@ -188,7 +188,7 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
         config["stages"][4]["tune"] = grid
     config["stages"][4]["repetitions"] = 1
     plan = make_plan(config)
-    sweep = Sweep(plan, "", tmp_path)
+    sweep = StudyFolder(plan, "", tmp_path)
     # the lower the better: the third trial is chosen, but for the asynchronous arm's target, which has its second one
     worst_first = {0: 3.0, 1: 2.0, 2: 1.0, None: 0.0}
     best_in_the_middle = {0: 3.0, 1: 1.0, 2: 2.0}

@@ -104,7 +104,7 @@ def test_a_file_of_one_s_own_goes_before_a_config_of_the_package(folder):
         Path(path).write_text(yaml.safe_dump({**small, "name": path.replace("/", "-")}))
         ended = cli(f"asyncsgd study {path} --dry-run --print-commands")
         assert ended.code == 0, ended.err
-        assert ended.out.startswith(f"sweep  {path.replace('/', '-')}: 1 arm, 1 seed ")
+        assert ended.out.startswith(f"study  {path.replace('/', '-')}: 1 arm, 1 seed ")
     for path in ("elsewhere/quick.yaml", "quack"):
         ended = cli(f"asyncsgd study {path} --dry-run")
         assert ended.code == 2
@@ -293,6 +293,6 @@ def test_the_wheel_alone_trains_studies_and_reports_without_a_network(tmp_path):
     assert "async" in typed("compare runs")
     assert typed("replay last").endswith("identical\n")
     planned = typed("study quick --quick --dry-run")
-    assert planned.startswith("sweep  quick: 9 arms, 6 seeds   folder runs/quick\n")
+    assert planned.startswith("study  quick: 9 arms, 6 seeds   folder runs/quick\n")
     assert "in all about" in planned
     assert typed("report runs --format sentence")

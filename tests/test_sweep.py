@@ -29,7 +29,7 @@ from asyncsgd.scripts.study import power_text
 from asyncsgd.scripts.train import run_task
 from asyncsgd.studies.estimate import Estimator
 from asyncsgd.studies.plan import make_plan, sha256_of, share
-from asyncsgd.studies.sweep import Sweep
+from asyncsgd.studies.study_folder import StudyFolder
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPT = EXPERIMENTS / "sweep.py"
@@ -171,7 +171,7 @@ def scored(small, out, losses):
         curve = [8.0, (loss or 1.0) - 0.5, loss]
         records = [{"kind": "header", "schema": 2}, *({"kind": "evaluate", "loss": value} for value in curve)]
         (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return Sweep(plan, "", out)
+    return StudyFolder(plan, "", out)
 
 
 SYNC = "sync-w2-virtual"
@@ -186,7 +186,7 @@ def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_tri
     assert made.unfinished("tuning") == []
     assert made.chosen == {SYNC: {"learning_rate": 2.0}, ASYNC: {"learning_rate": 1.0}}  # of equal ones the first
     forget(tmp_path, f"tuning/{SYNC}/t2-s1", "INTERRUPTED")
-    made = Sweep(made.plan, "", tmp_path)
+    made = StudyFolder(made.plan, "", tmp_path)
     made.choose()
     assert [run.folder for run in made.unfinished("tuning")] == [f"tuning/{SYNC}/t2-s1"]
     assert set(made.chosen) == {ASYNC}  # nothing for an arm before all its trials are finished
@@ -535,7 +535,7 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
 
 
 def test_an_estimate_adds_up_runs_that_measure_time_and_shares_the_cores_among_others(stoppable):
-    made = Sweep(plan_of(stoppable[1]), "", stoppable[1])
+    made = StudyFolder(plan_of(stoppable[1]), "", stoppable[1])
     estimator = Estimator()
     jobs = {run.folder: made.job(run) for run in made.plan.runs}
     for folder, at_once in ((MEASURED, 1), (VIRTUAL, min(2, available_cores()))):
@@ -546,7 +546,7 @@ def test_an_estimate_adds_up_runs_that_measure_time_and_shares_the_cores_among_o
 
 def test_an_estimate_grows_by_the_training_and_by_the_evaluations_that_a_run_has_more(stoppable):
     """Its other seconds, those of a start, are the same. What a gradient and an evaluation take is timed once."""
-    made = Sweep(plan_of(stoppable[1]), "", stoppable[1])
+    made = StudyFolder(plan_of(stoppable[1]), "", stoppable[1])
     (job,) = (made.job(run) for run in made.plan.runs if run.folder == MEASURED)
     estimator = Estimator()
 
@@ -565,7 +565,7 @@ def test_an_estimate_grows_by_the_training_and_by_the_evaluations_that_a_run_has
 
 def stop_in_the_middle(out, folder):
     """Let a run look as a kill leaves it: without a summary, its newest checkpoint before its end."""
-    made = Sweep(plan_of(out), "", out)
+    made = StudyFolder(plan_of(out), "", out)
     (run,) = (run for run in made.plan.runs if run.folder == folder)
     job = made.job(run)
     assert job is not None
@@ -655,7 +655,7 @@ def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_al
     try:
         until(lambda: list(out.glob("tuning/*/*/settings.yaml")), "a tuning run")
         assert sweep(config, out) == 2  # while it runs
-        assert f"error: another sweep is at work in {out}; wait for it" in capsys.readouterr().err
+        assert f"error: another process is at work in {out}; wait for it" in capsys.readouterr().err
         seconds = random.random() * 3  # anywhere, and told where the test fails
         print(f"killed after {seconds:.3f} s")
         time.sleep(seconds)

@@ -50,7 +50,7 @@ class StopRequest:
     """Whether the user has asked to stop; a call gives the answer. A context manager: it listens within the context.
 
     A signal raises KeyboardInterrupt. Within `during_a_run` the first one is only noted, so that the run can save, and
-    the second raises, once. The previous listener hears the first signal too, e.g. a sweep that makes this run among
+    the second raises, once. The previous listener hears the first signal too, e.g. a study that makes this run among
     others. A SIGHUP that is ignored (``nohup``) stays ignored. Entering an instance that listens already changes
     nothing.
 

@@ -2,7 +2,7 @@
 
     asyncsgd study quick
 
-What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/studies/plan.py`
+What is finished is skipped, so the same command goes on where a stopped or killed study was. `asyncsgd/studies/plan.py`
 says what a config may hold."""
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from asyncsgd.settings.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.settings.shipped import config_file, config_names
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.overlay import quick_of, text_of, with_setting
-from asyncsgd.studies.plan import SweepPlan, make_plan, share
+from asyncsgd.studies.plan import StudyPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
 from asyncsgd.studies.stages import carry_out, server_of
-from asyncsgd.studies.sweep import Sweep, check, locked
+from asyncsgd.studies.study_folder import StudyFolder, check, locked
 
 SUMMARY = str(__doc__).partition("\n")[0]
 EXAMPLE = """\
@@ -142,46 +142,46 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
             "the runs of a speed ladder are timed against each other, one at a time, and which come next follows from "
             "all before them; leave --jobs, --shard and --print-commands out"
         )
-    sweep = Sweep(plan, text, out, flags.track, typed.door)
-    plan = sweep.plan  # of a ladder with all that follows from what has ended
+    study = StudyFolder(plan, text, out, flags.track, typed.door)
+    plan = study.plan  # of a ladder with all that follows from what has ended
     go_offline(*plan.models_and_data())
 
     if flags.dry_run or flags.print_commands:
         check(plan)
-        sweep.look()
+        study.look()
         try:
-            announce(plan, sweep, out)
+            announce(plan, study, out)
             if flags.print_commands:
-                print_commands(sweep, shard)
+                print_commands(study, shard)
             else:
-                estimate(sweep, jobs, shard, flags.retry)
+                estimate(study, jobs, shard, flags.retry)
             sys.stdout.flush()
         except BrokenPipeError:  # its reader has seen enough (| head)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
     context = server_of(plan)  # imports while this process reads what there is
-    sweep.look()  # before anything is written into a folder that may be somebody else's
-    unfinished = {run.arm for run in plan.runs if sweep.status(run) not in FINISHED}
+    study.look()  # before anything is written into a folder that may be somebody else's
+    unfinished = {run.arm for run in plan.runs if study.status(run) not in FINISHED}
     check(plan, unfinished)
     index, number = shard
     with locked(out / f".lock-{index}-of-{number}"):
-        sweep.open()
-        announce(plan, sweep, out)
-        failed = carry_out(sweep, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
-    plan = sweep.plan
+        study.open()
+        announce(plan, study, out)
+        failed = carry_out(study, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
+    plan = study.plan
     folders_of_shard = {folder for stage in STAGES for folder in share(plan, stage, shard)}
-    failing = {job.folder for job in failed} - sweep.given_up
+    failing = {job.folder for job in failed} - study.given_up
     num_finished = 0
     num_without_model = 0
-    runs = [run for run in plan.runs if run.folder not in sweep.given_up]
+    runs = [run for run in plan.runs if run.folder not in study.given_up]
     for run in runs:
-        status = sweep.status(run)
+        status = study.status(run)
         if status == FAILED and run.folder in folders_of_shard:
             failing.add(run.folder)
         if status in FINISHED:
             num_finished += 1
-        elif run.stage == "finetune" and run.parent is not None and sweep.job(run) is None:
+        elif run.stage == "finetune" and run.parent is not None and study.job(run) is None:
             num_without_model += 1
     if failing:
         print(f"{counted(len(failing), 'run')} FAILED; the same command with --retry runs them again", file=sys.stderr)
@@ -262,25 +262,25 @@ def counted(number: int, what: str, width: int = 0) -> str:
     return f"{number:{width}} {what}" if number == 1 else f"{number:{width}} {what}s"
 
 
-def announce(plan: SweepPlan, sweep: Sweep, out: Path) -> None:
+def announce(plan: StudyPlan, study: StudyFolder, out: Path) -> None:
     """What is planned and how far it is."""
     size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.config.seeds), 'seed')}"
-    print(f"sweep  {plan.name}: {size}   folder {out}")
+    print(f"study  {plan.name}: {size}   folder {out}")
     for stage in STAGES:
         runs = plan.of_stage(stage)
         if runs:
-            counts = collections.Counter(map(sweep.status, runs))
+            counts = collections.Counter(map(study.status, runs))
             statuses = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
             print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {statuses}")
         for run in runs:
-            if sweep.status(run) in FINISHED:
+            if study.status(run) in FINISHED:
                 continue
-            job = sweep.job(run, pretend=True)
+            job = study.job(run, pretend=True)
             if job is not None and job.lacks:
                 print(f"          {run.folder} is left out: {job.lacks}")
     if plan.ladder is not None and not plan.of_stage("proof"):
         print("note   what these runs show decides which come next")
-    for reference, seconds in sorted(sweep.budgets.items()):
+    for reference, seconds in sorted(study.budgets.items()):
         print(budget_text(plan, reference, f"{seconds:.6g}"))
     power = power_text(plan)
     if power:
@@ -288,14 +288,14 @@ def announce(plan: SweepPlan, sweep: Sweep, out: Path) -> None:
     sys.stdout.flush()
 
 
-def budget_text(plan: SweepPlan, reference: str, seconds: str) -> str:
+def budget_text(plan: StudyPlan, reference: str, seconds: str) -> str:
     """Who gets how many seconds in the test runs."""
     unit = "virtual s" if plan.arm(reference).virtual else "s"
     arms = ", ".join(name for name, timed_by in plan.timed_by.items() if timed_by == reference)
     return f"budget    {seconds} {unit}, what {reference} takes for its samples: every test run of {arms}"
 
 
-def power_text(plan: SweepPlan) -> str:
+def power_text(plan: StudyPlan) -> str:
     """What the registered tests can find with the plan's seeds, at the level at which Holm's method judges first."""
     from analysis.stats import detectable_effect, minimum_pairs
 
@@ -319,10 +319,10 @@ def power_text(plan: SweepPlan) -> str:
     )
 
 
-def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
+def print_commands(study: StudyFolder, shard: tuple[int, int]) -> None:
     """The runs that can be made now, one command a line; those of later stages depend on what these find."""
     for stage in STAGES:
-        todo = sweep.to_do(stage, shard, retry=True)
+        todo = study.to_do(stage, shard, retry=True)
         for job in todo:
             print(shlex.join(job.command))
         if todo and stage in ("tuning", "trial"):
@@ -330,18 +330,18 @@ def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
             return
 
 
-def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> None:
+def estimate(study: StudyFolder, jobs: int, shard: tuple[int, int], retry: bool) -> None:
     """Time a few gradients and say how long the whole takes on this machine."""
     from asyncsgd.studies.estimate import Estimator
 
     estimator = Estimator()
-    known = set(sweep.budgets)
+    known = set(study.budgets)
     total = 0.0
-    sweep.assume_budgets(estimator.training_seconds)
-    for reference in sorted(set(sweep.budgets) - known):
-        print(budget_text(sweep.plan, reference, f"about {sweep.budgets[reference]:.3g}"))
+    study.assume_budgets(estimator.training_seconds)
+    for reference in sorted(set(study.budgets) - known):
+        print(budget_text(study.plan, reference, f"about {study.budgets[reference]:.3g}"))
     for stage in STAGES:
-        todo = sweep.to_do(stage, shard, retry=retry, pretend=True)
+        todo = study.to_do(stage, shard, retry=retry, pretend=True)
         if todo:
             seconds = estimator.seconds(todo, jobs)
             total += seconds

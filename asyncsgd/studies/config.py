@@ -154,7 +154,7 @@ NOT_PLANNED = AnyConfig.__struct_fields__
 
 
 class Config(AnyConfig, frozen=True, kw_only=True):
-    """A sweep's file; `asyncsgd.studies.plan` says what its keys mean."""
+    """A study's file; `asyncsgd.studies.plan` says what its keys mean."""
 
     algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
     name: Name = "sweep"

@@ -1,4 +1,4 @@
-"""What a sweep writes beside its runs, and what is read of it: plan.json and analysis.yaml."""
+"""What a study writes beside its runs, and what is read of it: plan.json and analysis.yaml."""
 
 from __future__ import annotations
 

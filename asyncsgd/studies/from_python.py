@@ -17,10 +17,10 @@ from asyncsgd.errors import UsageError
 from asyncsgd.run.runtimes import Runtime
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.studies.config import read_config
+from asyncsgd.studies.config_of_arguments import Arm, config_of, runtime_of_arm
 from asyncsgd.studies.plan import make_plan
 from asyncsgd.studies.stages import carry_out, server_of
-from asyncsgd.studies.sweep import Sweep, check, locked
-from asyncsgd.studies.written import Arm, config_of, runtime_of_arm
+from asyncsgd.studies.study_folder import StudyFolder, check, locked
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check_can_be_sent
 
@@ -119,17 +119,17 @@ def study(
     runtimes = [runtime_of_arm(arm, runtime) for arm in arms.values()]
     processes = [one for one in runtimes if not one.in_one_process]
     _check_processes(task, jobs, processes)
-    sweep = Sweep(plan, text, out, door="asyncsgd")
+    study_folder = StudyFolder(plan, text, out, door="asyncsgd")
     print(f"study  {len(plan.runs)} runs of {len(plan.arms)} arms   folder {out}", flush=True)
     with threads_as_before(), StopRequest() as stop:
         context = server_of(plan) if processes or jobs > 1 else None
-        sweep.look()
+        study_folder.look()
         check(plan, {arm.name for arm in plan.arms})
         try:
             with locked(out / ".lock-1-of-1"):
-                sweep.open()
+                study_folder.open()
                 failed = carry_out(
-                    sweep,
+                    study_folder,
                     context,
                     stop,
                     jobs=None if jobs == 1 else jobs,

@@ -1,4 +1,4 @@
-"""From a sweep's config to the list of its runs: what is compared, under which conditions, with which seeds, tuned how.
+"""From a study's config to the list of its runs: what is compared, under which conditions, with which seeds, tuned how.
 
 Pure: nothing is run, read or drawn here but the order of the runs, which is a function of the config. A config looks
 like this (``asyncsgd/configs/`` has more):
@@ -83,8 +83,8 @@ from asyncsgd.tasks import task_class
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepPlan:
-    """Every run of a sweep, in the order in which they are run, stage by stage."""
+class StudyPlan:
+    """Every run of a study, in the order in which they are run, stage by stage."""
 
     name: str
     config: Config
@@ -161,7 +161,7 @@ class SweepPlan:
 
     @property
     def first_model(self) -> str:
-        """What the first run starts from, where the sweep makes no base model."""
+        """What the first run starts from, where the study makes no base model."""
         first = self.chain.before[0].settings if self.chain.before else self.base
         return str(first.get("model", "tiny"))
 
@@ -206,7 +206,7 @@ class SweepPlan:
         return resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget})
 
 
-def make_plan(given: Mapping[str, Any], name: str = "the config") -> SweepPlan:
+def make_plan(given: Mapping[str, Any], name: str = "the config") -> StudyPlan:
     """Turn a config into a plan, checking everything that can be checked without running anything.
 
     Args:
@@ -251,12 +251,12 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> SweepPlan:
     timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
     runs = tuple(runs_of(config, arms, base_model, finetune, analysis, chain))
     primary = tuple(family)
-    return SweepPlan(
+    return StudyPlan(
         config.name, config, base, base_model, arms, runs, finetune, analysis, primary, timed_by, sha256, chain
     )
 
 
-def _comparisons(config: ComparisonsConfig, sha256: str) -> SweepPlan:
+def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
     """Test runs alone; comparisons and grid have seeds and orders of their own."""
     arms: list[Arm] = []
     runs: list[PlannedRun] = []
@@ -267,13 +267,13 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> SweepPlan:
         arms += own
         runs += [PlannedRun(f"{arm.name}/s{n}", "test", arm.name, n) for n in seeds for arm in shuffled(own, word, n)]
     whole = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
-    return SweepPlan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
+    return StudyPlan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
 
 
-def _ladder(config: LadderConfig, sha256: str) -> SweepPlan:
-    """No runs yet: `Sweep.grow` plans those that follow from what has ended."""
+def _ladder(config: LadderConfig, sha256: str) -> StudyPlan:
+    """No runs yet: `StudyFolder.grow` plans those that follow from what has ended."""
     whole = Config(algorithms={"naive": {}}, name=config.name, seeds=config.seeds)
-    return SweepPlan(config.name, whole, {}, None, (), (), None, None, (), {}, sha256, ladder=config)
+    return StudyPlan(config.name, whole, {}, None, (), (), None, None, (), {}, sha256, ladder=config)
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
@@ -362,7 +362,7 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
     return {name: reference for name, reference in references.items() if seconds[name] is None}
 
 
-def share(plan: SweepPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
+def share(plan: StudyPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
 
     Whole blocks where time is measured, so that what is compared was measured on one machine, and in a chain, whose

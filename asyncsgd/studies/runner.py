@@ -251,8 +251,8 @@ def output_to(path: Path) -> Iterator[None]:
 
 def _make_run_in_child(job: PlannedJob) -> None:
     """Entry point of a run in a process of its own."""
-    end_with_parent()  # so no run of a killed sweep writes into folders that the next sweep uses
-    # The run leaves the terminal's process group. The sweep passes Ctrl-C on as SIGTERM, and two signals would mean to
+    end_with_parent()  # so no run of a killed study writes into folders that the next study uses
+    # The run leaves the terminal's process group. The study passes Ctrl-C on as SIGTERM, and two signals would mean to
     # leave at once.
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears

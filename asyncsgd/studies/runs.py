@@ -25,7 +25,7 @@ BASELINE = "baseline"
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One run of the plan; `folder` is its name below the sweep's folder."""
+    """One run of the plan; `folder` is its name below the study's folder."""
 
     folder: str
     stage: Stage

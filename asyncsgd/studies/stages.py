@@ -13,11 +13,11 @@ from asyncsgd.errors import RunError
 from asyncsgd.records.events import DONE, FAILED, FINISHED
 from asyncsgd.records.machine import available_cores
 from asyncsgd.run.runtimes import KINDS
-from asyncsgd.studies.plan import SweepPlan, share
+from asyncsgd.studies.plan import StudyPlan, share
 from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.studies.runner import OF_TRANSFORMERS, PRELOAD, PlannedJob, Runner
 from asyncsgd.studies.runs import STAGES, TIMED, PlannedRun, Stage
-from asyncsgd.studies.sweep import Sweep
+from asyncsgd.studies.study_folder import StudyFolder
 from asyncsgd.tasks import TASKS, class_named
 
 BEHIND: Mapping[Stage, Stage] = MappingProxyType(
@@ -26,7 +26,7 @@ BEHIND: Mapping[Stage, Stage] = MappingProxyType(
 """Stages that begin when every run of another one is finished."""
 
 
-def server_of(plan: SweepPlan) -> ForkServerContext:
+def server_of(plan: StudyPlan) -> ForkServerContext:
     """Where the runs of a plan come from; to be called early, since it imports while this process does other work."""
     tasks = {plan.task(run) for run in plan.runs}
     model = None
@@ -41,7 +41,7 @@ def server_of(plan: SweepPlan) -> ForkServerContext:
 
 
 def carry_out(
-    sweep: Sweep,
+    study: StudyFolder,
     context: ForkServerContext | None,
     stop: StopRequest,
     *,
@@ -62,25 +62,25 @@ def carry_out(
         KeyboardInterrupt: if the user has asked for it.
     """
     failed: list[PlannedJob] = []
-    progress = progress_of(sweep, jobs, retry, shard)
+    progress = progress_of(study, jobs, retry, shard)
     for stage in STAGES:
-        if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
+        if stage != "base" and any(study.status(run) != DONE for run in study.plan.of_stage("base")):
             raise RunError(
-                f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then {again}, "
+                f"the base model could not be made; look at {study.out / 'logs' / 'base.txt'}, then {again}, "
                 f"or mend the config and name another folder"
             )
         if stage in BEHIND:
-            sweep.choose()
-            if missing := sweep.unfinished(BEHIND[stage]):
+            study.choose()
+            if missing := study.unfinished(BEHIND[stage]):
                 raise RunError(_not_finished(BEHIND[stage], missing, shard, failed, again))
         if stage == "test":
-            sweep.register()
-            for name, tried in sweep.tried.items():
+            study.register()
+            for name, tried in study.tried.items():
                 if tried and all(trial.score is None for trial in tried):
                     print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
-        for _ in range(sweep.plan.chain.length(stage)):  # what starts from another run is to do when that is there
-            sweep.choose()
-            todo = sweep.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
+        for _ in range(study.plan.chain.length(stage)):  # what starts from another run is to do when that is there
+            study.choose()
+            todo = study.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
             if stage == "base" and todo and shard[0] > 1:
                 raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
             if todo:
@@ -90,40 +90,40 @@ def carry_out(
                 finally:
                     progress.clear()  # whatever is said next has a line of its own
                 failed += runner.failed
-    known = sweep.words
-    if sweep.grow():
-        for rung, word in sweep.words.items():
+    known = study.words
+    if study.grow():
+        for rung, word in study.words.items():
             if rung not in known:
                 print(f"{rung}: {word}", flush=True)
-        sweep.choose()
-        sweep.write_plan()
-        failed += carry_out(sweep, context, stop, jobs=jobs, retry=False, shard=shard, again=again)
+        study.choose()
+        study.write_plan()
+        failed += carry_out(study, context, stop, jobs=jobs, retry=False, shard=shard, again=again)
     return failed
 
 
-def progress_of(sweep: Sweep, jobs: int | None, retry: bool, shard: tuple[int, int]) -> Progress:
+def progress_of(study: StudyFolder, jobs: int | None, retry: bool, shard: tuple[int, int]) -> Progress:
     """How far the runs of a shard are, of those that can be made here.
 
     Args:
-        sweep: the plan and its folder.
+        study: the plan and its folder.
         jobs: how many runs go on side by side; None: one.
         retry: whether what FAILED is made again.
         shard: its number, and how many there are.
     """
-    plan = sweep.plan
+    plan = study.plan
     skipped = () if retry else (FAILED,)
     num_finished = 0
     left = []
     for stage in STAGES:
         own = share(plan, stage, shard if stage != "base" else (1, 1))
         for run in plan.of_stage(stage):
-            status = sweep.status(run)
+            status = study.status(run)
             if run.folder not in own or status in skipped:
                 continue
             if status in FINISHED:
                 num_finished += 1
                 continue
-            job = sweep.job(run, pretend=True)
+            job = study.job(run, pretend=True)
             if job is None or not job.lacks:
                 measures = stage in TIMED and not plan.arm(run.arm).virtual
                 left.append(RunKind(stage, run.arm, measures))

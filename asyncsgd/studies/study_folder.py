@@ -1,6 +1,6 @@
 """A plan and the folder of its runs: what is done, chosen, fixed and registered, and what is left.
 
-The run folders alone say what is done, so no other file has to be kept up to date. A killed sweep leaves nothing
+The run folders alone say what is done, so no other file has to be kept up to date. A killed study leaves nothing
 locked, because the kernel frees its only lock when the process ends.
 
 A run that measures time has the machine to itself. Such runs are made one after another, in this process, with workers
@@ -35,7 +35,7 @@ from asyncsgd.studies.arms import Arm, Loop, resolve, valid
 from asyncsgd.studies.chain import Tuned
 from asyncsgd.studies.config import Analysis, Finetune, read_config
 from asyncsgd.studies.files import PlanFile, PlannedArm, PlannedStage, RegisteredQuestion, Registration, Tried
-from asyncsgd.studies.plan import SweepPlan, sha256_of, share
+from asyncsgd.studies.plan import StudyPlan, sha256_of, share
 from asyncsgd.studies.runner import NOT_STARTED, PlannedJob, status_of
 from asyncsgd.studies.runs import BASE, TIMED, PlannedRun, Stage
 from asyncsgd.tasks import is_built_in
@@ -47,14 +47,14 @@ SURE = 0.9
 """Share of what the slowest pilot makes in the seconds of the test runs that these are sure to make too."""
 
 
-class Sweep:
+class StudyFolder:
     """A plan and the folder `out` that it is carried out in; `config_text` is kept beside it, `track` is ``--track``,
     `door` is that of `PlannedJob`.
 
-    `look` and `open` raise UsageError if `out` holds a sweep of another config, or cannot be written.
+    `look` and `open` raise UsageError if `out` holds a study of another config, or cannot be written.
     """
 
-    def __init__(self, plan: SweepPlan, config_text: str, out: Path, track: str | None = None, door: str = "") -> None:
+    def __init__(self, plan: StudyPlan, config_text: str, out: Path, track: str | None = None, door: str = "") -> None:
         self.plan = plan
         self.out = out
         self._config_text = config_text
@@ -87,16 +87,16 @@ class Sweep:
         return len(runs) > number
 
     def look(self) -> None:
-        """Read how far the sweep is, and write nothing."""
+        """Read how far the study is, and write nothing."""
         kept = self.out / "config.yaml"
         if kept.is_file():
             if sha256_of(read_config(kept)) != self.plan.config_sha256:
                 raise UsageError(
-                    f"{self.out} holds a sweep of another config; type another --out, or go back to the config in "
+                    f"{self.out} holds a study of another config; type another --out, or go back to the config in "
                     f"{kept}"
                 )
         elif self.out.exists() and (not self.out.is_dir() or any(path.is_dir() for path in self.out.iterdir())):
-            raise UsageError(f"{self.out} holds other things and no sweep; type another --out")
+            raise UsageError(f"{self.out} holds other things and no study; type another --out")
         # the registered values stay in the plan while earlier stages are looked at again
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             file = msgspec.json.decode((self.out / "plan.json").read_bytes(), type=PlanFile)
@@ -105,7 +105,7 @@ class Sweep:
         self.choose()
 
     def open(self) -> None:
-        """Read how far the sweep is and write its plan into its folder."""
+        """Read how far the study is and write its plan into its folder."""
         self.look()
         write_text(self.out / "config.yaml", self._config_text)
         self.write_plan()
@@ -179,7 +179,7 @@ class Sweep:
         )
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
-        """The base model made by this sweep, as a setting; nothing where the config names one."""
+        """The base model made by this study, as a setting; nothing where the config names one."""
         if self.plan.base_model is None or run.stage == "base":
             return {}
         model = self.out / BASE / "model"
@@ -439,13 +439,13 @@ def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[Non
     with opened:
         if not lock(opened, how):
             raise UsageError(
-                f"another sweep is at work in {file.parent}; wait for it, or stop it, or give each its part: "
+                f"another process is at work in {file.parent}; wait for it, or stop it, or give each its part: "
                 f"--shard 1/2 and --shard 2/2"
             )
         yield
 
 
-def check(plan: SweepPlan, left: Collection[str] = ()) -> None:
+def check(plan: StudyPlan, left: Collection[str] = ()) -> None:
     """Read every rule and every speed that the plan names as text, and look for the models, texts and folders of
     candidates of the arms in `left`.
 
@@ -473,7 +473,7 @@ def check(plan: SweepPlan, left: Collection[str] = ()) -> None:
         tasks[repr(job.settings.task)] = job.settings.task
         if not kind_of(job.settings.job.mode, job.settings.job.clock).in_one_process:
             raise UsageError(
-                f"{name}: mode: {job.settings.job.mode} needs processes of its own, and a sweep trains several "
+                f"{name}: mode: {job.settings.job.mode} needs processes of its own, and a study trains several "
                 f"models side by side where there are no arms; write mode: single, or clock: virtual"
             )
     if plan.finetune is not None and plan.analysis is not None:
