@@ -22,7 +22,7 @@ from analysis.stats import Interval, Numbers, t_interval
 from asyncsgd.errors import OUT_OF_MEMORY, UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, FINISHED, read_events, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.studies.arms import Arm, filled, words_of
+from asyncsgd.studies.arms import Arm, filled, flags_of
 from asyncsgd.studies.config import LadderConfig, typed
 from asyncsgd.studies.ladder import (
     DIVERGED,
@@ -391,7 +391,7 @@ def _rungs(measured: Sequence[tuple[Climbed, Sides]], final: Sequence[str]) -> D
         elif not speed.pays:
             word = "does not pay"
         change = filled(rung.change, one.after.settings.get("nproc", 1), rung.name)
-        flags = " ".join(words_of(change)) or "always on"
+        flags = " ".join(flags_of(change)) or "always on"
         row = {"name": rung.name, "box": rung.box, "flags": flags} | own.after.median().to_dict()
         row |= {"word": word, "reason": reason, "in_stack": in_stack, "speed": speed}
         row |= {"cumulative": product, "loss_change": own.change("loss")}

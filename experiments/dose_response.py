@@ -118,7 +118,7 @@ def delays_of(plan: StudyPlan, cores: int | None) -> list[int]:
 
 
 def delay_of(arm: Arm) -> int:
-    return arm.place[0] - 1
+    return arm.workers_and_clock[0] - 1
 
 
 def without(settings: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from asyncsgd.run.choose_folder import open_run_folder, read_summary
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.shipped import CONFIGS
 from asyncsgd.settings.task import task_flags
-from asyncsgd.studies.config import Keys, Name, Part, Positive, Seeds, Settings, read_config, typed
+from asyncsgd.studies.config import FolderPart, Keys, PositiveFloat, Seeds, Settings, StudyName, read_config, typed
 
 CONFIG = CONFIGS / "norm_under_delay.yaml"
 REGISTERED = "registered.json"
@@ -54,10 +54,10 @@ Delay = Annotated[int, Meta(ge=0)]
 class Config(Keys, frozen=True, kw_only=True):
     """The file of a study of what delays cost."""
 
-    name: Name
-    arms: Annotated[dict[Part, Settings], Meta(min_length=2)]
+    name: StudyName
+    arms: Annotated[dict[FolderPart, Settings], Meta(min_length=2)]
     delays: Annotated[tuple[Delay, ...], Meta(min_length=2)]
-    rates: Annotated[tuple[Positive, ...], Meta(min_length=3)]
+    rates: Annotated[tuple[PositiveFloat, ...], Meta(min_length=3)]
     tuning_seeds: Seeds
     seeds: Seeds
     differences: Annotated[dict[str, tuple[str, str]], Meta(min_length=1)]

@@ -104,7 +104,7 @@ def test_a_chain_is_compared_by_the_score_of_its_last_stage_and_the_two_stages_o
         (lambda stages: stages[1].update(model="tiny"), "stages.more: its model is that of the stage before"),
         (lambda stages: stages[3].update(tune={"mode": ["single"]}), "stages.next.tune: mode is not tuned"),
         (lambda stages: stages[3].update(tune={"learning_rat": [0.1]}), "stages.next: unknown key 'learning_rat'"),
-        (lambda stages: stages[0].update(tune={"each": RATES}), "each: ...} is for stages behind intermediate"),
+        (lambda stages: stages[0].update(tune={"each": RATES}), "each: ...} is for stages after intermediate"),
         (lambda stages: stages[2].update(repetitions=2), "stages.intermediate: repetitions is for the stage target"),
         (lambda stages: stages[3].update(mode="sync", nproc=2), "next: mode: sync needs processes of its own"),
         (lambda stages: stages[3].update(sed=3), "stages.next"),
@@ -163,9 +163,9 @@ def test_a_labelled_stage_is_tuned_by_its_own_score_and_a_trial_without_one_neve
     for run in plan.of_stage("tuning"):
         value = [0.25, 0.75, None][run.trial]
         write_summary(tmp_path / run.folder, 3.0 - run.trial, **{score: value})
-    sweep = StudyFolder(plan, "", tmp_path)
-    sweep.choose()
-    assert sweep.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
+    study = StudyFolder(plan, "", tmp_path)
+    study.choose()
+    assert study.chosen == {arm.name: arm.trials[best] for arm in plan.arms}
 
 
 def ended(job, score, parent_of):
@@ -188,7 +188,7 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
         config["stages"][4]["tune"] = grid
     config["stages"][4]["repetitions"] = 1
     plan = make_plan(config)
-    sweep = StudyFolder(plan, "", tmp_path)
+    study = StudyFolder(plan, "", tmp_path)
     # the lower the better: the third trial is chosen, but for the asynchronous arm's target, which has its second one
     worst_first = {0: 3.0, 1: 2.0, 2: 1.0, None: 0.0}
     best_in_the_middle = {0: 3.0, 1: 1.0, 2: 2.0}
@@ -197,9 +197,9 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
     rates = {}
     order = []
     for stage in STAGES:
-        for _ in range(plan.chain.length(stage)):
-            sweep.choose()
-            for job in sweep.to_do(stage, (1, 1)):
+        for _ in range(plan.chain.rounds(stage)):
+            study.choose()
+            for job in study.to_do(stage, (1, 1)):
                 scores = worst_first
                 if job.folder.startswith("trial/target/async"):
                     scores = best_in_the_middle
@@ -226,7 +226,7 @@ def test_on_tuning_seeds_every_trial_starts_from_the_chosen_trial_of_the_stage_b
     assert (f"trial/target/{arms[1]}/t0-s1" in parents) == each
     assert rates["finetune/baseline/s7-f0"] == 3e-3
     assert Counter(run.stage for run in plan.runs)["trial"] == (12 if each else 4)
-    sweep.write_plan()
+    study.write_plan()
     written = json.loads((tmp_path / "plan.json").read_text())
     assert all("?" not in (run["parent"] or "") for run in written["runs"])
     chosen_of = {stage["name"]: stage["chosen"]["learning_rate"] for stage in written["stages"]}

@@ -17,7 +17,7 @@ from marks import slow
 import asyncsgd
 from analysis import compare
 from asyncsgd.errors import UsageError
-from asyncsgd.studies.arms import words_of
+from asyncsgd.studies.arms import flags_of
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.overlay import quick_of
 from asyncsgd.studies.plan import make_plan
@@ -319,7 +319,7 @@ def planned(config):
         spelled = {"--model": "--init-from"}  # then, where an encoder gets a new head
         made = []
         for run in plan.runs:
-            words = words_of(plan.values(run, {}, {}, {}))
+            words = flags_of(plan.run_settings(run, {}, {}, {}))
             task = plan.task(run)
             if task == "question_answering":
                 own = [spelled.get(word, word) for word in words]

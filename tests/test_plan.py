@@ -146,7 +146,7 @@ def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition(
         rates[name] = 0.25 * number
         chosen[name] = {"learning_rate": rates[name]}
     for run in runs:
-        values = plan.values(run, chosen, {}, {})
+        values = plan.run_settings(run, chosen, {}, {})
         assert values["learning_rate"] == rates[run.arm]
         assert values["seed"] == run.seed
         assert run.folder == f"pilot/{run.arm}/s{run.seed}"
@@ -164,7 +164,7 @@ def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_it
     budgets = {"sync-w2": 1.5, "sync-w4-virtual": 12.0, "sync-w8-virtual": 6.0}
     looks = {"sync-w2": 30, "sync-w4-virtual": 40, "sync-w8-virtual": 50}
     for run in (*plan.of_stage("tuning"), *plan.of_stage("pilot"), *plan.of_stage("test")):
-        budget = FLAGS.make(plan.values(run, chosen, budgets, looks)).budget
+        budget = FLAGS.make(plan.run_settings(run, chosen, budgets, looks)).budget
         ends = (budget.samples, budget.seconds, budget.evaluate_at)
         if run.stage == "test" and not run.arm.startswith("single"):
             reference = plan.timed_by[run.arm]
@@ -178,7 +178,7 @@ def test_an_evaluation_that_the_config_names_goes_before_the_one_at_the_pilots_s
     chosen = {arm.name: arm.trials[0] for arm in plan.arms}
     names = set(plan.timed_by.values())
     for run in plan.of_stage("test"):
-        values = plan.values(run, chosen, dict.fromkeys(names, 1.5), dict.fromkeys(names, 30))
+        values = plan.run_settings(run, chosen, dict.fromkeys(names, 1.5), dict.fromkeys(names, 30))
         assert values["evaluate_at"] == 12
 
 
@@ -366,7 +366,7 @@ def assert_invariants(plan):
     for run in plan.runs:
         if run.stage == "finetune":
             continue
-        values = plan.values(run, chosen, dict.fromkeys(names, 7.5), {})
+        values = plan.run_settings(run, chosen, dict.fromkeys(names, 7.5), {})
         settings = FLAGS.make(values)
         assert settings.job.seed == run.seed
         if run.stage == "base":
@@ -380,7 +380,7 @@ def assert_invariants(plan):
     if plan.analysis is not None:
         primary = plan.analysis.primary
         reference = (plan.analysis.reference, primary.num_workers, primary.clock)
-        assert reference in {(arm.algorithm, *arm.place) for arm in plan.arms}
+        assert reference in {(arm.algorithm, *arm.workers_and_clock) for arm in plan.arms}
 
 
 @given(anything)

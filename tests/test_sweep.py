@@ -147,7 +147,7 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings_and_those
         assert arm["chosen"] == {"learning_rate": [2.0e-3, 1.0e-3][finals.index(min(finals))]}
     for run in plan.runs:
         assert summary_of(out, run.folder)["status"] == ("DIVERGED" if run.trial == 0 else "DONE")
-        values = plan.values(run, chosen, {SYNC: 9.0}, {SYNC: LOOK})
+        values = plan.run_settings(run, chosen, {SYNC: 9.0}, {SYNC: LOOK})
         told = yaml.safe_load((out / run.folder / "settings.yaml").read_text())
         assert {key: told[key] for key in values if key in told} == {key: values[key] for key in values if key in told}
         assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0

@@ -30,7 +30,7 @@ from asyncsgd.studies.config import read_config
 from asyncsgd.studies.overlay import quick_of, text_of, with_setting
 from asyncsgd.studies.plan import StudyPlan, make_plan, share
 from asyncsgd.studies.runs import STAGES
-from asyncsgd.studies.stages import carry_out, server_of
+from asyncsgd.studies.stages import carry_out, fork_server_for
 from asyncsgd.studies.study_folder import StudyFolder, check, locked
 
 SUMMARY = str(__doc__).partition("\n")[0]
@@ -133,8 +133,7 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
     plan = make_plan(config, str(file))
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
-    wanted = out_of_bounds(jobs, at_least=1)
-    if wanted:
+    if wanted := out_of_bounds(jobs, at_least=1):
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
     if plan.ladder is not None and (flags.jobs not in (None, 1) or shard != (1, 1) or flags.print_commands):
@@ -148,9 +147,9 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
 
     if flags.dry_run or flags.print_commands:
         check(plan)
-        study.look()
+        study.read_state()
         try:
-            announce(plan, study, out)
+            announce(study)
             if flags.print_commands:
                 print_commands(study, shard)
             else:
@@ -160,14 +159,13 @@ def carry_out_study(flags: argparse.Namespace, command: StudyCommand, stop: Stop
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
-    context = server_of(plan)  # imports while this process reads what there is
-    study.look()  # before anything is written into a folder that may be somebody else's
+    context = fork_server_for(plan)  # imports while this process reads what there is
+    study.read_state()  # before anything is written into a folder that may be somebody else's
     unfinished = {run.arm for run in plan.runs if study.status(run) not in FINISHED}
     check(plan, unfinished)
-    index, number = shard
-    with locked(out / f".lock-{index}-of-{number}"):
-        study.open()
-        announce(plan, study, out)
+    with locked(out / f".lock-{shard[0]}-of-{shard[1]}"):
+        study.begin()
+        announce(study)
         failed = carry_out(study, context, stop, jobs=jobs, retry=flags.retry, shard=shard)
     plan = study.plan
     folders_of_shard = {folder for stage in STAGES for folder in share(plan, stage, shard)}
@@ -221,7 +219,7 @@ def config_of(file: Path, is_quick: bool, settings: Sequence[str]) -> tuple[Mapp
 
     Args:
         is_quick: whether the ``quick:`` block is laid over the rest.
-        settings: what was typed behind each ``--set``.
+        settings: what was typed after each ``--set``.
     """
     config = read_config(file)
     laid_over = []
@@ -262,10 +260,11 @@ def counted(number: int, what: str, width: int = 0) -> str:
     return f"{number:{width}} {what}" if number == 1 else f"{number:{width}} {what}s"
 
 
-def announce(plan: StudyPlan, study: StudyFolder, out: Path) -> None:
+def announce(study: StudyFolder) -> None:
     """What is planned and how far it is."""
+    plan = study.plan
     size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.config.seeds), 'seed')}"
-    print(f"study  {plan.name}: {size}   folder {out}")
+    print(f"study  {plan.name}: {size}   folder {study.out}")
     for stage in STAGES:
         runs = plan.of_stage(stage)
         if runs:
@@ -276,14 +275,13 @@ def announce(plan: StudyPlan, study: StudyFolder, out: Path) -> None:
             if study.status(run) in FINISHED:
                 continue
             job = study.job(run, pretend=True)
-            if job is not None and job.lacks:
-                print(f"          {run.folder} is left out: {job.lacks}")
+            if job is not None and job.why_not_runnable:
+                print(f"          {run.folder} is left out: {job.why_not_runnable}")
     if plan.ladder is not None and not plan.of_stage("proof"):
         print("note   what these runs show decides which come next")
-    for reference, seconds in sorted(study.budgets.items()):
+    for reference, seconds in sorted(study.budget_seconds.items()):
         print(budget_text(plan, reference, f"{seconds:.6g}"))
-    power = power_text(plan)
-    if power:
+    if power := power_text(plan):
         print(power)
     sys.stdout.flush()
 
@@ -335,11 +333,11 @@ def estimate(study: StudyFolder, jobs: int, shard: tuple[int, int], retry: bool)
     from asyncsgd.studies.estimate import Estimator
 
     estimator = Estimator()
-    known = set(study.budgets)
+    known = set(study.budget_seconds)
     total = 0.0
     study.assume_budgets(estimator.training_seconds)
-    for reference in sorted(set(study.budgets) - known):
-        print(budget_text(study.plan, reference, f"about {study.budgets[reference]:.3g}"))
+    for reference in sorted(set(study.budget_seconds) - known):
+        print(budget_text(study.plan, reference, f"about {study.budget_seconds[reference]:.3g}"))
     for stage in STAGES:
         todo = study.to_do(stage, shard, retry=retry, pretend=True)
         if todo:

@@ -25,8 +25,8 @@ from asyncsgd.studies.config import (
 from asyncsgd.tasks import class_named
 
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
-"""Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
-references.
+"""Settings in which the reference arms of a group cannot differ: those of the algorithm, and those that a group shares.
+Reference arms are told apart by any other setting.
 """
 
 Loop = Literal["library", "naive"]
@@ -37,7 +37,7 @@ Loop = Literal["library", "naive"]
 class Arm:
     """An algorithm under one condition.
 
-    `settings` is what the arm sets beside the base, placeholders filled in; `trials` what tuning tries on top of it,
+    `settings` is what the arm sets beside the base, placeholders filled in; `trials` is what tuning tries on top of it,
     empty where nothing is tuned.
     """
 
@@ -53,26 +53,26 @@ class Arm:
         return self.settings.get("clock") == "virtual"
 
     @property
-    def place(self) -> tuple[int, str]:
+    def workers_and_clock(self) -> tuple[int, str]:
         """Its number of workers and its clock."""
         return self.settings.get("nproc", 1), self.settings.get("clock", "measured")
 
 
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run gets. On the virtual clock mode `sync` is the rule `synchronous`: there it has no other
-    form, and DistributedDataParallel steps along the same mean. With a rule of its own it stays what it is, an error.
+    """The settings that a run gets. The virtual clock has no all-reduce, so there mode `sync` becomes the rule
+    `synchronous`, which steps along the same mean. With another rule mode `sync` is left as it is, and refused later.
 
     >>> resolve({"mode": "sync", "clock": "virtual", "nproc": 4})
     {'mode': 'async', 'clock': 'virtual', 'nproc': 4, 'rule': 'synchronous'}
     """
     resolved = dict(values)
-    alone = resolved.get("rule") in (None, "asynchronous", "synchronous")
-    if resolved.get("clock") == "virtual" and resolved.get("mode") == "sync" and alone:
+    names_no_other_rule = resolved.get("rule") in (None, "asynchronous", "synchronous")  # the first is the default
+    if resolved.get("clock") == "virtual" and resolved.get("mode") == "sync" and names_no_other_rule:
         resolved |= {"mode": "async", "rule": "synchronous"}
     return resolved
 
 
-def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dict[str, Any]:
+def checked_settings(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dict[str, Any]:
     """All settings of a run of a task that `values` make, converted to their types."""
     try:
         flags = task_flags(class_named(task))
@@ -81,52 +81,66 @@ def valid(where: str, values: Mapping[str, Any], task: str = "masked_lm") -> dic
         raise UsageError(f"{where}: {error}") from error
 
 
+def settings_of_arm(arm: Arm, base: Mapping[str, Any], trial: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All settings of the runs of an arm, or of one of its trials."""
+    return checked_settings(f"arm {arm.name}", resolve({**base, **arm.settings, **(trial or {})}), arm.task)
+
+
 def arms_of(
-    config: Config, base: Mapping[str, Any], task: str = "masked_lm", tuned_around: tuple[bool, bool] = (False, False)
+    config: Config,
+    base: Mapping[str, Any],
+    task: str,
+    *,
+    is_tuned_before: bool,
+    is_tuned_after: bool,
 ) -> tuple[Arm, ...]:
-    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out; of a task.
+    """Every algorithm under every condition, or under its own, but for those that `exclude` takes out.
 
     Args:
-        tuned_around: whether a stage before that of the arms is tuned, and one behind it. For the latter an arm that is
-            not tuned has one trial, of its own settings: there have to be models to try.
+        task: what all of them learn.
+        is_tuned_before: whether a stage before that of the arms is tuned.
+        is_tuned_after: whether a stage after it is tuned. Then an arm that is not tuned has one trial, of its own
+            settings: there have to be models to try.
     """
     excluded = [settings_of(entry, "exclude", ()) for entry in config.exclude]
-    used: set[int] = set()
+    unmatched = excluded
     points = []
-    for condition, algorithm in _places(config):
+    for condition, algorithm in _conditions_and_algorithms(config):
         where = f"algorithms.{algorithm}"
         given = config.algorithms[algorithm]
         own = settings_of({key: given[key] for key in given if key not in ("tune", "conditions")}, where)
-        whole = {"algorithm": algorithm, **base, **condition, **own}
-        if out := {i for i, entry in enumerate(excluded) if all(whole.get(key) == entry[key] for key in entry)}:
-            used |= out
+        all_keys = {"algorithm": algorithm, **base, **condition, **own}
+        matching = [entry for entry in excluded if all(all_keys.get(key) == entry[key] for key in entry)]
+        unmatched = [entry for entry in unmatched if entry not in matching]
+        if matching:
             continue
-        nproc = whole.get("nproc", 1)
+        nproc = all_keys.get("nproc", 1)
         from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
         settings = filled({**from_base, **condition, **own}, nproc, where)
         grid = given.get("tune", config.tuning.grid)
-        trials: list[Settings] = [{}] if tuned_around[1] else []
+        trials: list[Settings] = [{}] if is_tuned_after else []
         if grid is not None:
             trials = crossed(grid_of(grid, f"{where}.tune"))
         points.append((algorithm, condition, settings, [filled(trial, nproc, where) for trial in trials]))
-    if len(used) < len(excluded) or not points:
-        useless = [entry for i, entry in enumerate(excluded) if i not in used]
-        raise UsageError(f"exclude must leave an arm, and every entry take one out; {useless} is no arm's")
+    if unmatched or not points:
+        raise UsageError(f"exclude must leave an arm, and every entry take one out; {unmatched} is no arm's")
     arms = tuple(
-        _typed(name, algorithm, settings, trials, base, task)
+        _arm_of(name, algorithm, settings, trials, base, task)
         for name, (algorithm, _, settings, trials) in zip(_names(points), points, strict=True)
     )
     counts = {arm.name: len(arm.trials) for arm in arms}
-    is_tuned = bool(arms[0].trials) or any(tuned_around)
+    is_tuned = bool(arms[0].trials) or is_tuned_before or is_tuned_after
+    # trials are run on the tuning seeds, so the one is nothing without the other
     if len(set(counts.values())) > 1 or is_tuned != bool(config.tuning.seeds):
         raise UsageError(
-            "tuning: every arm needs as many trials as any other, by tuning: {grid: ..., seeds: [0]} or by tune: in "
-            "every algorithm, got " + ", ".join(f"{name} {number}" for name, number in counts.items())
+            "tuning: every arm needs as many trials as any other, one or more, and seeds to run them on; write "
+            "tuning: {grid: ..., seeds: [0]}, or tune: into every algorithm, or take tuning out; got "
+            + ", ".join(f"{name} {number}" for name, number in counts.items())
         )
     return arms
 
 
-def compared(config: ComparisonsConfig) -> list[Arm]:
+def arms_of_comparisons(config: ComparisonsConfig) -> list[Arm]:
     """The arms of all comparisons, each of every model."""
     return [
         _of_model(config, f"{name}/{model}/{arm}", model, settings)
@@ -136,7 +150,7 @@ def compared(config: ComparisonsConfig) -> list[Arm]:
     ]
 
 
-def of_grid(config: ComparisonsConfig) -> list[Arm]:
+def arms_of_grid(config: ComparisonsConfig) -> list[Arm]:
     """The points of the grid, each of every model."""
     if (grid := config.grid) is None:
         return []
@@ -150,37 +164,47 @@ def of_grid(config: ComparisonsConfig) -> list[Arm]:
 
 def _of_model(config: ComparisonsConfig, name: str, model: str, settings: Settings) -> Arm:
     values = settings_of({"mode": "single", **config.models[model], **config.base, **settings}, f"arm {name}")
-    task = str(values.pop("task", None))
-    valid(f"arm {name}", values, task)  # refuses
+    if "task" not in values:
+        raise UsageError(f"arm {name} has no task; write task: classification, or another one, into models.{model}")
+    task = values.pop("task")
+    checked_settings(f"arm {name}", values, task)  # refuses
     return Arm(name, name.rsplit("/", 1)[1], values, task=task)
 
 
-def _places(config: Config) -> list[tuple[Settings, str]]:
+def _conditions_and_algorithms(config: Config) -> list[tuple[Settings, str]]:
     """Every condition with the algorithms that it is for; one may have conditions of its own, e.g. one process at two
     batch sizes beside several workers.
     """
     own = {name: given["conditions"] for name, given in config.algorithms.items() if "conditions" in given}
     shared = _conditions(config.conditions, "conditions")
-    places = [(condition, name) for condition in shared for name in config.algorithms if name not in own]
+    pairs = [(condition, name) for condition in shared for name in config.algorithms if name not in own]
     for name, given in own.items():
         where = f"algorithms.{name}.conditions"
-        places += [(condition, name) for condition in _conditions(typed(given, Conditions, where), where)]
-    return places
+        pairs += [(condition, name) for condition in _conditions(typed(given, Conditions, where), where)]
+    return pairs
 
 
 def _conditions(given: Any, where: str) -> list[Settings]:
-    several = given if isinstance(given, list) else [given]
-    return [point for one in several for point in crossed(settings_of(one, where))]
+    blocks = given if isinstance(given, list) else [given]
+    return [condition for block in blocks for condition in crossed(settings_of(block, where))]
 
 
 def crossed(settings: Mapping[str, Any]) -> list[Settings]:
-    """One for each combination of the values that are lists."""
+    """The settings of each combination of the values that are lists.
+
+    >>> crossed({"nproc": [2, 4], "clock": "virtual"})
+    [{'nproc': 2, 'clock': 'virtual'}, {'nproc': 4, 'clock': 'virtual'}]
+    """
     axes = [value if isinstance(value, list) else [value] for value in settings.values()]
     return [dict(zip(settings, point, strict=True)) for point in itertools.product(*axes)]
 
 
 def filled(values: Settings, nproc: Any, where: str) -> Settings:
-    return {key: fill_in(one, nproc, f"{where}.{key}") if isinstance(one, str) else one for key, one in values.items()}
+    """The settings with their placeholders filled in."""
+    return {
+        key: fill_in(value, nproc, f"{where}.{key}") if isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
@@ -191,12 +215,10 @@ def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
     names: list[str] = []
     for algorithm, condition, settings, _ in points:
         virtual = settings.get("clock") == "virtual"
-        same = groups[algorithm, virtual]
         name = f"{algorithm}-w{settings.get('nproc', 1)}"
-        for key in dict.fromkeys(key for one in same for key in one if key not in ("nproc", "clock")):
-            if len({str(one.get(key)) for one in same}) > 1:
-                value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
-                name += f"-{key}_{value}"
+        for key in _varying_keys(groups[algorithm, virtual]):
+            value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
+            name += f"-{key}_{value}"
         name += "-virtual" if virtual else ""
         if name in names:
             raise UsageError(f"two arms are both called {name}; conditions must not repeat themselves")
@@ -204,7 +226,14 @@ def _names(points: Sequence[tuple[str, Settings, Settings, Any]]) -> list[str]:
     return names
 
 
-def _typed(
+def _varying_keys(conditions: Sequence[Settings]) -> list[str]:
+    """The keys, beside workers and clock, that have not the same value in all conditions."""
+    keys = dict.fromkeys(itertools.chain(*conditions))
+    varying = differing(conditions, {"nproc", "clock"})
+    return [key for key in keys if key in varying]
+
+
+def _arm_of(
     name: str, algorithm: str, given: Settings, trials: Sequence[Settings], base: Mapping[str, Any], task: str
 ) -> Arm:
     """The arm with values of the types that settings have, all of them valid now and not after hours."""
@@ -213,34 +242,34 @@ def _typed(
     for trial in trials or ({},):
         values = {**base, **given, **trial}
         resolved = resolve(values)
-        all_settings = valid(f"arm {name}", resolved, task)
+        all_settings = checked_settings(f"arm {name}", resolved, task)
+        # the same in every trial, since a trial changes none of them
         settings = {key: all_settings[key] for key in resolved if key in given or resolved[key] != values.get(key)}
         typed_trials.append({key: all_settings[key] for key in trial})
     return Arm(name, algorithm, settings, tuple(typed_trials) if trials else (), task)
 
 
 def differing(settings: Iterable[Mapping[str, Any]], ignored: Set[str] = NOT_A_VARIANT) -> list[str]:
-    """The settings that are not the same in all arms; by default those that distinguish the reference arms of a group,
-    which are no algorithm's settings.
+    """The settings that are not the same in all arms, without those that are `ignored`.
 
     >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
     ['warmup']
     """
-    known = list(settings)
-    keys = sorted({key for one in known for key in one} - ignored)
-    return [key for key in keys if len({str(one.get(key)) for one in known}) > 1]
+    of_arms = list(settings)
+    keys = sorted(set().union(*of_arms) - ignored)
+    return [key for key in keys if len({str(one.get(key)) for one in of_arms}) > 1]
 
 
 def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:
     """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
-    places = {}
+    conditions = {}
     for arm in arms:
-        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}), arm.task)
-        # a task of one's own may have one batch size for all
-        places[arm.name] = [settings.get(key) for key in (*CONDITION_KEYS, "batch_size")]
+        settings = settings_of_arm(arm, base)
+        # a task of one's own may have one batch size for all, and then no setting of that name
+        conditions[arm.name] = [settings.get(key) for key in (*CONDITION_KEYS, "batch_size")]
     references = {}
     for arm in arms:
-        fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]
+        fitting = [one for one in arms if one.algorithm == algorithm and conditions[one.name] == conditions[arm.name]]
         keys = differing([one.settings for one in fitting])
         fitting = [one for one in fitting if all(one.settings.get(key) == arm.settings.get(key) for key in keys)]
         if len(fitting) == 1:
@@ -248,10 +277,10 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
     return references
 
 
-def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Values by name as flags.
+def flags_of(values: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give these values by name.
 
-    >>> words_of({"model": "tiny", "class_weights": True, "predictions": None, "eval_data": ("a=1.tsv", "b=2.tsv")})
+    >>> flags_of({"model": "tiny", "class_weights": True, "predictions": None, "eval_data": ("a=1.tsv", "b=2.tsv")})
     ['--model', 'tiny', '--class-weights', '--eval-data', 'a=1.tsv', '--eval-data', 'b=2.tsv']
     """
     words = []

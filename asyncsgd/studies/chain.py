@@ -39,41 +39,42 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncsgd.errors import UsageError
-from asyncsgd.studies.arms import crossed, valid
-from asyncsgd.studies.config import FINETUNE_SEEDS, Part, Settings, grid_of, settings_of, typed
+from asyncsgd.studies.arms import checked_settings, crossed
+from asyncsgd.studies.config import FINETUNE_SEEDS, FolderPart, Settings, grid_of, settings_of, typed
 from asyncsgd.tasks import task_class
 
 NONE = "none"
 """The arm that leaves its stage out."""
-OF_ARMS = ("arms", "conditions", "exclude")
+KEYS_OF_STAGE_WITH_ARMS = ("arms", "conditions", "exclude")
 """Keys that only the stage with the arms may have."""
-OF_LAST = ("repetitions",)
+KEYS_OF_LAST_STAGE = ("repetitions",)
 """Keys that only the last stage may have."""
-OF_TWO_STAGES = ("algorithms", "base", "task", "conditions", "exclude", "finetune")
+KEYS_OF_TWO_STAGES = ("algorithms", "base", "task", "conditions", "exclude", "finetune")
 """Keys of a study of two stages, which a chain says in its stages."""
 
 Tasks = Literal["masked_lm", "classification", "token_classification", "question_answering"]
-CHOSEN = "?"
-"""In the folder of a run: the number of the trial that tuning chooses."""
+UNKNOWN_TRIAL = "?"
+"""Stands in the folder of a run for the number of the trial that tuning will choose."""
 Stages = Annotated[list[Settings], Meta(min_length=2)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
-    """What is tuned by itself: an arm, or a stage without arms."""
+class TuningTarget:
+    """What has trials of its own to choose from: an arm, or a stage without arms on the models of one arm."""
 
     name: str
-    """What it is called by what tuning chooses: an arm, a stage, or ``stage/arm``."""
+    """The key of its chosen trial: an arm, a stage, or ``stage/arm``."""
     task: str
     settings: Mapping[str, Any]
-    """Those of all trials."""
+    """The settings that all its trials share."""
     trials: tuple[Mapping[str, Any], ...]
     folder: str
-    """Of all trials."""
+    """The folder above the folders of all its trials."""
 
     def folder_of(self, trial: int | str, seed: int) -> str:
-        """
-        >>> Tuned("sync", "masked_lm", {}, ({},), "tuning/sync").folder_of(0, 7)
+        """The folder of the run of one trial on one seed.
+
+        >>> TuningTarget("sync", "masked_lm", {}, ({},), "tuning/sync").folder_of(0, 7)
         'tuning/sync/t0-s7'
         """
         return f"{self.folder}/t{trial}-s{seed}"
@@ -93,46 +94,60 @@ class ChainStage:
     each: bool = False
     """Whether every arm is tuned on models of its own."""
 
-    def tuned(self, arm: str, folder: str) -> Tuned:
-        """It as what is tuned, on the models of an arm."""
-        return Tuned(f"{self.name}/{arm}" if self.each else self.name, self.task, self.settings, self.trials, folder)
+    def tuning_name(self, arm: str) -> str:
+        """The name under which this stage is tuned on the models of `arm`; all arms share it unless `each`."""
+        return f"{self.name}/{arm}" if self.each else self.name
+
+    def tuning_target(self, arm: str, folder: str) -> TuningTarget:
+        """The tuning of this stage on the models of `arm`."""
+        return TuningTarget(self.tuning_name(arm), self.task, self.settings, self.trials, folder)
 
     def seed(self, block: int) -> int:
-        """The seed of its runs in a block: the same for all arms, another one in every stage and block."""
+        """The seed of this stage's runs in a block: the same for all arms, another one in every stage and block.
+
+        It counts down from the top of the block's seeds, since repetitions of the last stage count up from their start.
+        """
         return block * FINETUNE_SEEDS + FINETUNE_SEEDS - 1 - self.number
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """The stages around the arms of a study; none of them for a study of two stages."""
+    """The stages around the stage with the arms; a study of two stages has none of them."""
 
     task: str = "masked_lm"
-    """Of the stage with the arms."""
+    """The task of the stage with the arms."""
     before: tuple[ChainStage, ...] = ()
+    """The stages before the one with the arms."""
     after: tuple[ChainStage, ...] = ()
-    """Those between the stage with the arms and the last one."""
-    last: ChainStage | None = None
-    """The last stage, where it is tuned."""
+    """The stages between the one with the arms and the last one."""
+    tuned_last: ChainStage | None = None
+    """The last stage if it is tuned, else None."""
 
     @property
-    def later(self) -> tuple[ChainStage, ...]:
-        """The stages behind that of the arms that are run on tuning seeds: those up to the last one that is tuned."""
-        stages = (*self.after, self.last) if self.last is not None else self.after
+    def on_tuning_seeds(self) -> tuple[ChainStage, ...]:
+        """The stages after the one with the arms that are also run on the tuning seeds: up to the last tuned one."""
+        stages = (*self.after, self.tuned_last) if self.tuned_last is not None else self.after
         numbers = [number for number, stage in enumerate(stages, start=1) if stage.trials]
         return stages[: max(numbers, default=0)]
 
-    def length(self, stage: str) -> int:
-        """How many times runs of a stage of the plan begin that wait for others of it, or for what these choose."""
-        lengths = {"before": 2 * len(self.before), "trial": 2 * len(self.later), "after": len(self.after)}
+    def rounds(self, stage: str) -> int:
+        """In how many rounds the runs of a stage of the plan are started.
+
+        Each stage of the chain waits for the runs of the one before it, and if that is tuned, for what tuning chooses.
+        """
+        lengths = {"before": 2 * len(self.before), "trial": 2 * len(self.on_tuning_seeds), "after": len(self.after)}
         return max(1, lengths.get(stage, 1))
 
     def stage_of(self, folder: str) -> ChainStage | None:
-        """That of a run of no arm's stage, by its folder; None for the last one where it is not tuned."""
+        """The stage of a run outside the stage with the arms, which the run's folder names.
+
+        It is None for the last stage where that is not tuned.
+        """
         kind, name, *_ = folder.split("/")
         if kind == "finetune":
-            return self.last
-        named = [*self.before, *self.after, *([self.last] if self.last is not None else [])]
-        return next(stage for stage in named if stage.name == name)
+            return self.tuned_last
+        stages = (*self.before, *self.after, self.tuned_last)
+        return next(stage for stage in stages if stage is not None and stage.name == name)
 
 
 def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
@@ -147,13 +162,44 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
     >>> config["algorithms"], config["finetune"], chain.task
     ({'sync': {}}, {'epochs': 1, 'task': 'classification', 'baseline': True}, 'classification')
     """
-    if unwanted := [key for key in OF_TWO_STAGES if key in given]:
+    if unwanted := [key for key in KEYS_OF_TWO_STAGES if key in given]:
         raise UsageError(f"a config with stages has no {unwanted[0]} beside them; write it into a stage")
     parts = [dict(stage) for stage in typed(given["stages"], Stages, "stages")]
-    names = [typed(part.pop("name", None), Part, f"stages[{number}].name") for number, part in enumerate(parts)]
+    names = [typed(part.pop("name", None), FolderPart, f"stages[{i}].name") for i, part in enumerate(parts)]
     if len(set(names)) < len(names):
         raise UsageError(f"every stage needs a name of its own, got {', '.join(names)}")
-    middle = _stage_with_arms(parts, names)
+    with_arms = _stage_with_arms(parts, names)
+    tasks, stages = _stages_without_arms(parts, names, with_arms)
+    last = len(parts) - 1
+    chain = Chain(
+        tasks[with_arms],
+        before=tuple(stage for stage in stages if stage.number < with_arms),
+        after=tuple(stage for stage in stages if with_arms < stage.number < last),
+        tuned_last=next((stage for stage in stages if stage.number == last), None),
+    )
+    if chain.on_tuning_seeds and given.get("analysis") is None:
+        raise UsageError(
+            f"stages.{chain.on_tuning_seeds[-1].name}: tune needs analysis: {{reference: ARM}}, whose models it tries"
+        )
+    if any(stage.each for stage in chain.before):
+        raise UsageError(f"stages.{chain.before[0].name}: tune: {{each: ...}} is for stages after {names[with_arms]}")
+    config = {key: value for key, value in given.items() if key != "stages"}
+    config |= _keys_of_arms(parts[with_arms], f"stages.{names[with_arms]}", given.get("tuning", {}))
+    has_none = config["algorithms"].pop(NONE, None) is not None
+    config["finetune"] = {**parts[last], "task": tasks[last], "baseline": has_none}
+    repetitions = parts[last].get("repetitions", 1)
+    if isinstance(repetitions, int) and repetitions > FINETUNE_SEEDS - len(parts):
+        raise UsageError(f"stages.{names[last]}: repetitions must be at most {FINETUNE_SEEDS - len(parts)}")
+    return config, chain
+
+
+def _stages_without_arms(
+    parts: Sequence[Settings], names: Sequence[str], with_arms: int
+) -> tuple[list[str], list[ChainStage]]:
+    """The task of every stage, and the stages that are neither the one with the arms nor a last one without trials.
+
+    Their keys `task` and `tune` are taken out of `parts`.
+    """
     last = len(parts) - 1
     tasks: list[str] = []
     stages: list[ChainStage] = []
@@ -163,42 +209,29 @@ def two_stages(given: Mapping[str, Any]) -> tuple[dict[str, Any], Chain]:
         if number and tasks[-1] not in task_class(task).start_from:  # type: ignore[attr-defined]
             raise UsageError(f"{where}: {task} cannot start from {tasks[-1]}, the task of the stage before")
         tasks.append(task)
-        for keys, owner in ((OF_ARMS, middle), (OF_LAST, last)):
+        for keys, owner in ((KEYS_OF_STAGE_WITH_ARMS, with_arms), (KEYS_OF_LAST_STAGE, last)):
             if number != owner and (wrong := [key for key in keys if key in part]):
                 raise UsageError(f"{where}: {wrong[0]} is for the stage {names[owner]}; take it out")
         if number and "model" in part:
             raise UsageError(f"{where}: its model is that of the stage before; take model out")
-        if number != middle and (number != last or "tune" in part):
+        if number != with_arms and (number != last or "tune" in part):
             stages.append(_stage(name, task, part, number))
-    whole = {key: value for key, value in given.items() if key != "stages"}
-    arms = parts[middle]
-    for key in ("conditions", "exclude"):
-        if key in arms:
-            whole[key] = arms.pop(key)
-    before = tuple(stage for stage in stages if stage.number < middle)
-    after = tuple(stage for stage in stages if middle < stage.number < last)
-    chain = Chain(tasks[middle], before, after, next((stage for stage in stages if stage.number == last), None))
-    if "tune" in arms:
-        whole["tuning"] = {"grid": arms.pop("tune"), **whole.get("tuning", {})}
-    if chain.later and whole.get("analysis") is None:
-        raise UsageError(
-            f"stages.{chain.later[-1].name}: tune needs analysis: {{reference: ARM}}, whose models it tries"
-        )
-    if any(stage.each for stage in before):
-        raise UsageError(f"stages.{before[0].name}: tune: {{each: ...}} is for stages behind {names[middle]}")
-    algorithms = dict(typed(arms.pop("arms"), dict[Part, Settings | None], f"stages.{names[middle]}.arms"))
-    has_none = NONE in algorithms
-    if algorithms.pop(NONE, None):
-        raise UsageError(f"stages.{names[middle]}: the arm none leaves the stage out, so it has no settings")
-    if not algorithms:
-        raise UsageError(f"stages.{names[middle]}: arms must name an algorithm, e.g. sync: {{mode: sync}}")
-    whole["algorithms"] = {name: settings or {} for name, settings in algorithms.items()}
-    whole["base"] = arms
-    whole["finetune"] = {**parts[last], "task": tasks[last], "baseline": has_none}
-    repetitions = parts[last].get("repetitions", 1)
-    if isinstance(repetitions, int) and repetitions > FINETUNE_SEEDS - len(parts):
-        raise UsageError(f"stages.{names[last]}: repetitions must be at most {FINETUNE_SEEDS - len(parts)}")
-    return whole, chain
+    return tasks, stages
+
+
+def _keys_of_arms(part: Settings, where: str, tuning: Settings) -> dict[str, Any]:
+    """The keys that the stage with the arms has in a config of two stages; `NONE` is one of its algorithms still."""
+    arms = typed(part.pop("arms"), dict[FolderPart, Settings | None], f"{where}.arms")
+    if arms.get(NONE):
+        raise UsageError(f"{where}: the arm none leaves the stage out, so it has no settings")
+    if not arms.keys() - {NONE}:
+        raise UsageError(f"{where}: arms must name an algorithm, e.g. sync: {{mode: sync}}")
+    config: Settings = {key: part.pop(key) for key in ("conditions", "exclude") if key in part}
+    if "tune" in part:
+        config["tuning"] = {"grid": part.pop("tune"), **tuning}
+    config["algorithms"] = {name: settings or {} for name, settings in arms.items()}
+    config["base"] = part
+    return config
 
 
 def _stage_with_arms(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
@@ -207,7 +240,7 @@ def _stage_with_arms(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     if len(numbers) != 1 or numbers[0] == len(parts) - 1:
         having = ", ".join(names[number] for number in numbers) or "none"
         raise UsageError(
-            f"one stage has arms, and the last one, which is another, is what they are compared by; of the stages "
+            f"exactly one stage must have arms, and not the last one, by whose score arms are compared; of the stages "
             f"{', '.join(names)} there are arms in {having}"
         )
     return numbers[0]
@@ -218,12 +251,12 @@ def _stage(name: str, task: str, part: Settings, number: int) -> ChainStage:
     where = f"stages.{name}"
     tune = part.pop("tune", None)
     each = isinstance(tune, dict) and list(tune) == ["each"]
-    given = {key: value for key, value in part.items() if key not in OF_LAST}
+    given = {key: value for key, value in part.items() if key not in KEYS_OF_LAST_STAGE}
     settings = settings_of(given, where, ("seed", "patience"))
-    all_settings = valid(where, settings, task)
+    all_settings = checked_settings(where, settings, task)
     known = {key: all_settings[key] for key in settings}
     trials = []
     for trial in [] if tune is None else crossed(grid_of(tune["each"] if each else tune, f"{where}.tune")):
-        typed_trial = valid(where, {**settings, **trial}, task)
+        typed_trial = checked_settings(where, {**settings, **trial}, task)
         trials.append({key: typed_trial[key] for key in trial})
     return ChainStage(name, task, known, number, tuple(trials), each)

@@ -20,15 +20,15 @@ Settings = dict[str, Any]
 SEED_LIMIT = 2**32
 Seed = Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
 Seeds = Annotated[tuple[Seed, ...], Meta(min_length=1)]
-Several = Annotated[list[Any], Meta(min_length=1)]
+NonEmptyList = Annotated[list[Any], Meta(min_length=1)]
 TwoNames = Annotated[list[str], Meta(min_length=2, max_length=2)]
-Grid = Annotated[dict[str, Several], Meta(min_length=1)]
+Grid = Annotated[dict[str, NonEmptyList], Meta(min_length=1)]
 Conditions = Settings | Annotated[list[Settings], Meta(min_length=1)]
-Positive = Annotated[float, Meta(gt=0)]
-Whole = Annotated[int, Meta(ge=1)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
-Part = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
-"""Of the name of a folder."""
+PositiveFloat = Annotated[float, Meta(gt=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+StudyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9]$")]
+FolderPart = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
+"""A name that becomes a part of the name of a folder: no dash, which stands between parts."""
 Alpha = Annotated[float, Meta(gt=0, lt=0.5)]
 """An equivalence test at alpha looks at an interval of level 1 - 2 alpha."""
 ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target")
@@ -62,11 +62,13 @@ NOT_TUNED = frozenset(
     )
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
-OF_RUNS = ("seed", "epochs", "patience")
-OF_BASE_MODEL = ("mode", "epochs", "patience")
-OF_FINETUNE = ("seed", "model", "patience")
-"""Settings that a part of a config may not have: budgets are in samples or in seconds, known before data are read."""
-DECIDED = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
+REFUSED = ("seed", "epochs", "patience")
+REFUSED_IN_BASE_MODEL = ("mode", "epochs", "patience")
+REFUSED_IN_FINETUNE = ("seed", "model", "patience")
+"""Settings that no part of a config may have, or not that part: budgets are in samples or in seconds, so that they are
+known before data are read.
+"""
+DECIDED_BY_COMMAND_LINE = ("run_dir", "runs_dir", "overwrite", "track", "predictions")
 """Settings that say where a run writes, which the command line of a study decides."""
 
 
@@ -82,14 +84,14 @@ class Tuning(Keys, frozen=True, kw_only=True):
     """Empty: nothing is tuned."""
 
 
-class Place(Keys, frozen=True, kw_only=True):
-    """A condition, as far as it is named."""
+class NamedCondition(Keys, frozen=True, kw_only=True):
+    """A condition, or what of it is named: None stands for any number of workers, or any clock."""
 
     num_workers: int | None = None
     clock: str | None = None
 
 
-class Primary(Place, frozen=True, kw_only=True):
+class Primary(NamedCondition, frozen=True, kw_only=True):
     """The comparison that the study is made for."""
 
     endpoint: str = "time_to_target"
@@ -117,13 +119,13 @@ class Analysis(Keys, frozen=True, kw_only=True):
     differences: dict[str, Difference] = {}
     """By a name; all of them are one family, beside the primary one."""
     alpha: Alpha = 0.05
-    margins: dict[str, Positive] = {}
+    margins: dict[str, PositiveFloat] = {}
     """Of the loss, and of the score after fine-tuning."""
     margin_reasons: dict[str, str] = {}
     """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
     """
     target_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    target_loss: Positive | None = None
+    target_loss: PositiveFloat | None = None
 
 
 class Finetune(Keys, frozen=True, kw_only=True):
@@ -151,13 +153,14 @@ class AnyConfig(Keys, frozen=True, kw_only=True):
 
 
 NOT_PLANNED = AnyConfig.__struct_fields__
+"""Keys that do not change the hash of what a config plans."""
 
 
 class Config(AnyConfig, frozen=True, kw_only=True):
     """A study's file; `asyncsgd.studies.plan` says what its keys mean."""
 
-    algorithms: Annotated[dict[Part, Settings], Meta(min_length=1)]
-    name: Name = "sweep"
+    algorithms: Annotated[dict[FolderPart, Settings], Meta(min_length=1)]
+    name: StudyName = "sweep"
     task: str = MASKED_LM
     """What is learned: one of the library's tasks, or MODULE:CLASS of one's own, whose fields are settings too."""
     base: Settings = {}
@@ -165,7 +168,7 @@ class Config(AnyConfig, frozen=True, kw_only=True):
     conditions: Conditions = {}
     exclude: list[Settings] = []
     seeds: Seeds = (0,)
-    replicates: Whole = 1
+    replicates: PositiveInt = 1
     tuning: Tuning = Tuning(seeds=())
     pilots: tuple[Seed, ...] = ()
     finetune: Settings | None = None
@@ -178,8 +181,10 @@ class Config(AnyConfig, frozen=True, kw_only=True):
                 f"seeds, tuning.seeds and pilots must name each seed once, they share {shared}: a seed that chose the "
                 "learning rate, or fixed the target, cannot test it"
             )
-        if self.finetune is not None and max(counts) >= (most := SEED_LIMIT // FINETUNE_SEEDS):
-            raise ValueError(f"seeds must be less than {most} where there is finetune, got {max(counts)}")
+        largest_seed = max(counts)
+        limit = SEED_LIMIT // FINETUNE_SEEDS
+        if self.finetune is not None and largest_seed >= limit:
+            raise ValueError(f"seeds must be less than {limit} where there is finetune, got {largest_seed}")
         for key in ("base_model", "finetune"):
             if self.task != MASKED_LM and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for task: {MASKED_LM}, got task: {self.task}; take {key} out")
@@ -196,27 +201,30 @@ class Config(AnyConfig, frozen=True, kw_only=True):
         ):
             if name not in known:
                 raise ValueError(f"analysis.{key} must be one of {known}, got {name!r}{nearest(str(name), others)}")
-        for name, one in analysis.differences.items():
-            named = (*one.treatment, *one.reference)
+        for name, difference in analysis.differences.items():
+            named = (*difference.treatment, *difference.reference)
             for algorithm in named:
                 if algorithm not in self.algorithms:
-                    told = f"{algorithm!r}, which is none of the algorithms {', '.join(self.algorithms)}"
-                    raise ValueError(f"analysis.differences.{name} names {told}{nearest(algorithm, self.algorithms)}")
+                    raise ValueError(
+                        f"analysis.differences.{name} names {algorithm!r}, which is none of the algorithms "
+                        f"{', '.join(self.algorithms)}{nearest(algorithm, self.algorithms)}"
+                    )
             if len({*named}) < len(named):
                 raise ValueError(f"analysis.differences.{name} must name four algorithms, got {', '.join(named)}")
-        given = analysis.target_loss is not None
-        found = bool(self.pilots or self.tuning.seeds)
-        if (given and self.pilots) or (analysis.primary.endpoint == "time_to_target" and not given and not found):
-            raise ValueError(
-                "analysis needs one target: pilots: [10, 11, 12], or tuning to take it from, or target_loss: 6.2"
-            )
+        if analysis.target_loss is None:
+            if analysis.primary.endpoint == "time_to_target" and not (self.pilots or self.tuning.seeds):
+                raise ValueError(
+                    "analysis needs a target: pilots: [10, 11, 12], or tuning to take it from, or target_loss: 6.2"
+                )
+        elif self.pilots:
+            raise ValueError("analysis.target_loss is the target, which pilots would fix too; take one of the two out")
 
 
 class Comparison(Keys, frozen=True, kw_only=True):
     """Arms that differ in settings, compared with one of them on the same seeds."""
 
     reference: str
-    margin: Positive
+    margin: PositiveFloat
     margin_reason: str = ""
     """Above 10 % of what the reference improves by, a margin without a reason of three words is not used."""
     arms: Annotated[dict[str, Settings], Meta(min_length=2)]
@@ -227,12 +235,13 @@ class Comparison(Keys, frozen=True, kw_only=True):
 
 
 class TrainingGrid(Keys, frozen=True, kw_only=True):
-    """A grid of trainings in one process, and the loss that the seconds to it are told of, for each model."""
+    """A grid of trainings in one process."""
 
     threshold: dict[str, float]
-    learning_rate: Several
-    batch_size: Several
-    seq_len: Several
+    """Model -> the loss to which the seconds are measured."""
+    learning_rate: NonEmptyList
+    batch_size: NonEmptyList
+    seq_len: NonEmptyList
     base: Settings = {}
     seeds: Seeds = (0,)
 
@@ -240,7 +249,7 @@ class TrainingGrid(Keys, frozen=True, kw_only=True):
 class ComparisonsConfig(AnyConfig, frozen=True, kw_only=True):
     """The file of a study that compares arms after equal samples and tunes nothing; see docs/study.md."""
 
-    name: Name
+    name: StudyName
     models: Annotated[dict[str, Settings], Meta(min_length=1)]
     base: Settings = {}
     seeds: Seeds = (0,)
@@ -277,9 +286,9 @@ class LadderTask(Keys, frozen=True, kw_only=True):
     """The first of them that is there is taken, else the last."""
     score: str
     """``loss``, of which less is better, or a score of the task."""
-    margin: Positive
+    margin: PositiveFloat
     """Of equivalence, in the unit of the score."""
-    samples: Whole
+    samples: PositiveInt
     """Of a training of the proof."""
     settings: Settings = {}
 
@@ -287,17 +296,17 @@ class LadderTask(Keys, frozen=True, kw_only=True):
 class LadderKeys(Keys, frozen=True, kw_only=True):
     """What a speed ladder climbs; see `asyncsgd.studies.ladder`."""
 
-    tasks: Annotated[dict[Part, LadderTask], Meta(min_length=1)]
+    tasks: Annotated[dict[FolderPart, LadderTask], Meta(min_length=1)]
     rungs: Annotated[tuple[Rung, ...], Meta(min_length=1)]
     turns: Annotated[int, Meta(ge=2)]
     """How often each rung is measured beside those kept before it."""
-    samples: Whole
+    samples: PositiveInt
     """Texts that a training of the climb goes through once. A multiple of the samples in a run of batches of one
     length, so that stacks with different batches train on the same lengths. In few runs, lengths differ within each."""
-    warmup: Whole
+    warmup: PositiveInt
     """Samples before a rate is measured; a training of the climb has them besides."""
-    eval_samples: Whole
-    loss_margin: Positive
+    eval_samples: PositiveInt
+    loss_margin: PositiveFloat
     """In nats, for the validation checklist."""
     leave_out: dict[str, str] = {}
     """Lines of the checklist that are not measured, each with the reason."""
@@ -312,7 +321,7 @@ class LadderKeys(Keys, frozen=True, kw_only=True):
 class LadderConfig(AnyConfig, frozen=True, kw_only=True):
     """The file of a study that measures settings one on top of the other; see `asyncsgd.studies.ladder`."""
 
-    name: Name
+    name: StudyName
     base: Settings = {}
     seeds: Seeds
     """Of the proof."""
@@ -375,10 +384,10 @@ def read_config(path: Path) -> dict[str, Any]:
     return dict(typed(read_yaml(text, str(path)), Settings, str(path)))
 
 
-def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] = OF_RUNS) -> Settings:
+def settings_of(given: Mapping[str, Any], where: str, refused: tuple[str, ...] = REFUSED) -> Settings:
     """Settings by field name; a dash is an underscore, as in flags."""
     settings = {str(key).replace("-", "_"): value for key, value in given.items()}
-    if found := [key for key in (*refused, *DECIDED) if key in settings]:
+    if found := [key for key in (*refused, *DECIDED_BY_COMMAND_LINE) if key in settings]:
         raise UsageError(f"{where}: {found[0]} is decided by the study: by its seeds, its budget in samples, or flags")
     return settings
 
@@ -400,6 +409,7 @@ def fill_in(text: str, nproc: Any, where: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         try:
+            # No names but these, and no power, so that the expression is safe to evaluate.
             if type(nproc) is not int or not re.fullmatch(r"(nproc|max|min|//|(?<!\*)\*(?!\*)|[0-9 +,()-])+", match[1]):
                 raise ValueError
             return str(int(eval(match[1], {"__builtins__": {}}, {"nproc": nproc, "max": max, "min": min})))

@@ -76,18 +76,18 @@ def config_of(
         config["tuning"] = {"seeds": tuned_on} if tune is None else {"grid": _grid_of(tune), "seeds": tuned_on}
     elif tuning_seeds is not None:
         raise UsageError('tuning_seeds does nothing where nothing is tuned; give tune={"learning_rate": [1e-3, 1e-2]}')
-    asked = {"primary": {"endpoint": question}} if isinstance(question, str) else _plain(question, "question")
-    config["analysis"] = {"reference": str(next(iter(arms))), **asked}
-    endpoint = (asked.get("primary") or {}).get("endpoint", "time_to_target")
+    registered = {"primary": {"endpoint": question}} if isinstance(question, str) else _plain(question, "question")
+    config["analysis"] = {"reference": str(next(iter(arms))), **registered}
+    endpoint = (registered.get("primary") or {}).get("endpoint", "time_to_target")
     if pilots is not None:
         config["pilots"] = _seeds_of(pilots, "pilots")
-    elif endpoint == "time_to_target" and "target_loss" not in asked:
+    elif endpoint == "time_to_target" and "target_loss" not in registered:
         config["pilots"] = [last + number for number in range(1, 1 + NUM_PILOTS)]
     return config
 
 
 def runtime_of_arm(arm: Arm, runtime: Runtime | None) -> Runtime:
-    """That of the arm, else the one that arms share."""
+    """The runtime of an arm: its own, else the one that arms share."""
     own: Runtime | None = arm.get("runtime") if isinstance(arm, Mapping) else None
     return own or runtime or InProcess()
 
@@ -130,7 +130,7 @@ def _settings_of_task(task: Task) -> dict[str, Any]:
 
 
 def _settings_of_arm(name: str, arm: Arm, runtime: Runtime | None) -> dict[str, Any]:
-    """Those that ask for its runtime and its rule, and what else its dict has."""
+    """The settings of an arm: those that ask for its runtime and its rule, and the other entries of its dict."""
     where = f"arms: {name}"
     if isinstance(arm, Rule):
         arm = {"rule": arm}
@@ -159,10 +159,10 @@ def _settings_of_arm(name: str, arm: Arm, runtime: Runtime | None) -> dict[str, 
 
 
 def _settings_of_runtime(runtime: Runtime) -> dict[str, Any]:
-    """The settings that ask for a runtime, without those that are as they are by default."""
-    asked = job_of(runtime)
+    """The settings that ask for a runtime, without defaults."""
+    job_settings = job_of(runtime)
     try:
-        is_same = runtime_of(dataclasses.replace(Job(), **asked), runtime.threads) == runtime
+        is_same = runtime_of(dataclasses.replace(Job(), **job_settings), runtime.threads) == runtime
     except UsageError:
         is_same = False
     if not is_same:
@@ -171,7 +171,7 @@ def _settings_of_runtime(runtime: Runtime) -> dict[str, Any]:
             f"e.g. asyncsgd.Virtual(4, speeds=asyncsgd.Slow(worker=0, factor=3))"
         )
     default = vars(Job())
-    settings = {key: value for key, value in asked.items() if key in ("mode", "nproc") or value != default[key]}
+    settings = {key: value for key, value in job_settings.items() if key in ("mode", "nproc") or value != default[key]}
     return settings if runtime.threads == 1 else {**settings, "threads": runtime.threads}
 
 

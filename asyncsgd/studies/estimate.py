@@ -20,9 +20,9 @@ from asyncsgd.tasks import class_named
 if TYPE_CHECKING:
     from asyncsgd.run.run import Run
 
-GRADIENTS = 5
-DRAWS = 50
-"""Gradients of a worker whose declared seconds are drawn."""
+TIMED_GRADIENTS = 5
+DRAWS_PER_WORKER = 50
+"""So many of a worker's declared seconds are drawn for its rate."""
 START_SECONDS = 2.0
 """Reading the data, building the model and saving it, once the fork server has imported everything."""
 
@@ -34,15 +34,17 @@ class Estimator:
         self._timed: dict[str, tuple[Run, float, float]] = {}
 
     def seconds(self, jobs: Sequence[PlannedJob], side_by_side: int) -> float:
-        """Those that measure time one after another, the others `side_by_side` at a time."""
+        """Seconds of all jobs: those that measure time one after another, the others `side_by_side` at a time."""
         alone = sum(self._of(job) for job in jobs if job.measures)
         return alone + sum(self._of(job) for job in jobs if not job.measures) / min(side_by_side, available_cores())
 
     def _of(self, job: PlannedJob) -> float:
         run, gradient, evaluation = self._time(job)
-        training, (virtual, rate) = self.training_seconds(job), _rate_of(job.settings.job)
+        training = self.training_seconds(job)
+        virtual, rate = _rate_of(job.settings.job)
         if virtual:
-            training *= rate * gradient  # one process computes all gradients, one after another
+            num_gradients = training * rate
+            training = num_gradients * gradient  # one process computes all of them, one after another
         every = run.limits.evaluate_every
         samples = run.limits.samples
         number = run.budget.evaluations if every is None or samples is None else math.ceil(samples / every)
@@ -54,7 +56,8 @@ class Estimator:
         run, gradient, _ = self._time(job)
         if run.limits.samples is None:
             return run.limits.seconds or 0.0
-        (virtual, rate), num_workers = _rate_of(job.settings.job), job.settings.job.nproc
+        virtual, rate = _rate_of(job.settings.job)
+        num_workers = job.settings.job.nproc
         seconds = run.limits.samples / run.task.batch_size / rate
         return seconds if virtual else seconds * gradient * num_workers / min(num_workers, available_cores())
 
@@ -77,24 +80,26 @@ def _measure(run: Run) -> tuple[Run, float, float]:
     """The run, prepared, and seconds of one gradient and of one evaluation."""
     import torch
 
+    from asyncsgd.data.order import RUN
+
     torch.set_num_threads(run.runtime.threads)
     run = run.prepared()
     worker = run.at(0).worker(run.flat(device=run.at(0).device))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
-    for index in range(1, GRADIENTS + 1):
-        worker.gradient(8 * index)  # eight in a row are of one length
-    gradient = (time.perf_counter() - began) / GRADIENTS
+    for index in range(1, TIMED_GRADIENTS + 1):
+        worker.gradient(RUN * index)  # batches of one run have about one length
+    gradient = (time.perf_counter() - began) / TIMED_GRADIENTS
     number = len(worker.data.evaluation["main"])
     parts = max(1, number // 4)
     began = time.perf_counter()
     worker.evaluate(0, parts)
-    share = len(range(0, number, parts)) / number
-    return run, gradient, (time.perf_counter() - began) / share
+    share_of_first_part = len(range(0, number, parts)) / number
+    return run, gradient, (time.perf_counter() - began) / share_of_first_part
 
 
 def _rate_of(job: Any) -> tuple[bool, float]:
-    """Whether its clock is virtual, and gradients of all workers together in the time that one takes."""
+    """Whether a job's clock is virtual, and its rate: gradients of all workers in the mean seconds that one takes."""
     kind = kind_of(job.mode, job.clock)
     rule = "synchronous" if kind is AllReduce else job.rule
     return kind is Virtual, _rate(job.speeds or str(Constant()), rule, job.nproc)
@@ -104,5 +109,5 @@ def _rate_of(job: Any) -> tuple[bool, float]:
 def _rate(speeds: str, rule: str, num_workers: int) -> float:
     from asyncsgd.simulation.simulate import arrival_seconds
 
-    number = DRAWS * num_workers
+    number = DRAWS_PER_WORKER * num_workers
     return number / arrival_seconds(speeds, rule, num_workers, 0, number)[-1]

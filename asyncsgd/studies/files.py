@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncsgd.studies.config import Alpha, Difference, Place, Positive
+from asyncsgd.studies.config import Alpha, Difference, NamedCondition, PositiveFloat
 from asyncsgd.studies.runs import PlannedRun
 
 
@@ -60,7 +60,7 @@ class PlanFile(Struct, kw_only=True):
     analysis_sha256: str | None = None
 
 
-class RegisteredQuestion(Place, frozen=True, kw_only=True):
+class RegisteredQuestion(NamedCondition, frozen=True, kw_only=True):
     """The registered comparison."""
 
     endpoint: str
@@ -76,7 +76,7 @@ class Registration(Struct, kw_only=True):
     differences: dict[str, Difference] = {}
     primary: RegisteredQuestion
     alpha: Alpha = 0.05
-    margins: dict[str, Positive] = {}
+    margins: dict[str, PositiveFloat] = {}
     margin_reasons: dict[str, str] = {}
     family: list[str] | None = None
     """Arms of the primary family; None where the file names none, and means all."""
@@ -86,8 +86,8 @@ class Registration(Struct, kw_only=True):
     """The target loss of every reference arm."""
     budget_seconds: dict[str, float] = {}
     look_samples: dict[str, int] = {}
-    """Samples after which the test runs that have `budget_seconds` evaluate once more."""
+    """Reference arm -> the setting `evaluate_at` of the test runs of its group, which `budget_seconds` ends."""
     target_from: str | None = None
     pilots: dict[str, dict[str, float]] = {}
-    """How far the pilots of every reference arm fell: `runs` of them from `first_loss` to `best_loss`, both medians."""
+    """Reference arm -> its number of pilots, `runs`, and the medians of their first and lowest losses."""
     config_sha256: str | None = None

@@ -19,7 +19,7 @@ from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.studies.config import read_config
 from asyncsgd.studies.config_of_arguments import Arm, config_of, runtime_of_arm
 from asyncsgd.studies.plan import make_plan
-from asyncsgd.studies.stages import carry_out, server_of
+from asyncsgd.studies.stages import carry_out, fork_server_for
 from asyncsgd.studies.study_folder import StudyFolder, check, locked
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.check import check_can_be_sent
@@ -75,9 +75,9 @@ def study(
         base: further arguments of `train`, for all runs, e.g. ``{"optimizer": asyncsgd.SGD(0.9)}``.
         tune: values to try by name, which are crossed, e.g. ``{"learning_rate": [1e-3, 1e-2]}``. An arm with values of
             its own has a key ``tune`` in its dict; all arms need as many. None: nothing is tuned.
-        tuning_seeds: None: one, behind the largest of `seeds`.
-        pilots: seeds of the pilots; None: the next three behind these, where the endpoint is the time to a target that
-            `question` does not name. Empty: the tuning runs of the reference fix the target.
+        tuning_seeds: seeds of the tuning runs; None: the seed after the largest of `seeds`.
+        pilots: seeds of the pilots; None: the three seeds after all these, if the endpoint is time_to_target and
+            `question` has no target_loss. Empty: the tuning runs of the reference fix the target.
         question: the endpoint: ``time_to_target``, ``loss_at_equal_samples`` or ``loss_at_equal_seconds``. Or a dict of
             what is registered, as ``analysis`` in a config: ``reference`` (default: the first arm), ``primary``,
             ``margins``, ``margin_reasons``, ``alpha``, ``target_share``, ``target_loss``; see docs/study.md.
@@ -119,15 +119,15 @@ def study(
     runtimes = [runtime_of_arm(arm, runtime) for arm in arms.values()]
     processes = [one for one in runtimes if not one.in_one_process]
     _check_processes(task, jobs, processes)
-    study_folder = StudyFolder(plan, text, out, door="asyncsgd")
+    study_folder = StudyFolder(plan, text, out, command_prefix="asyncsgd")
     print(f"study  {len(plan.runs)} runs of {len(plan.arms)} arms   folder {out}", flush=True)
     with threads_as_before(), StopRequest() as stop:
-        context = server_of(plan) if processes or jobs > 1 else None
-        study_folder.look()
+        context = fork_server_for(plan) if processes or jobs > 1 else None
+        study_folder.read_state()
         check(plan, {arm.name for arm in plan.arms})
         try:
-            with locked(out / ".lock-1-of-1"):
-                study_folder.open()
+            with locked(out / ".lock-1-of-1"):  # as a command that makes all shards
+                study_folder.begin()
                 failed = carry_out(
                     study_folder,
                     context,
@@ -142,8 +142,9 @@ def study(
             raise
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-        logs = out / "logs"
-        print(f"{runs} FAILED; look into {logs}, then give resume=True, which makes them again", file=sys.stderr)
+        print(
+            f"{runs} FAILED; look into {out / 'logs'}, then give resume=True, which makes them again", file=sys.stderr
+        )
     return load(out)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError
-from asyncsgd.studies.arms import Arm, Loop, filled, valid
+from asyncsgd.studies.arms import Arm, Loop, checked_settings, filled
 from asyncsgd.studies.config import LadderConfig, Rung, settings_of
 from asyncsgd.studies.runs import PlannedRun, Stage, shuffled
 
@@ -118,7 +118,7 @@ def arm_of(
     for rung in rungs or ():
         settings |= filled(settings_of(rung.change, where), 2 if devices.kind == "cpu" else devices.number, where)
     settings = {key: value for key, value in settings.items() if value is not None}
-    all_settings = valid(where, settings, task)
+    all_settings = checked_settings(where, settings, task)
     settings = {key: all_settings[key] for key in settings}
     settings["learning_rate"] *= math.sqrt(settings["batch_size"] / plain["batch_size"])
     number = settings.get("nproc", 1)

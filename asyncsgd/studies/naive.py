@@ -40,8 +40,9 @@ def train_naively(live: Live, torchrun_world: World | None) -> Result:
     def evaluate() -> None:
         totals = live.record.totals
         now = measured(task, worker.evaluate(0, 1))
-        counts = {"version": totals.num_updates, "num_samples": totals.num_samples}
-        live.record(now.record(**counts, train_seconds=totals.train_seconds))
+        live.record(
+            now.record(version=totals.num_updates, num_samples=totals.num_samples, train_seconds=totals.train_seconds)
+        )
 
     def arrived(total: int, loss: float, seconds: float) -> None:
         number = live.record.totals.num_updates

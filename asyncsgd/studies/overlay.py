@@ -1,4 +1,4 @@
-"""What is laid over a config before it is planned: its ``quick:`` block, and what was typed behind ``--set``.
+"""What is laid over a config before it is planned: its ``quick:`` block, and what was typed after ``--set``.
 
 Values are laid over as JSON Merge Patch does it (RFC 7396): a mapping is laid over a mapping key by key, any other
 value takes the place of the old one, and null takes the key out. Beyond that a mapping is laid over the stages of a
@@ -16,7 +16,7 @@ import yaml
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.studies.chain import OF_TWO_STAGES
+from asyncsgd.studies.chain import KEYS_OF_TWO_STAGES
 from asyncsgd.studies.config import (
     Analysis,
     Comparison,
@@ -84,13 +84,13 @@ def lay_over(config: Mapping[str, Any], block: Mapping[str, Any], where: str) ->
     return merged
 
 
-def _laid(below: Any, value: Any, where: str) -> Any:
+def _laid(old: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         return value
-    if isinstance(below, Mapping):
-        return lay_over(below, value, where)
-    if _are_stages(below):
-        by_name = {stage["name"]: stage for stage in below}
+    if isinstance(old, Mapping):
+        return lay_over(old, value, where)
+    if _are_stages(old):
+        by_name = {stage["name"]: stage for stage in old}
         return list(lay_over(by_name, value, where).values())
     return value
 
@@ -120,11 +120,11 @@ def quick_of(config: Mapping[str, Any], file: str) -> Settings:
 
 
 def with_setting(config: Mapping[str, Any], word: str) -> Settings:
-    """The config with what was typed behind one ``--set``.
+    """The config with what was typed after one ``--set``.
 
     Args:
         word: such as ``base.samples=400``: a key, with the keys above it in front, and a value as YAML has it. With
-            nothing behind the sign the key is taken out. A stage of a chain has its name for a key.
+            nothing after the = the key is removed. A stage of a chain has its name for a key.
 
     Raises:
         UsageError: if there is no such key; of a setting of runs the plan says so.
@@ -181,7 +181,7 @@ def _of_a_config(config: Mapping[str, Any]) -> list[str]:
         kind = LadderConfig
     known = [key for key in kind.__struct_fields__ if key != QUICK]
     if "stages" in config:
-        known = ["stages", *(key for key in known if key not in OF_TWO_STAGES)]
+        known = ["stages", *(key for key in known if key not in KEYS_OF_TWO_STAGES)]
     return known
 
 

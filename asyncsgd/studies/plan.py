@@ -39,8 +39,8 @@ An *arm* is an algorithm under one condition; a *block* is a seed: all arms run 
 
 A config with `ladder` in place of `algorithms` is a speed ladder; see `asyncsgd.studies.ladder`.
 
-A config with `models` in place of `algorithms` has comparisons of arms that differ in settings, and a grid: test runs
-alone, of any task. docs/study.md has its keys.
+A config with `models` in place of `algorithms` has comparisons of arms that differ in settings, and a grid; its runs,
+of any task, are all test runs. docs/study.md has its keys.
 
 Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds. It is the
 median of what the pilots of the group's reference took for their samples. With a budget in samples the faster arm would
@@ -55,20 +55,30 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.task import task_flags
-from asyncsgd.studies.arms import Arm, arms_of, compared, of_grid, references_of, resolve, valid
-from asyncsgd.studies.chain import CHOSEN, Chain, Tuned, two_stages
+from asyncsgd.studies.arms import (
+    Arm,
+    arms_of,
+    arms_of_comparisons,
+    arms_of_grid,
+    checked_settings,
+    references_of,
+    resolve,
+    settings_of_arm,
+)
+from asyncsgd.studies.chain import UNKNOWN_TRIAL, Chain, ChainStage, TuningTarget, two_stages
 from asyncsgd.studies.config import (
     ENDPOINTS,
     MASKED_LM,
     NOT_PLANNED,
-    OF_BASE_MODEL,
-    OF_FINETUNE,
+    REFUSED_IN_BASE_MODEL,
+    REFUSED_IN_FINETUNE,
     Analysis,
     ComparisonsConfig,
     Config,
@@ -82,29 +92,32 @@ from asyncsgd.studies.runs import TIMED, PlannedRun, Stage, runs_of, shuffled
 from asyncsgd.tasks import task_class
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyPlan:
     """Every run of a study, in the order in which they are run, stage by stage."""
 
-    name: str
     config: Config
-    base: Mapping[str, Any]
-    base_model: Mapping[str, Any] | None
+    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    base_model: Mapping[str, Any] | None = None
     """Settings of the run that makes the base model; None where `base` names one."""
-    arms: tuple[Arm, ...]
-    runs: tuple[PlannedRun, ...]
-    finetune: Finetune | None
-    analysis: Analysis | None
+    arms: tuple[Arm, ...] = ()
+    runs: tuple[PlannedRun, ...] = ()
+    finetune: Finetune | None = None
+    analysis: Analysis | None = None
     """With the condition of its primary comparison."""
-    family: tuple[str, ...]
-    """The arms that are compared with the reference there: the primary family, over which Holm adjusts."""
-    timed_by: Mapping[str, str]
+    family: tuple[str, ...] = ()
+    """The primary family, over which Holm adjusts: arms of the primary condition, without reference and control."""
+    timed_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Arm -> the reference arm whose seconds are the budget of its test runs; empty where the config's budgets stay."""
     config_sha256: str
     chain: Chain = dataclasses.field(default_factory=Chain)
     """The stages before and after that of the arms."""
     ladder: LadderConfig | None = None
     """Of a plan that grows: its arms and runs are those that are known by now."""
+
+    @property
+    def name(self) -> str:
+        return self.config.name
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -113,50 +126,46 @@ class StudyPlan:
         """What is learned in it."""
         if run.stage == "base":
             return MASKED_LM
-        given = self.given(run)
-        return self.arm(run.arm).task if given is None else given[0]
+        stage = self.stage_without_arms(run)
+        return self.arm(run.arm).task if stage is None else stage.task
 
-    def given(self, run: PlannedRun) -> tuple[str, Mapping[str, Any]] | None:
-        """Task and settings of a run of a stage that has no arms; None for other runs."""
-        if run.stage == "finetune" and self.finetune is not None:
-            return self.finetune.task, self.finetune.settings
-        if run.stage in ("before", "trial", "after"):
-            stage = self.chain.stage_of(run.folder)
-            assert stage is not None
-            return stage.task, stage.settings
-        return None
+    @property
+    def stages_without_arms(self) -> dict[str, ChainStage | Finetune]:
+        """Name -> stage, of those that have no arms; the last one is called finetune."""
+        stages: dict[str, ChainStage | Finetune] = {
+            stage.name: stage for stage in (*self.chain.before, *self.chain.after)
+        }
+        if self.finetune is not None:
+            stages["finetune"] = self.finetune
+        return stages
+
+    def stage_without_arms(self, run: PlannedRun) -> Finetune | ChainStage | None:
+        """The stage of a run, with its task and settings, if that has no arms; else None."""
+        if run.stage == "finetune":
+            return self.finetune
+        return self.chain.stage_of(run.folder) if run.stage in ("before", "trial", "after") else None
 
     @functools.cached_property
-    def tuned(self) -> tuple[Tuned, ...]:
-        """All that is tuned by itself, in the order of the chain."""
-        of_arms = [
-            Tuned(arm.name, arm.task, resolve({**self.base, **arm.settings}), arm.trials, f"tuning/{arm.name}")
-            for arm in self.arms
-            if arm.trials
-        ]
-        found = [stage.tuned("", f"before/{stage.name}") for stage in self.chain.before if stage.trials]
-        found += of_arms
-        tried = [run for run in self.runs if run.stage == "trial" and run.trial is not None]
-        for folder, arm in dict.fromkeys((run.folder.rpartition("/")[0], run.arm) for run in tried):
+    def tuning_targets(self) -> tuple[TuningTarget, ...]:
+        """One target for each folder of trials, in the order of the chain."""
+        targets = [stage.tuning_target("", f"before/{stage.name}") for stage in self.chain.before if stage.trials]
+        for arm in self.arms:
+            if arm.trials:
+                settings = resolve({**self.base, **arm.settings})
+                targets.append(TuningTarget(arm.name, arm.task, settings, arm.trials, f"tuning/{arm.name}"))
+        # on the models of which arms a later stage is tuned, the runs say
+        trials = [run for run in self.runs if run.stage == "trial" and run.trial is not None]
+        for folder, name in dict.fromkeys((run.folder.rpartition("/")[0], run.arm) for run in trials):
             stage = self.chain.stage_of(folder)
             assert stage is not None
-            found.append(stage.tuned(arm, folder))
-        return tuple(found)
-
-    def tuning_of(self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """What tuning adds to the settings of a run of a stage without arms; None while it is not known."""
-        if run.stage not in ("before", "trial", "after", "finetune"):
-            return {}
-        stage = self.chain.stage_of(run.folder)
-        if stage is None or not stage.trials:
-            return {}
-        return stage.trials[run.trial] if run.trial is not None else chosen.get(stage.tuned(run.arm, "").name)
+            targets.append(stage.tuning_target(name, folder))
+        return tuple(targets)
 
     def parent_of(self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """The folder of the run that a run starts from; with `CHOSEN` in it while it is not known."""
-        for tuned in self.tuned:
-            if run.parent == tuned.folder_of(CHOSEN, run.seed) and tuned.name in chosen:
-                return tuned.folder_of(tuned.trials.index(chosen[tuned.name]), run.seed)
+        """The folder of the run that a run starts from; with `UNKNOWN_TRIAL` in it while it is not known."""
+        for target in self.tuning_targets:
+            if run.parent == target.folder_of(UNKNOWN_TRIAL, run.seed) and target.name in chosen:
+                return target.folder_of(target.trials.index(chosen[target.name]), run.seed)
         return run.parent
 
     @property
@@ -166,44 +175,65 @@ class StudyPlan:
         return str(first.get("model", "tiny"))
 
     def models_and_data(self) -> list[tuple[str, str]]:
-        """What its runs name."""
-        given = [*({**self.base, **arm.settings} for arm in self.arms), self.base_model or {}]
-        given += [stage.settings for stage in (*self.chain.before, *self.chain.after)]
-        given += [self.finetune.settings] if self.finetune is not None else []
-        return [(str(one.get("model", "tiny")), f"{one.get('data')} {one.get('eval_data')}") for one in given]
+        """The model that runs name, and their data and evaluation data in one text, for every kind of run."""
+        settings = [*({**self.base, **arm.settings} for arm in self.arms), self.base_model or {}]
+        settings += [stage.settings for stage in self.stages_without_arms.values()]
+        return [(str(one.get("model", "tiny")), f"{one.get('data')} {one.get('eval_data')}") for one in settings]
+
+    def measures(self, run: PlannedRun) -> bool:
+        """Whether the seconds of a run are a result."""
+        return run.stage in TIMED and not self.arm(run.arm).virtual
 
     def of_stage(self, stage: Stage) -> list[PlannedRun]:
         return [run for run in self.runs if run.stage == stage]
 
-    def values(
+    def run_settings(
         self,
         run: PlannedRun,
         chosen: Mapping[str, Mapping[str, Any]],
-        budgets: Mapping[str, float],
-        looks: Mapping[str, int],
+        budget_seconds: Mapping[str, float],
+        evaluate_at: Mapping[str, int],
+        model: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any] | None:
-        """The settings of a pretraining run by name; None while they are not known.
+        """The settings of a run by name; None while they are not known.
 
         Args:
-            chosen: what tuning has chosen for each arm.
-            budgets: seconds of the test runs that each reference arm in `timed_by` times.
-            looks: samples after which these evaluate once more, likewise.
+            chosen: the trial that tuning has chosen, by the name of the tuning target.
+            budget_seconds: reference arm -> seconds of the test runs that `timed_by` gives its seconds to.
+            evaluate_at: reference arm -> samples after which these runs evaluate once more.
+            model: the setting `model` of a run that starts from a model of the study.
         """
         if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}
+        stage = self.stage_without_arms(run)
+        tuned: Mapping[str, Any] | None = {}
+        if stage is not None:
+            owner = self.chain.stage_of(run.folder)
+            if owner is not None:
+                tuned = _trial_of(run, owner.trials, chosen.get(owner.tuning_name(run.arm)))
+            return None if tuned is None else {**stage.settings, **tuned, **model, "seed": run.finetune_seed}
         arm = self.arm(run.arm)
-        tuned = arm.trials[run.trial] if run.trial is not None else chosen.get(arm.name) if arm.trials else {}
+        tuned = _trial_of(run, arm.trials, chosen.get(arm.name))
         budget: dict[str, Any] = {}
         if run.stage == "test" and arm.name in self.timed_by:
             reference = self.timed_by[arm.name]
-            if reference not in budgets:
+            if reference not in budget_seconds:
                 return None
-            budget = {"samples": None, "seconds": budgets[reference]}
-            if reference in looks and "evaluate_at" not in {**self.base, **arm.settings}:
-                budget["evaluate_at"] = looks[reference]
+            budget = {"samples": None, "seconds": budget_seconds[reference]}
+            if reference in evaluate_at and "evaluate_at" not in {**self.base, **arm.settings}:
+                budget["evaluate_at"] = evaluate_at[reference]
         if tuned is None:
             return None
-        return resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget})
+        return {**resolve({**self.base, **arm.settings, **tuned, "seed": run.seed, **budget}), **model}
+
+
+def _trial_of(
+    run: PlannedRun, trials: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """The settings that a run has of a trial: of its own, else of the chosen one; nothing where there are no trials."""
+    if run.trial is not None:
+        return trials[run.trial]
+    return chosen if trials else {}
 
 
 def make_plan(given: Mapping[str, Any], name: str = "the config") -> StudyPlan:
@@ -221,59 +251,73 @@ def make_plan(given: Mapping[str, Any], name: str = "the config") -> StudyPlan:
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
     sha256 = sha256_of(given)
-    chain = Chain()
-    task = None
     if "models" in given:
         return _comparisons(typed(given, ComparisonsConfig, name), sha256)
     if "ladder" in given:
-        return _ladder(typed(given, LadderConfig, name), sha256)
+        ladder: LadderConfig = typed(given, LadderConfig, name)
+        equivalent = Config(algorithms={"naive": {}}, name=ladder.name, seeds=ladder.seeds)
+        return StudyPlan(config=equivalent, config_sha256=sha256, ladder=ladder)  # `StudyFolder.grow` plans its runs
+    chain = Chain()
+    config_keys = given
     if "stages" in given:
-        given, chain = two_stages(given)
-        given = _by_its_last_stage(given)
-        task = chain.task
-    config: Config = typed(given, Config, name)
+        of_two_stages, chain = two_stages(given)
+        config_keys = _by_its_last_stage(of_two_stages)
+    config: Config = typed(config_keys, Config, name)
     base = settings_of(config.base, "base")
     base_model = None
     if config.base_model is not None:
-        base_model = settings_of(config.base_model, "base_model", OF_BASE_MODEL)
-        all_settings = valid("base_model", {**base_model, "mode": "single"})
+        base_model = settings_of(config.base_model, "base_model", REFUSED_IN_BASE_MODEL)
+        all_settings = checked_settings("base_model", {**base_model, "mode": "single"})
         base_model = {key: all_settings[key] for key in base_model}
-    if config.base_model is not None and chain.before and "model" in chain.before[0].settings:
-        raise UsageError("base_model makes the model that the first stage starts from; take model out of that stage")
-    arms = arms_of(config, base, task or config.task, (any(stage.trials for stage in chain.before), bool(chain.later)))
+        if chain.before and "model" in chain.before[0].settings:
+            raise UsageError("base_model makes the model that the first stage starts from; take model out of there")
+    arms = arms_of(
+        config,
+        base,
+        chain.task if "stages" in given else config.task,
+        is_tuned_before=any(stage.trials for stage in chain.before),
+        is_tuned_after=bool(chain.on_tuning_seeds),
+    )
     finetune = None if config.finetune is None else _finetune(config.finetune)
     analysis = None if config.analysis is None else _with_condition(config.analysis, arms, finetune)
     family: list[str] = []
+    timed_by: dict[str, str] = {}
     if analysis is not None:
-        place = (analysis.primary.num_workers, analysis.primary.clock)
-        apart = (analysis.reference, analysis.control)
-        family = [arm.name for arm in arms if arm.place == place and arm.algorithm not in apart]
-    timed_by = {} if analysis is None else _timed_by(arms, base, analysis, config)
-    runs = tuple(runs_of(config, arms, base_model, finetune, analysis, chain))
-    primary = tuple(family)
+        condition = (analysis.primary.num_workers, analysis.primary.clock)
+        not_in_family = (analysis.reference, analysis.control)
+        of_condition = [arm for arm in arms if arm.workers_and_clock == condition]
+        family = [arm.name for arm in of_condition if arm.algorithm not in not_in_family]
+        timed_by = _timed_by(arms, base, analysis, config)
     return StudyPlan(
-        config.name, config, base, base_model, arms, runs, finetune, analysis, primary, timed_by, sha256, chain
+        config=config,
+        base=base,
+        base_model=base_model,
+        arms=arms,
+        runs=tuple(runs_of(config, arms, base_model, finetune, analysis, chain)),
+        finetune=finetune,
+        analysis=analysis,
+        family=tuple(family),
+        timed_by=timed_by,
+        config_sha256=sha256,
+        chain=chain,
     )
 
 
 def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
-    """Test runs alone; comparisons and grid have seeds and orders of their own."""
+    """A plan of test runs only; comparisons and grid have seeds and orders of their own."""
     arms: list[Arm] = []
     runs: list[PlannedRun] = []
-    for word, seeds, own in (
-        ("language_model", config.seeds, compared(config)),
-        ("grid", () if config.grid is None else config.grid.seeds, of_grid(config)),
+    # The words seed the order of the runs. "language_model" was the first such study, and its order stays.
+    for word, seeds, of_part in (
+        ("language_model", config.seeds, arms_of_comparisons(config)),
+        ("grid", () if config.grid is None else config.grid.seeds, arms_of_grid(config)),
     ):
-        arms += own
-        runs += [PlannedRun(f"{arm.name}/s{n}", "test", arm.name, n) for n in seeds for arm in shuffled(own, word, n)]
-    whole = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
-    return StudyPlan(config.name, whole, {}, None, tuple(arms), tuple(runs), None, None, (), {}, sha256)
-
-
-def _ladder(config: LadderConfig, sha256: str) -> StudyPlan:
-    """No runs yet: `StudyFolder.grow` plans those that follow from what has ended."""
-    whole = Config(algorithms={"naive": {}}, name=config.name, seeds=config.seeds)
-    return StudyPlan(config.name, whole, {}, None, (), (), None, None, (), {}, sha256, ladder=config)
+        arms += of_part
+        for seed in seeds:
+            order = shuffled(of_part, word, seed)
+            runs += [PlannedRun(f"{arm.name}/s{seed}", "test", arm.name, seed) for arm in order]
+    equivalent = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
+    return StudyPlan(config=equivalent, arms=tuple(arms), runs=tuple(runs), config_sha256=sha256)
 
 
 def sha256_of(config: Mapping[str, Any]) -> str:
@@ -283,17 +327,17 @@ def sha256_of(config: Mapping[str, Any]) -> str:
 
 
 def _finetune(given: Mapping[str, Any]) -> Finetune:
-    settings = settings_of(given, "finetune", OF_FINETUNE)
+    settings = settings_of(given, "finetune", REFUSED_IN_FINETUNE)
     keys = {key: settings.pop(key) for key in ("task", "repetitions", "baseline") if key in settings}
     finetune: Finetune = typed(keys, Finetune, "finetune")
-    all_settings = valid("finetune", settings, finetune.task)
-    known = {key: all_settings.get(key, settings[key]) for key in settings}
-    task = task_flags(task_class(finetune.task)).make(known).task
-    return msgspec.structs.replace(finetune, settings=known, score=next(iter(task.scored_by())))
+    all_settings = checked_settings("finetune", settings, finetune.task)
+    settings = {key: all_settings[key] for key in settings}
+    task = task_flags(task_class(finetune.task)).make(settings).task
+    return msgspec.structs.replace(finetune, settings=settings, score=next(iter(task.scored_by())))
 
 
 def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune | None) -> Analysis:
-    """`analysis` with the one condition of the reference that its primary comparison is made under."""
+    """`analysis` with its primary condition filled in: the only one of the reference that fits what it names."""
     primary = analysis.primary
     score = None if finetune is None else finetune.score
     scored = "there is no finetune" if score is None else f"finetune is scored by {score}"
@@ -305,21 +349,21 @@ def _with_condition(analysis: Analysis, arms: Sequence[Arm], finetune: Finetune 
     for name in (*analysis.margins, *analysis.margin_reasons):
         if name not in ("loss", score):
             raise UsageError(f"analysis has a margin of {name}, and {scored}; a margin may also be one of the loss")
-    places = sorted({arm.place for arm in arms if arm.algorithm == analysis.reference})
+    conditions = sorted({arm.workers_and_clock for arm in arms if arm.algorithm == analysis.reference})
     fitting = [
         (workers, clock)
-        for workers, clock in places
+        for workers, clock in conditions
         if primary.num_workers in (None, workers) and primary.clock in (None, clock)
     ]
     if len(fitting) != 1:
-        shown = ", ".join(f"{{num_workers: {workers}, clock: {clock}}}" for workers, clock in places)
+        shown = ", ".join(f"{{num_workers: {workers}, clock: {clock}}}" for workers, clock in conditions)
         raise UsageError(f"analysis.primary must name one of the conditions of {analysis.reference}: {shown or 'none'}")
     workers, clock = fitting[0]
     return msgspec.structs.replace(analysis, primary=msgspec.structs.replace(primary, num_workers=workers, clock=clock))
 
 
 def _by_its_last_stage(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a chain, which is compared by the score of its last stage and by nothing else."""
+    """The config of a chain with its endpoint filled in: the score of the last stage, by which alone it is compared."""
     score = _finetune(given["finetune"]).score
     if given.get("analysis") is None:
         return dict(given)
@@ -339,17 +383,14 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
     if analysis.primary.endpoint != "time_to_target":
         return {}
     references = references_of(arms, base, analysis.reference)
-    seconds = {}
-    for arm in arms:
-        settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings}), arm.task)
-        seconds[arm.name] = settings["seconds"]
+    seconds = {arm.name: settings_of_arm(arm, base)["seconds"] for arm in arms}
     is_timed = bool(config.pilots or config.tuning.seeds)
     for arm in arms:
         if arm.name not in references:
             continue
         has_budget_of_reference = seconds[arm.name] == seconds[references[arm.name]]
         for trial in arm.trials or ({},):
-            settings = valid(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}), arm.task)
+            settings = settings_of_arm(arm, base, trial)
             named = {key: settings[key] for key in ("schedule", "target_loss", "samples", "seconds")}
             is_constant = named["schedule"] == "constant" and named["target_loss"] is None
             samples_are_timed = is_timed and named["samples"] and named["seconds"] is None
@@ -365,16 +406,16 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
 def share(plan: StudyPlan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
 
-    Whole blocks where time is measured, so that what is compared was measured on one machine, and in a chain, whose
-    runs start from one another; single runs elsewhere.
-    A function of the plan alone: shards need not know what the others have done.
+    A shard has whole blocks where time is measured, so that what is compared was measured on one machine. It has whole
+    blocks in a chain too, whose runs start from one another. Elsewhere it has single runs.
+    This is a function of the plan alone: shards need not know what the others have done.
     """
     index, number = shard
     runs = plan.of_stage(stage)
     seeds = list(dict.fromkeys(run.seed for run in runs))
     in_shard = set()
     for position, run in enumerate(runs):
-        by_block = stage != "base" and (plan.chain != Chain() or (stage in TIMED and not plan.arm(run.arm).virtual))
+        by_block = stage != "base" and (plan.chain != Chain() or plan.measures(run))
         if (seeds.index(run.seed) if by_block else position) % number == index - 1:
             in_shard.add(run.folder)
     return in_shard

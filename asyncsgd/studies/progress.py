@@ -60,15 +60,15 @@ class Progress:
     def seconds_left(self) -> float | None:
         """What the other runs will take; None while no run has ended.
 
-        A run is expected to take the mean of those of its stage and arm, without any that of its stage, and without any
-        that of all runs.
+        A run is expected to take the mean of the ended runs of its stage and arm. If there are none it is that of its
+        stage, and if there are none of it either, that of all runs.
         """
         if not self._ended:
             return None
         alone = 0.0
         others = 0.0
         for kind in self._left:
-            seconds = statistics.fmean(self._like(kind))
+            seconds = statistics.fmean(self._seconds_of_similar(kind))
             if kind.measures:
                 alone += seconds
             else:
@@ -80,7 +80,7 @@ class Progress:
         if self._left and sys.stdout.isatty():
             sys.stdout.write(CLEAR)
 
-    def _like(self, kind: RunKind) -> Sequence[float]:
+    def _seconds_of_similar(self, kind: RunKind) -> Sequence[float]:
         of_kind = [seconds for ended, seconds in self._ended if ended == kind]
         of_stage = [seconds for ended, seconds in self._ended if ended.stage == kind.stage]
         return of_kind or of_stage or [seconds for _, seconds in self._ended]

@@ -29,7 +29,7 @@ from asyncsgd.records.trackers import Identity, names_in
 from asyncsgd.records.tracking import Tracking
 from asyncsgd.run.choose_folder import CHECKPOINTS, open_run_folder, read_summary, set_aside
 from asyncsgd.settings.task import task_flags
-from asyncsgd.studies.arms import Loop, words_of
+from asyncsgd.studies.arms import Loop, flags_of
 from asyncsgd.studies.config import words_of_score
 from asyncsgd.studies.progress import Progress, RunKind
 from asyncsgd.tasks import class_named
@@ -42,13 +42,13 @@ PRELOAD = (
     "asyncsgd.run.run",
     "torch._dynamo",
 )
-"""What runs in processes of their own import beside what workers do, and what their task and mode name."""
-OF_TRANSFORMERS = (
+"""Modules that a run in a process of its own imports, besides those of workers, of its task and of its mode."""
+PRELOAD_OF_TRANSFORMERS = (
     "asyncsgd.data.corpora",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
 )
-"""What they import besides for the library's own tasks."""
+"""Modules that it also imports for the library's own tasks."""
 NOT_STARTED = "NOT STARTED"
 STOP_SECONDS = 30.0
 
@@ -61,7 +61,7 @@ class PlannedJob:
     """Below `out`."""
     task: str
     values: Mapping[str, Any]
-    """Its settings by name."""
+    """The settings of the run, by name."""
     measures: bool = True
     """Whether its seconds are a result, so that nothing else may run beside it."""
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -70,8 +70,8 @@ class PlannedJob:
     out: Path = Path()
     """The folder of all runs."""
     study: str = ""
-    door: str = ""
-    """How the library's command is typed, e.g. ``asyncsgd``; empty: its runs are those of a script of experiments/."""
+    command_prefix: str = ""
+    """How the library's command is typed, e.g. ``asyncsgd``; empty: a script of experiments/ is typed in its place."""
     loop: Loop = "library"
     """What trains it."""
 
@@ -92,15 +92,15 @@ class PlannedJob:
             raise UsageError(f"{self.folder}: {error}") from error
 
     @property
-    def lacks(self) -> str:
-        """Why it cannot be made here; empty where it can."""
+    def why_not_runnable(self) -> str:
+        """Why the run cannot be made here; empty if it can."""
         if self.values.get("pipeline_schedule") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
             return "DeepSpeed is not installed; type python -m pip install -c constraints.txt -e '.[deepspeed]'"
         return ""
 
     @property
     def kind(self) -> RunKind:
-        """What it takes about as long as."""
+        """The kind of the run; runs of one kind take about as long as each other."""
         return RunKind(self.tags.get("stage", ""), self.tags.get("arm", ""), self.measures)
 
     @property
@@ -113,10 +113,12 @@ class PlannedJob:
     def command(self) -> list[str]:
         if self.loop == "naive":  # a part of its study alone
             return ["asyncsgd", "study", self.study]
-        if self.door:
-            return [*self.door.split(), "train", self.task, *words_of(self.values)]
-        script = ["stilt_mlm.py"] if self.task == "masked_lm" else ["train.py", self.task]
-        return ["python", f"experiments/{script[0]}", *script[1:], *words_of(self.values)]
+        if self.command_prefix:
+            return [*self.command_prefix.split(), "train", self.task, *flags_of(self.values)]
+        script = ["experiments/train.py", self.task]
+        if self.task == "masked_lm":
+            script = ["experiments/stilt_mlm.py"]
+        return ["python", *script, *flags_of(self.values)]
 
 
 def status_of(path: Path) -> str:
@@ -133,7 +135,7 @@ class Runner:
         stop: of the script.
         side_by_side: how many runs may go on at once, each in a process of its own. None: all runs are made in this
             process, one after the other.
-        progress: is told of every run that ends; None: nothing is shown of the study as a whole.
+        progress: shows how far the study is after every run.
     """
 
     def __init__(
@@ -141,24 +143,24 @@ class Runner:
         context: ForkServerContext | None,
         stop: StopRequest,
         side_by_side: int | None,
-        progress: Progress | None = None,
+        progress: Progress,
     ) -> None:
         self._context = context
         self._stop = stop
         self._side_by_side = side_by_side
         self._progress = progress
         self.failed: list[PlannedJob] = []
-        self._number = self._of = 0
+        self._number = 0
+        self._total = 0
 
     def run(self, jobs: Sequence[PlannedJob]) -> None:
-        """Make all runs: first those that measure time, alone, then the others.
+        """Make all runs, once: first those that measure time, alone, then the others.
 
         Raises:
             KeyboardInterrupt: after the first Ctrl-C or SIGTERM, when what was running has saved what it had; after
                 the second one at once.
         """
-        self._number = 0
-        self._of = len(jobs)
+        self._total = len(jobs)
         alone = [job for job in jobs if job.measures]
         others = [job for job in jobs if not job.measures]
         if self._side_by_side is None:
@@ -169,7 +171,7 @@ class Runner:
                 began = time.monotonic()
                 with output_to(job.log):
                     _make_run(job, self._context, self._stop)
-                self._tell(job, time.monotonic() - began)
+                self._report(job, time.monotonic() - began)
                 self._stop.check()
             if self._context is not None and self._side_by_side is not None:
                 self._run_others(others, self._context, self._side_by_side)
@@ -187,8 +189,8 @@ class Runner:
                     assert isinstance(sentinel, int)
                     process, job, began = running.pop(sentinel)
                     process.join()
-                    self._tell(job, time.monotonic() - began)
-            deadline = time.monotonic() + STOP_SECONDS
+                    self._report(job, time.monotonic() - began)
+            deadline = time.monotonic() + STOP_SECONDS  # some are running only where it was stopped
             for process, _, _ in running.values():
                 process.terminate()
             for process, _, _ in running.values():
@@ -198,9 +200,9 @@ class Runner:
                 process.kill()
         self._stop.check()
 
-    def _tell(self, job: PlannedJob, seconds: float) -> None:
-        if self._progress is not None:
-            self._progress.clear()
+    def _report(self, job: PlannedJob, seconds: float) -> None:
+        """Print how a run has ended, keep it if it failed, and show how far the study is."""
+        self._progress.clear()
         self._number += 1
         status = status_of(job.path)
         summary = read_summary(job.path)
@@ -215,15 +217,14 @@ class Runner:
         if summary.get("score_error") is not None:
             result = "without score"
             print(f"  without score: {summary['score_error']}; see {job.log}", file=sys.stderr, flush=True)
-        number = f"[{self._number:{len(str(self._of))}}/{self._of}]"
+        number = f"[{self._number:{len(str(self._total))}}/{self._total}]"
         print(f"{number} {job.folder:44} {status:11} {result:16} {seconds:6.1f} s", flush=True)
         if status not in FINISHED and not self._stop():
             self.failed.append(job)
-            told = "it left nothing" if status == NOT_STARTED else status
+            ending = "it left nothing" if status == NOT_STARTED else status
             reason = f"{summary['message']}; " if summary.get("message") else ""
-            print(f"  {told}: {reason}see {job.log}", file=sys.stderr, flush=True)
-        if self._progress is not None:
-            self._progress.ended(job.kind, seconds, has_result=status in FINISHED)
+            print(f"  {ending}: {reason}see {job.log}", file=sys.stderr, flush=True)
+        self._progress.ended(job.kind, seconds, has_result=status in FINISHED)
 
 
 @contextlib.contextmanager
@@ -255,7 +256,7 @@ def _make_run_in_child(job: PlannedJob) -> None:
     # The run leaves the terminal's process group. The study passes Ctrl-C on as SIGTERM, and two signals would mean to
     # leave at once.
     os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the fork server blocks it
     with output_to(job.log):
         code = _make_run(job, None, None)
     os._exit(code)
@@ -292,7 +293,7 @@ def _folder_of(job: PlannedJob, run: Run) -> RunFolder:
     bits. Otherwise it is set aside, because it may be torn anywhere.
     """
     command = shlex.join(job.command)
-    # Where time is measured the clock was cut, and a run that failed may fail from there again.
+    # Not where time is measured, whose clock was cut, and not after a failure, which may come again from there.
     if not job.measures and (job.path / CHECKPOINTS).is_dir() and status_of(job.path) != FAILED:
         try:
             return open_run_folder(run, command)

@@ -8,13 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from asyncsgd.studies.arms import Arm
-from asyncsgd.studies.chain import CHOSEN, Chain, ChainStage
+from asyncsgd.studies.chain import UNKNOWN_TRIAL, Chain, ChainStage
 from asyncsgd.studies.config import FINETUNE_SEEDS, Analysis, Config, Finetune
 
 Stage = Literal["base", "before", "tuning", "trial", "pilot", "test", "after", "finetune", "climb", "proof"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""Of ``tuning`` are the trials of arms, of ``trial`` those of the stages behind them. Trials of the stages in front of
-them are ``before``. A speed ladder has the last two alone."""
+"""The stages of a plan, in their order. In a chain several of its stages are one stage of the plan:
+
+- ``before``: runs and trials of the stages before the one with the arms.
+- ``tuning``: trials of the arms.
+- ``trial``: trials of the stages after the one with the arms.
+- ``after``: runs of these stages for the test; those of the last one are ``finetune``.
+
+A speed ladder has ``climb`` and ``proof`` and no others.
+"""
 TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test", "climb", "proof")
 """Stages in which a run's seconds are a result, unless its clock is virtual."""
 BASE = "base"
@@ -25,7 +32,7 @@ BASELINE = "baseline"
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One run of the plan; `folder` is its name below the study's folder."""
+    """One run of the plan; `folder` is its path below the study's folder."""
 
     folder: str
     stage: Stage
@@ -34,13 +41,16 @@ class PlannedRun:
     replicate: int = 0
     trial: int | None = None
     parent: str | None = None
-    """Folder of the run that it starts from, with `CHOSEN` for the number of a trial; None: the base model."""
+    """Folder of the run that it starts from, with `UNKNOWN_TRIAL` for the number of a trial; None: the base model."""
     finetune_seed: int | None = None
     """Its own seed, where `seed` is that of its block."""
 
 
 def shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
-    """In an order that is a function of the key."""
+    """The arms in an order that is a function of the key.
+
+    The keys of `runs_of` begin with a 0 that says nothing: another key would give the studies that exist another order.
+    """
     order = list(arms)
     random.Random(" ".join(map(str, key))).shuffle(order)
     return order
@@ -58,39 +68,36 @@ def runs_of(
 
     if base_model is not None:
         yield PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))
-    starts: dict[int, str | None] = {}
+    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
+    parents: dict[int, str | None] = {}  # seed -> the run from whose model the arms start
     for seed in (*config.tuning.seeds, *config.pilots, *config.seeds):
-        starts[seed] = None
+        parents[seed] = None
         for stage in chain.before:
             tries = seed in config.tuning.seeds
-            of_stage = _of_stage(stage, "before", stage.name, f"before/{stage.name}", seed, starts[seed], tries)
+            of_stage = _of_stage(stage, "before", stage.name, f"before/{stage.name}", seed, parents[seed], tries)
             yield from of_stage
-            starts[seed] = _last(of_stage)
-
-    start = starts.get
-
+            parents[seed] = _parent_of_next_stage(of_stage)
     for seed in config.tuning.seeds:
         for number in range(len(arms[0].trials)):
             for arm in shuffled(arms, 0, "tuning", seed, number):
                 if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
                     folder = f"tuning/{arm.name}/t{number}-s{seed}"
-                    yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=start(seed))
-    if chain.later and analysis is not None:
-        yield from _trials(config.tuning.seeds, arms, finetune, analysis, chain, starts)
+                    yield PlannedRun(folder, "tuning", arm.name, seed, trial=number, parent=parents[seed])
+    if chain.on_tuning_seeds and analysis is not None:
+        yield from _trials(config.tuning.seeds, arms, baseline, analysis, chain, parents)
     for seed in config.pilots:
         for arm in shuffled(arms, 0, "pilot", seed):
             if analysis is not None and arm.algorithm == analysis.reference:
-                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed, parent=start(seed))
+                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed, parent=parents[seed])
     for seed in config.seeds:
         for replicate in range(config.replicates):
             for arm in shuffled(arms, 0, "test", seed, replicate):
                 if not replicate or not arm.virtual:  # else it would be the same run, bit for bit
                     folder = folder_of_test(arm.name, seed, replicate)
-                    yield PlannedRun(folder, "test", arm.name, seed, replicate, parent=start(seed))
-    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
+                    yield PlannedRun(folder, "test", arm.name, seed, replicate, parent=parents[seed])
     for seed in config.seeds:
         for name in [*baseline, *(arm.name for arm in arms)]:
-            parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
+            parent = parents[seed] if name == BASELINE else folder_of_test(name, seed)
             for stage in chain.after:
                 folder = f"after/{stage.name}/{name}/s{seed}"
                 yield PlannedRun(folder, "after", name, seed, parent=parent, finetune_seed=stage.seed(seed))
@@ -99,7 +106,7 @@ def runs_of(
         for repetition in range(0 if finetune is None else finetune.repetitions):
             names = [arm.name for arm in shuffled(arms, 0, "finetune", seed, repetition)]
             for name in [*baseline, *names]:
-                parent = start(seed) if name == BASELINE else folder_of_test(name, seed)
+                parent = parents[seed] if name == BASELINE else folder_of_test(name, seed)
                 if chain.after:
                     parent = f"after/{chain.after[-1].name}/{name}/s{seed}"
                 # One fine-tuning seed for all arms of a block, so that they are paired; another in every block.
@@ -111,12 +118,14 @@ def runs_of(
 def _of_stage(
     stage: ChainStage, kind: Stage, arm: str, folder: str, seed: int, parent: str | None, tries: bool
 ) -> list[PlannedRun]:
-    """The runs of a stage without arms that start from one run: one for each trial where it `tries`, else one."""
+    """The runs of a stage without arms that start from one run: one run, or one for each trial if it `tries` them."""
     numbers = range(len(stage.trials)) if tries and stage.trials else [None]
     return [
         PlannedRun(
             f"{folder}/s{seed}" if number is None else f"{folder}/t{number}-s{seed}",
-            *(kind, arm, seed),
+            kind,
+            arm,
+            seed,
             trial=number,
             parent=parent,
             finetune_seed=stage.seed(seed),
@@ -125,38 +134,40 @@ def _of_stage(
     ]
 
 
-def _last(of_stage: Sequence[PlannedRun]) -> str:
-    """Where the runs of the next stage start."""
+def _parent_of_next_stage(of_stage: Sequence[PlannedRun]) -> str:
+    """The folder of the run from whose model the next stage starts, of the runs of a stage that start from one run."""
     first = of_stage[0]
-    return first.folder if first.trial is None else f"{first.folder.rpartition('/')[0]}/t{CHOSEN}-s{first.seed}"
+    return first.folder if first.trial is None else f"{first.folder.rpartition('/')[0]}/t{UNKNOWN_TRIAL}-s{first.seed}"
 
 
 def _trials(
     seeds: Sequence[int],
     arms: Sequence[Arm],
-    finetune: Finetune | None,
+    baseline: Sequence[str],
     analysis: Analysis,
     chain: Chain,
-    starts: Mapping[int, str | None],
+    parents_of_arms: Mapping[int, str | None],
 ) -> Iterator[PlannedRun]:
-    """The runs of the stages behind that of the arms on tuning seeds, of the reference and of those arms that are tuned
-    by themselves.
+    """The runs of the stages after the one with the arms, on tuning seeds.
+
+    The models of the reference go through all of them. Those of the other arms go through a stage if it, or a later
+    one, is tuned for each arm.
     """
-    place = (analysis.primary.num_workers, analysis.primary.clock)
-    reference = next(arm.name for arm in arms if arm.algorithm == analysis.reference and arm.place == place)
-    baseline = [BASELINE] if finetune is not None and finetune.baseline else []
+    condition = (analysis.primary.num_workers, analysis.primary.clock)
+    references = [
+        arm.name for arm in arms if arm.algorithm == analysis.reference and arm.workers_and_clock == condition
+    ]
+    reference = references[0]
     for seed in seeds:
-        parents = {arm.name: f"tuning/{arm.name}/t{CHOSEN}-s{seed}" for arm in arms} | dict.fromkeys(
-            baseline, starts[seed]
-        )
-        for number, stage in enumerate(chain.later):
-            every = any(later.each for later in chain.later[number:])
-            for arm in parents if every else [reference]:
-                folder = f"trial/{stage.name}/{arm}"
+        parents: dict[str, str | None] = {arm.name: f"tuning/{arm.name}/t{UNKNOWN_TRIAL}-s{seed}" for arm in arms}
+        parents |= dict.fromkeys(baseline, parents_of_arms[seed])
+        for number, stage in enumerate(chain.on_tuning_seeds):
+            needs_all_arms = any(later.each for later in chain.on_tuning_seeds[number:])
+            for arm in parents if needs_all_arms else [reference]:
                 tries = stage.each or arm == reference
-                of_stage = _of_stage(stage, "trial", arm, folder, seed, parents[arm], tries)
+                of_stage = _of_stage(stage, "trial", arm, f"trial/{stage.name}/{arm}", seed, parents[arm], tries)
                 yield from of_stage
-                parents[arm] = _last(of_stage)
+                parents[arm] = _parent_of_next_stage(of_stage)
 
 
 def folder_of_test(arm: str, seed: int, replicate: int = 0) -> str:

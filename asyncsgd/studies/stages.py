@@ -15,25 +15,25 @@ from asyncsgd.records.machine import available_cores
 from asyncsgd.run.runtimes import KINDS
 from asyncsgd.studies.plan import StudyPlan, share
 from asyncsgd.studies.progress import Progress, RunKind
-from asyncsgd.studies.runner import OF_TRANSFORMERS, PRELOAD, PlannedJob, Runner
-from asyncsgd.studies.runs import STAGES, TIMED, PlannedRun, Stage
+from asyncsgd.studies.runner import PRELOAD, PRELOAD_OF_TRANSFORMERS, PlannedJob, Runner
+from asyncsgd.studies.runs import STAGES, PlannedRun, Stage
 from asyncsgd.studies.study_folder import StudyFolder
 from asyncsgd.tasks import TASKS, class_named
 
-BEHIND: Mapping[Stage, Stage] = MappingProxyType(
+WAITS_FOR: Mapping[Stage, Stage] = MappingProxyType(
     {"tuning": "before", "trial": "tuning", "pilot": "trial", "test": "pilot"}
 )
-"""Stages that begin when every run of another one is finished."""
+"""Stage of the plan -> the stage of which every run must be finished before it begins."""
 
 
-def server_of(plan: StudyPlan) -> ForkServerContext:
-    """Where the runs of a plan come from; to be called early, since it imports while this process does other work."""
+def fork_server_for(plan: StudyPlan) -> ForkServerContext:
+    """The server that forks the processes of a plan's runs. Start it early: it imports while this process goes on."""
     tasks = {plan.task(run) for run in plan.runs}
     model = None
     modules: set[str] = set()
     if not tasks.isdisjoint(TASKS):  # a model of one's own needs no transformers
         model = plan.models_and_data()[0][0]
-        modules |= {*OF_TRANSFORMERS}
+        modules |= {*PRELOAD_OF_TRANSFORMERS}
     modes = {arm.settings.get("mode") for arm in plan.arms}
     modules |= {name for kind in KINDS if kind.mode in modes for name in kind.preload}
     modules |= {name for task in tasks for name in class_named(task).preload}
@@ -69,16 +69,17 @@ def carry_out(
                 f"the base model could not be made; look at {study.out / 'logs' / 'base.txt'}, then {again}, "
                 f"or mend the config and name another folder"
             )
-        if stage in BEHIND:
+        if stage in WAITS_FOR:
             study.choose()
-            if missing := study.unfinished(BEHIND[stage]):
-                raise RunError(_not_finished(BEHIND[stage], missing, shard, failed, again))
+            if missing := study.unfinished(WAITS_FOR[stage]):
+                raise RunError(_not_finished(WAITS_FOR[stage], missing, shard, failed, again))
         if stage == "test":
             study.register()
             for name, tried in study.tried.items():
                 if tried and all(trial.score is None for trial in tried):
                     print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
-        for _ in range(study.plan.chain.length(stage)):  # what starts from another run is to do when that is there
+        # In a chain a run can be made only when the one is there from which it starts, so it takes several rounds.
+        for _ in range(study.plan.chain.rounds(stage)):
             study.choose()
             todo = study.to_do(stage, shard if stage != "base" else (1, 1), retry=retry)
             if stage == "base" and todo and shard[0] > 1:
@@ -88,7 +89,7 @@ def carry_out(
                 try:
                     runner.run(todo)
                 finally:
-                    progress.clear()  # whatever is said next has a line of its own
+                    progress.clear()  # so that the next message has a line of its own
                 failed += runner.failed
     known = study.words
     if study.grow():
@@ -124,9 +125,8 @@ def progress_of(study: StudyFolder, jobs: int | None, retry: bool, shard: tuple[
                 num_finished += 1
                 continue
             job = study.job(run, pretend=True)
-            if job is None or not job.lacks:
-                measures = stage in TIMED and not plan.arm(run.arm).virtual
-                left.append(RunKind(stage, run.arm, measures))
+            if job is None or not job.why_not_runnable:
+                left.append(RunKind(stage, run.arm, plan.measures(run)))
     return Progress(left, num_finished + len(left), min(jobs or 1, available_cores()))
 
 

@@ -1,4 +1,4 @@
-"""A plan and the folder of its runs: what is done, chosen, fixed and registered, and what is left.
+"""A study's plan and the folder of its runs: what is done, chosen, fixed and registered, and what is left.
 
 The run folders alone say what is done, so no other file has to be kept up to date. A killed study leaves nothing
 locked, because the kernel frees its only lock when the process ends.
@@ -31,42 +31,49 @@ from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.run.choose_folder import read_summary
 from asyncsgd.settings.groups import BUILT_IN
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.studies.arms import Arm, Loop, resolve, valid
-from asyncsgd.studies.chain import Tuned
+from asyncsgd.studies.arms import Arm, Loop, checked_settings, resolve
+from asyncsgd.studies.chain import TuningTarget
 from asyncsgd.studies.config import Analysis, Finetune, read_config
 from asyncsgd.studies.files import PlanFile, PlannedArm, PlannedStage, RegisteredQuestion, Registration, Tried
 from asyncsgd.studies.plan import StudyPlan, sha256_of, share
 from asyncsgd.studies.runner import NOT_STARTED, PlannedJob, status_of
-from asyncsgd.studies.runs import BASE, TIMED, PlannedRun, Stage
+from asyncsgd.studies.runs import BASE, PlannedRun, Stage
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.labelled_task import LabelledTask
 
 CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
 """Settings of runs that go on where they were stopped, unless the config has others."""
-SURE = 0.9
-"""Share of what the slowest pilot makes in the seconds of the test runs that these are sure to make too."""
+SAFE_SHARE = 0.9
+"""Test runs are taken to make at least this share of the samples that the slowest pilot would make in their seconds."""
 
 
 class StudyFolder:
-    """A plan and the folder `out` that it is carried out in; `config_text` is kept beside it, `track` is ``--track``,
-    `door` is that of `PlannedJob`.
+    """A plan and the folder in which it is carried out.
 
-    `look` and `open` raise UsageError if `out` holds a study of another config, or cannot be written.
+    Args:
+        config_text: what the folder's config.yaml holds.
+        out: the folder. `read_state` and `begin` raise UsageError if it holds a study of another config, or cannot be
+            written.
+        track: the value of ``--track``.
+        command_prefix: see `PlannedJob`.
     """
 
-    def __init__(self, plan: StudyPlan, config_text: str, out: Path, track: str | None = None, door: str = "") -> None:
+    def __init__(
+        self, plan: StudyPlan, config_text: str, out: Path, track: str | None = None, command_prefix: str = ""
+    ) -> None:
         self.plan = plan
         self.out = out
         self._config_text = config_text
         self._track = track
-        self._door = door
+        self._command_prefix = command_prefix
         self.chosen: dict[str, Mapping[str, Any]] = {}
+        """Tuning target -> its chosen trial, once that is known."""
         self.tried: dict[str, list[Tried]] = {}
-        """What became of the trials of every arm."""
-        self.budgets: dict[str, float] = {}
-        """Seconds of the test runs that a reference arm times, by its name; without those that are not known yet."""
-        self.looks: dict[str, int] = {}
-        """Samples after which these runs evaluate once more, likewise."""
+        """Arm or other tuning target -> what became of its trials."""
+        self.budget_seconds: dict[str, float] = {}
+        """Reference arm -> seconds of the test runs of its group, once they are known."""
+        self.evaluate_at: dict[str, int] = {}
+        """Reference arm -> samples after which the test runs of its group evaluate once more, once they are known."""
         self.given_up: frozenset[str] = frozenset()
         """Folders of runs that a ladder does without."""
         self.words: Mapping[str, str] = {}
@@ -86,8 +93,8 @@ class StudyFolder:
         self.plan = dataclasses.replace(self.plan, arms=arms, runs=runs)
         return len(runs) > number
 
-    def look(self) -> None:
-        """Read how far the study is, and write nothing."""
+    def read_state(self) -> None:
+        """Read how far the study is, from its folder, and write nothing."""
         kept = self.out / "config.yaml"
         if kept.is_file():
             if sha256_of(read_config(kept)) != self.plan.config_sha256:
@@ -97,16 +104,16 @@ class StudyFolder:
                 )
         elif self.out.exists() and (not self.out.is_dir() or any(path.is_dir() for path in self.out.iterdir())):
             raise UsageError(f"{self.out} holds other things and no study; type another --out")
-        # the registered values stay in the plan while earlier stages are looked at again
+        # Kept, so that `write_plan` does not drop what was registered before `register` runs again.
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             file = msgspec.json.decode((self.out / "plan.json").read_bytes(), type=PlanFile)
             self._targets = file.targets
             self._analysis_sha256 = file.analysis_sha256
         self.choose()
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Read how far the study is and write its plan into its folder."""
-        self.look()
+        self.read_state()
         write_text(self.out / "config.yaml", self._config_text)
         self.write_plan()
         if self.plan.ladder is not None:
@@ -136,32 +143,23 @@ class StudyFolder:
             mine -= self.given_up
         left = [run for run in self.plan.of_stage(stage) if run.folder in mine and self.status(run) not in skipped]
         jobs = [self.job(run, pretend=pretend) for run in left]
-        return [job for job in jobs if job is not None and not job.lacks]
+        return [job for job in jobs if job is not None and not job.why_not_runnable]
 
     def job(self, run: PlannedRun, *, pretend: bool = False) -> PlannedJob | None:
-        """The run with its settings; None while they are not known, or can never be had; see `to_do`."""
+        """The run with its settings; None while they are not known, or if the run that it starts from has no model.
+
+        Args:
+            pretend: see `to_do`.
+        """
         plan = self.plan
         model = self._model_of(run, pretend)
-        origin = str(model.get("model", plan.first_model))
-        stand_in = {tuned.name: tuned.trials[0] for tuned in plan.tuned if pretend}
+        stand_in = {target.name: target.trials[0] for target in plan.tuning_targets if pretend}
         chosen = {**stand_in, **self.chosen}
-        parent = plan.parent_of(run, self.chosen)
-        if parent is not None and read_summary(self.out / parent).get("status") == DONE:
-            origin = str(self.out / parent)
-        elif parent is not None and not pretend:
+        if model is None:
             return None
-        without_arms = plan.given(run)
-        if without_arms is None:
-            if (values := plan.values(run, chosen, self.budgets, self.looks)) is None:
-                return None
-            values |= model
-            if run.parent is not None:
-                values["model"] = origin
-        else:
-            _, settings = without_arms
-            if (tuning := plan.tuning_of(run, chosen)) is None:
-                return None
-            values = {**settings, **tuning, "model": origin, "seed": run.finetune_seed}
+        values = plan.run_settings(run, chosen, self.budget_seconds, self.evaluate_at, model)
+        if values is None:
+            return None
         loop: Loop = "library"
         if plan.ladder is not None:
             arm = plan.arm(run.arm)
@@ -169,18 +167,36 @@ class StudyFolder:
             texts = self.out / "texts" / arm.task / run.stage
             if texts.is_dir():  # else nothing is run yet
                 values["data"] = str(texts)
-        measures = run.stage in TIMED and values.get("clock") != "virtual"
+        measures = plan.measures(run)
         values = {**({} if measures else CHECKPOINTING), **values, "track": self._track}
         values["run_dir"] = str(self.out / run.folder)
-        tags = {"stage": run.stage, "arm": run.arm}
-        kept = run.stage not in ("finetune", "climb", "proof")
         return PlannedJob(
-            run.folder, plan.task(run), values, measures, tags, kept, self.out, plan.name, self._door, loop
+            run.folder,
+            plan.task(run),
+            values,
+            measures,
+            tags={"stage": run.stage, "arm": run.arm},
+            saves_model=run.stage not in ("finetune", "climb", "proof"),
+            out=self.out,
+            study=plan.name,
+            command_prefix=self._command_prefix,
+            loop=loop,
         )
 
-    def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
-        """The base model made by this study, as a setting; nothing where the config names one."""
-        if self.plan.base_model is None or run.stage == "base":
+    def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any] | None:
+        """The setting `model` of a run that starts from a model of the study, nothing where its arm has that setting.
+
+        None: the run that it starts from has no model.
+        """
+        parent = self.plan.parent_of(run, self.chosen)
+        if parent is not None and read_summary(self.out / parent).get("status") == DONE:
+            return {"model": str(self.out / parent)}
+        if parent is not None and not pretend:
+            return None
+        if self.plan.base_model is None:
+            has_own = parent is None and self.plan.stage_without_arms(run) is None
+            return {} if has_own else {"model": self.plan.first_model}
+        if run.stage == "base":
             return {}
         model = self.out / BASE / "model"
         if pretend and not model.is_dir():
@@ -196,12 +212,13 @@ class StudyFolder:
         """
         seeds = list(self.plan.config.tuning.seeds)
         self.tried = {arm.name: [] for arm in self.plan.arms}
-        for tuned in self.plan.tuned:
+        for tuned in self.plan.tuning_targets:
             score_name, sign = self._tuned_by(tuned)
             tried = self.tried[tuned.name] = []
             statuses: set[str] = set()
             for trial in tuned.trials:
-                folders = [self.out / tuned.folder_of(tuned.trials.index(trial), seed) for seed in seeds]
+                number = tuned.trials.index(trial)  # equal trials share the runs of the first of them
+                folders = [self.out / tuned.folder_of(number, seed) for seed in seeds]
                 statuses |= set(map(status_of, folders))
                 ended = [one if one.get("status") == DONE else {} for one in map(read_summary, folders)]
                 losses = [one.get("final_eval_loss") for one in ended]
@@ -217,8 +234,8 @@ class StudyFolder:
                 self.chosen[tuned.name] = tuned.trials[best]
         self._find_budgets()
 
-    def _tuned_by(self, tuned: Tuned) -> tuple[str | None, int]:
-        """The score by which trials are chosen, None for the loss, and the sign that makes less of it the better."""
+    def _tuned_by(self, tuned: TuningTarget) -> tuple[str | None, int]:
+        """The score by which trials are chosen, None for the loss, and 1 if less of it is better, -1 if more is."""
         task = PlannedJob(tuned.name, tuned.task, tuned.settings).settings.task
         if not isinstance(task, LabelledTask):
             return None, 1
@@ -241,7 +258,7 @@ class StudyFolder:
             return
         self._targets, origin, pilots = self._find_targets(analysis)
         self._find_budgets()
-        if unknown := sorted(set(plan.timed_by.values()) - set(self.budgets)):
+        if unknown := sorted(set(plan.timed_by.values()) - set(self.budget_seconds)):
             raise RunError(
                 f"every pilot run of {unknown[0]} diverged, so there are no seconds; lower its learning rates"
             )
@@ -254,15 +271,16 @@ class StudyFolder:
             num_seeds=len(plan.config.seeds),
             seeds=list(plan.config.seeds),
             targets=self._targets,
-            budget_seconds=self.budgets,
-            look_samples=self.looks,
+            budget_seconds=self.budget_seconds,
+            look_samples=self.evaluate_at,
             target_from=origin,
             pilots=pilots,
             config_sha256=plan.config_sha256,
         )
         content = msgspec.to_builtins(registration)
         if not analysis.differences:
-            del content["differences"]  # as files have it that were registered before there were any
+            # Registrations from before there were differences have no such key, and contents are compared below.
+            del content["differences"]
         with locked(self.out / ".lock-files", fcntl.LOCK_EX):  # other shards register too
             if not path.exists():
                 if any(self.status(run) != NOT_STARTED for run in plan.of_stage("test")):
@@ -295,23 +313,25 @@ class StudyFolder:
         return [self.out / f"tuning/{arm.name}/t{number}-s{seed}" for seed in config.tuning.seeds]
 
     def _find_budgets(self) -> None:
-        """Where all pilots of a reference arm have ended: the median of their seconds, and the samples that the slowest
-        one is sure to make in so many.
+        """Set `budget_seconds` and `evaluate_at` of every reference arm whose pilots have all ended.
+
+        The seconds are the median of those of its pilots. The samples are `SAFE_SHARE` of what the slowest pilot would
+        make in as many.
         """
         for name in sorted(set(self.plan.timed_by.values())):
             summaries = [read_summary(path) for path in self._pilots_of(self.plan.arm(name))]
             done = [summary for summary in summaries if summary.get("status") == DONE]
             if done and all(summary.get("status") in FINISHED for summary in summaries):
-                self.budgets[name] = statistics.median(summary["train_seconds"] for summary in done)
+                self.budget_seconds[name] = statistics.median(summary["train_seconds"] for summary in done)
                 slowest = min(summary["num_samples"] / summary["train_seconds"] for summary in done)
-                self.looks[name] = max(1, int(SURE * slowest * self.budgets[name]))
+                self.evaluate_at[name] = max(1, int(SAFE_SHARE * slowest * self.budget_seconds[name]))
 
     def assume_budgets(self, seconds_of: Callable[[PlannedJob], float]) -> None:
         """Put an estimate in the place of the budgets that are not known yet."""
-        for name in sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
+        for name in sorted(set(self.plan.timed_by.values()) - set(self.budget_seconds)):
             job = self.job(PlannedRun("", "pilot", name, 0), pretend=True)
             assert job is not None
-            self.budgets[name] = seconds_of(job)
+            self.budget_seconds[name] = seconds_of(job)
 
     def _find_targets(self, analysis: Analysis) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
         """The target loss of every reference arm, how it was found, and how far its pilots fell; see `Registration`."""
@@ -335,27 +355,24 @@ class StudyFolder:
             best = statistics.median(map(min, finite))
             improvements[arm.name] = {"runs": len(finite), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
-        whose = "its chosen trial, " * bool(arms[0].trials)
-        whose += "seeds of their own" if config.pilots else "tuning seeds"
+        trial = "its chosen trial, " if arms[0].trials else ""
+        seeds = "seeds of their own" if config.pilots else "tuning seeds"
+        runs = "1 pilot run" if number == 1 else f"{number} pilot runs"
         origin = (
-            f"{100 * analysis.target_share:g} % of the median improvement of {number} pilot run{'s' * (number != 1)} "
-            f"of the reference ({whose}){f'; {diverged} that diverged left out' * bool(diverged)}"
+            f"{100 * analysis.target_share:g} % of the median improvement of {runs} of the reference ({trial}{seeds})"
         )
+        if diverged:
+            origin += f"; {diverged} that diverged left out"
         return targets, origin, improvements
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         """All settings of every run of which they are known by now."""
-        asked: dict[str, dict[str, Any]] = {}
+        settings = {}
         for run in self.plan.runs:
-            without_arms = self.plan.given(run)
-            if without_arms is None:
-                values = self.plan.values(run, self.chosen, self.budgets, self.looks)
-            else:
-                tuning = self.plan.tuning_of(run, self.chosen)
-                values = None if tuning is None else {**without_arms[1], **tuning, "seed": run.finetune_seed}
+            values = self.plan.run_settings(run, self.chosen, self.budget_seconds, self.evaluate_at)
             if values is not None:
-                asked[run.folder] = valid(run.folder, values, self.plan.task(run))
-        return asked
+                settings[run.folder] = checked_settings(run.folder, values, self.plan.task(run))
+        return settings
 
     def write_plan(self) -> None:
         """Write plan.json as things are now."""
@@ -365,22 +382,23 @@ class StudyFolder:
             base_model=self.plan.base_model is not None,
             arms=[
                 PlannedArm(
-                    *(arm.name, arm.algorithm, dict(arm.settings), *arm.place, arm.settings.get("speeds")),
-                    None if arm.name not in self.chosen else dict(self.chosen[arm.name]),
-                    self.tried[arm.name],
+                    arm.name,
+                    arm.algorithm,
+                    dict(arm.settings),
+                    *arm.workers_and_clock,
+                    speeds=arm.settings.get("speeds"),
+                    chosen=self._chosen_of(arm.name),
+                    trials=self.tried[arm.name],
                 )
                 for arm in self.plan.arms
             ],
             targets=self._targets,
-            budget_seconds=self.budgets,
+            budget_seconds=self.budget_seconds,
             stages=[
                 PlannedStage(
-                    tuned.name,
-                    dict(tuned.settings),
-                    None if tuned.name not in self.chosen else dict(self.chosen[tuned.name]),
-                    self.tried[tuned.name],
+                    tuned.name, dict(tuned.settings), chosen=self._chosen_of(tuned.name), trials=self.tried[tuned.name]
                 )
-                for tuned in self.plan.tuned
+                for tuned in self.plan.tuning_targets
                 if not tuned.folder.startswith("tuning/")
             ],
             runs=[dataclasses.replace(run, parent=self.plan.parent_of(run, self.chosen)) for run in self.plan.runs],
@@ -390,9 +408,13 @@ class StudyFolder:
         with locked(self.out / ".lock-files", fcntl.LOCK_EX):
             write_json(self.out / "plan.json", msgspec.to_builtins(file))
 
+    def _chosen_of(self, name: str) -> dict[str, Any] | None:
+        """The chosen trial of a tuning target as plan.json has it."""
+        return dict(self.chosen[name]) if name in self.chosen else None
 
-def _missing(task: Any) -> Iterator[str]:
-    """What is wrong with the data and the model of a run; the Hub is asked for a model that is no folder."""
+
+def _reasons_not_runnable(task: Any) -> Iterator[str]:
+    """Why runs of a task cannot be made here: its data, its model. The Hub is asked for a model that is no folder."""
     from asyncsgd.data.tokenizer import pretrained_tokenizer
 
     try:
@@ -419,6 +441,7 @@ def _check_score(finetune: Finetune, analysis: Analysis) -> None:
         return
     undefined = task.undefined_scores(task.read(run_of(job.experiment, job.settings).cache))
     if finetune.score in undefined:
+        # f1 is not offered: it needs the setting `positive` too
         known = ", ".join(name for name in task.scored.better if name not in (*undefined, "f1"))
         raise UsageError(
             f"the runs of this study would be compared by {finetune.score}, which is not defined: "
@@ -428,8 +451,10 @@ def _check_score(finetune: Finetune, analysis: Analysis) -> None:
 
 @contextlib.contextmanager
 def locked(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[None]:
-    """Keep out every other process that locks this file: ``.lock-1-of-2`` of the first of two shards, ``.lock-files``
-    of what all write; the kernel frees the lock when this process ends. With LOCK_EX alone it waits.
+    """Keep out every other process that locks this file. With LOCK_EX alone it waits for them.
+
+    The first of two shards locks ``.lock-1-of-2``, and who writes what all shards write locks ``.lock-files``. The
+    kernel frees the lock when this process ends.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -460,25 +485,23 @@ def check(plan: StudyPlan, left: Collection[str] = ()) -> None:
         for trial in arm.trials or ({},):
             job = PlannedJob(arm.name, arm.task, resolve({**plan.base, **arm.settings, **trial}))
             try:
-                task = job.settings.task if job.lacks else run_of(arm.name, job.settings).task
+                # `run_of` would import a package that is not there
+                task = job.settings.task if job.why_not_runnable else run_of(arm.name, job.settings).task
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
         if arm.name in left:
-            tasks[repr(task)] = task
-    others = {stage.name: (stage.task, stage.settings) for stage in (*plan.chain.before, *plan.chain.after)}
-    if plan.finetune is not None:
-        others["finetune"] = plan.finetune.task, plan.finetune.settings
-    for name, (name_of_task, settings) in others.items():
-        job = PlannedJob(name, name_of_task, settings)
-        tasks[repr(job.settings.task)] = job.settings.task
-        if not kind_of(job.settings.job.mode, job.settings.job.clock).in_one_process:
+            tasks[repr(task)] = task  # of the last trial: no trial changes what is looked for
+    for name, stage in plan.stages_without_arms.items():
+        settings = PlannedJob(name, stage.task, stage.settings).settings
+        tasks[repr(settings.task)] = settings.task
+        if not kind_of(settings.job.mode, settings.job.clock).in_one_process:
             raise UsageError(
-                f"{name}: mode: {job.settings.job.mode} needs processes of its own, and a study trains several "
+                f"{name}: mode: {settings.job.mode} needs processes of its own, and a study trains several "
                 f"models side by side where there are no arms; write mode: single, or clock: virtual"
             )
     if plan.finetune is not None and plan.analysis is not None:
         _check_score(plan.finetune, plan.analysis)
-    if reasons := dict.fromkeys(reason for task in tasks.values() for reason in _missing(task)):
+    if reasons := dict.fromkeys(reason for task in tasks.values() for reason in _reasons_not_runnable(task)):
         listed = "".join(f"\n  {reason}" for reason in reasons)
         raise UsageError(
             f"{plan.name} cannot be run here, and no run was started:{listed}\n"
