@@ -1,15 +1,15 @@
-"""Replay: the event log of a run is the backend of the one loop, and what happens is compared with what the log says.
+"""Replay: the event log takes the place of the workers behind `asyncsgd.core.loop.Loop`, and what happens is compared
+with what the log says.
 
-The log says which worker joined and left when, which version each gradient was computed at, and in what order
-gradients arrived.
-Nothing else decided the run: batches, masks and dropout are functions of (seed, stream, index), and the rule is a
-function of the arrivals. So the same server, fed the same arrivals, must reply the same and end at the same
+The log says which worker joined and left when, which version each gradient was computed at, and in what order gradients
+arrived. Nothing else decided the run: batches, masks and dropout are functions of (seed, stream, index), and the rule
+is a function of the arrivals. So the same server, given the same arrivals, must reply the same and end at the same
 parameters. Batches are handed out here as they were in the run, so the log has to name the same ones.
 
-Every gradient's loss is kept beside the loss in the log. It depends on every parameter at which it was computed. So the
-first loss that differs names a version: there, or before it, the two runs first differ. `asyncsgd.backends.rounding`
-says what a difference in the last bits means on another processor. A version is kept while a gradient of the log still
-has to be computed at it, which is one vector per worker at most."""
+Every gradient's loss is kept beside the loss in the log. A loss depends on all parameters at which it was computed. So
+the two runs differ from the version of the first loss that differs, or from an earlier version.
+`asyncsgd.backends.rounding` says what a difference in the last bits means on another processor. A version is kept while
+a gradient of the log still has to be computed at it, which is one vector per worker at most."""
 
 from __future__ import annotations
 
@@ -54,26 +54,28 @@ KINDS = {
     "parts": Parts,
     "evaluate": Evaluation,
 }
-"""Of the records that a replay needs."""
+"""The kinds of the records that a replay needs, and the types of these records."""
 COMPARED = ("batches", "weight", "num_samples", "outcome", "uses", "drops", "abandoned", "version", "total_samples")
-"""Fields of a record that the replay's must have with the same value."""
+"""The fields that a record of the replay and that of the log must have in common."""
 
 Log = Sequence[tuple[int, Record]]
-"""Records that a replay needs, each with the number of its line."""
+"""The records that a replay needs, each with the number of its line."""
 
 
 def read_log(path: Path) -> Log:
-    """The event log as a replay reads it; records of other kinds are left out.
+    """Read the records of an event log that a replay needs.
 
     Raises:
-        UsageError: if the file cannot be read, or a line is no record of a run; it names the line.
+        UsageError: if the file cannot be read, or a line is no record of a run. The message names the line.
     """
     log = []
     try:
         for line, fields in enumerate(read_events(path), 2):  # after the header
-            if (kind := KINDS.get(fields["kind"])) is not None:
-                given = {name: math.nan if value is None else value for name, value in fields.items()}
-                log.append((line, msgspec.convert(given, kind)))
+            kind = KINDS.get(fields["kind"])
+            if kind is not None:
+                # The log has null for a number that was not finite.
+                with_nan = {name: math.nan if value is None else value for name, value in fields.items()}
+                log.append((line, msgspec.convert(with_nan, kind)))
     except msgspec.ValidationError as error:
         what = f"events.jsonl, line {line} is no record of a run ({error}); give the log as the run wrote it"
         raise UsageError(what) from error
@@ -92,7 +94,7 @@ class FirstDifference:
 
 
 class Differs(Exception):
-    """The log cannot follow from what came before: what, and from which version on."""
+    """The log cannot follow from what came before. `difference` says why, and from which version on."""
 
     def __init__(self, version: int, message: str) -> None:
         super().__init__(message)
@@ -100,18 +102,19 @@ class Differs(Exception):
 
 
 class Replay:
-    """Feeds a log to a server. Called once, in one process, at the thread count of the log.
+    """Feeds a log to a server. It is used once, in one process, with the number of threads of the log.
 
     Args:
-        server: new, on the initial parameters, without a budget, since the log says where the run ended; it starts
-            nobody by itself, since the log does. Changed by `run`.
+        server: a new server at the initial parameters. It has no budget, since the log says where the run ended, and
+            starts no worker by itself, since the log says who starts. `run` changes it.
         computation: computes the gradients again.
-        log: in order.
+        log: the records, in order.
         to_the_bit: whether the replay ends at the first loss that has other bits than the log's.
     """
 
+    # The next four are as in `asyncsgd.core.protocol.Backend`, and `KEPT` as in `asyncsgd.core.state`.
     present: Sequence[int] = ()
-    """Everybody joins by the log."""
+    """No worker is there at first: every worker joins by the log."""
     now = 0.0
     may_stop = True
     loses_flights = False
@@ -123,27 +126,32 @@ class Replay:
         self.server = server
         self._computation = computation
         self._to_the_bit = to_the_bit
-        arrivals = [place for place, (_, record) in enumerate(log) if isinstance(record, Event)]
-        last = max(arrivals, default=0)
-        # Behind the last arrival nothing follows from who was lost, as in the last evaluation, or has joined, as in a
-        # run that went on from its end; unless a step was taken because somebody was lost.
-        self._log = collections.deque(
-            entry for place, entry in enumerate(log) if place <= last or bool(getattr(entry[1], "uses", False))
-        )
-        self._line, self._record = 0, log[0][1] if log else None  # what happens now
+        arrivals = [number for number, (_, record) in enumerate(log) if isinstance(record, Event)]
+        num_needed = max(arrivals, default=0) + 1
+        # Who joined or was lost after the last arrival cannot change the result, unless the rule took a step because a
+        # worker was lost.
+        steps_behind = [entry for entry in log[num_needed:] if getattr(entry[1], "uses", ())]
+        self._log = collections.deque([*log[:num_needed], *steps_behind])
+        self._line = 0
+        """The line of the record that is replayed now."""
+        self._record = log[0][1] if log else None
+        """The record that is replayed now."""
         self._started: Sequence[Started] = ()
-        """What the log's last record has started."""
-        # Peers have a model each, with a version each, and keep the points at which gradients start themselves.
-        reads = [] if isinstance(server, Peers) else [record for _, record in log if isinstance(record, Event)]
-        self._readers = collections.Counter([record.read_version for record in reads])
+        """The gradients that started with this record."""
+        self._readers: collections.Counter[int] = collections.Counter()
+        """By version, how many gradients of the log still have to be computed at it."""
+        if not isinstance(server, Peers):  # each peer has versions of its own model, and keeps them itself
+            self._readers.update(record.read_version for _, record in log if isinstance(record, Event))
         self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        """By version, its parameters and running statistics."""
         self.losses: list[LossPair] = []
-        """Of all arrivals so far, beside those of the log."""
+        """The losses of all arrivals so far, beside those of the log."""
 
     def run(self, until: int | None = None) -> FirstDifference | None:
         """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
 
-        A log that has lost its last records agrees up to its end, so compare `num_samples` with the run's summary.
+        A log that has lost its last records agrees up to its end. So the caller compares the server's `num_samples`
+        with the run's summary.
 
         Args:
             until: stop as soon as the server has this version.
@@ -167,10 +175,12 @@ class Replay:
         return Measured(0.0)
 
     def next(self, until: float) -> Happened | None:
-        self._follow()
-        self._keep()
+        self._start_what_the_log_started()
+        self._keep_read_versions()
         while self._log:
-            self._line, self._record = line, record = self._log.popleft()
+            line, record = self._log.popleft()
+            self._line = line
+            self._record = record
             self._started = getattr(record, "started", ())
             if isinstance(record, Event):
                 return self._arrived(record)
@@ -182,8 +192,8 @@ class Replay:
             if isinstance(record, Parts):
                 self._computation.cut_into(record.micro_batches)
                 continue
-            # An evaluation, or the record of a budget that was extended.
-            self._follow()  # where the budget was extended, what the rule had asked for before is started now
+            # The record is an evaluation or an extended budget. The latter starts the work that the old one refused.
+            self._start_what_the_log_started()
             for name, here in (("version", self.server.version), ("total_samples", self.server.num_samples)):
                 if getattr(record, name) != here:
                     raise self._differs(f"{name} of line {line} is {here}, the log has {getattr(record, name)}")
@@ -200,6 +210,7 @@ class Replay:
         if work.point is not None:
             point = work.point
             statistics = work.statistics
+        # A worker that pulls by itself reads any version from its start on. A given point has exactly one.
         newest = self.server.version if work.point is None else work.version
         if point is None or not work.version <= version <= newest:
             raise self._differs(
@@ -220,15 +231,19 @@ class Replay:
         """Do nothing: a gradient is computed when it arrives, so one that is abandoned is never begun."""
 
     def start(self, works: Sequence[Work]) -> None:
-        """Do nothing: gradients are started where the log has started them, see `_follow`."""
+        """Do nothing: gradients are started where the log has started them, see `_start_what_the_log_started`."""
 
-    def _follow(self) -> None:
-        """Start what the log started, if the rule asked for it here and these batches are the next."""
+    def _start_what_the_log_started(self) -> None:
+        """Start the gradients that the log started, if the rule asked for them and their batches are the next.
+
+        Raises:
+            Differs: if that is not so.
+        """
         started = self._started
         self._started = ()
         for worker, dispatch, batches, rate in started:
-            # As many batches as in the log: a round that the budget cuts short has fewer of them than the rule asks
-            # for, and the loss of its gradient tells whether they were so many.
+            # As many batches are given as in the log. A round that the budget cut short has fewer of them than the rule
+            # asks for, and the loss of its gradient tells whether they were so many.
             here = self.server.start(worker, len(indices_of(batches)))
             if here is None:
                 raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
@@ -237,11 +252,11 @@ class Replay:
                     f"worker {worker} starts dispatch {here.dispatch} with batches {here.batches}, the log has "
                     f"{dispatch}, {batches}"
                 )
-            if here.rate is not None:  # of local steps, which an extended run may take at others
+            if here.rate is not None:  # an extended run may take local steps at other learning rates
                 here.rate = rate
 
     def _compare(self, record: Record) -> None:
-        """The record of what happened here beside the one in the log."""
+        """Compare the record of what happened here with the one in the log. Raises `Differs`."""
         if not isinstance(record, Event | Membership):
             return
         for name in COMPARED:
@@ -253,8 +268,8 @@ class Replay:
     def _differs(self, what: str) -> Differs:
         return Differs(self.server.version, f"at version {self.server.version}: {what}")
 
-    def _keep(self) -> None:
-        """Keep the current version while the log still reads it, and forget those it does not."""
+    def _keep_read_versions(self) -> None:
+        """Keep the current version if a gradient still has to be computed at it, and forget other versions."""
         version = self.server.version
         if self._readers[version] > 0 and version not in self._kept:
             statistics = self.server.statistics

@@ -6,8 +6,8 @@ measured. The replay is made again from parameters that differ from the initial 
 
     x0' = x0 + s BITS ulp(x0),    s = +1 or -1 by a fixed draw
 
-Where the run's data have other bits here as well, those of the new replay are moved alike. With the losses l_k of the
-replay, l'_k of one from moved parameters and L_k of the log, in the order of arrivals,
+If the data themselves have other bits here, the data of the new replay are moved by last bits too. Let l_k be the
+losses of the replay, l'_k those of one from moved parameters and L_k those of the log, in the order of arrivals. Then
 
     r_k = max over j <= k of |l_j - l'_j| / max(|l_j|, |l'_j|)
 
@@ -15,14 +15,14 @@ is how far rounding had parted the two up to arrival k. While r_k is at most `LA
 
     |l_k - L_k| / max(|l_k|, |L_k|) <= FACTOR r_k + FLOOR
 
-From the first arrival with a larger r_k on, rounding alone parts two runs, and nothing is claimed. The largest distance
-so far is taken, and not that of arrival k, since distances are 0 by chance.
+From the first arrival with a larger r_k on, rounding alone explains any difference, and nothing is claimed. The largest
+distance so far is taken, and not that of arrival k, since a distance may be 0 by chance.
 
 Differences do not grow evenly. They jump where rounding decides on which side of 0 a number lies: the input of a ReLU,
 the larger of two pooled values, or a gradient of about 0, by whose sign Adam takes a whole step. Whether moved
-parameters meet the same jump is a matter of chance, about one half for each draw. So where the log does not agree,
-another draw is made, up to `DRAWS` of them, and r_k is the largest of all. An honest log that meets a jump is so called
-different in about 1 of 2^DRAWS cases. With one draw of one last bit 6 of 19 honest logs were."""
+parameters meet the same jump is a matter of chance, about one half for each draw. So if the log does not agree, another
+draw is made, up to `DRAWS` of them, and r_k is the largest of all. So an honest log that meets a jump is called
+different in about 1 of 2^DRAWS cases. With one draw of one last bit, 6 of 19 honest logs were called different."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FLOOR = 1e-6
 LARGEST = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """The largest r at which a log is still compared, by the number format of the forward pass."""
 BITS = {torch.float64: 8, torch.float32: 8, torch.bfloat16: 1, torch.float16: 1}
-"""By how many last bits of that format parameters are moved. The rounding of float32 adds up over many sums."""
+"""Parameters are moved by so many last bits of that format. The rounding of float32 adds up over many sums."""
 DRAWS = 8
 
 
@@ -57,7 +57,8 @@ class LossPair(NamedTuple):
 
     @property
     def same_bits(self) -> bool:
-        """Whether both are equal; JSON has neither infinity nor NaN, so two that are not finite are."""
+        """Whether both are equal. JSON has neither infinity nor NaN, so two losses that are not finite count as
+        equal."""
         if math.isfinite(self.here) or math.isfinite(self.logged):
             return self.here == self.logged
         return True
@@ -70,12 +71,12 @@ class LossPair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What the losses of a log say."""
+    """Whether the losses of a log agree with those of its replay."""
 
     equal_up_to: int
     """The update up to which they were compared and agree."""
-    whole: bool
-    """Whether that is the last one."""
+    to_the_end: bool
+    """Whether this is the last update of the log."""
     difference: str
     """Where they first disagree; empty if they do not."""
 
@@ -83,7 +84,7 @@ class Agreement:
 def move_last_bits(parameters: Tensor, precision: torch.dtype, draw: int) -> None:
     """Change every parameter, `(P,)`, by the last bits of `precision` that `BITS` says, up or down.
 
-    Zero has no last bit and stays; where all are zero, they are moved by those of 1.
+    Zero has no last bit and stays. If all parameters are zero, they are moved by the last bits of 1.
 
     Args:
         draw: another number gives other signs.
@@ -108,7 +109,7 @@ class DataWithOtherBits:
     largest one of its tensor away. Sines and logarithms differ by so much between instruction sets.
 
     Args:
-        data: of the task.
+        data: the data of the task.
         draw: another number gives other signs.
     """
 
@@ -127,13 +128,13 @@ class DataWithOtherBits:
 
 
 def _signs(tensor: Tensor, draw: int) -> Tensor:
-    """Of the shape of `tensor`: +1 or -1."""
+    """A tensor like `tensor`, of numbers that are +1 or -1."""
     drawn = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(draw))
     return (2 * drawn - 1).to(tensor)
 
 
 def distance(here: float, other: float) -> float:
-    """The relative distance of two losses; of one that is finite and one that is not it is infinite.
+    """The relative distance of two losses. It is infinite if only one of them is finite.
 
     >>> distance(2.0, 1.0), distance(0.0, 0.0), distance(1.0, float("nan")), distance(float("inf"), float("nan"))
     (0.5, 0.0, inf, 0.0)
@@ -148,14 +149,15 @@ def agreement(losses: Sequence[LossPair], moved: Sequence[Sequence[float]], prec
     """Compare a log with its replay as far as rounding allows it; see the equations above.
 
     Args:
-        losses: of all arrivals, in order.
-        moved: those of replays from moved parameters, in order. Where one ended sooner, rounding has ended it.
+        losses: the losses of all arrivals, in order.
+        moved: the losses of replays from moved parameters, in order. A replay that ended early differs by rounding. The
+            losses that it lacks count as nan.
 
     >>> pairs = [LossPair(update, update, update, 1.0, 1.0 + 5e-6) for update in range(3)]
     >>> agreement(pairs, [[1.0, 1.0, 1.0]], torch.float32).difference.partition(": ")[2]
     'they are 5.0e-06 apart, and rounding explains 1.0e-06'
     >>> agreement(pairs, [[1.0, 1.0, 1.0], [1.000001, 1.000001, 1.01]], torch.float32)
-    Agreement(equal_up_to=1, whole=False, difference='')
+    Agreement(equal_up_to=1, to_the_end=False, difference='')
     """
     reach = 0.0
     last = 0
@@ -180,7 +182,9 @@ def parameters_agree(here: Tensor, moved: Sequence[Tensor], recorded: Tensor) ->
         |x - X| <= FACTOR max |x - x'| + FLOOR |x|
 
     Args:
-        here, moved, recorded: x of the replay, each x' of the ones from moved parameters, X of the run; `(P,)` each.
+        here: `(P,)`, x of the replay.
+        moved: `(P,)` each, x' of the replays from moved parameters.
+        recorded: `(P,)`, X of the run.
     """
     reach = max(float(torch.dist(here, other)) for other in moved)
     return float(torch.dist(here, recorded)) <= FACTOR * reach + FLOOR * float(here.norm())

@@ -141,9 +141,9 @@ def replayed(run: Repeatable, until: int | None = None) -> tuple[Replayed, Repla
         moved_ends.append(moved.server.parameters)
         losses = agreement(replay.losses, moved_losses, run.precision)
         said = dataclasses.replace(said, difference=losses.difference, equal_up_to=losses.equal_up_to)
-        if losses.whole:
+        if losses.to_the_end:
             said = dataclasses.replace(said, equal_to_rounding=True, equal_up_to=server.version)
-        if losses.whole and recorded is not None and not parameters_agree(server.parameters, moved_ends, recorded):
+        if losses.to_the_end and recorded is not None and not parameters_agree(server.parameters, moved_ends, recorded):
             what = f"{OTHER_END}, by more than rounding explains"
             said = dataclasses.replace(said, equal_to_rounding=False, difference=what)
         if not said.difference:
