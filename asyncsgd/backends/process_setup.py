@@ -1,4 +1,4 @@
-"""How a process that computes gradients begins, how it makes them take their time, and how it fails."""
+"""How a process that computes gradients begins, how it slows them down to declared speeds, and how it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncsgd.simulation.speeds import Sampler
 
 
 class Straggling:
-    """Makes a worker's gradients take as long as the run's speeds say, by waiting for the rest of the time.
+    """Says how long a worker has to wait after its gradients, so that they take as long as the run's speeds declare.
 
     >>> Straggling(None, 0).wait_seconds(0.5, first_draw=7)
     0.0
@@ -38,7 +38,8 @@ class Straggling:
         """How long to wait after `num_gradients` that have taken `computed_seconds` together.
 
         Args:
-            first_draw: how many gradients the worker was given before these. So a run that goes on draws on.
+            first_draw: how many gradients the worker was given before these. So a resumed run continues the sequence of
+                drawn times.
         """
         if self._sampler is None:
             return 0.0
@@ -49,14 +50,15 @@ class Straggling:
 
 
 def set_up_process(threads: int) -> None:
-    """Threads of this process; signals are the server's business, which tells the workers to stop."""
+    """Set the number of threads of this process, and ignore signals: the server handles them, and tells workers to
+    stop."""
     torch.set_num_threads(threads)
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def fail(who: str, error: Exception) -> NoReturn:
-    """End this process because of `error`. A leader that has started it knows by the exit code that memory was out."""
+    """End this process because of `error`. The exit code tells a leader that has started it whether memory ran out."""
     code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
     if code == 1:
         print(f"{who} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Where a rank begins: its part of a run, and what the process of a rank other than 0 does."""
+"""How a rank begins: its part of a run, and what the process of a rank other than 0 does."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from asyncsgd.worker.worker import Worker
 
 
 def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) -> InStep:
-    """This rank's part of a run, on the initialised process group; called by all ranks together.
+    """This rank's part of a run, on the initialised process group. All ranks call this function together.
 
     Args:
-        run: of `Run.at`.
-        worker: with the whole model at the parameters to begin with; not used where it is to be cut.
+        run: the run as `Run.at` gives it to this rank.
+        worker: has the whole model at the initial parameters. Pipelines, which cut the model, do not use it.
         resume: the run folder and the name of the checkpoint that it goes on from. Every rank reads it.
     """
     if run.runtime.cuts_model:
@@ -37,7 +37,7 @@ def in_step(run: Run, worker: Worker | None, resume: tuple[Path, str] | None) ->
 
 
 def serve_rank(run: Run, resume: tuple[Path, str] | None, world: World) -> NoReturn:
-    """Entry point of a rank other than 0; blocks, and ends the process."""
+    """Entry point of a rank other than 0. It blocks until the run ends, and ends the process."""
     try:
         set_up_process(run.runtime.threads)
         worker = None if run.runtime.cuts_model else run.worker(run.flat(device=run.device))

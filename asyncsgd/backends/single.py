@@ -1,7 +1,7 @@
 """One process as a backend: the single process that every mode is compared with.
 
-Gradients are computed first in, first out, straight on the server's parameters; so nothing is copied, and every delay
-is 0. Several pretend workers under the rule `Synchronous` accumulate that many batches per update."""
+Gradients are computed in the order of their starts, at the server's parameters themselves. So nothing is copied, and
+every delay is 0. Several simulated workers under the rule `Synchronous` accumulate as many batches per update."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from asyncsgd.worker.worker import Worker
 
 
 class InOrder:
-    """What a backend has whose gradients arrive in the order of their starts, on the measured clock."""
+    """The common part of backends whose gradients arrive in the order of their starts, on the measured clock."""
 
-    may_stop = True
+    may_stop = True  # this and the next as in `asyncsgd.core.protocol.Backend`, `KEPT` as in `asyncsgd.core.state`
     loses_flights = False
     KEPT: tuple[str, ...] = ("_clock", "_started")
 
@@ -44,7 +44,7 @@ class InOrder:
             self._clock.pause()
 
     def stop(self, works: Sequence[Work]) -> None:
-        """Nobody is stopped: all work in rounds."""
+        """Do nothing: every rule of these modes waits for whole rounds, and abandons nothing."""
 
     def start(self, works: Sequence[Work]) -> None:
         self._started.extend(works)
@@ -57,9 +57,9 @@ class SingleBackend(InOrder):
     """Computes every gradient in this process.
 
     Args:
-        worker: computes; its flat parameters are the server's.
-        clock: runs while gradients are computed.
-        num_workers: how many pretend workers.
+        worker: computes the gradients. Its flat parameters are the server's.
+        clock: the training clock, which runs while gradients are computed.
+        num_workers: the number of simulated workers.
     """
 
     KEPT = ("_worker", "_clock", "_started")
@@ -76,10 +76,10 @@ class SingleBackend(InOrder):
         work = self._started.pop(0)
         began = time.perf_counter()
         gradient = self._worker.gradient(work.batches[0].first)
-        if self._worker.flat.parameters.device.type == "cuda":
+        flat = self._worker.flat
+        if flat.parameters.device.type == "cuda":
             torch.cuda.synchronize()
         taken = Taken(compute=time.perf_counter() - began)
-        flat = self._worker.flat
         seconds = self.now - work.began
         moved = None if flat.statistics is None else flat.statistics.moved
         return Arrived(work, work.version, flat.gradients, gradient, seconds, taken, moved)
@@ -87,7 +87,7 @@ class SingleBackend(InOrder):
     def evaluate(self, parameters: Tensor) -> Measured:
         self._clock.pause()
         began = time.perf_counter()
-        number = len(self.present)
-        shards = [self._worker.evaluate(shard, number, estimates=shard == 0) for shard in range(number)]
+        num_shards = len(self.present)
+        shards = [self._worker.evaluate(shard, num_shards, estimates=shard == 0) for shard in range(num_shards)]
         peaks = ((0, *peak_bytes(parameters.device)),)
         return measured_in_shards(self._worker.task, shards, time.perf_counter() - began, peaks)

@@ -61,18 +61,19 @@ class VirtualBackend:
     """The virtual clock as a backend: a heap of (seconds, worker, dispatch), and who leaves and joins when.
 
     Args:
-        parameters: `(P,)`, the server's: where a gradient starts that has no point of its own.
+        parameters: `(P,)`, the server's, at which a gradient starts that has no point of its own.
         computation: computes every gradient.
         sampler: draws the seconds that a worker takes for its k-th gradient.
-        measure: evaluates parameters exactly; costs no virtual time.
-        num_workers: N, workers 0 to N - 1, all present from the beginning but for those whom `churn` lets join first.
+        measure: evaluates parameters exactly. It costs no virtual time.
+        num_workers: N, workers 0 to N - 1. All are present from the beginning, except those whose first event of
+            `churn` is a join.
         network: links to the server; None: transfers take no time.
         churn: who leaves and joins when, in the order of time.
         lock_step: gradients that start together arrive together, when the slowest is done; see `PeerRule.lock_step`.
         statistics: the server's running statistics; None: the model has none.
     """
 
-    may_stop = True
+    may_stop = True  # this and the next as in `asyncsgd.core.protocol.Backend`, `KEPT` as in `asyncsgd.core.state`
     loses_flights = False
     KEPT = (
         "now",
@@ -111,14 +112,18 @@ class VirtualBackend:
         self._lock_step = lock_step
         self.present = [worker for worker in range(num_workers) if not absent_at_first(churn, worker)]
         self._heap: list[Entry] = []
-        # Whether the first entry of the heap has arrived. It stays there until the next start replaces it, since that
-        # orders the heap once, where taking it out and putting one in would order it twice.
+        """The gradients that arrive, by the seconds at which they do."""
         self._root_is_free = False
-        # Gradients that wait for the server's link when they are computed, by the seconds at which they will be.
+        """Whether the first entry of the heap has arrived. It stays there until the next start replaces it, since that
+        orders the heap once. To take it out and put one in would order it twice."""
         self._uploads: list[Entry] = []
-        self._link_free = 0.0  # when the server's link has carried all that was asked for, in seconds
-        self._changes = list(churn)  # those that are still to come
-        self._dead = 0  # how many entries of the heap and of the uploads were abandoned
+        """The gradients that go through the server's link when they are computed, by the seconds at which they are."""
+        self._link_free = 0.0
+        """When the server's link has carried all that was asked for, in seconds."""
+        self._changes = list(churn)
+        """The events of churn that are still to come."""
+        self._dead = 0
+        """How many entries of the heap and of the uploads were abandoned."""
         self._statistics = statistics
         self._start_copy: tuple[int, Tensor, Tensor | None] = (-1, parameters, None)
         """Version, parameters and running statistics, copied for the latest start. All that start at one version share
@@ -126,9 +131,10 @@ class VirtualBackend:
         self._working: list[Work | None] = [None] * num_workers
         """What each worker computes. An entry of the heap whose work is not here was abandoned."""
         self._idle_since = [0.0] * num_workers
-        # Worker -> when it had the parameters, and when its gradient was computed; only with a network.
         self._pulled_at: dict[int, float] = {}
+        """With a network, by worker: when it had the parameters of its gradient."""
         self._computed_at: dict[int, float] = {}
+        """With a network, by worker: when its gradient was computed."""
 
     def running(self) -> AbstractContextManager[None]:
         return _rare_collections()
@@ -167,6 +173,7 @@ class VirtualBackend:
         uploads = self._uploads
         working = self._working
         while heap or uploads:
+            # No two entries have the same dispatch, so their works are never compared.
             source = uploads if uploads and (not heap or uploads[0] < heap[0]) else heap
             seconds, worker, dispatch, work = first = source[0]
             if seconds >= before:
