@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncsgd.backends.pool import mapping
+from asyncsgd.backends.pool import process_pool
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.locks import one_writer
@@ -90,7 +90,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
         flush=True,
     )
     start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
-    with one_writer(out, "--out"), mapping(processes, start, modules) as mapped:
+    with one_writer(out, "--out"), process_pool(processes, start, modules) as mapped:
         return find_candidates(
             corpus,
             tokenizer,

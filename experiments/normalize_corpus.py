@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from asyncsgd.backends.pool import mapping
+from asyncsgd.backends.pool import process_pool
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.domain_masking.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.errors import UsageError
@@ -38,7 +38,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         files.append((given.val_file, given.op_val_file))
     lower = given.lower
     column = given.text_column
-    with mapping(given.processes, modules=["asyncsgd.domain_masking.normalizing"]) as mapped:
+    with process_pool(given.processes, modules=["asyncsgd.domain_masking.normalizing"]) as mapped:
         for source, target in files:
             before = time.perf_counter()
             changes = normalize_file(Path(source), Path(target), lower=lower, text_column=column, mapped=mapped)

@@ -1,8 +1,8 @@
 """Copies of prepared folders, for hosts that lack them.
 
 Rank 0 lists the files of the folders that its prepared task names. A host that has no folder with these files asks for
-them, and each file comes as a vector of bytes through the pair of the two. A copy lies in the host's cache folder under
-the hash of its listing: it is complete where it is there, and the next run finds it."""
+them, and each file comes as vectors of bytes through the pair of the two. A copy lies in the host's cache folder under
+the hash of its listing. It gets this name when it is complete, and the next run finds it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from asyncsgd.data.tokens import fill, folder_in_cache
 from asyncsgd.errors import RunError
 
 FORMAT = 1
-"""Of a copy in the cache folder."""
-_PIECE = 1 << 26
-"""Bytes of a file that are in memory at a time."""
+"""The format of a copy in the cache folder."""
+_PIECE_BYTES = 1 << 26
+"""So many bytes of a file are in memory at a time."""
 
 
 class ListedFile(Struct, array_like=True, forbid_unknown_fields=True):
     """A file of a folder."""
 
     name: str
-    """Its path within the folder, with slashes."""
+    """The path of the file within the folder, with slashes."""
     num_bytes: int
     sha256: str
 
@@ -44,7 +44,7 @@ class ListedFolder(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def listed(path: str, names: Iterable[str] | None = None) -> ListedFolder:
-    """A folder with the files of these names; None: with all, also those of folders in it."""
+    """List the files of these names in a folder; None: all its files, also those of folders in it."""
     folder = Path(path)
     if names is None:
         names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
@@ -56,11 +56,11 @@ def listed(path: str, names: Iterable[str] | None = None) -> ListedFolder:
 
 
 def found_here(folder: ListedFolder, cache: Path) -> str | None:
-    """Where this host has such a folder: under the path that it has on rank 0, as where both see one file system, or
-    as a copy in the cache folder. None if it lacks it.
+    """Where this host has a folder of rank 0; None: it has none. The folder may have the same path as on rank 0, since
+    the two may see one file system, or be a copy in the cache folder.
 
     Raises:
-        RunError: if somebody has changed the copy.
+        RunError: if the copy was changed.
     """
     if _has_files(Path(folder.path), folder.files):
         return folder.path
@@ -79,7 +79,7 @@ def send(folder: ListedFolder, send_vector: Callable[[Tensor], None]) -> None:
 
 
 def send_part(path: Path, first: int, num_bytes: int, send_vector: Callable[[Tensor], None]) -> None:
-    """Send so many bytes of a file from byte `first` on.
+    """Send `num_bytes` bytes of a file from byte `first` on.
 
     Raises:
         RunError: if the file is shorter.
@@ -102,9 +102,9 @@ def received_part(num_bytes: int, receive_vector: Callable[[Tensor], None]) -> I
 
 
 def _sizes(num_bytes: int) -> Iterator[int]:
-    """Of the pieces in which a file is sent."""
-    for first in range(0, num_bytes, _PIECE):
-        yield min(_PIECE, num_bytes - first)
+    """The sizes of the pieces in which so many bytes are sent."""
+    for first in range(0, num_bytes, _PIECE_BYTES):
+        yield min(_PIECE_BYTES, num_bytes - first)
 
 
 def receive(folder: ListedFolder, cache: Path, receive_vector: Callable[[Tensor], None]) -> str:
@@ -115,7 +115,7 @@ def receive(folder: ListedFolder, cache: Path, receive_vector: Callable[[Tensor]
         UsageError: if the cache folder cannot be written.
     """
     copy = _copy_of(folder, cache)
-    fill(copy, lambda made: _receive_files(folder, made, receive_vector))
+    fill(copy, lambda partial: _receive_files(folder, partial, receive_vector))
     return str(copy)
 
 
@@ -124,16 +124,17 @@ def _copy_of(folder: ListedFolder, cache: Path) -> Path:
     return folder_in_cache(cache.absolute(), "copy", [FORMAT, files])
 
 
-def _receive_files(folder: ListedFolder, made: Path, receive_vector: Callable[[Tensor], None]) -> None:
+def _receive_files(folder: ListedFolder, partial: Path, receive_vector: Callable[[Tensor], None]) -> None:
+    """Receive the files of a folder into the folder `partial`, which `fill` gives its name when it is complete."""
     for file in folder.files:
         _check_name(file.name)
-        path = made / file.name
+        path = partial / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as written:
             for piece in received_part(file.num_bytes, receive_vector):
                 written.write(piece)
         if _sha256_of(path) != file.sha256:
-            raise RunError(f"{file.name} of {folder.path} has not come as rank 0 has it; start the run again")
+            raise RunError(f"{file.name} of {folder.path} was changed on its way from rank 0; start the run again")
 
 
 def _has_files(folder: Path, files: Sequence[ListedFile]) -> bool:
@@ -142,7 +143,7 @@ def _has_files(folder: Path, files: Sequence[ListedFile]) -> bool:
         path = folder / file.name
         if not path.is_file() or path.stat().st_size != file.num_bytes or _sha256_of(path) != file.sha256:
             return False
-    return folder.is_dir()
+    return folder.is_dir()  # a listing without files is found only if its folder is there
 
 
 def _check_name(name: str) -> None:

@@ -1,10 +1,11 @@
 """A pair: a gloo group of two, through which a server and a worker send each other messages and vectors.
 
-It is the way between hosts, and on one host where processes cannot share memory. On one host the two meet through a
-file in a folder that only this user can enter, and gloo listens on loopback. On several hosts they meet in the store
-that torchrun opens, where anybody on the network can write. So both ends prove to each other that they have the token
-of the run before anything else is read, and each message and each piece of a vector has a tag; see
-`asyncsgd.backends.seal`. Whoever has a wrong one is gone, and what he sent is used for nothing."""
+A pair connects processes on different hosts, and processes on one host that cannot share memory. On one host the two
+find each other through a file in a folder that only this user can enter, and gloo listens on loopback. On several hosts
+they find each other in the store that torchrun opens, where anybody on the network can write. So both ends prove to
+each other that they have the token of the run before anything else is read, and each message and each piece of a vector
+has a tag; see `asyncsgd.backends.seal`. An end that sends a wrong tag is treated as gone, and nothing that it sent is
+used."""
 
 from __future__ import annotations
 
@@ -32,32 +33,35 @@ from asyncsgd.backends.segment import Segment
 LOOPBACK = "127.0.0.1"
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=30)
 """The longest wait for the other end to come up."""
-_SILENCE = datetime.timedelta(days=30)
-"""Of a living peer, which may be stopped. A dead one is noticed at once."""
+_RECEIVE_TIMEOUT = datetime.timedelta(days=30)
+"""The longest silence of a peer. A living one may be suspended; a dead one is noticed at once."""
 _SERVER = 0
 _WORKER = 1
-_MESSAGES = 0
-_VECTORS = 1
-_TAGS = 2
-"""Tags of gloo, by which it tells apart what is received for what."""
-_FRAME = 1024
+_MESSAGE_CHANNEL = 0
+_VECTOR_CHANNEL = 1
+_TAG_CHANNEL = 2
+"""Messages, vectors and the tags of pieces of vectors go through three channels, which gloo calls tags."""
+_FRAME_BYTES = 1024
+"""Messages are sent in frames of this size."""
 _LENGTH = struct.Struct("!I")
-_LONGEST = 1 << 28
-"""Bytes of a message."""
-_PIECE = 1 << 20
-"""Elements of a vector that have one tag: while a piece is checked, the next one is received."""
+_MAX_MESSAGE_BYTES = 1 << 28
+_MAX_POSTED = 4096
+"""So many of the last sends are kept. A vector of 2 billion elements, with its tags, has as many pieces, and neither
+end sends another one before the other has answered or all is flushed."""
+_PIECE_ELEMENTS = 1 << 20
+"""So many elements of a vector have one tag. While a piece is checked, the next one is received."""
 _PROOF = b"asyncsgd"
-"""The first message with a tag."""
+"""The first message that has a tag."""
 _OTHER_TOKEN = "it does not prove that it has the token; give all hosts the same one, or all --trust-network"
 _TRUSTING = "it has a token and this side trusts the network; give all hosts the token, or all --trust-network"
 
 
 class Greeting(Struct, forbid_unknown_fields=True):
-    """The first that each end sends, without a tag."""
+    """The first message of each end. It has no tag."""
 
     random: bytes
     algorithms: tuple[str, ...]
-    """For tags; none where the network is trusted."""
+    """The algorithms for tags that this end has; none if it trusts the network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +103,15 @@ LinkSource = Inherited | Rendezvous
 class Pair(Link):
     """One end of a pair.
 
-    A gloo receive cannot be polled, so a thread hands on what comes to a pipe. There is a group per worker, because a
-    gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
+    A gloo receive cannot be polled, so a thread puts what comes into a pipe. There is a group per worker, because a
+    gloo group fails as a whole when one member dies. So a dead worker takes nobody along.
 
     Args:
-        rendezvous: where the two meet.
+        rendezvous: where the two ends find each other.
         name: whose pair it is, such as ``worker3``.
         serves: whether it is the server's end.
-        slot: at the server, where the worker's vectors are received, `(P,)`, and behind it what its gradients make of
-            running statistics, where a model has some; empty: no vectors come.
+        slot: the vectors into which the server receives what a worker sends for a gradient: `(P,)`, the gradient, and
+            if the model has running statistics `(3, S)`, its effect on them. Empty: no vectors come.
     """
 
     def __init__(self, rendezvous: Rendezvous, name: str, *, serves: bool, slot: Sequence[Tensor] = ()) -> None:
@@ -117,7 +121,8 @@ class Pair(Link):
         self._name = name
         self._slot = slot
         self._serves = serves
-        self._rank, self._peer = (_SERVER, _WORKER) if serves else (_WORKER, _SERVER)
+        self._rank = _SERVER if serves else _WORKER
+        self._peer = _WORKER if serves else _SERVER
         self._group: Any = None
         self._sending: seal.Seal | None = None
         self._receiving: seal.Seal | None = None
@@ -126,41 +131,41 @@ class Pair(Link):
         """Set when the other end has come, or is known to be gone."""
         self._lock = threading.Lock()
         self._early: list[bytes] = []  # messages for a peer that is not there yet
-        self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=4096)
-        """What gloo may still be sending; it forgets what nobody holds."""
+        self._posted: collections.deque[tuple[Any, Tensor]] = collections.deque(maxlen=_MAX_POSTED)
+        """What gloo may still be sending. It is kept here, since gloo does not send what nobody holds."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
         self._thread.start()
 
     def send_vector(self, vector: Tensor) -> None:
         """Send a vector, which must not change before the other end answers; returns at once."""
-        for piece in vector.split(_PIECE):
-            self._post(piece, _VECTORS)
+        for piece in vector.split(_PIECE_ELEMENTS):
+            self._post(piece, _VECTOR_CHANNEL)
             if self._sending is not None:
-                tag = self._sending.tag(_VECTORS, _bytes_of(piece))
-                self._post(_as_tensor(tag), _TAGS)
+                tag = self._sending.tag(_VECTOR_CHANNEL, _bytes_of(piece))
+                self._post(_as_tensor(tag), _TAG_CHANNEL)
 
     def deliver(self, vector: Tensor) -> None:
-        """Wait for the other end to come, send it a vector, and wait until it is sent, so that it may be forgotten."""
+        """Wait for the other end to come, send it a vector, and wait until it is sent. The vector may change then."""
         self._has_met.wait()
         self.send_vector(vector)
         self.flush()
 
     def receive_vector(self, vector: Tensor) -> None:
-        """Wait for the next vector. It is written as it comes; where a tag of it is wrong it must not be used.
+        """Wait for the next vector, and write it into `vector` as it comes. If this raises, `vector` must not be used.
 
         Raises:
             Gone: if the other end is gone, or has sent a wrong tag.
         """
         try:
-            self._receive_pieces(vector.split(_PIECE))
+            self._receive_pieces(vector.split(_PIECE_ELEMENTS))
         except RuntimeError as error:  # what gloo raises, whatever the reason
             raise Gone(self.ended) from error
-        except seal.Forged as error:
+        except seal.Untrusted as error:
             self.ended = str(error)
             raise Gone(self.ended) from error
 
     def flush(self) -> None:
-        """Wait until all is sent that was."""
+        """Wait until everything is sent that was posted so far."""
         try:
             while self._posted:
                 self._posted.popleft()[0].wait()
@@ -168,12 +173,12 @@ class Pair(Link):
             raise Gone(self.ended) from error
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended, as it does when the other end has left; at most so long. A thread that
-        comes out of gloo while the interpreter ends would end this process by a signal."""
+        """Wait up to `seconds` until the thread has ended, as it does when the other end has left. A thread that comes
+        out of gloo while the interpreter ends would end this process by a signal."""
         self._thread.join(seconds)
 
     def give_up(self, reason: str) -> None:
-        """Let whoever receives from this end hear that the other one is gone; from any thread."""
+        """Make `receive` at this end raise `Gone` with this reason. May be called from any thread."""
         self.ended = reason
         self._has_met.set()
         with contextlib.suppress(OSError):
@@ -187,7 +192,7 @@ class Pair(Link):
                 self._early.append(payload)
 
     def _leave_group(self) -> None:
-        """Close the connection, so that the other end hears of it."""
+        """Close the connection. The other end sees that this one is gone."""
         with self._lock:
             self._is_open = False
             self._posted.clear()
@@ -200,23 +205,24 @@ class Pair(Link):
             raise Gone(self.ended)
         return group
 
-    def _post(self, tensor: Tensor, tag: int) -> None:
+    def _post(self, tensor: Tensor, channel: int) -> None:
         try:
-            self._posted.append((self._in_group().send([tensor], self._peer, tag), tensor))
+            work = self._in_group().send([tensor], self._peer, channel)
+            self._posted.append((work, tensor))
         except RuntimeError as error:
             raise Gone(self.ended) from error
 
     def _post_bytes(self, payload: bytes) -> None:
-        """Behind their length, with their tag, in as many frames of one size as it takes."""
+        """Send the length of a message, the message and its tag, in frames of one size."""
         content = _LENGTH.pack(len(payload)) + payload
         if self._sending is not None:
-            content += self._sending.tag(_MESSAGES, payload)
-        for begin in range(0, len(content), _FRAME):
-            frame = content[begin : begin + _FRAME].ljust(_FRAME, b"\0")
-            self._post(_as_tensor(frame), _MESSAGES)
+            content += self._sending.tag(_MESSAGE_CHANNEL, payload)
+        for begin in range(0, len(content), _FRAME_BYTES):
+            frame = content[begin : begin + _FRAME_BYTES].ljust(_FRAME_BYTES, b"\0")
+            self._post(_as_tensor(frame), _MESSAGE_CHANNEL)
 
     def _run(self) -> None:
-        """Connect, then hand on message after message until either is gone."""
+        """Connect, then put each message into the pipe, until either end is gone."""
         try:
             self._group = self._connected()
             self._greet()
@@ -227,28 +233,30 @@ class Pair(Link):
             self._has_met.set()
             while True:
                 payload = self._receive_bytes()
+                # The message is not decoded here: `receive` decodes it, in another thread.
                 if self._slot and payload == encode(GradientFollows()):
                     for vector in self._slot:
                         self.receive_vector(vector)
                 else:
                     self._handed_on.send_bytes(payload)
-        except (seal.Forged, msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (seal.Untrusted, msgspec.ValidationError, msgspec.DecodeError) as error:
             self.give_up(str(error))
             self._leave_group()
-        except (RuntimeError, OSError, EOFError):
+        except (RuntimeError, OSError, EOFError):  # the connection is broken already, so there is none to close
             self.give_up(self.ended)
 
     def _connected(self) -> Any:
+        """Wait for the other end, and return the gloo group of the two."""
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in the stub
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._rendezvous.address)]
-        options._timeout = _SILENCE
+        options._timeout = _RECEIVE_TIMEOUT
         return dist.ProcessGroupGloo(dist.PrefixStore(self._name, self._rendezvous.open()), self._rank, 2, options)
 
     def _greet(self) -> None:
         """Greet, and have the other end prove that it has the token.
 
         Raises:
-            Forged: if it has not.
+            Untrusted: if it does not.
         """
         token = self._rendezvous.token
         ours = Greeting(os.urandom(32), seal.available() if token else ())
@@ -256,22 +264,22 @@ class Pair(Link):
         self._post_bytes(sent)
         if not token:
             if msgspec.json.decode(self._receive_bytes(), type=Greeting).algorithms:
-                raise seal.Forged(_TRUSTING)
+                raise seal.Untrusted(_TRUSTING)
             return
         try:
             proof = self._exchange_proofs(sent, ours.algorithms)
-        except seal.Forged as error:
-            raise seal.Forged(_OTHER_TOKEN) from error
-        except RuntimeError as error:  # it has seen ours first, and left
-            raise seal.Forged(_OTHER_TOKEN) from error
+        except seal.Untrusted as error:
+            raise seal.Untrusted(_OTHER_TOKEN) from error
+        except RuntimeError as error:  # the other end has seen our proof first, and left
+            raise seal.Untrusted(_OTHER_TOKEN) from error
         if proof != _PROOF:
-            raise seal.Forged(_OTHER_TOKEN)
+            raise seal.Untrusted(_OTHER_TOKEN)
 
     def _exchange_proofs(self, sent: bytes, algorithms: Sequence[str]) -> bytes:
-        """Make the keys out of both greetings, and send the proof; that of the other end."""
-        came = self._receive_bytes()
-        theirs = msgspec.json.decode(came, type=Greeting)
-        greetings = (sent, came) if self._serves else (came, sent)
+        """Make the keys out of both greetings, send the proof, and return that of the other end."""
+        received = self._receive_bytes()
+        theirs = msgspec.json.decode(received, type=Greeting)
+        greetings = (sent, received) if self._serves else (received, sent)
         algorithm = seal.common(algorithms, theirs.algorithms)
         of_server, of_worker = seal.seals(self._rendezvous.token, self._name, greetings, algorithm)
         if self._serves:
@@ -288,16 +296,16 @@ class Pair(Link):
         content = b""
         length = 0
         while len(content) < _LENGTH.size + length + seal_bytes:
-            frame = torch.empty(_FRAME, dtype=torch.uint8)
-            self._in_group().recv([frame], self._peer, _MESSAGES).wait()
+            frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
+            self._in_group().recv([frame], self._peer, _MESSAGE_CHANNEL).wait()
             content += frame.numpy().tobytes()
             (length,) = _LENGTH.unpack_from(content)
-            if length > _LONGEST:
-                raise seal.Forged(f"it announced a message of {length} bytes")
+            if length > _MAX_MESSAGE_BYTES:
+                raise seal.Untrusted(f"it announced a message of {length} bytes")
         end = _LENGTH.size + length
         payload = content[_LENGTH.size : end]
         if self._receiving is not None:
-            self._receiving.check(_MESSAGES, payload, content[end : end + seal_bytes])
+            self._receiving.check(_MESSAGE_CHANNEL, payload, content[end : end + seal_bytes])
         return payload
 
     def _receive_pieces(self, pieces: Sequence[Tensor]) -> None:
@@ -305,14 +313,14 @@ class Pair(Link):
         group = self._in_group()
         for piece in pieces:
             tag = torch.empty(seal.TAG_BYTES, dtype=torch.uint8)
-            work = group.recv([piece], self._peer, _VECTORS)
-            tag_work = None if self._receiving is None else group.recv([tag], self._peer, _TAGS)
+            work = group.recv([piece], self._peer, _VECTOR_CHANNEL)
+            tag_work = None if self._receiving is None else group.recv([tag], self._peer, _TAG_CHANNEL)
             works.append((piece, work, tag, tag_work))
         for piece, work, tag, tag_work in works:
             work.wait()
             if self._receiving is not None and tag_work is not None:
                 tag_work.wait()
-                self._receiving.check(_VECTORS, _bytes_of(piece), tag.numpy().tobytes())
+                self._receiving.check(_VECTOR_CHANNEL, _bytes_of(piece), tag.numpy().tobytes())
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

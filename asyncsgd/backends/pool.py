@@ -1,11 +1,11 @@
-"""A function of many items, in several processes: results in the order of the items, in bounded memory."""
+"""Calls of one function for many items, in several processes: the results come in the order of the items, in bounded
+memory."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import functools
-import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,20 +20,21 @@ def _nothing(number: int) -> None:
 
 
 @contextlib.contextmanager
-def mapping(
+def process_pool(
     processes: int, begin: Callable[[int], None] = _nothing, modules: Iterable[str] = ()
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Give ``mapped(function, items)``: the result of each item, in order; two items a process are read ahead at most.
+    """A context that gives ``mapped(function, items)``, an iterator over the result of each item, in order. At most two
+    items a process are read ahead.
 
-    Processes come from a fork server, so none inherits this process's threads or its CUDA context.
+    The processes come from a fork server, so none inherits this process's threads or its CUDA context.
 
     Args:
         processes: how many; 1: everything is done in this process.
-        begin: called once in each process, with its number in [0, processes); pickled.
-        modules: imported once, by the fork server; none may run a tensor operation.
+        begin: called once in each process, with its number in [0, processes). It is pickled.
+        modules: imported once, by the fork server. None may run a tensor operation.
 
     Raises:
-        RunError: if a process was killed. An exception of `function` comes out as it is.
+        RunError: if a process was killed. An exception that `function` raises is raised here.
     """
     if processes == 1:
         begin(0)
@@ -70,6 +71,5 @@ def _mapped(
 
 
 def _begin(numbers: Any, begin: Callable[[int], None]) -> None:
-    if multiprocessing.parent_process() is not None:
-        end_with_parent()
+    end_with_parent()
     begin(numbers.get())

@@ -1,12 +1,14 @@
-"""Workers that are processes, as a backend of the one loop, whatever carries the vectors between them and the server.
+"""Workers that are processes, as a backend of `asyncsgd.core.loop.Loop`, whatever carries vectors between them and the
+server.
 
-The clock is the real one. A gradient that arrives during an evaluation waits until the clock has advanced by the time
-that its worker still needed, so an evaluation changes neither the clock nor the order of arrivals. A worker that is
-lost becomes a `Left` with the reason; the server decides what follows from that.
+The clock is the real one, and an evaluation stops it. A gradient that arrives during an evaluation is held back: it
+counts when the clock has advanced by the seconds that its worker still needed when the evaluation began. So an
+evaluation changes neither the clock nor the order of arrivals. A worker that is lost becomes a `Left` with the reason,
+and the server decides what follows from that.
 
 Workers may also step the shared vector themselves, without locks (Hogwild). Then this process hands out batches and
 counts the steps that it hears of, and the server's optimizer does nothing. Before an evaluation and a checkpoint they
-are frozen: a worker with a gradient ready holds it, one that is stepping finishes its step.
+are frozen: a worker with a gradient ready waits, and one that is stepping finishes its step.
 
     each worker, again and again:  x <- x - eta * grad f(x; batch),  x read and written in place while others do the
     same
@@ -64,17 +66,17 @@ class ProcessBackend:
     """The worker processes of a run.
 
     Args:
-        links: worker -> its link.
-        segment: with a slot for each worker. Without slots the workers step the parameters themselves (Hogwild).
+        links: the link of each worker, by its number.
+        segment: has a slot for each worker. Without slots the workers step the parameters themselves (Hogwild).
         task: what they learn.
         clock: the training clock.
         how_it_ended: tells how a worker's process ended, for messages and for workers that die before they connect.
-        stop_requested: asked while this object waits for workers; `Interrupted` is raised if it says yes.
+        stop_requested: asked while this object waits for workers. `Interrupted` is raised if it says yes.
         statistics: the server's running statistics, which are told what evaluations estimated again; None: the model
             has none.
     """
 
-    may_stop = True
+    may_stop = True  # this and the next as in `asyncsgd.core.protocol.Backend`, `KEPT` as in `asyncsgd.core.state`
     loses_flights = True
     KEPT = ("_clock", "_num_samples", "_shared")
 
@@ -100,44 +102,55 @@ class ProcessBackend:
         self._selector = selectors.DefaultSelector()
         for worker, link in links.items():
             self._selector.register(link, selectors.EVENT_READ, worker)
-        self._readable: collections.deque[int] = collections.deque()  # workers from whom there is something to read
-        self._ready: set[int] = set()  # workers that have said that they are ready and are not lost
+        self._readable: collections.deque[int] = collections.deque()
+        """The workers that have sent something that was not read yet."""
+        self._connected: set[int] = set()
+        """The workers that have said that they are ready, and are not lost."""
         self._left: collections.deque[Left] = collections.deque()
-        """The lost workers of which the method has not heard."""
-        self._reasons: list[str] = []  # why workers were lost, for the message when none is left
-        self._works: dict[int, Work] = {}  # worker -> the work that it has, until its gradient arrives
-        self._unsent: dict[int, Work] = {}  # worker -> its work, of those in `_works` that were not sent yet
+        """The losses of workers that `next` has not returned yet."""
+        self._reasons: list[str] = []
+        """Why workers were lost, for the message when none is left."""
+        self._works: dict[int, Work] = {}
+        """By worker, the work that it has until its gradient arrives."""
+        self._unsent: dict[int, Work] = {}
+        """By worker, those of `_works` that were not sent to it yet."""
         self._computing: set[int] = set()
-        """Workers that were told to compute and have not answered; they may still be at an abandoned gradient."""
-        self._num_samples = 0  # how many samples have arrived
-        self._shared = segment.extra  # the optimizer state that Hogwild workers share, for checkpoints
-        self._held_back: list[tuple[float, int, Computed]] = []
-        """(seconds of the clock at which it counts, worker, message) of arrivals in an evaluation, ascending."""
-        self._paused = False  # whether an evaluation has stopped the clock
-        self._holding: set[int] = set()  # Hogwild workers with a gradient ready, which wait to be told to step
-        self._peak_bytes: dict[int, tuple[int, int, int]] = {}  # worker -> as in `records.events.MemoryUsed`
+        """The workers that were told to compute and have not answered. They may still be at an abandoned gradient."""
+        self._num_samples = 0
+        """How many samples have arrived."""
+        self._shared = segment.extra
+        """The optimizer state that Hogwild workers share, for checkpoints."""
+        self._late_arrivals: list[tuple[float, int, Computed]] = []
+        """Arrivals during an evaluation: (seconds of the clock at which it counts, worker, message), ascending."""
+        self._paused = False
+        """Whether an evaluation has stopped the clock."""
+        self._waiting_to_step: set[int] = set()
+        """The Hogwild workers that have a gradient ready, and wait to be told to step."""
+        self._peak_bytes: dict[int, tuple[int, int, int]] = {}
+        """By worker, as in `records.events.MemoryUsed`."""
 
-    def meet(self, fingerprint: str) -> None:
+    def wait_until_ready(self, fingerprint: str) -> None:
         """Wait until every worker is ready or lost.
 
         Args:
             fingerprint: `FlatModel.fingerprint` of the server's model, which every worker's must equal.
         """
-        while coming := self._links.keys() - self._ready:
+        while coming := self._links.keys() - self._connected:
             for worker, message in self._wait():
                 if isinstance(message, Ready):
                     if message.layout != fingerprint:
                         raise RuntimeError(
                             f"worker {worker} has built another model: layout {message.layout}, not {fingerprint}"
                         )
-                    self._ready.add(worker)
-            for worker in coming & self._links.keys():
-                if (reason := self._how_it_ended(worker, 0.0)) is not None:
+                    self._connected.add(worker)
+            for worker in coming & self._links.keys():  # `_wait` may have lost one of them
+                reason = self._how_it_ended(worker, 0.0)
+                if reason is not None:
                     self._lose(worker, reason)
 
     @property
     def present(self) -> Sequence[int]:
-        return sorted(self._ready)
+        return sorted(self._connected)
 
     @property
     def now(self) -> float:
@@ -153,9 +166,9 @@ class ProcessBackend:
             self._clock.pause()
 
     def stop(self, works: Sequence[Work]) -> None:
-        """Give up gradients. A real worker cannot be interrupted in one: it finishes it, and what arrives is ignored.
+        """Give up gradients. A real worker cannot be interrupted in one: it finishes it, and the gradient is ignored.
 
-        Only the artificial wait of `asyncsgd.backends.process_setup.Straggling` is cut short.
+        Only the wait of a worker that was slowed down (`asyncsgd.backends.process_setup.Straggling`) is cut short.
         """
         for work in works:
             if self._works.get(work.worker) is work:
@@ -164,26 +177,27 @@ class ProcessBackend:
                     self._send(work.worker, Wake())
 
     def start(self, works: Sequence[Work]) -> None:
-        """Note what is to start. `next` sends it to workers that are idle, after an evaluation if one is due now."""
+        """Note what is to start. `next` sends it, and only to workers that are idle. So an evaluation that is due now
+        comes first."""
         for work in works:
-            self._works[work.worker] = self._unsent[work.worker] = work
+            self._works[work.worker] = work
+            self._unsent[work.worker] = work
         if self._workers_step:
             self._segment.control[SAMPLES] = self._num_samples
 
     def next(self, until: float) -> Happened | None:
-        """See `Backend.next`. It also returns None half a second after the last message, so that the loop looks at
-        signals.
-        """
+        """See `Backend.next`. It returns None after half a second without a message, so that the loop can look at
+        signals."""
         if self._left:
             return self._left.popleft()
-        if not self._ready:
+        if not self._connected:
             raise self._nobody()
         if self.now >= until:
             return None  # workers that an evaluation has frozen stay frozen
         self._end_pause_and_send()
-        release = self._held_back[0][0] if self._held_back else math.inf
+        release = self._late_arrivals[0][0] if self._late_arrivals else math.inf
         if release <= self.now:
-            _, worker, held_back = self._held_back.pop(0)
+            _, worker, held_back = self._late_arrivals.pop(0)
             return self._arrived(worker, held_back)
         for worker, message in self._wait(min(release, until) - self.now):
             if isinstance(message, Computed):
@@ -191,17 +205,19 @@ class ProcessBackend:
         return None
 
     def freeze(self) -> Iterable[Arrived]:
-        """Let Hogwild workers stand still until `next`, and yield the steps that they took before they did.
+        """Freeze Hogwild workers until the next call of `next`, and yield the steps that they took before they froze.
 
         Other workers go on, since they do not change the parameters.
         """
         if not self._workers_step:
             return
         self._ask_to_stand_still()
-        while self._computing - self._holding:
+        while self._computing - self._waiting_to_step:
             for worker, message in self._messages():
-                if isinstance(message, Computed) and (arrived := self._arrived(worker, message)) is not None:
-                    yield arrived
+                if isinstance(message, Computed):
+                    arrived = self._arrived(worker, message)
+                    if arrived is not None:
+                        yield arrived
 
     def evaluate(self, parameters: Tensor) -> Measured:
         """Let each worker evaluate a shard. The shards of a worker that is lost meanwhile go to another.
@@ -214,13 +230,13 @@ class ProcessBackend:
             self._paused = True  # `next` lets the clock run again
         self._clock.pause()
         began = time.perf_counter()
-        owners = dict(enumerate(self.present))
-        sums = dict[int, Sums]()
-        number = len(owners)
+        worker_of_shard = dict(enumerate(self.present))
+        sums: dict[int, Sums] = {}
+        num_shards = len(worker_of_shard)
         vectors = self._vectors(parameters, self._segment.statistics)
-        for shard, worker in owners.items():
-            self._send(worker, Evaluate(shard, number), vectors)
-        while self._ready and len(sums) < number:
+        for shard, worker in worker_of_shard.items():
+            self._send(worker, Evaluate(shard, num_shards), vectors)
+        while self._connected and len(sums) < num_shards:
             for worker, message in self._wait():
                 if isinstance(message, ShardEvaluated):
                     sums[message.shard] = decode_sums(message.sums)
@@ -231,15 +247,16 @@ class ProcessBackend:
                     resident, on_device = message.peak_bytes
                     self._peak_bytes[worker] = (worker, resident, on_device)
                 elif isinstance(message, Computed):
-                    self._held_back.append((self.now + time.perf_counter() - began, worker, message))
-                elif message is None:
-                    for shard in [shard for shard, owner in owners.items() if owner == worker and shard not in sums]:
-                        if self._ready:
-                            owners[shard] = min(self._ready)
-                            self._send(owners[shard], Evaluate(shard, number), vectors)
-        if not self._ready:
+                    self._late_arrivals.append((self.now + time.perf_counter() - began, worker, message))
+                elif message is None and self._connected:  # the worker is lost, and another one takes its shards
+                    other = min(self._connected)
+                    for shard, owner in worker_of_shard.items():
+                        if owner == worker and shard not in sums:
+                            worker_of_shard[shard] = other
+                            self._send(other, Evaluate(shard, num_shards), vectors)
+        if not self._connected:
             raise self._nobody()
-        self._held_back.sort(key=lambda item: item[0])
+        self._late_arrivals.sort(key=lambda item: item[0])
         peaks = tuple(sorted(self._peak_bytes.values()))
         shards = [sums[shard] for shard in sorted(sums)]
         return measured_in_shards(self._task, shards, time.perf_counter() - began, peaks)
@@ -248,15 +265,15 @@ class ProcessBackend:
         """Tell all workers to stop, and wait for those that step the parameters.
 
         Returns:
-            The workers that were lost and of whom the method has not heard.
+            The losses of workers that `next` has not returned.
         """
         if self._workers_step:
             self._segment.control[FROZEN] = 1  # no step that nobody hears of
         for worker in list(self._links):
             self._send(worker, Stop())
-        left = list(self._left)  # a worker that ends during the wait below was told to, and is not lost
+        left = list(self._left)  # a worker that ends during the wait below was told to end, and is not lost
         deadline = time.monotonic() + STOP_SECONDS
-        while self._workers_step and self._ready and time.monotonic() < deadline:
+        while self._workers_step and self._connected and time.monotonic() < deadline:
             self._messages()
         return left
 
@@ -276,9 +293,9 @@ class ProcessBackend:
             self._clock.resume()
         if self._workers_step and int(self._segment.control[FROZEN]):
             self._segment.control[FROZEN] = 0
-            for worker in self._holding:
+            for worker in self._waiting_to_step:
                 self._send(worker, Proceed())
-            self._holding.clear()
+            self._waiting_to_step.clear()
         for worker in [worker for worker in self._unsent if worker not in self._computing]:
             self._send_work(self._unsent.pop(worker))
 
@@ -288,7 +305,7 @@ class ProcessBackend:
         """
         worker = work.worker
         point = work.point
-        version_in_slot = None if work.point is None else work.version
+        version_in_slot = None if point is None else work.version
         segment = self._segment
         statistics = work.statistics
         if point is None and isinstance(self._links[worker], Pair):
@@ -357,17 +374,17 @@ class ProcessBackend:
             self._lose(worker, self._how_it_ended(worker, 2.0) or str(gone))
             return [(worker, None)]
         if isinstance(message, Holding):
-            self._holding.add(worker)
+            self._waiting_to_step.add(worker)
         elif isinstance(message, Computed):
             self._computing.discard(worker)
         return [(worker, message)]
 
     def _arrived(self, worker: int, message: Computed) -> Arrived | None:
-        """The arrival of a gradient. None: it was abandoned, so its batches went to another worker, and it counts in no
-        budget.
+        """The arrival of a gradient. None: the gradient was abandoned. Then another worker has its batches, and it
+        counts in no budget.
         """
         work = self._works.get(worker)
-        if worker not in self._ready or work is None or work.dispatch != message.dispatch:
+        if worker not in self._connected or work is None or work.dispatch != message.dispatch:
             return None
         del self._works[worker]
         self._num_samples += message.gradient.num_samples
@@ -377,14 +394,14 @@ class ProcessBackend:
         return Arrived(work, message.read_version, vector, message.gradient, seconds, message.taken, moved)
 
     def _lose(self, worker: int, reason: str) -> None:
-        """Forget a worker that is lost. `next` tells the method of it."""
+        """Forget a worker that is lost. `next` returns its loss."""
         self._selector.unregister(self._links[worker])
         self._links.pop(worker).close()
         self._reasons.append(f"worker {worker}: {reason}")
-        for numbers in (self._ready, self._holding, self._computing):
+        for numbers in (self._connected, self._waiting_to_step, self._computing):
             numbers.discard(worker)
         self._unsent.pop(worker, None)
-        self._held_back = [item for item in self._held_back if item[1] != worker]
+        self._late_arrivals = [item for item in self._late_arrivals if item[1] != worker]
         self._readable = collections.deque(reader for reader in self._readable if reader != worker)
         self._left.append(Left(worker, reason))
 

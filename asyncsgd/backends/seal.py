@@ -1,12 +1,12 @@
-"""Tags by which each end of a pair knows that the other one has the token, and that nothing on the way was changed.
+"""Tags by which each end of a pair knows that the other end has the token, and that nothing was changed on its way.
 
 Both ends have a token. Each sends 32 random bytes and the names of the algorithms that it has. Out of the token and
 both greetings come two keys, one for each direction (HKDF with SHA-256, RFC 5869). So nothing of an earlier start, of
 another pair or of the other direction is valid. A tag covers a counter, the length and the content: what was made,
 changed, repeated, left out or put in another order has no valid tag. Nothing is encrypted.
 
-Two algorithms: HMAC with SHA-256 (RFC 2104), of the standard library, and AES-GCM with the content as associated data
-(NIST SP 800-38D), which is faster and needs the package ``cryptography``."""
+There are two algorithms: HMAC with SHA-256 (RFC 2104), of the standard library, and AES-GCM with the content as
+associated data (NIST SP 800-38D), which is faster and needs the package ``cryptography``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typing import Any, Literal
 
 Algorithm = Literal["aes-gcm", "hmac-sha256"]
 TAG_BYTES = 32
-"""Of a tag as it is sent; a shorter one has zeros behind it."""
+"""The length of a tag as it is sent. A shorter tag has zeros behind it."""
 KEY_BYTES = 32
 _HEADER = struct.Struct("!QQ")
 _NONCE = struct.Struct("!IQ")
 _PROTOCOL = b"asyncsgd pair 1"
 
 
-class Forged(Exception):
-    """A tag is wrong: who sent this lacks the token, or somebody has changed it on its way."""
+class Untrusted(Exception):
+    """What came is not used: its tag is wrong, it is too long, or the other end cannot prove that it has the token."""
 
 
 def available() -> tuple[Algorithm, ...]:
@@ -43,11 +43,11 @@ def common(ours: Sequence[str], theirs: Sequence[str]) -> Algorithm:
     'hmac-sha256'
 
     Raises:
-        Forged: if there is none.
+        Untrusted: if there is none.
     """
     both = [name for name in available() if name in ours and name in theirs]
     if not both:
-        raise Forged("it has no algorithm for tags that is known here")
+        raise Untrusted("it has no algorithm for tags that is known here")
     return both[0]
 
 
@@ -67,7 +67,7 @@ class Seal:
     >>> receiving.check(0, b"first", tag)
     >>> receiving.check(0, b"first", tag)
     Traceback (most recent call last):
-    asyncsgd.backends.seal.Forged: what came has a wrong tag
+    asyncsgd.backends.seal.Untrusted: what came has a wrong tag
     """
 
     def __init__(self, algorithm: Algorithm, key: bytes) -> None:
@@ -79,7 +79,7 @@ class Seal:
         """The tag of the next content of this kind, 32 bytes.
 
         Args:
-            kind: 0 of messages, 1 of vectors.
+            kind: 0 for messages, 1 for vectors.
             content: bytes, or a buffer of them.
         """
         count = self._counts[kind]
@@ -99,19 +99,19 @@ class Seal:
         return cipher.tag.ljust(TAG_BYTES, b"\0")
 
     def check(self, kind: int, content: Any, tag: bytes) -> None:
-        """Raise `Forged` unless `tag` is that of the next content of this kind."""
+        """Raise `Untrusted` unless `tag` is that of the next content of this kind."""
         if not hmac.compare_digest(self.tag(kind, content), tag):
-            raise Forged("what came has a wrong tag")
+            raise Untrusted("what came has a wrong tag")
 
 
 def seals(token: bytes, name: str, greetings: tuple[bytes, bytes], algorithm: Algorithm) -> tuple[Seal, Seal]:
     """The seals of both directions of a pair: what the server sends, and what the worker sends.
 
     Args:
-        token: that both ends have.
-        name: of the pair.
+        token: the token that both ends have.
+        name: the name of the pair.
         greetings: as they were sent, the server's first. They hold the random bytes of both ends, and the algorithms
-            that they offered, so that nobody on the way can take the better one off an offer.
+            that they offered. So nobody on the way can remove the better algorithm from an offer, a downgrade.
     """
     salt = b"".join(hmac.digest(b"greeting", greeting, "sha256") for greeting in greetings)
     seals = []

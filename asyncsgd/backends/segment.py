@@ -3,10 +3,10 @@
 The memory is a file without a name, handed to a child as a descriptor. So nothing has to be removed, whatever dies, and
 the size of /dev/shm (docker's --shm-size) does not matter.
 
-A pull is one consistent version without any lock: the version word is 2 v while version v stands, and 2 v + 1 while the
-server writes version v + 1 (a sequence lock). A reader copies between two equal, even words and reads again otherwise;
-if it has to, the server has made progress. The order of the stores and loads around the copy is that of x86; on other
-processors `asyncsgd.run.runtimes.check_transport` refuses it."""
+A pull is one consistent version without any lock. The version word is 2 v while version v is current, and 2 v + 1 while
+the server writes version v + 1 (a sequence lock). A reader copies the parameters. If the word was odd before, or is
+another one behind, the server has made progress, and the reader copies again. The order of the stores and loads around
+the copy is that of x86; on other processors `asyncsgd.run.runtimes.check_transport` refuses shared memory."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ _VERSION = 0
 SAMPLES = 1
 """The control word with the number of samples that have arrived."""
 FROZEN = 2
-"""The control word that says whether workers that step the parameters are to hold."""
+"""The control word that says whether workers that step the parameters have to stand still."""
 
 
 class Segment:
-    """A page of int64 control words, P parameters, slots of P and some more float32; can be handed to a child.
+    """A page of int64 control words, P parameters, slots of P and some more float32. Can be handed to a child.
 
     Args:
         size: P.
-        slots: gradients that it has room for; none where workers step the parameters themselves.
-        extra: elements behind them, for an optimizer state that workers share.
-        statistics: S, of a model with running statistics: float64, S behind the parameters and 3 S behind every slot.
-        descriptor: of a segment that is there already, by this one's alone from now on; None: a new one of zeros.
+        num_slots: the number of gradients that it has room for; 0 if workers step the parameters themselves.
+        extra: the number of further elements, for an optimizer state that workers share.
+        num_statistics: S, the number of running statistics of the model, in float64.
+        descriptor: the descriptor of an existing segment, which this object owns from now on and closes. None: make a
+            new one of zeros.
 
-    >>> segment = Segment(4, slots=1)
+    >>> segment = Segment(4, num_slots=1)
     >>> with segment.writing(0):
     ...     _ = segment.parameters.fill_(2.0)
     >>> mine = torch.zeros(4)
@@ -54,38 +55,43 @@ class Segment:
     """
 
     def __init__(
-        self, size: int, slots: int, extra: int = 0, statistics: int = 0, descriptor: int | None = None
+        self, size: int, num_slots: int, extra: int = 0, num_statistics: int = 0, descriptor: int | None = None
     ) -> None:
-        length = _length(size, slots, extra, statistics)
+        num_float32 = size * (1 + num_slots) + extra
+        num_float64 = num_statistics * (1 + NUM_ROWS * num_slots)
+        # Numbers of float64 begin at multiples of 8 bytes.
+        first_float64 = math.ceil((_PAGE + 4 * num_float32) / 8) * 8
+        length = first_float64 + 8 * num_float64
         if descriptor is None:
             descriptor = _nameless(length)
-        self._shape = (size, slots, extra, statistics)
+        self._shape = (size, num_slots, extra, num_statistics)
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         memory = torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)
         self.control = memory[:_PAGE].view(torch.int64)
-        num_float32 = size * (1 + slots) + extra
-        parts = memory[_PAGE : _PAGE + 4 * num_float32].view(torch.float32).split([size] * (1 + slots) + [extra])
+        parts = memory[_PAGE : _PAGE + 4 * num_float32].view(torch.float32).split([size] * (1 + num_slots) + [extra])
         self.parameters = parts[0]
         self.slots = parts[1:-1]
+        """`(P,)` for each worker, its gradient; before a gradient from a given point, that point."""
         self.extra = parts[-1]
-        behind = memory[length - 8 * _num_statistics(slots, statistics) : length].view(torch.float64)
-        self.statistics = behind[:statistics]
-        """`(S,)`, of the version that stands."""
-        self.moved = behind[statistics:].view(slots, NUM_ROWS, statistics)
-        """`(N, 3, S)`, what each worker's gradient has made of them; the first row is where it starts at a point."""
+        of_statistics = memory[first_float64:].view(torch.float64)
+        self.statistics = of_statistics[:num_statistics]
+        """`(S,)`, the running statistics of the current version."""
+        self.moved = of_statistics[num_statistics:].view(num_slots, NUM_ROWS, num_statistics)
+        """`(N, 3, S)`, the effect of each worker's gradient on the running statistics, as `core.protocol` has it.
+        Before a gradient from a given point, the first row holds the statistics at that point."""
 
     def __reduce__(self) -> tuple[Callable[..., Segment], tuple[Any, ...]]:
         return _inherited, (*self._shape, DupFd(self._descriptor))
 
     @property
     def version(self) -> int:
-        """The version that stands or is being left, without any promise about the parameters."""
+        """The version that is current, or that the server is replacing now. The parameters may be of a later one."""
         return int(self.control[_VERSION]) // 2
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Within it the parameters are on their way from `version` to the next."""
+        """A context in which the server changes the parameters from `version` to the next one."""
         self.control[_VERSION] = 2 * version + 1
         yield
         self.control[_VERSION] = 2 * version + 2
@@ -94,8 +100,8 @@ class Segment:
         """Copy one consistent version into `into`, `(P,)`, and return its number.
 
         Args:
-            statistics: where its running statistics are copied, `(S,)`.
-            alive: called while the server writes; raises if there is no server any more, which may have died at it.
+            statistics: where the running statistics of this version are copied, `(S,)`.
+            alive: called while the server writes. It raises if the server is gone, which may have died while it wrote.
         """
         while True:
             before = int(self.control[_VERSION])
@@ -109,29 +115,19 @@ class Segment:
             alive()
 
 
-def _length(size: int, slots: int, extra: int, statistics: int) -> int:
-    """Bytes of a segment."""
-    length = _PAGE + 4 * (size * (1 + slots) + extra)
-    return math.ceil(length / 8) * 8 + 8 * _num_statistics(slots, statistics)  # float64 begins at multiples of 8
-
-
-def _num_statistics(slots: int, statistics: int) -> int:
-    return statistics * (1 + NUM_ROWS * slots)
-
-
 def _nameless(length: int) -> int:
-    """The descriptor of so many bytes of zeros."""
+    """Make a file without a name that holds `length` bytes of zeros, and return its descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("asyncsgd")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, length)  # reserved now: a full memory would kill with SIGBUS later
+        os.posix_fallocate(descriptor, 0, length)  # reserved now: later SIGBUS would end the process in a full memory
     else:
         os.ftruncate(descriptor, length)
     return descriptor
 
 
-def _inherited(size: int, slots: int, extra: int, statistics: int, descriptor: Any) -> Segment:
-    return Segment(size, slots, extra, statistics, descriptor.detach())
+def _inherited(size: int, num_slots: int, extra: int, num_statistics: int, descriptor: Any) -> Segment:
+    return Segment(size, num_slots, extra, num_statistics, descriptor.detach())

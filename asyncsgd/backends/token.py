@@ -13,22 +13,22 @@ from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.groups import Output
 
 VARIABLE = "ASYNCSGD_TOKEN"
-SHORTEST = 32
+MIN_TOKEN_BYTES = 32
 TRUSTED = b""
-"""In place of a token, where the network is trusted."""
+"""What stands in place of a token if the network is trusted."""
 _MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token)"
 
 
 def check_hosts(output: Output, launch: Launch, *, has_server: bool) -> None:
-    """Refuse several hosts that have no token, and settings for several hosts where there is one.
+    """Refuse several hosts that have no token, and settings for several hosts if there is one host.
 
     Raises:
-        UsageError: with what to type.
+        UsageError: the message says what to type.
     """
     if output.interface is not None:
         if not launch.several_hosts:
             raise UsageError("--interface is for several hosts of torchrun; drop it")
-        address_of_interface(output.interface)  # refuses
+        address_of_interface(output.interface)  # raises UsageError if there is none
     if launch.several_hosts and has_server:
         token_of(output)
         if output.mirror is not None and not _takes_checkpoints(output):
@@ -46,7 +46,7 @@ def _takes_checkpoints(output: Output) -> bool:
 
 
 def token_of(output: Output) -> bytes:
-    """The token of a run on several hosts: of ``--token-file``, else of the environment; empty with
+    """The token of a run on several hosts: that of ``--token-file``, else that of the environment. It is empty with
     ``--trust-network``.
 
     Raises:
@@ -78,8 +78,9 @@ def _read(path: Path) -> bytes:
 
 def _checked(content: bytes, where: str) -> bytes:
     token = content.strip()
-    if len(token) < SHORTEST:
+    if len(token) < MIN_TOKEN_BYTES:
         raise UsageError(
-            f"the token of {where} has {len(token)} bytes, and {SHORTEST} is the fewest; type {_MAKE} to make one"
+            f"the token of {where} has {len(token)} bytes, and {MIN_TOKEN_BYTES} is the fewest; "
+            f"type {_MAKE} to make one"
         )
     return token

@@ -1,5 +1,5 @@
-"""A worker's process: build the model, obey until the server says stop or is gone. Hogwild's workers are its other
-branch: they step the shared parameters themselves.
+"""A worker's process: it builds the model, and obeys until the server tells it to stop or is gone. A worker is a
+`ServedWorker`, or a `HogwildWorker` if workers step the shared parameters themselves.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ def serve(
     link_source: LinkSource,
     worker: int,
     profile: Profile | None = None,
-    tells: bool = False,
+    tells_compile_seconds: bool = False,
 ) -> None:
-    """Entry point of a worker; blocks until it is told to stop, and ends the process.
+    """Entry point of a worker. It blocks until the worker is told to stop, and ends the process.
 
     Args:
-        run: of `Run.at`.
-        link_source: to the server.
-        profile, tells: see `Run.worker`.
+        run: the run as `Run.at` gives it to this worker.
+        link_source: how the worker comes to its link with the server.
+        worker: the number of the worker.
+        profile, tells_compile_seconds: see `Run.worker`.
     """
     try:
         set_up_process(run.runtime.threads)
         kind = HogwildWorker if run.runtime.steps_in_workers else ServedWorker
-        kind(run, link_source, worker, profile, tells).obey()
+        kind(run, link_source, worker, profile, tells_compile_seconds).obey()
     except Gone:
         os._exit(1)  # the server is gone and has said why; there is nobody to report to
     except Exception as error:
@@ -67,29 +68,32 @@ def serve(
 
 
 class ServedWorker:
-    """Pulls a version, computes a gradient or takes local steps, and brings that to the worker's slot."""
+    """Pulls a version, computes a gradient or takes local steps, and brings the result to the worker's slot."""
 
-    def __init__(self, run: Run, link_source: LinkSource, number: int, profile: Profile | None, tells: bool) -> None:
+    def __init__(
+        self, run: Run, link_source: LinkSource, number: int, profile: Profile | None, tells_compile_seconds: bool
+    ) -> None:
         self._run = run
         self._straggling = Straggling.of(run, number)
         self._num_batches = run.limits.num_batches(run.task.batch_size)
         self._device = torch.device(run.device)
         self._link, self._segment = link_source.connect(number)
-        self._through = self._link if isinstance(self._link, Pair) else None
-        """The link, where vectors travel through it; None: they lie in the segment."""
+        self._vector_link = self._link if isinstance(self._link, Pair) else None
+        """The link, if vectors travel through it; None: they lie in the segment."""
         self._slot = self._segment.slots[number] if self._segment is not None and self._segment.slots else None
-        self._flat = self._bound(run.task.model(run.seed).to(self._device))
+        self._flat = self._flat_model(run.task.model(run.seed).to(self._device))
         self._statistics = self._flat.statistics
         if self._statistics is not None and self._slot is not None and self._segment is not None:
             self._statistics.moved = self._segment.moved[number]
-        self._worker = run.worker(self._flat, profile, tells=tells)
+        self._worker = run.worker(self._flat, profile, tells_compile_seconds=tells_compile_seconds)
         self._inner: Optimizer | None = None
-        self._staging = self._flat.parameters if self._device.type == "cpu" else self._flat.parameters.cpu()
-        """Where what the link brings is received."""
+        self._cpu_buffer = self._flat.parameters if self._device.type == "cpu" else self._flat.parameters.cpu()
+        """The link receives vectors into this one. Gradients on a GPU are sent from it."""
         self._last_index = 0
+        """The index of the last batch. The next one is guessed from it."""
         self._idle_since = 0.0
 
-    def _bound(self, model: torch.nn.Module) -> FlatModel:
+    def _flat_model(self, model: torch.nn.Module) -> FlatModel:
         gradients = self._slot if self._device.type == "cpu" else None
         return FlatModel(model, gradients=gradients, changing_buffers=self._run.changing_buffers or ())
 
@@ -107,7 +111,8 @@ class ServedWorker:
         self._flat.check()
 
     def _carry_out(self, command: Compute) -> bool:
-        """`_compute`; where the model cannot be trained, the server says so, and the run ends."""
+        """Run `_compute`. If it raises RunError, tell the server, which ends the run. Return whether the run goes
+        on."""
         try:
             return self._compute(command)
         except RunError as error:
@@ -124,18 +129,21 @@ class ServedWorker:
             self._link.send(ShardEvaluated(command.shard, sums, peaks))
 
     def _pull(self, version_in_slot: int | None) -> int:
-        """Bring one consistent version into the model, or the point that lies in the slot; return its version.
+        """Bring a point from the slot, or else the newest consistent version, into the model.
 
         Args:
-            version_in_slot: of the point; None: the newest version is wanted, and in an evaluation nobody asks which.
+            version_in_slot: the version of the point in the slot; None: the newest version is wanted.
+
+        Returns:
+            The version that the model has now. It means nothing in an evaluation, where nobody asks for it.
         """
         parameters = self._flat.parameters
-        if self._through is not None:
-            self._through.receive_vector(self._staging)
-            if self._staging is not parameters:
-                parameters.copy_(self._staging)
+        if self._vector_link is not None:
+            self._vector_link.receive_vector(self._cpu_buffer)
+            if self._cpu_buffer is not parameters:
+                parameters.copy_(self._cpu_buffer)
             if self._statistics is not None:
-                self._through.receive_vector(self._statistics.values)
+                self._vector_link.receive_vector(self._statistics.values)
             return version_in_slot or 0
         if version_in_slot is not None:
             assert self._slot is not None
@@ -148,25 +156,27 @@ class ServedWorker:
         return self._segment.pull(parameters, self._link.check, statistics)
 
     def _push(self, gradients: Tensor) -> None:
-        """Nothing to do where they were computed in the slot."""
-        if self._through is not None:
-            self._through.send(GradientFollows())
-            self._through.send_vector(gradients if gradients.is_cpu else self._staging.copy_(gradients))
+        """Bring gradients to the server, through the link or into the slot, unless they were computed in the slot."""
+        if self._vector_link is not None:
+            self._vector_link.send(GradientFollows())
+            self._vector_link.send_vector(gradients if gradients.is_cpu else self._cpu_buffer.copy_(gradients))
             if self._statistics is not None:
-                self._through.send_vector(self._statistics.moved)
-            self._through.flush()
+                self._vector_link.send_vector(self._statistics.moved)
+            self._vector_link.flush()
         elif self._slot is not None and gradients.data_ptr() != self._slot.data_ptr():
             self._slot.copy_(gradients)
 
     def _compute(self, command: Compute) -> bool:
-        """Answer with a gradient; False if the run is over."""
+        """Compute a gradient and send it. Return whether the run goes on."""
         began = time.perf_counter()
         version = self._pull(command.version_in_slot)
         pulled = time.perf_counter()
         indices = indices_of(command.batches)
         worker = self._worker
+        # Behind the last batch of the budget the data may go on. If they end there, the exit code tells the server that
+        # this worker has left, and others compute the rest.
         if indices[-1] >= self._num_batches and not worker.has_batch(indices[-1]):
-            os._exit(NO_BATCH_LEFT)  # its exit code tells the server that it has left, and others compute the rest
+            os._exit(NO_BATCH_LEFT)
         if command.learning_rate is None:
             gradient = worker.gradient(indices[0])
         else:
@@ -183,18 +193,21 @@ class ServedWorker:
         taken = Taken(pulled - began, computed - pulled, pushed - computed, began - self._idle_since)
         self._link.send(Computed(command.dispatch, version, gradient, taken))
         self._idle_since = time.perf_counter()
-        # This is done while the server applies. Workers at equal speeds take every N-th batch, so the same stride is
-        # likely.
-        worker.prepare(max(0, 2 * indices[0] - self._last_index))
+        # The next batch is prepared while the server applies the gradient. At equal speeds a worker takes every N-th
+        # batch, so the same stride is likely.
+        stride = indices[0] - self._last_index
+        worker.prepare(max(0, indices[0] + stride))
         self._last_index = indices[0]
         return True
 
 
 class HogwildWorker(ServedWorker):
-    """Computes on the shared parameters and steps them, without locks; holds a step while they are frozen."""
+    """Computes gradients at the shared parameters and steps them, without locks. It waits while they are frozen."""
 
-    def __init__(self, run: Run, link_source: LinkSource, number: int, profile: Profile | None, tells: bool) -> None:
-        super().__init__(run, link_source, number, profile, tells)
+    def __init__(
+        self, run: Run, link_source: LinkSource, number: int, profile: Profile | None, tells_compile_seconds: bool
+    ) -> None:
+        super().__init__(run, link_source, number, profile, tells_compile_seconds)
         assert self._segment is not None
         assert isinstance(run.runtime, Hogwild)
         self._shared = self._segment
@@ -203,7 +216,7 @@ class HogwildWorker(ServedWorker):
         if run.runtime.share_state:
             self._optimizer.share_state(self._segment.extra)
 
-    def _bound(self, model: torch.nn.Module) -> FlatModel:
+    def _flat_model(self, model: torch.nn.Module) -> FlatModel:
         assert self._segment is not None
         return FlatModel(model, parameters=self._segment.parameters, keep_parameters=True)
 
@@ -211,7 +224,7 @@ class HogwildWorker(ServedWorker):
         return self._shared.version
 
     def _compute(self, command: Compute) -> bool:
-        """Answer when the step is taken; False if the run is over."""
+        """Compute a gradient, take the step and tell the server. Return whether the run goes on."""
         began = time.perf_counter()
         version = self._pull(None)
         gradient = self._worker.gradient(command.batches[0].first)
@@ -221,7 +234,7 @@ class HogwildWorker(ServedWorker):
             held = time.perf_counter()
             if not self._may_step():
                 return False
-            until += time.perf_counter() - held  # whoever holds does not get nearer to its end
+            until += time.perf_counter() - held  # the seconds in which this worker was frozen do not count
         computed = time.perf_counter()
         if not self._may_step():
             return False
@@ -234,7 +247,7 @@ class HogwildWorker(ServedWorker):
         return True
 
     def _may_step(self) -> bool:
-        """Keep the gradient unapplied while the parameters are frozen; False if the run is over."""
+        """Wait while the parameters are frozen. Return whether the run goes on."""
         if not int(self._shared.control[FROZEN]):
             return True
         self._link.send(Holding())

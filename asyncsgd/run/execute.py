@@ -97,7 +97,7 @@ class Live:
 
     def worker(self, flat: FlatModel) -> Worker:
         """Make worker 0, which computes in this process, on `flat`."""
-        return self.run.at(0).worker(flat, self.profile, tells=not self.record.quiet)
+        return self.run.at(0).worker(flat, self.profile, tells_compile_seconds=not self.record.quiet)
 
     @property
     def profile(self) -> Profile | None:
@@ -250,7 +250,7 @@ def _train_async(live: Live, torchrun_world: World | None) -> Result:
     """This process is the server, and starts the workers."""
     statistics = live.flat.statistics
     num_statistics = 0 if statistics is None else statistics.size
-    segment = Segment(live.flat.layout.size, live.num_workers, statistics=num_statistics)
+    segment = Segment(live.flat.layout.size, live.num_workers, num_statistics=num_statistics)
     if statistics is not None:
         statistics.use_memory(segment.statistics)
     return _serve_workers(live, segment, live.run.server_recipe.on(segment.parameters, live.flat.layout))
@@ -294,8 +294,8 @@ def _serve_workers(live: Live, segment: Segment, optimizer: Optimizer | StepTake
                 links[worker] = Pair(rendezvous, f"worker{worker}", serves=True, slot=slot)
                 link_source = rendezvous
             profile = None if worker else live.profile
-            tells = worker == 0 and not live.record.quiet
-            processes.start(worker, serve, live.run.at(worker), link_source, worker, profile, tells)
+            tells_compile_seconds = worker == 0 and not live.record.quiet
+            processes.start(worker, serve, live.run.at(worker), link_source, worker, profile, tells_compile_seconds)
             live.machine.follow(f"worker {worker}", processes.pid(worker))
             if pipe is not None:
                 pipe.close()  # the worker has the only other end now, so its death is the end of the file
@@ -329,7 +329,7 @@ def _serve(
         statistics=live.flat.statistics,
     )
     try:
-        workers.meet(live.flat.fingerprint)
+        workers.wait_until_ready(live.flat.fingerprint)
         return _loop(live, server, workers).run()
     except Interrupted:  # while workers came up
         return _interrupted_before(live)

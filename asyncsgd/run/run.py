@@ -234,12 +234,12 @@ class Run:
         machine = dataclasses.replace(self.machine, device=device_of_worker(self.device, worker))  # type: ignore[arg-type]
         return dataclasses.replace(self, rule=Asynchronous(), machine=machine)
 
-    def worker(self, flat: FlatModel, profile: Profile | None = None, *, tells: bool = False) -> Worker:
+    def worker(self, flat: FlatModel, profile: Profile | None = None, *, tells_compile_seconds: bool = False) -> Worker:
         """What computes gradients and evaluations of the prepared task, with a model that is bound to `flat`.
 
         Args:
             profile: what to trace of it.
-            tells: whether the user is told what compiling took.
+            tells_compile_seconds: whether the user is told what compiling took.
         """
         runtime = self.runtime
         flat.may_freeze = runtime.num_workers == 1 and (runtime.follows_rule or runtime.in_one_process)
@@ -257,7 +257,7 @@ class Run:
         )
         if isinstance(worker, ProfiledWorker) and profile is not None:
             worker.profile = profile
-        if tells and worker.compile_seconds:
+        if tells_compile_seconds and worker.compile_seconds:
             print(f"compile the first gradient took {worker.compile_seconds:.0f} s, once", flush=True)
         return worker
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncsgd.backends.pool import mapping
+from asyncsgd.backends.pool import process_pool
 from asyncsgd.core.signals import StopRequest
 from asyncsgd.data.mask_names import NAMED
 from asyncsgd.data.order import whole_epochs
@@ -167,7 +167,7 @@ def seconds_to_find(
         pools = {}
         for processes in seconds:
             start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
-            mapped = closing.enter_context(mapping(processes, start, ["transformers.models.auto.modeling_auto"]))
+            mapped = closing.enter_context(process_pool(processes, start, ["transformers.models.auto.modeling_auto"]))
             warm = texts[: 2 * processes * chunk]  # enough that every process takes a part
             list(mapped(make_chunk, chunks(warm, "warm")))
             pools[processes] = mapped

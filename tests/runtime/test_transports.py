@@ -44,7 +44,7 @@ from asyncsgd.backends.link import (
 )
 from asyncsgd.backends.pair import Greeting, Pair, Rendezvous
 from asyncsgd.backends.processes import ProcessBackend
-from asyncsgd.backends.seal import Forged, Seal, available, derive_key, seals
+from asyncsgd.backends.seal import Seal, Untrusted, available, derive_key, seals
 from asyncsgd.backends.segment import Segment
 from asyncsgd.backends.token import token_of
 from asyncsgd.core.batches import BatchStream
@@ -154,7 +154,7 @@ def trained(
     workers = ProcessBackend(links, segment, Classes(), TrainingClock())
     hooks = Hooks(lambda record: (records.append(record), report(record)))
     loop = Loop(server, workers, Limits(samples=samples, seconds=seconds), evaluations, hooks)
-    workers.meet("layout")
+    workers.wait_until_ready("layout")
     result = loop.run()
     workers.close()
     return server, result, records
@@ -228,14 +228,14 @@ class InterruptedCopy:
 
 
 def test_a_pull_amid_which_the_server_makes_a_step_is_made_again():
-    segment = Segment(4, slots=1)
+    segment = Segment(4, num_slots=1)
     pulled = InterruptedCopy(segment)
     assert segment.pull(pulled) == 1
     assert pulled.values.tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 def test_a_pull_waits_for_a_step_that_the_server_is_making():
-    segment = Segment(4, slots=1)
+    segment = Segment(4, num_slots=1)
     pulled = torch.zeros(4)
     with contextlib.ExitStack() as step:
         step.enter_context(segment.writing(0))
@@ -387,7 +387,7 @@ def test_what_was_changed_repeated_or_moved_has_no_other_tag_than_its_own(algori
     kind, wrong = data.draw(
         st.sampled_from([(0, sealed[other]), (1, sealed[number]), (0, (content + b"x", tag)), (0, (content, bent))])
     )
-    with pytest.raises(Forged):
+    with pytest.raises(Untrusted):
         receiving.check(kind, *wrong)
 
 
