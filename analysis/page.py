@@ -171,10 +171,6 @@ def page(study: Study, out: Path) -> Page:
         if check["level"] == "good":
             check["detail"] = ""
         checks.append(check)
-    more = ""
-    num_more = len(study.tests) - MOST_TESTS
-    if num_more > 0:
-        more = f"{num_more} more tests are in Table 2."
     _, tests = made["tests"]
     counts = f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds"
     return Page(
@@ -187,9 +183,20 @@ def page(study: Study, out: Path) -> Page:
         sections=_sections(study, made, out),
         footer="Made by python -m analysis report. One file, no scripts, nothing is loaded.",
         marks=_marks(used),
-        more=more,
+        more=other_tests(len(study.tests) - MOST_TESTS),
         checks=checks,
     )
+
+
+def other_tests(number: int) -> str:
+    """How many tests the page has beside the first ones.
+
+    >>> other_tests(2), other_tests(1), other_tests(0)
+    ('2 more tests are in Table 2.', '1 more test is in Table 2.', '')
+    """
+    if number == 1:
+        return "1 more test is in Table 2."
+    return f"{number} more tests are in Table 2." if number > 0 else ""
 
 
 def _first_pictures(study: Study) -> tuple[Drawing, ...]:
