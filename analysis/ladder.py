@@ -113,7 +113,10 @@ class Sides(NamedTuple):
         if self.unlike:
             return f"{name} is not comparable with what it is set against: {self.unlike}."
         missing = len(self.after) - len(self.gated.timed)
-        return f"{name}: seconds of {missing} turns are not compared: {self.untimed}." if missing else ""
+        if not missing:
+            return ""
+        turns = "1 turn" if missing == 1 else f"{missing} turns"
+        return f"{name}: the seconds of {turns} are not compared: {self.untimed}."
 
 
 NOTHING = DataFrame(columns=[*TRAINING], dtype=float)

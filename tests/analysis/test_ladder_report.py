@@ -285,7 +285,7 @@ def test_seconds_of_turns_on_a_busy_machine_are_in_no_ratio(tmp_path):
     (found,) = read(folder).ladders
     assert [speed.n for speed in found.rungs["speed"]] == [5, 3]
     assert found.not_compared == [
-        "wide: seconds of 2 turns are not compared: other programs used 20 % of the machine during "
+        "wide: the seconds of 2 turns are not compared: other programs used 20 % of the machine during "
         "masked_lm/wide/after/s1."
     ]
 
