@@ -76,11 +76,11 @@ def block(ladder: Ladder) -> str:
 
 
 def gain(speed: Speed) -> str:
-    """A median with its interval and how many turns it is of."""
+    """A median, of how many ratios it is, and their geometric mean with its interval."""
     if not speed.n:
         return NOT_COMPARABLE
-    ends = f", 95 % interval {speed.interval:.2f}" if speed.n > 1 else ""
-    return f"{ratio(speed.median)} (median of {speed.n}{ends})"
+    mean = f"; geometric mean and its 95 % interval: {speed.interval:.2f}" if speed.n > 1 else ""
+    return f"{ratio(speed.median)} (median of {speed.n}{mean})"
 
 
 def score(ladder: Ladder, stack: Stack) -> str:
@@ -333,7 +333,17 @@ def _draw(axes: Any, rungs: DataFrame) -> str:
     cast = {name: plots.Look(colours[rung.word], "", "") for name, rung in named.items()}
     told = plots.bars(axes, {name: rung.speed.interval for name, rung in named.items()}, 1.0, TIMES_BEFORE, cast)
     plots.logarithmic(axes, base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: factor(value))
     return told
+
+
+def factor(value: float) -> str:
+    """A power of 2 in few characters, so that the numbers of an axis do not touch.
+
+    >>> factor(8.0), factor(1.0), factor(0.015625)
+    ('8', '1', '1/64')
+    """
+    return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
 
 
 def told(folder: Path) -> list[str]:
