@@ -31,6 +31,7 @@ ASSUMED = (
     "tested: whether a difference and its opposite are equally likely; if a few runs of one arm can go far wrong, a "
     "mean can be worse although most seeds are better"
 )
+HOLM = "a p_Holm is the p value of a test, raised by Holm's method for the number of comparisons in its family"
 NORMAL = "tested: whether the mean difference lies within the margin, by t tests, which take differences as normal"
 
 
@@ -122,6 +123,8 @@ def _headline(
     mcnemar = "exact McNemar test"
     lines += [f"runs that reached the target, {one.word}: {mcnemar}, {p_text(one)}" for one in reached.itertuples()]
     lines += [note for one in told for note in one.notes if note.kind in IN_SMALL_TYPE]
+    if any("p_Holm" in line for line in lines):
+        lines.append(HOLM)
     lines += [one.left_out for one in told if one.left_out] + list(small)
     return Headline(text, tuple(dict.fromkeys(f"{capital(line).rstrip('.')}." for line in lines)), row)
 
