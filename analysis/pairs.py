@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -276,11 +276,23 @@ def united(pairs: Collection[Compared], plan: Plan) -> tuple[str, list[Note]]:
         why += f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, *settings))})"
     if not told:
         return why, []
+    tuned = {key for arm in plan.arms.values() for key in arm.chosen or {}}
+    return why, [Note(also_differ(told, tuned))]
+
+
+def also_differ(told: Mapping[str, Iterable[str]], tuned: Set[str]) -> str:
+    """In what arms differ beside the algorithm, with the values of both, and what of it tuning chose.
+
+    >>> also_differ({"learning_rate": ["0.001", "0.01"], "precision": ["bf16", "fp32"]}, {"learning_rate"})
+    'the arms also differ in learning_rate (0.001, 0.01: tuned for each arm), precision (bf16, fp32)'
+    """
     differ = []
-    for key, shown in told.items():
+    for key, values in told.items():
+        shown = list(dict.fromkeys(values))
         comma = "; " if any("," in value for value in shown) else ", "
-        differ.append(f"{key} ({comma.join(dict.fromkeys(shown))})")
-    return why, [Note(f"the arms also differ in {', '.join(differ)}")]
+        choice = ": tuned for each arm" if key in tuned else ""
+        differ.append(f"{key} ({comma.join(shown)}{choice})")
+    return f"the arms also differ in {', '.join(differ)}"
 
 
 def _mixed(side: DataFrame) -> str:
