@@ -314,8 +314,7 @@ def _comparisons(config: ComparisonsConfig, sha256: str) -> StudyPlan:
     ):
         arms += of_part
         for seed in seeds:
-            order = shuffled(of_part, word, seed)
-            runs += [PlannedRun(f"{arm.name}/s{seed}", "test", arm.name, seed) for arm in order]
+            runs += [PlannedRun(f"{arm.name}/s{seed}", "test", arm.name, seed) for arm in shuffled(of_part, word, seed)]
     equivalent = Config(algorithms={arm.name: {} for arm in arms}, name=config.name, seeds=config.seeds)
     return StudyPlan(config=equivalent, arms=tuple(arms), runs=tuple(runs), config_sha256=sha256)
 
@@ -395,10 +394,11 @@ def _timed_by(arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis, 
             is_constant = named["schedule"] == "constant" and named["target_loss"] is None
             samples_are_timed = is_timed and named["samples"] and named["seconds"] is None
             if not (is_constant and has_budget_of_reference and (samples_are_timed or not named["samples"])):
+                got = ", ".join(f"{key}: {value}" for key, value in named.items() if value is not None)
                 raise UsageError(
                     f"arm {arm.name}: time_to_target compares runs of one budget in seconds; write schedule: constant, "
-                    f"no target_loss, and in base either samples, whose seconds pilots or tuning tell, or seconds; got "
-                    f"{named}"
+                    f"no target_loss, and in base either samples, whose seconds pilots or tuning tell, or seconds, the "
+                    f"same as those of {references[arm.name]}; got {got}"
                 )
     return {name: reference for name, reference in references.items() if seconds[name] is None}
 
