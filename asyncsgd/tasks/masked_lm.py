@@ -84,7 +84,10 @@ class MaskedLM(LanguageModel):
     )
     eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1)
     candidates: str | None = setting(
-        None, "folder of mask_candidates.py; evaluations are then made on candidates only, too", unset="none"
+        None,
+        "folder of candidates, which also get an evaluation of their own; experiments/mask_candidates.py of the "
+        "repository fills it",
+        unset="none",
     )
     candidate_share: float = setting(
         1.0, "share of the masked tokens that comes from candidates; --mask candidates only", at_least=0, at_most=1
@@ -97,7 +100,7 @@ class MaskedLM(LanguageModel):
         by_candidate = self.mask == "candidates" or self.tech
         if by_candidate and self.candidates is None:
             flag = "--tech" if self.tech else "--mask candidates"
-            raise UsageError(f"{flag} needs a folder that mask_candidates.py has filled; add --candidates DIR")
+            raise UsageError(f"{flag} needs a folder that experiments/mask_candidates.py fills; add --candidates DIR")
         if self.tech and self.mask == "word":
             raise UsageError("--tech is a masking of its own, got --mask word; drop one of the two")
         if self.candidate_share != type(self).candidate_share and (self.tech or not by_candidate):
