@@ -222,11 +222,10 @@ class StudyFolder:
                 statuses |= set(map(status_of, folders))
                 ended = [one if one.get("status") == DONE else {} for one in map(read_summary, folders)]
                 losses = [one.get("final_eval_loss") for one in ended]
-                values = losses
+                values: list[Any] = losses
                 if score_name is not None:
                     values = [(one.get("metrics") or {}).get(score_name) for one in ended]
-                finite = [value for value in values if value is not None]
-                score = statistics.fmean(finite) if len(finite) == len(values) else None
+                score = None if None in values else statistics.fmean(values)
                 tried.append(Tried(dict(trial), seeds, losses, score))
             if statuses <= set(FINISHED):
                 scores = [math.inf if each.score is None else sign * each.score for each in tried]
