@@ -27,12 +27,14 @@ SEVERAL_DEVICES = ("All GPUs", "More workers")
 TIMES_BEFORE = "times the rung before"
 FOR_RUNGS = (
     "Each rung in turns with the rungs kept before it, {climb_samples} samples a training; the first one against the "
-    "naive loop. Ratios are medians over turns, with their range. Loss: evaluation loss after equal samples."
+    "naive loop. Ratios are medians over turns, with their range. The 95 % interval is that of their geometric mean. "
+    "Loss: evaluation loss after equal samples."
 )
 FOR_STACKS = (
     "Each stack and the naive loop on the same {seeds} seeds, {samples} samples. Each row has one rung more than "
     "the one before. Stacks are tested in this order; the final one is the last before the first whose score is not "
-    "shown to be equivalent. The margin is ±{margin:g}; the naive loop has {naive:.3f}."
+    "shown to be equivalent. The margin is ±{margin:g}; the naive loop has {naive:.3f}. Ratios are medians, and the "
+    "95 % interval is that of their geometric mean."
 )
 FOR_BOXES = (
     "Before: the naive loop; after: the final stack. Medians over the seeds; losses and scores are means. Every bound "
@@ -318,7 +320,7 @@ def picture(ladder: Ladder) -> pages.Drawing:
     """Each rung's ratio to the rung before on a logarithmic axis; a line at 1, where a rung changes nothing."""
     task = ladder.given["task"]
     rungs = ladder.rungs[ladder.rungs["reason"] == ""]
-    caption = f"{task}: the mean ratio over the turns, with its 95 % interval."
+    caption = f"{task}: the geometric mean of the ratios of the turns, with its 95 % interval."
     size = 6.4, 0.9 + 0.32 * len(rungs)
     return pages.drawing(
         gallery.drawn(f"ladder-{pages.slug(task)}", f"Rungs: {task}", caption, _draw, rungs, size=size)
