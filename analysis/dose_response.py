@@ -74,7 +74,7 @@ Arrivals = Callable[[str, str, int, int, int], list[float]]
 
 
 class Dose(NamedTuple):
-    """The test runs of a sweep."""
+    """The test runs of a study."""
 
     runs: DataFrame
     """As `read` has them, with their `delay` and whether their learning rate is at an `edge` of its grid. One run may
@@ -90,7 +90,7 @@ class Dose(NamedTuple):
 
 
 def read_dose(folder: Path) -> Dose:
-    """Read a finished sweep.
+    """Read a finished study.
 
     Raises:
         UsageError: if a run has no finite loss at every evaluation: it has no time, and its delay says nothing; or if

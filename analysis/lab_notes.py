@@ -460,7 +460,7 @@ def _run(runs_dir: Path, form: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code (2 for what the user has to change)."""
     flags: dict[str, dict[str, Any]] = {
-        "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or one with run folders"},
+        "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a study's folder, or one with run folders"},
         "--format": {"dest": "form", "choices": ("text", "md"), "default": "text", "help": "of the table"},
     }
     return begun(_run, __doc__, arguments, flags, EXAMPLE)

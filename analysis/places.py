@@ -23,7 +23,7 @@ MISSING = "MISSING"
 MISPLACED = "MISPLACED"
 PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
 OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))
-"""Settings that say where something lies: the base model that a sweep makes has another path in every copy of it."""
+"""Settings that say where something lies: the base model that a study makes has another path in every copy of it."""
 NOT_OF_AN_ARM = frozenset(
     (
         "mode",

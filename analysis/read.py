@@ -69,10 +69,10 @@ REPLACED = re.compile(r"\.before-\d+(/|$)")
 
 
 def read(folder: Path) -> tuple[DataFrame, DataFrame, Plan]:
-    """The runs and the evaluations of a folder: a sweep's, one with loose runs, or one run's.
+    """The runs and the evaluations of a folder: a study's, one with loose runs, or one run's.
 
     Raises:
-        UsageError: if there is no run and no plan in it, or nothing but whole sweeps.
+        UsageError: if there is no run and no plan in it, or nothing but whole studies.
     """
     plan = read_plan(folder)
     recorded: dict[str, dict[str, Any]] = {}
@@ -115,15 +115,15 @@ def _place_as_planned(
 
 
 def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
-    """Name -> path of every run folder at or below `folder`, but for those of sweeps further down."""
+    """Name -> path of every run folder at or below `folder`, but for those of studies further down."""
     make_one = "make one: asyncsgd train masked_lm --mode async --nproc 4"
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
         raise UsageError(f"{folder}: {what}; {make_one}")
-    sweeps = sorted(file.parent for file in folder.rglob("plan.json") if file.parent != folder)
+    studies = sorted(file.parent for file in folder.rglob("plan.json") if file.parent != folder)
     own = set()
     for file in (*folder.rglob("summary.json"), *folder.rglob(EVENTS)):
-        if not any(sweep in file.parent.parents for sweep in sweeps):
+        if not any(study in file.parent.parents for study in studies):
             own.add(file.parent)
     names = {}
     for path in own:
@@ -135,9 +135,9 @@ def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
         if not (is_of_a_run or REPLACED.search(name)):
             names[name] = path
     if not names and not plan.runs:
-        if sweeps:
-            listed = ", ".join(map(str, sweeps))
-            raise UsageError(f"{folder} holds no runs of its own, but sweeps; give one of them: {listed}")
+        if studies:
+            listed = ", ".join(map(str, studies))
+            raise UsageError(f"{folder} holds no runs of its own, but studies; give one of them: {listed}")
         raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
     return dict(sorted(names.items()))
 

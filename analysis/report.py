@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         __doc__,
         arguments,
         {
-            "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a sweep's folder, or any folder with runs"},
+            "runs_dir": {"type": Path, "metavar": "RUNS_DIR", "help": "a study's folder, or any folder with runs"},
             "--out": {"type": Path, "metavar": "FILE", "help": "the file (html: default RUNS_DIR/report.html)"},
             "--format": {
                 "dest": "form",

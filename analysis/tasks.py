@@ -2,7 +2,7 @@
 
     python -m analysis tasks runs/study_a runs/study_b runs/study_c --figures pictures
 
-takes every folder of a sweep for a task and compares the algorithms of their registered primary conditions. A score is
+takes every folder of a study for a task and compares the algorithms of their registered primary conditions. A score is
 the share of the reference's mean improvement that a run has made at equal samples: 1 is the reference, 0 no learning.
 """
 
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         __doc__,
         arguments,
         {
-            "studies": {"nargs": "+", "type": Path, "metavar": "STUDY", "help": "folders of sweeps, 3 or more"},
+            "studies": {"nargs": "+", "type": Path, "metavar": "STUDY", "help": "folders of studies, 3 or more"},
             "--figures": {"type": Path, "metavar": "DIR", "help": "also write the pictures there as PNG and SVG"},
             "--seed": {"type": int, "default": 0, "help": "of the resampling"},
         },

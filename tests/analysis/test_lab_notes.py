@@ -1,4 +1,4 @@
-"""The lab notes' table of a sweep and of a plain folder: exact losses, seconds, one row per mode, workers and batch."""
+"""The lab notes' table of a study and of a plain folder: exact losses, seconds, one row per mode, workers and batch."""
 
 import json
 import math

@@ -268,7 +268,7 @@ def test_what_was_predicted_of_a_run_is_no_run_of_its_own_unless_it_is_named(tmp
 
 def test_a_sweep_inside_a_folder_of_runs_is_a_study_of_its_own(tmp_path):
     two_arms(tmp_path / "inner")
-    with pytest.raises(UsageError, match="holds no runs of its own, but sweeps; give one of them"):
+    with pytest.raises(UsageError, match="holds no runs of its own, but studies; give one of them"):
         asyncsgd.load(tmp_path)
     write_run(tmp_path / "a", ASYNC, CURVE)
     assert list(asyncsgd.load(tmp_path).runs.index) == ["a"]
