@@ -87,12 +87,7 @@ def settings_of_arm(arm: Arm, base: Mapping[str, Any], trial: Mapping[str, Any] 
 
 
 def arms_of(
-    config: Config,
-    base: Mapping[str, Any],
-    task: str,
-    *,
-    is_tuned_before: bool,
-    is_tuned_after: bool,
+    config: Config, base: Mapping[str, Any], task: str, *, is_tuned_before: bool, is_tuned_after: bool
 ) -> tuple[Arm, ...]:
     """Every algorithm under every condition, or under its own, but for those that `exclude` takes out.
 

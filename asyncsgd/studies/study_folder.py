@@ -189,10 +189,11 @@ class StudyFolder:
         None: the run that it starts from has no model.
         """
         parent = self.plan.parent_of(run, self.chosen)
-        if parent is not None and read_summary(self.out / parent).get("status") == DONE:
-            return {"model": str(self.out / parent)}
-        if parent is not None and not pretend:
-            return None
+        if parent is not None:
+            if read_summary(self.out / parent).get("status") == DONE:
+                return {"model": str(self.out / parent)}
+            if not pretend:
+                return None
         if self.plan.base_model is None:
             has_own = parent is None and self.plan.stage_without_arms(run) is None
             return {} if has_own else {"model": self.plan.first_model}
@@ -251,7 +252,7 @@ class StudyFolder:
         import yaml
 
         plan = self.plan
-        analysis = self.plan.analysis
+        analysis = plan.analysis
         path = self.out / "analysis.yaml"
         if analysis is None:
             return
