@@ -263,8 +263,8 @@ LESS = {"algorithms": {"async": {"seconds": 10}, "sync": SYNC}, "base": {"second
         ({"analysis": {**REFERENCE, "reference": "snyc"}}, "analysis.reference 'snyc' 'sync'"),
         ({"analysis": {**REFERENCE, "primary": {"endpoint": "macro_f1"}}}, "macro_f1 finetune"),
         ({"analysis": {"reference": "sync"}}, "analysis pilots target_loss"),
-        ({**FULL, "base": {"samples": 64}}, "sync-w2 seconds schedule: constant"),
-        ({**LESS, "analysis": REFERENCE}, "async-w2 seconds 10"),
+        ({**FULL, "base": {"samples": 64}}, "sync-w2 seconds schedule: constant, got linear, samples: 64"),
+        ({**LESS, "analysis": REFERENCE}, "async-w2 seconds 10 sync-w2;"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):

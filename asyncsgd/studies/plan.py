@@ -126,7 +126,7 @@ class StudyPlan:
         """What is learned in it."""
         if run.stage == "base":
             return MASKED_LM
-        stage = self.stage_without_arms(run)
+        stage = self.stage_without_arms_of(run)
         return self.arm(run.arm).task if stage is None else stage.task
 
     @property
@@ -139,7 +139,7 @@ class StudyPlan:
             stages["finetune"] = self.finetune
         return stages
 
-    def stage_without_arms(self, run: PlannedRun) -> Finetune | ChainStage | None:
+    def stage_without_arms_of(self, run: PlannedRun) -> Finetune | ChainStage | None:
         """The stage of a run, with its task and settings, if that has no arms; else None."""
         if run.stage == "finetune":
             return self.finetune
@@ -153,7 +153,7 @@ class StudyPlan:
             if arm.trials:
                 settings = resolve({**self.base, **arm.settings})
                 targets.append(TuningTarget(arm.name, arm.task, settings, arm.trials, f"tuning/{arm.name}"))
-        # on the models of which arms a later stage is tuned, the runs say
+        # The runs say on the models of which arms a later stage is tuned.
         trials = [run for run in self.runs if run.stage == "trial" and run.trial is not None]
         for folder, name in dict.fromkeys((run.folder.rpartition("/")[0], run.arm) for run in trials):
             stage = self.chain.stage_of(folder)
@@ -205,7 +205,7 @@ class StudyPlan:
         """
         if self.base_model is not None and run.stage == "base":
             return {**self.base_model, "mode": "single"}
-        stage = self.stage_without_arms(run)
+        stage = self.stage_without_arms_of(run)
         tuned: Mapping[str, Any] | None = {}
         if stage is not None:
             owner = self.chain.stage_of(run.folder)

@@ -154,10 +154,8 @@ def _trials(
     one, is tuned for each arm.
     """
     condition = (analysis.primary.num_workers, analysis.primary.clock)
-    references = [
-        arm.name for arm in arms if arm.algorithm == analysis.reference and arm.workers_and_clock == condition
-    ]
-    reference = references[0]
+    of_condition = [arm for arm in arms if arm.workers_and_clock == condition]
+    reference = next(arm.name for arm in of_condition if arm.algorithm == analysis.reference)
     for seed in seeds:
         parents: dict[str, str | None] = {arm.name: f"tuning/{arm.name}/t{UNKNOWN_TRIAL}-s{seed}" for arm in arms}
         parents |= dict.fromkeys(baseline, parents_of_arms[seed])

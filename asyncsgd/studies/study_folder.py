@@ -195,7 +195,7 @@ class StudyFolder:
             if not pretend:
                 return None
         if self.plan.base_model is None:
-            has_own = parent is None and self.plan.stage_without_arms(run) is None
+            has_own = parent is None and self.plan.stage_without_arms_of(run) is None
             return {} if has_own else {"model": self.plan.first_model}
         if run.stage == "base":
             return {}
