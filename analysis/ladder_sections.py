@@ -31,7 +31,7 @@ FOR_RUNGS = (
     "Loss: evaluation loss after equal samples."
 )
 FOR_STACKS = (
-    "Each stack and the naive loop on the same {seeds} seeds, {samples} samples. Each row has one rung more than "
+    "Each stack and the naive loop on the same {seeds}, {samples} samples. Each row has one rung more than "
     "the one before. Stacks are tested in this order; the final one is the last before the first whose score is not "
     "shown to be equivalent. The margin is ±{margin:g}; the naive loop has {naive:.3f}. Ratios are medians, and the "
     "95 % interval is that of their geometric mean."
@@ -58,6 +58,14 @@ def percent(share: float) -> str:
     ('0.51 %', '83 %', '123 %', '-')
     """
     return "-" if math.isnan(share) else f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def seeds(number: int) -> str:
+    """
+    >>> seeds(1), seeds(6)
+    ('1 seed', '6 seeds')
+    """
+    return "1 seed" if number == 1 else f"{number} seeds"
 
 
 def block(ladder: Ladder) -> str:
@@ -93,7 +101,8 @@ def score(ladder: Ladder, stack: Stack) -> str:
     if stack.word == NOT_COMPARABLE:
         return f"{ladder.given['score']} {stack.word}: {stack.reason}"
     if stack.word == "too few seeds":
-        return f"{shown}; no claim, {n} seeds are too few"
+        too_few = "1 seed is" if n == 1 else f"{n} seeds are"
+        return f"{shown}; no claim, {too_few} too few"
     if stack.keeps_the_score:
         return f"{shown}; {stack.word} within ±{ladder.given['margin']:g} ({n} seeds)"
     return f"{shown}; {stack.word}: {stack.reason}"
@@ -280,7 +289,9 @@ def tables_of(ladder: Ladder, machine: Any) -> list[tuple[DataFrame, str, str]]:
     given = ladder.given
     boxes = validation(ladder, machine)
     boxes["in a word"] = ["not known" if one is None else "passed" if one else "failed" for one in boxes.pop("passed")]
-    stacks = FOR_STACKS.format(**dict(given) | {"naive": ladder.naive["score"].mean(), "seeds": len(ladder.naive)})
+    stacks = FOR_STACKS.format(
+        **dict(given) | {"naive": ladder.naive["score"].mean(), "seeds": seeds(len(ladder.naive))}
+    )
     return [
         (rungs_table(ladder), f"{given['task']}: the rungs", FOR_RUNGS.format(**given)),
         (stacks_table(ladder), f"{given['task']}: speed and score", stacks),
@@ -292,7 +303,8 @@ def warnings(found: Ladders) -> list[str]:
     """What these measurements do not show."""
     told = []
     if found.num_seeds < MINIMUM_PAIRS:
-        told.append(f"{found.num_seeds} seeds bear no verdict on the score; {MINIMUM_PAIRS} can.")
+        bear = "1 seed bears" if found.num_seeds == 1 else f"{found.num_seeds} seeds bear"
+        told.append(f"{bear} no verdict on the score; {MINIMUM_PAIRS} can.")
     return [*told, *dict.fromkeys(line for ladder in found.ladders for line in ladder.not_compared)]
 
 
@@ -386,5 +398,5 @@ def addition_of(found: Ladders) -> pages.Addition:
         warnings=tuple(warnings(found)),
         first=(picture(found.ladders[0]),),
         tests=pages.table(publication_table(found), "Before and after", (FOR_PUBLICATION,)),
-        counts=f"{found.num_seeds} seeds",
+        counts=seeds(found.num_seeds),
     )
